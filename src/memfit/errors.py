@@ -1,0 +1,70 @@
+"""The error tree, and `Problem`: one thing that is wrong, where, and how to mend it.
+
+    MemfitError
+    ├── InputError       what the user gave is unusable; carries every problem at once (exit code 2)
+    │   └── SourceError  a model could not be had: hub, folder or file (exit code 2)
+    ├── MissingExtra     the feature needs an optional dependency that is not installed (exit code 2)
+    └── TapeError        a producer wrote an illegal tape: a defect of memfit itself
+
+"Does not fit" is no error: it is an `Estimate` with a full answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Level = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One finding: `where` is a dotted path into the input (`job.batch`, `config.hidden_size`)."""
+
+    message: str
+    where: str = ""
+    hint: str = ""
+    level: Level = "error"
+
+    def __str__(self) -> str:
+        text = self.message + (f" @ {self.where}" if self.where else "")
+        return text + (f"\nhint: {self.hint}" if self.hint else "")
+
+
+class MemfitError(Exception):
+    """The root: whatever memfit raises on purpose."""
+
+
+class InputError(MemfitError):
+    """Unusable input, with all of its problems."""
+
+    def __init__(self, *problems: Problem) -> None:
+        self.problems: tuple[Problem, ...] = problems
+        super().__init__("\n".join(str(problem) for problem in problems))
+
+    @classmethod
+    def one(cls, message: str, *, where: str = "", hint: str = "") -> InputError:
+        return cls(Problem(message=message, where=where, hint=hint))
+
+
+class SourceError(InputError):
+    """A model's config or header could not be had or read."""
+
+
+class MissingExtra(MemfitError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs the extra `{extra}`\nhint: pip install 'memfit[{extra}]'")
+
+
+class TapeError(MemfitError):
+    """A tape breaks its own rules."""
+
+
+def raise_errors(problems: Iterable[Problem], kind: type[InputError] = InputError) -> None:
+    """Raise one exception for all problems of level `error`, or return."""
+    errors = [problem for problem in problems if problem.level == "error"]
+    if errors:
+        raise kind(*errors)

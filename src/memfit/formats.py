@@ -1,0 +1,51 @@
+"""Number formats, a row each: how many bytes `n` values take, and which math they run in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.registry import Registry
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Format:
+    """`block` values are stored in `block_bytes` bytes; `math` names the arithmetic rate they run at."""
+
+    name: str
+    block: int = 1
+    block_bytes: int
+    math: str
+    cite: str = "IEEE 754 / vendor documentation"
+
+    def bytes(self, count: int) -> int:
+        """Bytes of `count` values, the last block counted whole."""
+        return -(-count // self.block) * self.block_bytes
+
+    @property
+    def bits(self) -> float:
+        return 8 * self.block_bytes / self.block
+
+
+FORMATS: Registry[Format] = Registry("dtype")
+
+
+def _row(name: str, block_bytes: int, math: str, *aliases: str, block: int = 1, cite: str = "IEEE 754 / vendor documentation") -> Format:
+    return FORMATS.add(name, Format(name=name, block=block, block_bytes=block_bytes, math=math, cite=cite), *aliases)
+
+
+FP64 = _row("float64", 8, "fp64", "fp64", "double", "F64")
+FP32 = _row("float32", 4, "fp32", "fp32", "float", "F32")
+BF16 = _row("bfloat16", 2, "bf16", "bf16")
+FP16 = _row("float16", 2, "fp16", "fp16", "half", "F16")
+FP8 = _row("float8_e4m3fn", 1, "fp8", "fp8", "F8_E4M3")
+FP8_E5M2 = _row("float8_e5m2", 1, "fp8", "F8_E5M2")
+FP8_E8M0 = _row("float8_e8m0fnu", 1, "fp8", "F8_E8M0")
+INT64 = _row("int64", 8, "int64", "long", "I64")
+INT32 = _row("int32", 4, "int32", "int", "I32")
+INT16 = _row("int16", 2, "int16", "short", "I16")
+INT8 = _row("int8", 1, "int8", "I8")
+UINT64 = _row("uint64", 8, "int64", "U64")
+UINT32 = _row("uint32", 4, "int32", "U32")
+UINT16 = _row("uint16", 2, "int16", "U16")
+UINT8 = _row("uint8", 1, "int8", "U8")
+BOOL = _row("bool", 1, "int8")

@@ -1,0 +1,149 @@
+"""The waist: the ordered list of what happens on ONE rank. Producers write it, simulators read it.
+
+`check` is the runnable definition of a legal tape. Sizes are the bytes a program asked for; rounding is the allocator's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from memfit.errors import TapeError
+
+Part = Literal[
+    "weights", "gradients", "optimizer", "master", "activations", "logits", "kv_cache", "temporaries", "workspace", "buffers", "inputs", "communication"
+]  # fmt: skip
+PARTS: tuple[Part, ...] = (
+    "weights", "gradients", "optimizer", "master", "activations", "logits", "kv_cache", "temporaries", "workspace", "buffers", "inputs", "communication",
+)  # fmt: skip
+Phase = Literal["load", "prepare", "forward", "backward", "step", "evaluate", "save", "prefill", "decode"]
+PHASES: tuple[Phase, ...] = ("load", "prepare", "forward", "backward", "step", "evaluate", "save", "prefill", "decode")
+
+
+class Alloc(NamedTuple):
+    """A block comes to life. `formula` is the working, e.g. `B·S·D·2`, or the shape and dtype where a trace saw it."""
+
+    id: int
+    size: int
+    part: Part
+    where: str = ""
+    op: str = ""
+    formula: str = ""
+    stream: int = 0
+
+
+class Free(NamedTuple):
+    """The block `id` is given back to the allocator."""
+
+    id: int
+
+
+class Compute(NamedTuple):
+    """A kernel: its arithmetic, the bytes it moves, and the math type that sets its rate."""
+
+    op: str
+    flops: int
+    bytes: int
+    math: str = ""
+    where: str = ""
+    stream: int = 0
+
+
+class Comm(NamedTuple):
+    """A collective or a transfer: `size` bytes as the call states them, over `ranks` ranks of `group`."""
+
+    op: str
+    size: int
+    ranks: int
+    group: str = ""
+    where: str = ""
+    stream: int = 0
+
+
+class Sync(NamedTuple):
+    """`stream` waits for `waits_for`; blocks freed on other streams may be used again."""
+
+    stream: int
+    waits_for: int
+
+
+class Mark(NamedTuple):
+    """From here on it is `phase` (of step `step`), in `where` (a module path, or empty)."""
+
+    phase: Phase
+    where: str = ""
+    step: int = 0
+
+
+Event: TypeAlias = Alloc | Free | Compute | Comm | Sync | Mark
+Source = Literal["formula", "trace", "measured", "handwritten"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tape:
+    """What happens on one rank, in order.
+
+    A compact tape stands for a longer one: `repeats[k]` says that the events of the span (first, last) of index k happen
+    `times` times, once for each of the identical layers they stand for. Live sums are exact on a compact tape; a replay
+    of the allocator needs a flat one (`repeats` empty).
+    """
+
+    events: tuple[Event, ...]
+    source: Source
+    rank: int = 0
+    repeats: tuple[Repeat, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+
+class Repeat(NamedTuple):
+    """Events `first` up to (not including) `last` stand for `times` identical runs of themselves."""
+
+    first: int
+    last: int
+    times: int
+
+
+Producer: TypeAlias = Callable[[Any, Any, Any, Any], Tape]  # (Model, Job, Strategy, Cluster) -> Tape
+
+
+def check(tape: Tape) -> None:
+    """Raise `TapeError` unless the tape is legal: ids live once, frees of live blocks only, sizes and amounts not negative,
+    known parts and phases, repeats in order and disjoint."""
+    seen: set[int] = set()
+    live: set[int] = set()
+    for index, event in enumerate(tape.events):
+        match event:
+            case Alloc():
+                if event.id in seen:
+                    raise TapeError(f"event {index}: block {event.id} is allocated twice")
+                if event.size < 0 or event.part not in PARTS:
+                    raise TapeError(f"event {index}: block {event.id} has size {event.size} and part `{event.part}`")
+                seen.add(event.id)
+                live.add(event.id)
+            case Free():
+                if event.id not in live:
+                    raise TapeError(f"event {index}: block {event.id} is freed but not alive")
+                live.remove(event.id)
+            case Compute():
+                if event.flops < 0 or event.bytes < 0:
+                    raise TapeError(f"event {index}: `{event.op}` computes a negative amount")
+            case Comm():
+                if event.size < 0 or event.ranks < 1:
+                    raise TapeError(f"event {index}: `{event.op}` moves {event.size} bytes over {event.ranks} ranks")
+            case Mark():
+                if event.phase not in PHASES:
+                    raise TapeError(f"event {index}: unknown phase `{event.phase}`")
+            case Sync():
+                pass
+    end = 0
+    for repeat in tape.repeats:
+        if not (end <= repeat.first <= repeat.last <= len(tape.events)) or repeat.times < 1:
+            raise TapeError(f"{repeat} overlaps another or leaves the tape")
+        end = repeat.last

@@ -1,0 +1,40 @@
+"""Bytes and seconds: parsing what people write. Bytes are `int`; rendering is the business of `report`."""
+
+from __future__ import annotations
+
+import re
+
+from memfit.errors import InputError
+
+KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+
+_SUFFIXES = {
+    "": 1, "b": 1,
+    "k": 10**3, "kb": 10**3, "kib": KIB,
+    "m": 10**6, "mb": 10**6, "mib": MIB,
+    "g": 10**9, "gb": 10**9, "gib": GIB,
+    "t": 10**12, "tb": 10**12, "tib": TIB,
+}  # fmt: skip
+_QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
+LARGEST = 2**60  # an exbibyte: beyond it, a figure is a slip of the pen
+
+
+def parse_bytes(text: str | int, *, where: str = "") -> int:
+    """`24GiB`, `80 GB`, `512MiB` or a bare number of bytes."""
+    if isinstance(text, int) and not isinstance(text, bool):
+        amount, scale = float(text), 1
+    else:
+        match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) < 64 else None
+        scale = _SUFFIXES.get(match[2].lower(), 0) if match else 0
+        if match is None or not scale:
+            raise InputError.one(f"`{str(text)[:40]}` is no amount of memory", where=where, hint="write it like `24GiB` or `80GB`")
+        amount = float(match[1])
+    size = int(amount * scale)
+    if not 0 < size <= LARGEST:
+        raise InputError.one(f"`{str(text)[:40]}` is out of range", where=where, hint="more than 0 and at most 1024 PiB")
+    return size
+
+
+def round_up(value: int, multiple: int) -> int:
+    """The smallest multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
