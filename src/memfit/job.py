@@ -1,0 +1,182 @@
+"""What the user wants done with a model. Every option is written once, here: the flag, the key of a job file, the
+Python argument and the reference page come from these fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.formats import FORMATS
+from memfit.optimizers import OPTIMIZERS
+from memfit.registry import nearest
+
+TASKS = ("finetune", "pretrain", "inference")
+METHODS = ("full", "lora", "qlora", "freeze")
+PRECISIONS = ("bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-master")
+ATTENTIONS = ("sdpa", "flash", "efficient", "math", "cudnn", "eager", "flash-attn-2", "flash-attn-3")
+LOSSES = ("plain", "chunked", "liger")
+CHECKPOINTING = ("none", "full", "every", "selective")
+FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
+CACHES = ("dynamic", "static", "quantized", "none")
+QUANTS = ("none", "nf4", "fp4", "int8")
+LARGEST_COUNT = 2**40
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, group: str = "job") -> Any:
+    """A field of `Job`: its default, its one-line help, and what it accepts."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "group": group}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One piece of work on one model. Defaults are what a careful user of transformers/TRL would start with."""
+
+    task: str = option("finetune", "what to do with the model", choices=TASKS)
+    method: str = option("full", "what is trained", choices=METHODS)
+    framework: str = option("transformers", "whose modelling code runs", choices=FRAMEWORKS)
+
+    batch: int = option(1, "sequences per step on one GPU", low=1, high=2**24)
+    seq: int = option(2048, "tokens per sequence (training), or of the prompt (inference)", low=1, high=2**28)
+    accumulate: int = option(1, "micro-batches per optimizer step", low=1, high=2**20)
+    packing: bool = option(True, "sequences are full: no padding, so no attention mask is built")
+
+    precision: str = option("bf16", "numbers of weights and arithmetic: pure, autocast over fp32, or bf16 with an fp32 master copy", choices=PRECISIONS)
+    optimizer: str = option("adamw", "optimizer, with the way its step is run (adamw is torch's foreach default)")
+    clip: float = option(0.0, "largest gradient norm; 0 does not clip", low=0.0, high=1e9)
+    zero_grad: str = option("after_step", "when gradients are dropped", choices=("after_step", "before_backward", "keep"))
+
+    checkpointing: str = option("none", "gradient checkpointing: which layers recompute their activations", choices=CHECKPOINTING, group="memory")
+    checkpoint_every: int = option(1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory")
+    reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")
+    attention: str = option("sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory")
+    loss: str = option("plain", "cross-entropy: as that version of the framework computes it, in chunks, or Liger's fused linear", choices=LOSSES, group="memory")
+    liger: bool = option(False, "Liger kernels for norms, rotary and the gated MLP too", group="memory")
+
+    rank: int = option(16, "LoRA rank", low=1, high=65536, group="lora")
+    alpha: float = option(32.0, "LoRA alpha (scales, does not change memory)", low=0, high=1e9, group="lora")
+    rslora: bool = option(False, "rank-stabilised scaling (does not change memory)", group="lora")
+    targets: str = option("all-linear", "modules that get adapters: `all-linear` or names with commas", group="lora")
+    dropout: float = option(0.0, "dropout on the adapters' input", low=0.0, high=0.999, group="lora")
+    modules_to_save: str = option("", "modules trained whole beside the adapters, names with commas", group="lora")
+    adapter_dtype: str = option("float32", "dtype of the adapters; PEFT casts to float32 by default", choices=("float32", "base"), group="lora")
+    trainable: str = option("", "with `freeze`: parts of parameter names that stay trainable, with commas", group="lora")
+
+    quant: str = option("none", "weights quantized by bitsandbytes; qlora implies nf4", choices=QUANTS, group="quantization")
+    double_quant: bool = option(True, "nested quantization of the absmax constants", group="quantization")
+    quant_skip: str = option("lm_head", "modules left unquantized, names with commas", group="quantization")
+    prepare_kbit: bool = option(True, "call prepare_model_for_kbit_training: 16-bit leftovers become fp32", group="quantization")
+
+    new_tokens: int = option(128, "tokens generated after the prompt", low=0, high=2**28, group="inference")
+    cache: str = option("dynamic", "KV cache of transformers", choices=CACHES, group="inference")
+    cache_bits: int = option(4, "bits of the quantized cache", low=2, high=8, group="inference")
+    logits: str = option("last", "logits of the prompt: of its last token, or of all (as before transformers 4.45)", choices=("last", "all"), group="inference")
+    beams: int = option(1, "beams", low=1, high=1024, group="inference")
+
+    evaluate: bool = option(False, "a training run that also evaluates", group="moments")
+    eval_batch: int = option(8, "batch of the evaluation", low=1, high=2**24, group="moments")
+    merge: bool = option(False, "adapters are merged into the weights on the GPU at the end", group="moments")
+    router_skew: float = option(1.0, "busiest expert's share over the balanced share", low=1.0, high=10_000.0, group="memory")
+
+    versions: str = option("", "library versions, e.g. `transformers=4.51,torch=2.6`; newest otherwise", group="environment")
+    alloc_conf: str = option("", "text of PYTORCH_CUDA_ALLOC_CONF", group="environment")
+
+    def __post_init__(self) -> None:
+        raise_errors(self.problems())
+
+    def problems(self) -> Iterator[Problem]:
+        """Everything wrong with the values, all at once."""
+        for one in dataclasses.fields(self):
+            yield from field_problems(one, getattr(self, one.name))
+        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
+            yield unknown("optimizer", self.optimizer, "job.optimizer", tuple(OPTIMIZERS))
+        if self.method == "qlora" and self.quant == "int8" and self.double_quant is None:
+            yield Problem(message="int8 has no double quantization", where="job.double_quant")
+        if self.task == "pretrain" and self.method != "full":
+            yield Problem(message=f"pre-training trains every weight, not `{self.method}`", where="job.method", hint="use task `finetune`")
+
+    @property
+    def training(self) -> bool:
+        return self.task != "inference"
+
+    @property
+    def adapters(self) -> bool:
+        return self.training and self.method in ("lora", "qlora")
+
+    @property
+    def quantization(self) -> str:
+        """The bitsandbytes format in force: qlora means nf4 unless another is named."""
+        return "nf4" if self.method == "qlora" and self.training and self.quant == "none" else self.quant
+
+    @property
+    def autocast(self) -> bool:
+        return self.precision.startswith("autocast-")
+
+    def replace(self, **changes: Any) -> Job:
+        return dataclasses.replace(self, **changes)
+
+
+def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]:
+    """What is wrong with one value: its type, its choice or its range."""
+    where, kind, rule = f"job.{one.name}", one.type, one.metadata
+    wanted = {"str": str, "int": int, "bool": bool, "float": (int, float)}[str(kind)]
+    if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
+        yield Problem(message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where)
+        return
+    if rule["choices"] and value not in rule["choices"]:
+        yield unknown(one.name, value, where, rule["choices"])
+    low, high = rule["low"], rule["high"]
+    if (low is not None and not value >= low) or (high is not None and not value <= high):
+        yield Problem(message=f"`{value}` is out of range", where=where, hint=f"from {low} to {high}")
+
+
+NAMES = {"str": "text", "int": "whole number", "bool": "true or false", "float": "number"}
+
+
+def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Problem:
+    close = nearest(value, known)
+    hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "one of " + ", ".join(known)
+    return Problem(message=f"unknown {kind} `{value[:60]}`", where=where, hint=hint)
+
+
+def job_from(values: Mapping[str, Any]) -> Job:
+    """A Job from text or parsed YAML/JSON; unknown keys and bad values are reported together."""
+    fields = {one.name: one for one in dataclasses.fields(Job)}
+    problems, good = [], {}
+    for key, value in values.items():
+        if key not in fields:
+            problems.append(unknown("option", str(key), f"job.{str(key)[:60]}", tuple(fields)))
+            continue
+        value = from_text(value, str(fields[key].type)) if isinstance(value, str) else value
+        if isinstance(value, (list, tuple)) and str(fields[key].type) == "str":
+            value = ",".join(str(item) for item in value)
+        found = list(field_problems(fields[key], value))
+        problems += found
+        if not found:
+            good[key] = value
+    try:
+        job = Job(**good)
+    except InputError as bad:
+        raise InputError(*problems, *bad.problems) from None
+    raise_errors(problems)
+    return job
+
+
+def from_text(text: str, kind: str) -> Any:
+    """A flag's text as the field's type; what does not parse stays text, and is then reported."""
+    try:
+        if kind == "int":
+            return int(text.replace("_", ""))
+        if kind == "float":
+            return float(text)
+    except ValueError:
+        return text
+    if kind == "bool":
+        return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}.get(text.lower(), text)
+    return text
+
+
+__all__ = ["FORMATS", "Job", "job_from"]
