@@ -1,0 +1,81 @@
+"""config.json -> Model, one file a family. A file registers itself under the `model_type`s it reads; nobody else names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.model.config import Fields
+from memfit.model.modules import Model
+from memfit.registry import nearest
+
+Build = Callable[[Fields], Model]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """`example` is a small config of every kind the family knows, used by the conformance tests."""
+
+    name: str
+    model_types: tuple[str, ...]
+    build: Build
+    examples: tuple[Mapping[str, Any], ...]
+
+
+_FAMILIES: dict[str, Family] = {}
+
+
+def family(*model_types: str, examples: tuple[Mapping[str, Any], ...]) -> Callable[[Build], Build]:
+    """Decorator of a family's `build`: `@family("llama", examples=(…,))`."""
+
+    def add(build: Build) -> Build:
+        one = Family(name=model_types[0], model_types=model_types, build=build, examples=examples)
+        for model_type in model_types:
+            if model_type in _FAMILIES:
+                raise ValueError(f"model_type `{model_type}` has two families")
+            _FAMILIES[model_type] = one
+        return build
+
+    return add
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """Every `model_type` with its family. A family's file must be named after one of the types it reads."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")
+    return _FAMILIES
+
+
+def find(model_type: str) -> Family:
+    """The family of a `model_type`; the file of that name is tried first, so that one question loads one file."""
+    if model_type not in _FAMILIES and model_type.isidentifier():
+        try:
+            import_module(f"{__name__}.{model_type}")
+        except ModuleNotFoundError:
+            families()
+    if model_type in _FAMILIES:
+        return _FAMILIES[model_type]
+    close = nearest(model_type, families(), 1)
+    near = f"; the nearest known is `{close[0]}`" if close else ""
+    raise InputError.one(
+        f"no formula for model_type `{model_type[:60]}`{near}", where="config.model_type", hint="`--by trace` runs the real code instead (extra `trace`)"
+    )
+
+
+def build(config: Mapping[str, Any], *, name: str = "", origin: str = "") -> Model:
+    """The Model of a parsed config.json."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise InputError.one("`model_type` is missing", where="config.model_type", hint="is this the config.json of a transformers model?")
+    fields = Fields(config)
+    model = find(model_type).build(fields)
+    fields.done()
+    from dataclasses import replace
+
+    return replace(model, name=name or model_type, origin=origin, config=config)

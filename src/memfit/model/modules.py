@@ -1,0 +1,321 @@
+"""What models are made of: modules as data, each knowing its weights by the names transformers gives them.
+
+Shape letters, here and in every formula: B sequences, S tokens of one, T = B·S tokens, D model width, N query heads,
+K key/value heads, H head size, F feed-forward width, V vocabulary, L layers, E experts, R adapter rank.
+How a module computes (which tensors appear, and when) is the business of `lower`, found there by `style`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from math import prod
+from typing import Any, Literal
+
+Role = Literal["linear", "embedding", "norm", "bias", "expert", "router", "other", "buffer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weight:
+    """A parameter, or (role `buffer`) a tensor that is no parameter; `format` only where it differs from the model's dtype."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: Role = "other"
+    format: str = ""
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module:
+    """A piece of a model; its own weights first, then those of the modules it holds, in field order."""
+
+    name: str
+
+    def own(self) -> Iterator[Weight]:
+        """Weights that belong to this module itself."""
+        return iter(())
+
+    def modules(self) -> Iterator[Module]:
+        """The modules held directly."""
+        for one in fields(self):
+            value = getattr(self, one.name)
+            for item in value if isinstance(value, tuple) else (value,):
+                if isinstance(item, Module):
+                    yield item
+
+    def weights(self) -> Iterator[Weight]:
+        yield from self.own()
+        for module in self.modules():
+            yield from module.weights()
+
+    def linears(self) -> Iterator[Linear]:
+        """Every linear layer inside, itself included."""
+        if isinstance(self, Linear):
+            yield self
+        for module in self.modules():
+            yield from module.linears()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(Module):
+    """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out)."""
+
+    inputs: int
+    outputs: int
+    bias: bool = False
+    conv1d: bool = False
+
+    def own(self) -> Iterator[Weight]:
+        shape = (self.inputs, self.outputs) if self.conv1d else (self.outputs, self.inputs)
+        yield Weight(name=f"{self.name}.weight", shape=shape, role="linear")
+        if self.bias:
+            yield Weight(name=f"{self.name}.bias", shape=(self.outputs,), role="bias")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding(Module):
+    """A table of `rows` vectors. `scaled`: its output is multiplied once more (gemma, granite)."""
+
+    rows: int
+    width: int
+    style: str = "tokens"  # tokens | learned (positions)
+    scaled: bool = False
+
+    def own(self) -> Iterator[Weight]:
+        yield Weight(name=f"{self.name}.weight", shape=(self.rows, self.width), role="embedding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Norm(Module):
+    """`style`: `llama` (RMS in fp32, cast, then times the weight), `gemma` (all in fp32, times 1 + w, then cast),
+    `olmo2` and `gpt_oss` (times the weight in fp32, then cast), `layer` (torch's LayerNorm)."""
+
+    width: int
+    style: str = "llama"
+    bias: bool = False
+    affine: bool = True
+
+    def own(self) -> Iterator[Weight]:
+        if self.affine:
+            yield Weight(name=f"{self.name}.weight", shape=(self.width,), role="norm")
+        if self.bias:
+            yield Weight(name=f"{self.name}.bias", shape=(self.width,), role="norm")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attention(Module):
+    """Softmax attention. `project` is either (q, k, v) or one fused projection; `style` names the code that runs it."""
+
+    heads: int
+    kv_heads: int
+    head: int
+    project: tuple[Linear, ...]
+    out: Linear
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    rotary: int = 0  # rotated values per head
+    window: int = 0  # tokens seen by a sliding window; 0 sees all
+    sinks: bool = False
+    softcap: bool = False
+    dropout: float = 0.0
+    out_dropout: float = 0.0
+    style: str = "llama"
+    buffers: tuple[Weight, ...] = ()
+
+    def own(self) -> Iterator[Weight]:
+        if self.sinks:
+            yield Weight(name=f"{self.name}.sinks", shape=(self.heads,), role="other")
+        yield from self.buffers
+
+    @property
+    def cached(self) -> int:
+        """Values that transformers keeps per token."""
+        return 2 * self.kv_heads * self.head
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latent(Module):
+    """DeepSeek's multi-head latent attention: `nope` + `rope` query/key sizes per head, `value` per head; keys and values
+    come from a latent of `latent` values, queries from one of `q_latent` (0: straight from the input)."""
+
+    heads: int
+    nope: int
+    rope: int
+    value: int
+    latent: int
+    q_latent: int
+    q_proj: Linear | None
+    q_a: Linear | None
+    q_norm: Norm | None
+    q_b: Linear | None
+    kv_a: Linear
+    kv_norm: Norm
+    kv_b: Linear
+    out: Linear
+    dropout: float = 0.0
+    style: str = "deepseek_v3"
+
+    @property
+    def cached(self) -> int:
+        """Values per token that the method needs: the latent and the shared rotary key (576 in V2 and V3)."""
+        return self.latent + self.rope
+
+    @property
+    def cached_expanded(self) -> int:
+        """Values per token that transformers' own code keeps: keys and values of every head."""
+        return self.heads * (self.nope + self.rope + self.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP(Module):
+    """Feed-forward. Gated: down(act(gate(x))·up(x)); `fused` holds gate and up in one; plain: down(act(up(x)))."""
+
+    up: Linear
+    down: Linear
+    gate: Linear | None = None
+    fused: bool = False
+    activation: str = "silu"
+    dropout: float = 0.0
+    style: str = "gated"
+
+    @property
+    def width(self) -> int:
+        return self.down.inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoE(Module):
+    """A router and `experts` stacked feed-forwards of which each token uses `active`; `shared` runs for every token."""
+
+    experts: int
+    active: int
+    inputs: int
+    width: int
+    shared: MLP | None = None
+    shared_gate: Linear | None = None
+    router: str = "gate"  # name of the router module
+    router_bias: bool = False  # a parameter, as in gpt-oss
+    correction_bias: bool = False  # a buffer, as in DeepSeek-V3
+    expert_bias: bool = False
+    transposed: bool = False  # gpt-oss keeps (E, in, out)
+    experts_name: str = "experts"
+    activation: str = "silu"
+    style: str = "mixtral"
+
+    def own(self) -> Iterator[Weight]:
+        yield Weight(name=f"{self.name}.{self.router}.weight", shape=(self.experts, self.inputs), role="router")
+        if self.router_bias:
+            yield Weight(name=f"{self.name}.{self.router}.bias", shape=(self.experts,), role="router")
+        if self.correction_bias:
+            yield Weight(name=f"{self.name}.{self.router}.e_score_correction_bias", shape=(self.experts,), role="buffer", format="float32")
+        up, down = (2 * self.width, self.inputs), (self.inputs, self.width)
+        path = f"{self.name}.{self.experts_name}"
+        for name, (outputs, inputs) in (("gate_up_proj", up), ("down_proj", down)):
+            matrix = (inputs, outputs) if self.transposed else (outputs, inputs)
+            yield Weight(name=f"{path}.{name}", shape=(self.experts, *matrix), role="expert")
+            if self.expert_bias:
+                yield Weight(name=f"{path}.{name}_bias", shape=(self.experts, outputs), role="expert")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block(Module):
+    """norm → mixer → post-norm → (scaled) → added to the residual. The name is empty: it adds no level to paths."""
+
+    name: str = ""
+    norm: Norm | None = None
+    mixer: Attention | Latent | MLP | MoE
+    post_norm: Norm | None = None
+    scaled: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer(Module):
+    """One decoder layer; equal layers are equal values, whatever their place. `parallel`: all blocks read the same input
+    and their results are added together (GPT-J, NeoX, Falcon)."""
+
+    name: str = ""
+    blocks: tuple[Block, ...]
+    parallel: bool = False
+
+    def weights(self) -> Iterator[Weight]:
+        seen: set[str] = set()
+        for weight in super().weights():
+            if weight.name not in seen:  # a norm shared by parallel blocks stands once
+                seen.add(weight.name)
+                yield weight
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A causal language model, from embedding to head; `prefix` is where its layers live (`model.layers`)."""
+
+    name: str
+    family: str
+    prefix: str
+    embed: tuple[Module, ...]  # token embedding first, then positions, embedding norms and projections
+    layers: tuple[Layer, ...]
+    final: tuple[Module, ...]  # norms and projections before the head
+    head: Linear
+    tied: bool
+    vocab: int
+    width: int
+    positions: int
+    dtype: str = "bfloat16"
+    softcap: bool = False
+    logit_scale: bool = False
+    embed_dropout: float = 0.0
+    buffers: tuple[Weight, ...] = ()  # of the model itself: rotary frequencies and the like
+    config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    origin: str = ""
+
+    def weights(self) -> Iterator[Weight]:
+        """Every parameter once, named as transformers names it; a tied head is the embedding."""
+        yield from (weight for weight in self.tensors() if weight.role != "buffer")
+
+    def tensors(self) -> Iterator[Weight]:
+        """Parameters and buffers, in the order in which they are built."""
+        for module in self.embed:
+            yield from module.weights()
+        for index, layer in enumerate(self.layers):
+            for weight in layer.weights():
+                yield Weight(name=f"{self.prefix}.{index}.{weight.name}", shape=weight.shape, role=weight.role, format=weight.format)
+        for module in self.final:
+            yield from module.weights()
+        yield from self.buffers
+        if not self.tied:
+            yield from self.head.weights()
+        elif self.head.bias:
+            yield from (weight for weight in self.head.weights() if weight.role == "bias")
+
+    @cached_property
+    def parameters(self) -> int:
+        """Unique parameters, a tied head counted once."""
+        ends = [*self.embed, *self.final]
+        count = sum(weight.count for module in ends for weight in module.weights() if weight.role != "buffer")
+        for layer, times in Counter(self.layers).items():
+            count += times * sum(weight.count for weight in layer.weights() if weight.role != "buffer")
+        head = sum(weight.count for weight in self.head.weights() if not self.tied or weight.role == "bias")
+        return count + head
+
+    @cached_property
+    def active(self) -> int:
+        """Parameters that one token passes through (routed experts counted as used)."""
+        idle = 0
+        for layer, times in Counter(self.layers).items():
+            for block in layer.blocks:
+                if isinstance(block.mixer, MoE):
+                    experts = sum(weight.count for weight in block.mixer.own() if weight.role == "expert")
+                    idle += times * (experts - experts * block.mixer.active // block.mixer.experts)
+        return self.parameters - idle
+
+    @property
+    def cached(self) -> int:
+        """Values of KV cache per token, over all layers, as the method needs them."""
+        mixers = (block.mixer for layer in self.layers for block in layer.blocks)
+        return sum(mixer.cached for mixer in mixers if isinstance(mixer, (Attention, Latent)))
