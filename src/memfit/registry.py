@@ -54,7 +54,9 @@ class Registry(Mapping[str, T], Generic[T]):
         close = nearest(name, self._aliases)
         offer = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else ""
         raise InputError.one(
-            f"unknown {self.kind} `{name[:80]}`", where=where or self.where, hint=" ".join(filter(None, (offer, hint))) or f"known: {', '.join(list(self)[:12])}"
+            f"unknown {self.kind} `{name[:80]}`",
+            where=where or self.where,
+            hint=" ".join(filter(None, (offer, hint))) or f"known: {', '.join(list(self)[:12])}",
         )
 
     def __getitem__(self, name: str) -> T:

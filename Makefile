@@ -1,0 +1,70 @@
+# Every task by one name. CI, the pre-commit hooks and people call these and nothing else.
+PYTHON ?= python3
+VENV   ?= .venv
+JOBS   ?= 2
+ARGS   ?=
+EXTRAS := dev,trace,measure,server,gguf
+PINS   := .ci/constraints.txt
+# Named first and alone: a loose requirement on a machine without torch pulls gigabytes of CUDA.
+TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+
+.DEFAULT_GOAL := help
+.PHONY: help core setup test lint format types layers docs bench size check pins clean
+
+help:      ## this list
+	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "memfit needs Python 3.11 or newer; say which: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make the second run quick: nothing is installed again until what is asked for changes.
+$(VENV)/.core: pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.setup: pyproject.toml $(PINS) | $(BIN)/python
+	$(PIP) $(TORCH)
+	$(PIP) --constraint $(PINS) --editable '.[$(EXTRAS)]'
+	@touch $@ $(VENV)/.core
+
+core: $(VENV)/.core    ## the virtual environment of the command alone, without torch
+
+setup: $(VENV)/.setup  ## the virtual environment of all tasks below, with torch for the CPU
+
+test: setup            ## all tests; ARGS="-k allocator" narrows
+	$(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
+
+lint: setup            ## ruff: rules and format
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+format: setup          ## let ruff mend what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+types: setup           ## mypy --strict
+	$(BIN)/mypy
+
+layers: setup          ## imports point down
+	$(BIN)/lint-imports --no-logo
+
+docs: setup            ## run the commands shown in the docs again and write down what they print
+	$(BIN)/python tools/transcripts.py
+
+bench: setup           ## how fast memfit itself is
+	@for script in bench/*.py; do $(BIN)/python $$script || exit 1; done
+
+size: core             ## lines per folder, and the longest functions
+	@$(BIN)/python tools/size.py
+
+check: lint types layers test  ## what CI asks for
+
+pins: setup            ## write down the versions that the tests pass with
+	@{ sed -n '/^#/p' $(PINS); $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > $(PINS).new && mv $(PINS).new $(PINS)
+
+clean:                 ## remove the virtual environment and every cache
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

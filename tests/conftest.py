@@ -1,0 +1,37 @@
+"""Tests are sorted by what they need: the folder sets the marker, and what the machine lacks is skipped by name."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+HERE = Path(__file__).parent
+
+# No deadline: on a shared machine a slow example says nothing about the code. CI draws the same examples every time.
+settings.register_profile("memfit", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI")))
+settings.load_profile("memfit")
+
+
+def _has_gpu() -> bool:
+    if importlib.util.find_spec("torch") is None:
+        return False
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = {item: item.path.relative_to(HERE).parts[0] for item in items if item.path.is_relative_to(HERE)}
+    has_torch = importlib.util.find_spec("torch") is not None
+    has_gpu = "gpu" in folders.values() and _has_gpu()
+    for item, folder in folders.items():
+        if folder in ("torch", "gpu"):
+            item.add_marker(folder)
+        if folder == "torch" and not has_torch:
+            item.add_marker(pytest.mark.skip(reason="needs the extra `trace`"))
+        if folder == "gpu" and not has_gpu:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

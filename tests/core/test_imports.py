@@ -1,0 +1,77 @@
+"""memfit stays light: what an import may not pull in, tried in fresh processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SRC = ROOT / "src"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+# Imported by nobody before they are needed: each costs from 20 ms (yaml) to seconds (torch).
+HEAVY = tuple(PROJECT["tool"]["ruff"]["lint"]["flake8-tidy-imports"]["banned-module-level-imports"])
+NEEDS_EXTRA = ("memfit.trace", "memfit.measure", "memfit.server")
+
+BLOCK = """
+import importlib, json, sys
+
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in heavy:
+            raise ImportError(f"blocked: {name}")
+
+heavy, modules = json.loads(sys.argv[1])
+sys.meta_path.insert(0, Block())
+failed = {}
+for module in modules:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        failed[module] = str(error)
+print(json.dumps(failed))
+"""
+
+
+def python(code: str, *arguments: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def modules() -> list[str]:
+    paths = sorted(SRC.glob("memfit/**/*.py"))
+    names = [".".join(path.relative_to(SRC).with_suffix("").parts) for path in paths]
+    return [name.removesuffix(".__init__") for name in names if not name.endswith("__main__")]
+
+
+def blocked(heavy: tuple[str, ...], names: list[str]) -> dict[str, str]:
+    failed: dict[str, str] = json.loads(python(BLOCK, json.dumps([heavy, names])))
+    return failed
+
+
+# What a user's process imports before it does anything: the package, and the module of each installed command.
+@pytest.mark.parametrize("entry", ["memfit", *sorted({target.partition(":")[0] for target in PROJECT["project"]["scripts"].values()})])
+def test_an_entry_point_imports_nothing_heavy(entry: str) -> None:
+    if entry not in modules():
+        pytest.skip(f"{entry} is not written yet")
+    loaded = set(python(f"import {entry}, sys; print(*sys.modules)").split())
+    assert loaded & set(HEAVY) == set()
+
+
+def test_every_module_outside_trace_and_measure_imports_without_heavy_packages() -> None:
+    names = [name for name in modules() if not name.startswith(NEEDS_EXTRA)]
+    assert len(names) > 5
+    assert blocked(HEAVY, names) == {}
+
+
+def test_the_block_works() -> None:
+    assert blocked(("wave",), ["wave", "memfit"]) == {"wave": "blocked: wave"}
