@@ -123,6 +123,10 @@ class Attention(Module):
     window: int = 0  # tokens seen by a sliding window; 0 sees all
     sinks: bool = False
     softcap: bool = False
+    alibi: bool = False  # distance biases are added to the scores (BLOOM, MPT, Falcon-RW)
+    clipped: bool = False  # projected values are clamped (MPT)
+    expanded: bool = False  # keys and values are repeated for every query head before they are cached (Falcon 40B)
+    kernels: tuple[str, ...] = ("eager", "sdpa", "flash")  # what transformers' code for it can run; without `sdpa` its default is `eager`
     dropout: float = 0.0
     out_dropout: float = 0.0
     style: str = "llama"
@@ -135,8 +139,13 @@ class Attention(Module):
 
     @property
     def cached(self) -> int:
-        """Values that transformers keeps per token."""
+        """Values per token that the method needs."""
         return 2 * self.kv_heads * self.head
+
+    @property
+    def cached_expanded(self) -> int:
+        """Values per token that transformers' own code keeps."""
+        return 2 * (self.heads if self.expanded else self.kv_heads) * self.head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +190,7 @@ class MLP(Module):
     gate: Linear | None = None
     fused: bool = False
     activation: str = "silu"
+    inner_dropout: float = 0.0  # between the activation and `down`
     dropout: float = 0.0
     style: str = "gated"
 
@@ -225,13 +235,16 @@ class MoE(Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Module):
-    """norm → mixer → post-norm → (scaled) → added to the residual. The name is empty: it adds no level to paths."""
+    """norm → mixer → post-norm → (scaled) → added to the residual. The name is empty: it adds no level to paths.
+
+    `order`: `pre` is x + mixer(norm(x)); `post` is norm(x + mixer(x)) (OPT-350m); `normed` is norm(x) + mixer(norm(x)) (BLOOM's option)."""
 
     name: str = ""
     norm: Norm | None = None
     mixer: Attention | Latent | MLP | MoE
     post_norm: Norm | None = None
     scaled: bool = False
+    order: str = "pre"
 
 
 @dataclass(frozen=True, kw_only=True)
