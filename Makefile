@@ -8,7 +8,7 @@ PINS   := .ci/constraints.txt
 # Named first and alone: a loose requirement on a machine without torch pulls gigabytes of CUDA.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-input
+PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .PHONY: help core setup test lint format types layers docs bench size check pins clean
