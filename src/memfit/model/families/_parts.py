@@ -1,0 +1,97 @@
+"""What the GPT-like families share: plain feed-forwards, LayerNorms, equal heads, and the frame that GPT-2 named."""
+
+from __future__ import annotations
+
+from memfit.model.config import Fields
+from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Model, Module, Norm, Weight
+
+EAGER = ("eager",)  # code that writes the scores out and cannot use a fused kernel
+EAGER_OR_FLASH = ("eager", "flash")
+
+
+def dropout(fields: Fields, *keys: str, default: float = 0.0) -> float:
+    """A probability; transformers keeps these active in training, also in fine-tuning."""
+    value = fields.value(*keys, default=default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        fields.blame(fields.key(keys), f"`{str(value)[:60]}` is no probability", "from 0 to 1")
+        return default
+    return float(value)
+
+
+def without(fields: Fields, key: str, expected: object, why: str) -> None:
+    """Refuse an option that transformers' code for this family does not have, or that changes what has no formula here."""
+    value = fields.value(key, default=expected)
+    if value != expected:
+        fields.blame(key, f"`{key}` {str(value)[:60]} has no formula: {why}", "`--by trace` runs the real code instead (extra `trace`)")
+
+
+def equal_heads(fields: Fields, width: int, *keys: str) -> tuple[int, int]:
+    """(heads, head size) where the heads share the width equally."""
+    heads = fields.count(*keys)
+    fields.divides(heads, width, fields.key(keys), "the hidden size")
+    return heads, max(1, width // heads)
+
+
+def layer_norm(name: str, width: int, *, bias: bool = True, affine: bool = True, style: str = "layer") -> Norm:
+    return Norm(name=name, width=width, style=style, bias=bias and affine, affine=affine)
+
+
+def apart(name: str, width: int, *, bias: bool) -> tuple[Linear, ...]:
+    """Queries, keys and values from three projections of the same size."""
+    return tuple(Linear(name=f"{name}.{one}_proj", inputs=width, outputs=width, bias=bias) for one in "qkv")
+
+
+def plain_mlp(up: str, down: str, width: int, inner: int, activation: str, *, bias: bool = True, conv1d: bool = False) -> MLP:
+    """down(act(up(x))), the two named in full."""
+    return MLP(
+        name=up.rpartition(".")[0], style="plain", activation=activation,
+        up=Linear(name=up, inputs=width, outputs=inner, bias=bias, conv1d=conv1d),
+        down=Linear(name=down, inputs=inner, outputs=width, bias=bias, conv1d=conv1d),
+    )  # fmt: skip
+
+
+def layer(norm: Norm, attention: Attention, second: Norm, mlp: MLP, *, order: str = "pre", parallel: bool = False) -> Layer:
+    """Attention and feed-forward, one after the other or side by side; side by side they may share one norm."""
+    blocks = (Block(norm=norm, mixer=attention, order=order), Block(norm=second, mixer=mlp, order=order))
+    return Layer(blocks=blocks, parallel=parallel)
+
+
+def frame(
+    fields: Fields, name: str, layers: tuple[Layer, ...], *, width: int, tied: bool, learned: bool = True, head_bias: bool = False
+) -> Model:
+    """`transformer.wte`, `wpe` (where positions are learned), `h`, `ln_f`, `lm_head`, as in GPT-2."""
+    vocab, positions = fields.count("vocab_size"), fields.count("n_positions", "max_position_embeddings")
+    embed: tuple[Module, ...] = (Embedding(name="transformer.wte", rows=vocab, width=width),)
+    if learned:
+        embed += (Embedding(name="transformer.wpe", rows=positions, width=width, style="learned"),)
+    return Model(
+        name=name, family=name, prefix="transformer.h", layers=layers, embed=embed, final=(layer_norm("transformer.ln_f", width),),
+        head=Linear(name="lm_head", inputs=width, outputs=vocab, bias=head_bias), tied=fields.flag("tie_word_embeddings", default=tied),
+        vocab=vocab, width=width, positions=positions, dtype=fields.dtype(),
+    )  # fmt: skip
+
+
+def frequencies(size: int, name: str) -> tuple[Weight, ...]:
+    """The rotary module's two tables, one frequency for every two rotated values, in fp32 and not saved with the model."""
+    return tuple(
+        Weight(name=f"{name}.{one}", shape=(-(-size // 2),), role="buffer", format="float32") for one in ("inv_freq", "original_inv_freq")
+    )
+
+
+def rotated(fields: Fields, head: int, *keys: str, default: float) -> int:
+    """How many values of a head are rotated: `partial_rotary_factor` of the rope parameters wins over the older keys
+    (transformers 5.23 modeling_rope_utils.py convert_rope_params_to_dict)."""
+    rope = fields.value("rope_scaling", "rope_parameters", default={})
+    if not isinstance(rope, dict):
+        fields.blame(fields.key(("rope_scaling", "rope_parameters")), f"`{str(rope)[:60]}` is no set of rope parameters")
+        rope = {}
+    share = rope.get("partial_rotary_factor")
+    if share is None:
+        share = fields.value(*keys, default=default)
+    if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
+        fields.blame(fields.key(keys), f"`{str(share)[:60]}` is no share of a head", "above 0, at most 1")
+        return head
+    size = int(head * share)
+    if size < 2 or size % 2:
+        fields.blame(fields.key(keys), f"{size} rotated values of a head of {head} cannot be paired")
+    return max(2, size)
