@@ -11,6 +11,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
 .PHONY: help core setup test lint format types layers docs bench size check pins clean
 
 help:      ## this list

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 Level = Literal["error", "warning", "note"]
 
@@ -44,7 +44,7 @@ class InputError(MemfitError):
         super().__init__("\n".join(str(problem) for problem in problems))
 
     @classmethod
-    def one(cls, message: str, *, where: str = "", hint: str = "") -> InputError:
+    def one(cls, message: str, *, where: str = "", hint: str = "") -> Self:
         return cls(Problem(message=message, where=where, hint=hint))
 
 

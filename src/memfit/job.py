@@ -25,7 +25,9 @@ QUANTS = ("none", "nf4", "fp4", "int8")
 LARGEST_COUNT = 2**40
 
 
-def option(default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, group: str = "job") -> Any:
+def option(
+    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, group: str = "job"
+) -> Any:
     """A field of `Job`: its default, its one-line help, and what it accepts."""
     metadata = {"help": help, "choices": choices, "low": low, "high": high, "group": group}
     return field(default=default, metadata=metadata)
@@ -44,16 +46,25 @@ class Job:
     accumulate: int = option(1, "micro-batches per optimizer step", low=1, high=2**20)
     packing: bool = option(True, "sequences are full: no padding, so no attention mask is built")
 
-    precision: str = option("bf16", "numbers of weights and arithmetic: pure, autocast over fp32, or bf16 with an fp32 master copy", choices=PRECISIONS)
+    precision: str = option(
+        "bf16", "numbers of weights and arithmetic: pure, autocast over fp32, or bf16 with an fp32 master copy", choices=PRECISIONS
+    )
     optimizer: str = option("adamw", "optimizer, with the way its step is run (adamw is torch's foreach default)")
     clip: float = option(0.0, "largest gradient norm; 0 does not clip", low=0.0, high=1e9)
     zero_grad: str = option("after_step", "when gradients are dropped", choices=("after_step", "before_backward", "keep"))
 
-    checkpointing: str = option("none", "gradient checkpointing: which layers recompute their activations", choices=CHECKPOINTING, group="memory")
+    checkpointing: str = option(
+        "none", "gradient checkpointing: which layers recompute their activations", choices=CHECKPOINTING, group="memory"
+    )
     checkpoint_every: int = option(1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory")
     reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")
     attention: str = option("sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory")
-    loss: str = option("plain", "cross-entropy: as that version of the framework computes it, in chunks, or Liger's fused linear", choices=LOSSES, group="memory")
+    loss: str = option(
+        "plain",
+        "cross-entropy: as that version of the framework computes it, in chunks, or Liger's fused linear",
+        choices=LOSSES,
+        group="memory",
+    )
     liger: bool = option(False, "Liger kernels for norms, rotary and the gated MLP too", group="memory")
 
     rank: int = option(16, "LoRA rank", low=1, high=65536, group="lora")
@@ -62,7 +73,9 @@ class Job:
     targets: str = option("all-linear", "modules that get adapters: `all-linear` or names with commas", group="lora")
     dropout: float = option(0.0, "dropout on the adapters' input", low=0.0, high=0.999, group="lora")
     modules_to_save: str = option("", "modules trained whole beside the adapters, names with commas", group="lora")
-    adapter_dtype: str = option("float32", "dtype of the adapters; PEFT casts to float32 by default", choices=("float32", "base"), group="lora")
+    adapter_dtype: str = option(
+        "float32", "dtype of the adapters; PEFT casts to float32 by default", choices=("float32", "base"), group="lora"
+    )
     trainable: str = option("", "with `freeze`: parts of parameter names that stay trainable, with commas", group="lora")
 
     quant: str = option("none", "weights quantized by bitsandbytes; qlora implies nf4", choices=QUANTS, group="quantization")
@@ -73,7 +86,12 @@ class Job:
     new_tokens: int = option(128, "tokens generated after the prompt", low=0, high=2**28, group="inference")
     cache: str = option("dynamic", "KV cache of transformers", choices=CACHES, group="inference")
     cache_bits: int = option(4, "bits of the quantized cache", low=2, high=8, group="inference")
-    logits: str = option("last", "logits of the prompt: of its last token, or of all (as before transformers 4.45)", choices=("last", "all"), group="inference")
+    logits: str = option(
+        "last",
+        "logits of the prompt: of its last token, or of all (as before transformers 4.45)",
+        choices=("last", "all"),
+        group="inference",
+    )
     beams: int = option(1, "beams", low=1, high=1024, group="inference")
 
     evaluate: bool = option(False, "a training run that also evaluates", group="moments")
@@ -122,7 +140,8 @@ class Job:
 def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]:
     """What is wrong with one value: its type, its choice or its range."""
     where, kind, rule = f"job.{one.name}", one.type, one.metadata
-    wanted = {"str": str, "int": int, "bool": bool, "float": (int, float)}[str(kind)]
+    kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "bool": bool, "float": (int, float)}
+    wanted = kinds[str(kind)]
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
         yield Problem(message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where)
         return
@@ -175,7 +194,9 @@ def from_text(text: str, kind: str) -> Any:
     except ValueError:
         return text
     if kind == "bool":
-        return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}.get(text.lower(), text)
+        return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}.get(
+            text.lower(), text
+        )
     return text
 
 
