@@ -140,7 +140,7 @@ class Job:
 def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]:
     """What is wrong with one value: its type, its choice or its range."""
     where, kind, rule = f"job.{one.name}", one.type, one.metadata
-    kinds: dict[str, type | tuple[type, ...]] = {"str": str, "int": int, "bool": bool, "float": (int, float)}
+    kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float)}
     wanted = kinds[str(kind)]
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
         yield Problem(message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where)
