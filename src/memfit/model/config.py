@@ -6,10 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from memfit.errors import InputError, Problem
+from memfit.registry import nearest
 
 LARGEST_WIDTH = 2**24
 LARGEST_LAYERS = 4096
+LARGEST_HEADS = 4096
+LARGEST_NUMBER = 1e30  # an integer beyond 1e308 would not even become a float
 _MISSING = object()
+# What `hidden_act` may name: ACT2FN of transformers 5.23 (activations.py) less `prelu` and `xielu`, which have weights of their own
+ACTIVATIONS = {
+    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python",
+    "gelu_python_tanh", "gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu",
+    "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh",
+}  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """A value as a message may quote it; Python refuses to print integers of more than 4300 digits."""
+    try:
+        return str(value)[:60]
+    except (ValueError, RecursionError):
+        return f"a huge {type(value).__name__}"
 
 
 class Fields:
@@ -19,8 +36,14 @@ class Fields:
         self.config, self.where = config, where
         self.problems: list[Problem] = []
 
+    def assume(self, **defaults: Any) -> None:
+        """What transformers' config class says of keys that are absent; a key that is there and null stays null."""
+        self.config = {**defaults, **self.config}
+
     def blame(self, key: str, message: str, hint: str = "") -> None:
-        self.problems.append(Problem(message=message, where=f"{self.where}.{key}", hint=hint))
+        problem = Problem(message=message, where=f"{self.where}.{key}", hint=hint)
+        if problem not in self.problems:  # several layers may read the same field
+            self.problems.append(problem)
 
     def value(self, *keys: str, default: Any = _MISSING) -> Any:
         """The first of `keys` that is there and not null."""
@@ -42,10 +65,10 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.blame(self.key(keys), f"`{str(value)[:60]}` is no whole number")
+            self.blame(self.key(keys), f"`{shown(value)}` is no whole number")
             return low or 1
         if not low <= value <= high:
-            self.blame(self.key(keys), f"`{str(value)[:60]}` is out of range", f"from {low} to {high}")
+            self.blame(self.key(keys), f"`{shown(value)}` is out of range", f"from {low} to {high}")
             return low or 1
         return value
 
@@ -55,21 +78,24 @@ class Fields:
     def number(self, *keys: str, default: float) -> float:
         value = self.value(*keys, default=default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            self.blame(self.key(keys), f"`{str(value)[:60]}` is no number")
+            self.blame(self.key(keys), f"`{shown(value)}` is no number")
+            return default
+        if abs(value) > LARGEST_NUMBER:
+            self.blame(self.key(keys), f"`{shown(value)}` is out of range")
             return default
         return float(value)
 
     def flag(self, *keys: str, default: bool) -> bool:
         value = self.value(*keys, default=default)
         if not isinstance(value, bool):
-            self.blame(self.key(keys), f"`{str(value)[:60]}` is neither true nor false")
+            self.blame(self.key(keys), f"`{shown(value)}` is neither true nor false")
             return default
         return value
 
     def text(self, *keys: str, default: str) -> str:
         value = self.value(*keys, default=default)
         if not isinstance(value, str):
-            self.blame(self.key(keys), f"`{str(value)[:60]}` is no text")
+            self.blame(self.key(keys), f"`{shown(value)}` is no text")
             return default
         return value
 
@@ -82,6 +108,43 @@ class Fields:
             self.blame(key, f"`{key}` needs {length} entries, one a layer")
             return default if default is not None else [None] * length
         return value[:length]
+
+    def integers(self, key: str) -> frozenset[int]:
+        """A list of whole numbers in any order; none where it is absent."""
+        value = self.config.get(key)
+        if value is None:
+            return frozenset()
+        if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
+            self.blame(key, f"`{key}` is no list of whole numbers")
+            return frozenset()
+        return frozenset(value)
+
+    def mapping(self, key: str) -> Mapping[str, Any]:
+        """An object inside the config, empty where it is absent."""
+        value = self.config.get(key)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            self.blame(key, f"`{key}` is no object")
+            return {}
+        return value
+
+    def section(self, key: str) -> Fields:
+        """An object inside the config, read the same way; its problems are reported with those of the whole."""
+        inner = Fields(self.mapping(key), f"{self.where}.{key}")
+        inner.problems = self.problems
+        return inner
+
+    def optional(self, key: str, *, low: int = 1) -> int:
+        """A whole number, or 0 where it is null or absent."""
+        return 0 if self.value(key, default=None) is None else self.count(key, low=low)
+
+    def activation(self, *keys: str, default: str) -> str:
+        value = self.text(*keys, default=default)
+        if value not in ACTIVATIONS:
+            close = nearest(value, ACTIVATIONS, 1)
+            self.blame(self.key(keys), f"unknown activation `{value[:40]}`", f"did you mean `{close[0]}`?" if close else "")
+        return value
 
     def divides(self, small: int, large: int, key: str, what: str) -> None:
         if large % small:

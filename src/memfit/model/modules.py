@@ -94,16 +94,22 @@ class Embedding(Module):
 @dataclass(frozen=True, kw_only=True)
 class Norm(Module):
     """`style`: `llama` (RMS in fp32, cast, then times the weight), `gemma` (all in fp32, times 1 + w, then cast),
-    `olmo2` and `gpt_oss` (times the weight in fp32, then cast), `layer` (torch's LayerNorm)."""
+    `olmo2` (RMS in fp32, times the weight in fp32, then cast: also gpt-oss), `helium` (as olmo2, with the weight cast up first),
+    `layer` (torch's LayerNorm), `layer1p` (LayerNorm with 1 + w: nemotron), `olmo` (LayerNorm in fp32 with no weight, then cast),
+    `cohere` (mean and variance by hand in fp32, times the weight cast up, then cast)."""
 
     width: int
     style: str = "llama"
     bias: bool = False
     affine: bool = True
+    heads: int = 0  # one weight of `width` for each of so many heads, in one tensor (cohere)
+    split: bool = False  # and a module for each head (stablelm)
 
     def own(self) -> Iterator[Weight]:
-        if self.affine:
-            yield Weight(name=f"{self.name}.weight", shape=(self.width,), role="norm")
+        if self.split:
+            yield from (Weight(name=f"{self.name}.norms.{head}.weight", shape=(self.width,), role="norm") for head in range(self.heads))
+        elif self.affine:
+            yield Weight(name=f"{self.name}.weight", shape=(self.heads, self.width) if self.heads else (self.width,), role="norm")
         if self.bias:
             yield Weight(name=f"{self.name}.bias", shape=(self.width,), role="norm")
 
@@ -124,7 +130,7 @@ class Attention(Module):
     sinks: bool = False
     softcap: bool = False
     alibi: bool = False  # distance biases are added to the scores (BLOOM, MPT, Falcon-RW)
-    clipped: bool = False  # projected values are clamped (MPT)
+    clipped: bool = False  # projected values are clamped (MPT, OLMo)
     expanded: bool = False  # keys and values are repeated for every query head before they are cached (Falcon 40B)
     kernels: tuple[str, ...] = ("eager", "sdpa", "flash")  # what transformers' code for it can run; without `sdpa` its default is `eager`
     dropout: float = 0.0
@@ -217,9 +223,12 @@ class MoE(Module):
     experts_name: str = "experts"
     activation: str = "silu"
     style: str = "mixtral"
+    format: str = ""  # of the stored expert matrices, where it differs from the model's dtype (MXFP4)
+    router_format: str = ""  # of the router's weight, where it is kept in fp32 (ernie)
+    extra: tuple[Weight, ...] = ()  # what else lies in the module, by its full name within the layer
 
     def own(self) -> Iterator[Weight]:
-        yield Weight(name=f"{self.name}.{self.router}.weight", shape=(self.experts, self.inputs), role="router")
+        yield Weight(name=f"{self.name}.{self.router}.weight", shape=(self.experts, self.inputs), role="router", format=self.router_format)
         if self.router_bias:
             yield Weight(name=f"{self.name}.{self.router}.bias", shape=(self.experts,), role="router")
         if self.correction_bias:
@@ -228,9 +237,10 @@ class MoE(Module):
         path = f"{self.name}.{self.experts_name}"
         for name, (outputs, inputs) in (("gate_up_proj", up), ("down_proj", down)):
             matrix = (inputs, outputs) if self.transposed else (outputs, inputs)
-            yield Weight(name=f"{path}.{name}", shape=(self.experts, *matrix), role="expert")
+            yield Weight(name=f"{path}.{name}", shape=(self.experts, *matrix), role="expert", format=self.format)
             if self.expert_bias:
                 yield Weight(name=f"{path}.{name}_bias", shape=(self.experts, outputs), role="expert")
+        yield from self.extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,6 +294,7 @@ class Model:
     logit_scale: bool = False
     embed_dropout: float = 0.0
     buffers: tuple[Weight, ...] = ()  # of the model itself: rotary frequencies and the like
+    towers: tuple[Weight, ...] = ()  # held beside the language model and idle while it reads text (a vision tower and its projector)
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     origin: str = ""
 
@@ -293,6 +304,7 @@ class Model:
 
     def tensors(self) -> Iterator[Weight]:
         """Parameters and buffers, in the order in which they are built."""
+        yield from self.towers
         for module in self.embed:
             yield from module.weights()
         for index, layer in enumerate(self.layers):
@@ -314,12 +326,17 @@ class Model:
         for layer, times in Counter(self.layers).items():
             count += times * sum(weight.count for weight in layer.weights() if weight.role != "buffer")
         head = sum(weight.count for weight in self.head.weights() if not self.tied or weight.role == "bias")
-        return count + head
+        return count + head + self.idle
+
+    @cached_property
+    def idle(self) -> int:
+        """Parameters of the towers, which text does not pass through."""
+        return sum(weight.count for weight in self.towers if weight.role != "buffer")
 
     @cached_property
     def active(self) -> int:
         """Parameters that one token passes through (routed experts counted as used)."""
-        idle = 0
+        idle = self.idle
         for layer, times in Counter(self.layers).items():
             for block in layer.blocks:
                 if isinstance(block.mixer, MoE):
