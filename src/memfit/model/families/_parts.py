@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.model.config import Fields
 from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Model, Module, Norm, Weight
 
@@ -95,3 +97,23 @@ def rotated(fields: Fields, head: int, *keys: str, default: float) -> int:
     if size < 2 or size % 2:
         fields.blame(fields.key(keys), f"{size} rotated values of a head of {head} cannot be paired")
     return max(2, size)
+
+
+def sines(fields: Fields, head: int, positions: int, name: str) -> tuple[int, tuple[Weight, ...]]:
+    """(rotated values, the table of their sines and cosines that every layer keeps in fp32), as in GPT-J and CodeGen."""
+    rotary = fields.count("rotary_dim", default=64, low=2)
+    if rotary % 2 or rotary > head:
+        fields.blame("rotary_dim", f"{rotary} rotated values do not fit a head of {head}", "an even number no larger than the head")
+    return rotary, (Weight(name=name, shape=(positions, rotary), role="buffer", format="float32"),)
+
+
+def side_by_side(fields: Fields, name: str, attention: Attention) -> Model:
+    """The frame of GPT-J and CodeGen: one norm, attention and feed-forward next to each other, an untied head with a bias."""
+    width, residual = attention.out.inputs, dropout(fields, "resid_pdrop")
+    activation, inner = fields.text("activation_function", default="gelu_new"), fields.count("n_inner", default=4 * width)
+    mlp = replace(plain_mlp("mlp.fc_in", "mlp.fc_out", width, inner, activation), dropout=residual)
+    norm = layer_norm("ln_1", width)
+    one = layer(norm, replace(attention, out_dropout=residual), norm, mlp, parallel=True)
+    layers = (one,) * fields.layers("n_layer", "num_hidden_layers")
+    model = frame(fields, name, layers, width=width, tied=False, learned=False, head_bias=True)
+    return replace(model, embed_dropout=dropout(fields, "embd_pdrop"))
