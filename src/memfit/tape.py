@@ -22,14 +22,15 @@ PHASES: tuple[Phase, ...] = ("load", "prepare", "forward", "backward", "step", "
 
 
 class Alloc(NamedTuple):
-    """A block comes to life. `formula` is the working, e.g. `B·S·D·2`, or the shape and dtype where a trace saw it."""
+    """A block comes to life. `formula` is the working: factors to multiply (shape, then bytes of one value), or a text
+    where a trace saw it."""
 
     id: int
     size: int
     part: Part
     where: str = ""
     op: str = ""
-    formula: str = ""
+    formula: str | tuple[int, ...] = ""
     stream: int = 0
 
 

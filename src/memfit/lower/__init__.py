@@ -1,0 +1,34 @@
+"""(Model, Job, Strategy, Cluster) -> Tape, by formulas: no torch, milliseconds, any size."""
+
+from __future__ import annotations
+
+from memfit.job import Job
+from memfit.lower.recorder import Recorder
+from memfit.lower.train import train
+from memfit.model.modules import Model
+from memfit.program import Program, placed
+from memfit.tape import Mark, Repeat, Tape
+
+
+def program_of(model: Model, job: Job, compact: bool) -> Program:
+    return Program(model=model, job=job, entries=placed(model.layers, compact), weights="bfloat16")
+
+
+def lower(model: Model, job: Job, compact: bool = False) -> Tape:
+    program = program_of(model, job, compact)
+    r = Recorder()
+    train(r, program)
+    events = tuple(r.events)
+    return Tape(events=events, source="formula", repeats=repeats(events, program) if compact else ())
+
+
+def repeats(events: tuple, program: Program) -> tuple[Repeat, ...]:
+    """The spans between marks that stand for several layers."""
+    times = {f"{program.model.prefix}.{entry.index}": entry.times for entry in program.entries if entry.times > 1}
+    spans, start, count = [], 0, 1
+    for index, event in enumerate(events):
+        if type(event) is Mark:
+            if count > 1:
+                spans.append(Repeat(start, index, count))
+            start, count = index, times.get(event.where, 1)
+    return tuple(spans)

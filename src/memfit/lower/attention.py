@@ -1,0 +1,99 @@
+"""Attention as each family's code runs it, and the kernels underneath."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memfit import kernels
+from memfit.formats import FP32
+from memfit.lower import ops
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.linears import linear
+from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.model.modules import Attention
+
+Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
+
+
+def llama(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """Three projections, rotary, kernel, output (transformers 5.23 modeling_llama.py LlamaAttention)."""
+    b, s, h = ctx.batch, ctx.tokens, module.head
+    q, k, v = (linear(x, bound.linear(one), ctx).view(b, heads, s, h) for one, heads in zip(module.project, sizes(module), strict=True))
+    ctx.r.where = bound.path(module.name)
+    q, k = rotary(q, k, ctx)
+    out = attend(q, k, v, module, ctx)
+    del q, k, v
+    return linear(out.view(b, s, module.heads * h), bound.linear(module.out), ctx)
+
+
+def sizes(module: Attention) -> tuple[int, int, int]:
+    return module.heads, module.kv_heads, module.kv_heads
+
+
+def rotary(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    """q·cos + rotate_half(q)·sin, then the same for k; the callers still hold q and k."""
+    return rotate(q, ctx), rotate(k, ctx)
+
+
+def rotate(x: Tensor, ctx: Context) -> Tensor:
+    r = ctx.r
+    assert ctx.cos is not None and ctx.sin is not None
+    straight = ops.mul(r, x, ctx.cos)
+    turned = ops.mul(r, half_turned(r, x), ctx.sin)
+    return ops.add(r, straight, turned)
+
+
+def half_turned(r: Recorder, x: Tensor) -> Tensor:
+    """cat(−x₂, x₁): the cut views are gone before the product."""
+    half = (*x.shape[:-1], x.shape[-1] // 2)
+    first, second = ops.cut(r, x, half), ops.cut(r, x, half)
+    return ops.cat(r, (ops.scale(r, second, "neg"), first), x.shape)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """The kernel that the job asks for, or the one torch picks."""
+    kernel = chosen(q, k, module, ctx)
+    return KERNELS[kernel](q, k, v, module, ctx)
+
+
+def chosen(q: Tensor, k: Tensor, module: Attention, ctx: Context) -> str:
+    asked = ctx.job.attention
+    if asked == "eager" or "sdpa" not in module.kernels:
+        return "eager"
+    if asked != "sdpa":
+        return {"flash-attn-2": "flash", "flash-attn-3": "flash"}.get(asked, asked)
+    half = q.format.block_bytes == 2 or ctx.autocast is not None
+    return kernels.sdpa_backend(
+        element=q.format.block_bytes, half=half, head=module.head, value_head=module.head, masked=ctx.mask is not None,
+        causal=ctx.tokens > 1, query=ctx.tokens, key=ctx.keys, training=ctx.training, capability=ctx.capability,
+    )  # fmt: skip
+
+
+def flash(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """Keeps q, k, v, the output and one fp32 number a row (aten/src/ATen/native/transformers/cuda/flash_attn)."""
+    r = ctx.r
+    if ctx.autocast is not None:
+        q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
+    out = r.like(q, "flash_attention")
+    lse = r.tensor((ctx.batch, module.heads, ctx.tokens), FP32, "flash_attention")
+    flops = 4 * q.count * k.shape[-2] // (2 if ctx.tokens > 1 else 1)
+    r.compute("flash_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    sizes = (ctx.batch, module.heads, module.kv_heads, ctx.tokens, k.shape[-2], module.head)
+    return r.node("flash_attention", out, (q, k, v), back_flash, (q, k, v, out.detach(), lse), (sizes, flops))
+
+
+def back_flash(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """dq, dk, dv beside softmax_d, an fp32 dq and, for grouped heads, dk and dv of every query head."""
+    q, k, v, _, _ = node.saved
+    sizes, flops = node.extra
+    held = kernels.flash_backward(*sizes, element=q.format.block_bytes)
+    grads = [r.like(one, "flash_attention") for one in (q, k, v)]
+    scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
+    r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    del scratch
+    return grads
+
+
+ATTENTION: dict[str, Program] = {"llama": llama}
+KERNELS = {"flash": flash}

@@ -1,0 +1,106 @@
+"""The model on the device: its weights, and one forward pass from token ids to the last hidden state."""
+
+from __future__ import annotations
+
+from memfit.formats import FORMATS, FP32, INT64
+from memfit.lower import ops
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.head import final
+from memfit.lower.layers import forward
+from memfit.lower.recorder import Recorder, Tensor
+from memfit.model.modules import Embedding, Weight
+from memfit.program import Entry, Program
+
+
+class Body:
+    """Everything of a Program that lives on the GPU: the ends in one Bound, each entry's layer in its own."""
+
+    def __init__(self, r: Recorder, program: Program) -> None:
+        self.r, self.program, self.model = r, program, program.model
+        self.ends = Bound(r, program, "")
+        self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
+
+    def path(self, entry: Entry) -> str:
+        return f"{self.model.prefix}.{entry.index}"
+
+    def load(self) -> None:
+        """Weights in the order in which the model builds them."""
+        model, r = self.model, self.r
+        r.mark("load")
+        for module in model.embed:
+            self.ends.load(module.weights(), module.linears())
+        for entry, bound in zip(self.program.entries, self.layers, strict=True):
+            r.mark("load", bound.prefix)
+            bound.load(entry.layer.weights(), entry.layer.linears())
+        r.mark("load")
+        for module in model.final:
+            self.ends.load(module.weights(), module.linears())
+        self.ends.load(model.buffers, ())
+        if model.tied:
+            self.ends.tensors[f"{model.head.name}.weight"] = self.ends[f"{model.embed[0].name}.weight"]
+            self.ends.load((weight for weight in model.head.weights() if weight.role == "bias"), ())
+        else:
+            self.ends.load(model.head.weights(), (model.head,))
+
+    def adapt(self) -> None:
+        """Adapters, layer by layer."""
+        if self.program.adapter is None:
+            return
+        for entry, bound in zip(self.program.entries, self.layers, strict=True):
+            self.r.mark("prepare", bound.prefix)
+            bound.adapt(entry.layer.linears())
+
+    def forward(self, ids: Tensor, ctx: Context, step: int) -> Tensor:
+        r = ctx.r
+        phase = r.phase
+        x = self.embedded(ids, ctx)
+        positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
+        if self.model.buffers:
+            self.rotary_tables(ctx)
+        for entry, bound in zip(self.program.entries, self.layers, strict=True):
+            r.mark(phase, bound.prefix, step)
+            x = forward(x, entry.layer, bound, ctx)
+        r.mark(phase, "", step)
+        del positions
+        return final(x, self.model, self.ends, ctx)
+
+    def embedded(self, ids: Tensor, ctx: Context) -> Tensor:
+        r = ctx.r
+        x = None
+        for module in self.model.embed:
+            r.where = module.name
+            if isinstance(module, Embedding):
+                x = ops.embedding(r, ids, self.ends[f"{module.name}.weight"])
+        assert x is not None
+        return x
+
+    def rotary_tables(self, ctx: Context) -> None:
+        """cos and sin for every position, made once in fp32 and cast (modeling_llama.py LlamaRotaryEmbedding)."""
+        r, half = ctx.r, self.model.buffers[0].shape[0]
+        r.where = self.model.buffers[0].name.rpartition(".")[0]
+        grad, r.grad = r.grad, False
+        freqs = r.tensor((1, ctx.tokens, half), FP32, "rotary")
+        emb = r.tensor((1, ctx.tokens, 2 * half), FP32, "rotary")
+        tables = []
+        for _ in ("cos", "sin"):
+            raw = ops.scale(r, emb)
+            tables.append(ops.scale(r, raw))
+            del raw
+        ctx.cos, ctx.sin = ops.cast(r, tables[0], ctx.format), ops.cast(r, tables[1], ctx.format)
+        r.grad = grad
+        del freqs, emb, tables
+
+    def trained(self) -> list[tuple[str, list[Tensor]]]:
+        """Trained tensors by the span they belong to: the ends, then layer by layer."""
+        return [("", self.ends.trained()), *((bound.prefix, bound.trained()) for bound in self.layers)]
+
+    def free(self) -> None:
+        self.ends, self.layers = Bound(self.r, self.program, ""), []
+
+
+def weight_format(name: str) -> int:
+    return FORMATS[name].block_bytes
+
+
+__all__ = ["Body", "Weight"]

@@ -1,0 +1,42 @@
+"""From the last layer to the loss: final norm, head, cross-entropy as each version computes it."""
+
+from __future__ import annotations
+
+from memfit.formats import FP32
+from memfit.lower import ops
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.linears import linear
+from memfit.lower.norms import norm
+from memfit.lower.recorder import Tensor
+from memfit.model.modules import Linear, Model, Norm
+
+
+def final(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    for module in model.final:
+        if isinstance(module, Norm):
+            x = norm(x, module, bound, ctx)
+        elif isinstance(module, Linear):
+            x = linear(x, bound.linear(module), ctx)
+    return x
+
+
+def logits(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    r = ctx.r
+    part, r.part = r.part, "logits"
+    out = linear(x, bound.linear(model.head), ctx)
+    r.part = part
+    return out
+
+
+def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:
+    """fp32 logits, labels padded and shifted, cross-entropy (transformers 5.23 loss/loss_utils.py ForCausalLMLoss)."""
+    r = ctx.r
+    part, r.part = r.part, "logits"
+    wide = ops.cast(r, scores, FP32)
+    padded = ops.integers(r, (ctx.batch, ctx.tokens + 1), "pad")
+    shifted = ops.integers(r, (ctx.batch, ctx.tokens), "contiguous") if ctx.batch > 1 else padded
+    del padded
+    out = ops.cross_entropy(r, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted)
+    r.part = part
+    return out

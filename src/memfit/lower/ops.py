@@ -1,0 +1,317 @@
+"""Operations as torch runs them on CUDA: what each allocates, saves and holds for a moment, forward and backward.
+
+Orders and temporaries follow torch 2.13 (tools/autograd/derivatives.yaml, torch/csrc/autograd/FunctionsManual.cpp); each
+was watched on the meta device. `back_*` functions return one gradient per input, in input order.
+"""
+
+from __future__ import annotations
+
+from memfit.formats import BOOL, FP32, INT64, Format
+from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.tape import Part
+
+
+def grad_part(node: Node, index: int) -> Part:
+    """A gradient that goes straight to a parameter is one; all others pass by."""
+    return "gradients" if isinstance(node.inputs[index], Tensor) else "temporaries"
+
+
+# ------------------------------------------------------------------------------------------------------- element by element
+def cast(r: Recorder, x: Tensor, format: Format) -> Tensor:
+    """`x.to(dtype)`: the tensor itself where nothing changes."""
+    if x.format is format:
+        return x
+    out = r.tensor(x.shape, format, "to")
+    return r.node("to", out, (x,), back_cast, extra=x.format)
+
+
+def back_cast(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return (r.tensor(g.shape, node.extra, "to", grad_part(node, 0)),)
+
+
+def scale(r: Recorder, x: Tensor, op: str = "scale") -> Tensor:
+    """Times a number, or negated: nothing is saved."""
+    out = r.like(x, op)
+    return r.node(op, out, (x,), back_like, extra=x.shape)
+
+
+def back_like(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return (r.tensor(node.extra, g.format, node.op),)
+
+
+def add_scalar(r: Recorder, x: Tensor) -> Tensor:
+    out = r.like(x, "add")
+    return r.node("add", out, (x,), back_through)
+
+
+def back_through(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return tuple(g.view(*g.shape) if target is not None else None for target in node.inputs)
+
+
+def add(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
+    """a + b, promoted; `b` may be broadcast. The gradient goes to both as it is, summed where it was broadcast."""
+    out = r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), "add")
+    return r.node("add", out, (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format)))
+
+
+def back_add(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return [reduced(r, node, index, g, *node.extra[index]) if target is not None else None for index, target in enumerate(node.inputs)]
+
+
+def reduced(r: Recorder, node: Node, index: int, g: Tensor, shape: Shape, format: Format) -> Tensor:
+    """The engine's validate_outputs: a gradient is summed to its input's shape and cast to its dtype."""
+    wanted = 1
+    for size in shape:
+        wanted *= size
+    if wanted != g.count:
+        g = r.tensor(shape, g.format, "sum", grad_part(node, index))
+    if format is not g.format:
+        return r.tensor(shape, format, "to", grad_part(node, index))
+    return g.view(*shape)
+
+
+def promoted(a: Tensor, b: Tensor) -> Format:
+    return a.format if a.format.block_bytes >= b.format.block_bytes else b.format
+
+
+def mul(r: Recorder, a: Tensor, b: Tensor, op: str = "mul") -> Tensor:
+    """a · b, promoted; the smaller one is broadcast."""
+    out = r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), op)
+    saved = (a if b.needs else None, b if a.needs else None)
+    return r.node(op, out, (a, b), back_mul, saved, ((a.shape, a.format), (b.shape, b.format)))
+
+
+def back_mul(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """`other` first, then `self`, both at full size; then the engine sums what was broadcast."""
+    a, b = node.saved
+    to_b = r.tensor(g.shape, g.format, node.op, product_part(node, 1, g)) if a is not None else None
+    to_a = r.tensor(g.shape, g.format, node.op, product_part(node, 0, g)) if b is not None else None
+    del a, b
+    if to_a is not None:
+        to_a = reduced(r, node, 0, to_a, *node.extra[0])
+    if to_b is not None:
+        to_b = reduced(r, node, 1, to_b, *node.extra[1])
+    return [to_a, to_b]
+
+
+def product_part(node: Node, index: int, g: Tensor) -> Part:
+    return grad_part(node, index) if node.extra[index][0] == g.shape else "temporaries"
+
+
+def square(r: Recorder, x: Tensor) -> Tensor:
+    """`x.pow(2)`."""
+    out = r.like(x, "pow")
+    return r.node("pow", out, (x,), back_power, (x,))
+
+
+def back_power(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """grad · (n · x^(n-1)): both inner results live until the expression ends (FunctionsManual.cpp pow_backward)."""
+    power = r.like(node.saved[0], "pow")
+    product = r.like(power, "pow")
+    result = r.like(power, "pow")
+    del power, product
+    return (result,)
+
+
+def mean(r: Recorder, x: Tensor) -> Tensor:
+    """Over the last dimension, kept."""
+    out = r.tensor((*x.shape[:-1], 1), x.format, "mean")
+    return r.node("mean", out, (x,), back_like, extra=x.shape)
+
+
+def rsqrt(r: Recorder, x: Tensor) -> Tensor:
+    out = r.like(x, "rsqrt")
+    return r.node("rsqrt", out, (x,), back_rsqrt, (out.detach(),))
+
+
+def back_rsqrt(r: Recorder, node: Node, g: Tensor) -> Grads:
+    cube = r.like(g, "rsqrt")
+    product = r.like(g, "rsqrt")
+    result = r.like(g, "rsqrt")
+    del cube, product
+    return (result,)
+
+
+def activation(r: Recorder, x: Tensor, op: str) -> Tensor:
+    """silu, gelu, gelu_tanh, relu, tanh: one kernel each; relu and tanh keep their output, the others their input."""
+    out = r.like(x, op)
+    saved = out.detach() if op in ("relu", "tanh", "sigmoid") else x
+    return r.node(op, out, (x,), back_like, (saved,), x.shape)
+
+
+def dropout(r: Recorder, x: Tensor, p: float) -> Tensor:
+    """CUDA's fused dropout keeps a byte mask (aten/src/ATen/native/cuda/Dropout.cu); without training or p it is nothing."""
+    if p == 0.0 or not r.grad:
+        return x
+    out = r.like(x, "dropout")
+    mask = r.tensor(x.shape, BOOL, "dropout")
+    return r.node("dropout", out, (x,), back_like, (mask,), x.shape)
+
+
+def clone(r: Recorder, x: Tensor, op: str = "clone") -> Tensor:
+    """A copy, `.contiguous()` of a transposed view among them; the gradient goes through as it is."""
+    out = r.like(x, op)
+    return r.node(op, out, (x,), back_through)
+
+
+# ------------------------------------------------------------------------------------------------------------ cut and join
+def cat(r: Recorder, parts: tuple[Tensor, ...], shape: Shape) -> Tensor:
+    """Gradients of the parts are views of the whole's."""
+    out = r.tensor(shape, parts[0].format, "cat")
+    return r.node("cat", out, parts, back_cat, extra=tuple(part.shape for part in parts))
+
+
+def back_cat(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return [g.view(*shape) if target is not None else None for shape, target in zip(node.extra, node.inputs, strict=True)]
+
+
+def cut(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+    """`x[..., a:b]`: a view, whose backward fills a tensor of the whole size."""
+    out = Tensor(shape, x.format, x.storage)
+    return r.node("slice", out, (x,), back_like, extra=x.shape)
+
+
+def split(r: Recorder, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
+    """`split`, `chunk`, `unbind`: views; the backward joins the gradients, zeros where one is missing."""
+    outs = [Tensor(shape, x.format, x.storage) for shape in shapes]
+    if not (r.grad and x.needs):
+        return outs
+    r.node("split", outs[0], (x,), back_split, extra=(x.shape, shapes))
+    for slot, out in enumerate(outs):
+        out.node, out.needs, out.slot = outs[0].node, True, slot
+    return outs
+
+
+def back_split(r: Recorder, node: Node, g: dict[int, Tensor] | Tensor) -> Grads:
+    shape, shapes = node.extra
+    given = {0: g} if isinstance(g, Tensor) else g
+    some = next(iter(given.values()))
+    zeros = [r.tensor(part, some.format, "zeros") for slot, part in enumerate(shapes) if slot not in given]
+    whole = r.tensor(shape, some.format, "cat")
+    del zeros
+    return (whole,)
+
+
+# ------------------------------------------------------------------------------------------------------------------ matmul
+def linear(r: Recorder, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
+    """`F.linear`: x and W are kept for each other's gradient; the bias keeps nothing."""
+    out = r.tensor((*x.shape[:-1], outputs), x.format, "linear")
+    rows = x.count // x.shape[-1]
+    r.compute("linear", 2 * rows * x.shape[-1] * outputs, (x.count + out.count + weight.count) * x.format.block_bytes, x.format.math)
+    inputs = (x, weight) if bias is None else (x, weight, bias)
+    saved = (x if weight.needs else None, weight if x.needs else None)
+    back = back_linear if bias is None else back_addmm
+    return r.node("linear", out, inputs, back, saved, (x.shape, weight.shape, 2 * rows * x.shape[-1] * outputs))
+
+
+def back_linear(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """mm: the weight's gradient first, then the input's."""
+    x, weight = node.saved
+    to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
+    to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
+    return [to_x, to_weight]
+
+
+def back_addmm(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """addmm: the input's gradient first, then the weight's, then the bias's."""
+    x, weight = node.saved
+    to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
+    to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
+    to_bias = r.tensor((g.shape[-1],), g.format, "sum", grad_part(node, 2)) if node.inputs[2] is not None else None
+    return [to_x, to_weight, to_bias]
+
+
+def product(r: Recorder, node: Node, index: int, shape: Shape, g: Tensor) -> Tensor:
+    out = r.tensor(shape, g.format, "linear", grad_part(node, index))
+    r.compute("linear", node.extra[2], (g.count + out.count) * g.format.block_bytes, g.format.math)
+    return out
+
+
+def matmul(r: Recorder, a: Tensor, b: Tensor, shape: Shape, copies: tuple[bool, bool] = (False, False)) -> Tensor:
+    """Batched a @ b. `copies`: the operand is an expanded or oddly strided view that is made contiguous first; what is kept
+    is then the copy."""
+    a = clone(r, a) if copies[0] else a
+    b = clone(r, b) if copies[1] else b
+    out = r.tensor(shape, a.format, "matmul")
+    flops = 2 * out.count * a.shape[-1]
+    r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math)
+    return r.node("matmul", out, (a, b), back_matmul, (a if b.needs else None, b if a.needs else None), (a.shape, b.shape, flops))
+
+
+def back_matmul(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """bmm: `mat2` first, then `self`."""
+    a, b = node.saved
+    to_b = product(r, node, 1, node.extra[1], g) if a is not None else None
+    to_a = product(r, node, 0, node.extra[0], g) if b is not None else None
+    return [to_a, to_b]
+
+
+def softmax(r: Recorder, x: Tensor, format: Format) -> Tensor:
+    """`softmax(dtype=…)`: on CUDA a 16-bit input is read and written in fp32 by one kernel, no cast of its own
+    (aten/src/ATen/native/cuda/SoftMax.cu, half_to_float is for fp16 only: bf16 goes through a cast)."""
+    x = cast(r, x, format)
+    out = r.tensor(x.shape, format, "softmax")
+    return r.node("softmax", out, (x,), back_like, (out.detach(),), x.shape)
+
+
+# ------------------------------------------------------------------------------------------------------- tables and tokens
+def embedding(r: Recorder, ids: Tensor, weight: Tensor) -> Tensor:
+    out = r.tensor((*ids.shape, weight.shape[-1]), weight.format, "embedding")
+    return r.node("embedding", out, (weight,), back_embedding, (ids,), (weight.shape, ids.count))
+
+
+def back_embedding(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """A dense gradient of the whole table; above 3072 tokens the ids are sorted first, and rows are summed in fp32 pieces
+    (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu)."""
+    shape, tokens = node.extra
+    out = r.tensor(shape, g.format, "embedding", grad_part(node, 0))
+    if tokens > EMBEDDING_DIRECT:
+        scratch = embedding_scratch(tokens, shape[0], shape[1])
+        held = [r.scratch(size, "embedding") for size in scratch]
+        del held
+    return (out,)
+
+
+EMBEDDING_DIRECT = 3072
+
+
+def embedding_scratch(tokens: int, rows: int, width: int) -> tuple[int, ...]:
+    """sorted ids, origins, segment offsets, partial counts, and the fp32 partial rows."""
+    segments = min(tokens, rows)
+    pieces = tokens // 10 + segments
+    return (8 * tokens, 8 * tokens, 8 * tokens, 8 * segments, 8 * segments, 8 * pieces, 4 * pieces * width)
+
+
+def layer_norm(r: Recorder, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """torch's own: mean and 1/σ in fp32 per row (aten/src/ATen/native/cuda/layer_norm_kernel.cu)."""
+    out = r.like(x, "layer_norm")
+    rows = (*x.shape[:-1], 1)
+    stats = (r.tensor(rows, FP32, "layer_norm"), r.tensor(rows, FP32, "layer_norm"))
+    inputs = tuple(one for one in (x, weight, bias) if one is not None)
+    return r.node("layer_norm", out, inputs, back_layer_norm, (x, *stats), (x.shape, x.shape[-1]))
+
+
+def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
+    shape, width = node.extra
+    grads: list[Tensor | None] = [r.tensor(shape, g.format, "layer_norm") if node.inputs[0] is not None else None]
+    for index in range(1, len(node.inputs)):
+        needed = node.inputs[index] is not None
+        grads.append(r.tensor((width,), g.format, "layer_norm", grad_part(node, index)) if needed else None)
+    return grads
+
+
+def cross_entropy(r: Recorder, logits: Tensor, labels: Tensor, part: Part = "logits") -> Tensor:
+    """log_softmax (kept), then nll: two scalars; backward holds both and the gradient (aten/src/ATen/native/cuda/Loss.cu)."""
+    logs = r.tensor(logits.shape, logits.format, "log_softmax", part)
+    logs = r.node("log_softmax", logs, (logits,), back_loss, (logs.detach(),), logits.shape)
+    total = r.tensor((1,), logits.format, "nll_loss")
+    out = r.tensor((1,), logits.format, "nll_loss")
+    return r.node("nll_loss", out, (logs,), back_loss, (logs.detach(), labels, total), logits.shape)
+
+
+def back_loss(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return (r.tensor(node.extra, g.format, node.op, "logits"),)
+
+
+def integers(r: Recorder, shape: Shape, op: str) -> Tensor:
+    return r.tensor(shape, INT64, op, "inputs")

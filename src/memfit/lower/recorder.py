@@ -1,0 +1,234 @@
+"""A shape-level autograd: tensors that are only a shape and a life. Programs of `lower` run on them and leave a Tape.
+
+A storage lives as long as something refers to its Python object, as in torch itself; its end writes the `Free`. Backward
+follows torch's engine (torch/csrc/autograd/engine.cpp, input_buffer.cpp, accumulate_grad.h, torch 2.13): ready nodes run
+latest first, saved tensors go after their node ran, a second gradient is added in place where torch may do so.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+from typing import Any, TypeAlias
+
+from memfit.formats import Format
+from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Part, Phase
+
+Shape: TypeAlias = tuple[int, ...]
+Grads: TypeAlias = "Sequence[Tensor | None]"
+Back: TypeAlias = "Callable[[Recorder, Node, Tensor], Grads]"
+
+
+class Dim(int):
+    """A size that remembers its letter, so that a formula can be shown with its numbers put in."""
+
+    letter: str
+
+    def __new__(cls, value: int, letter: str) -> Dim:
+        self = super().__new__(cls, value)
+        self.letter = letter
+        return self
+
+
+class Storage:
+    """A block. Its size is what the program asks for; `Free` is written when the last reference goes."""
+
+    __slots__ = ("id", "size", "write")
+
+    def __init__(self, id: int, size: int, write: Callable[[Event], None]) -> None:
+        self.id, self.size, self.write = id, size, write
+
+    def __del__(self) -> None:
+        self.write(Free(self.id))
+
+
+class Tensor:
+    """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the node's outputs it is."""
+
+    __slots__ = ("shape", "format", "storage", "node", "slot", "needs", "grad", "name")
+
+    def __init__(self, shape: Shape, format: Format, storage: Storage | None, node: Node | None = None, needs: bool = False) -> None:
+        self.shape, self.format, self.storage, self.node, self.needs = shape, format, storage, node, needs
+        self.slot = 0
+        self.grad: Tensor | None = None
+        self.name = ""
+
+    def view(self, *shape: int) -> Tensor:
+        """The same storage in another shape; gradients pass through unchanged."""
+        view = Tensor(shape or self.shape, self.format, self.storage, self.node, self.needs)
+        view.slot = self.slot
+        return view
+
+    def detach(self) -> Tensor:
+        return Tensor(self.shape, self.format, self.storage)
+
+    @property
+    def count(self) -> int:
+        total = 1
+        for size in self.shape:
+            total *= size
+        return total
+
+
+class Node:
+    """One step of the backward graph; `inputs` are the nodes or leaves its results go to."""
+
+    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra")
+
+    def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
+        self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
+        self.saved: tuple[Any, ...] = ()
+        self.extra: Any = None
+
+
+class Recorder:
+    """Writes events; holds what the program is doing (`where`, `phase`) and whether it records gradients (`grad`)."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.write = self.events.append
+        self.where, self.grad, self.phase, self.part = "", True, "load", "activations"
+        self._next_id = 0
+        self._next_seq = 0
+        self.thread = "forward"
+        self.span, self.at = "", 0  # the layer that is running, and the step
+
+    # ------------------------------------------------------------------------------------------------- what happens
+    def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:
+        self.phase, self.where, self.span, self.at = phase, where, where, step
+        self.part = "temporaries" if phase in ("backward", "step") else "activations"
+        self.write(Mark(phase, where, step))
+
+    def tensor(self, shape: Shape, format: Format, op: str, part: Part | None = None) -> Tensor:
+        """A new block. An empty tensor has none."""
+        total = 1
+        for size in shape:
+            total *= size
+        size = format.bytes(total) if format.block > 1 else total * format.block_bytes
+        if size == 0:
+            return Tensor(shape, format, None)
+        id = self._next_id
+        self._next_id = id + 1
+        self.write(tuple.__new__(Alloc, (id, size, part or self.part, self.where, op, (*shape, format.block_bytes), 0)))
+        return Tensor(shape, format, Storage(id, size, self.write))
+
+    def like(self, tensor: Tensor, op: str, part: Part | None = None) -> Tensor:
+        return self.tensor(tensor.shape, tensor.format, op, part)
+
+    def scratch(self, size: int, op: str, part: Part = "workspace") -> Storage | None:
+        """Bytes that a kernel takes for itself; they live while the caller keeps what is returned."""
+        if size <= 0:
+            return None
+        id = self._next_id
+        self._next_id = id + 1
+        self.write(Alloc(id, size, part, self.where, op, (size,)))
+        return Storage(id, size, self.write)
+
+    def compute(self, op: str, flops: int, bytes: int, math: str) -> None:
+        self.write(Compute(op, flops, bytes, math, self.where))
+
+    def comm(self, op: str, size: int, ranks: int, group: str) -> None:
+        self.write(Comm(op, size, ranks, group, self.where))
+
+    # ---------------------------------------------------------------------------------------------------- the graph
+    def leaf(self, shape: Shape, format: Format, name: str, part: Part, needs: bool) -> Tensor:
+        """A parameter or buffer."""
+        tensor = self.tensor(shape, format, "parameter", part)
+        tensor.needs, tensor.name = needs, name
+        return tensor
+
+    def node(self, op: str, out: Tensor, inputs: tuple[Tensor, ...], back: Back, saved: tuple[Any, ...] = (), extra: Any = None) -> Tensor:
+        """Hang `out` into the graph if an input needs a gradient; otherwise nothing is saved."""
+        if not self.grad:
+            return out
+        edges: list[Node | Tensor | None] = []
+        slots: list[int] = []
+        needed = False
+        for one in inputs:
+            if one.needs:
+                needed = True
+                edges.append(one.node if one.node is not None else one)
+            else:
+                edges.append(None)
+            slots.append(one.slot)
+        if needed:
+            seq = self._next_seq
+            self._next_seq = seq + 1
+            node = Node(seq, op, self.where, back, tuple(edges), tuple(slots))
+            node.saved, node.extra, node.span = saved, extra, self.span
+            out.node, out.needs = node, True
+        return out
+
+    def backward(self, root: Tensor, gradient: Tensor) -> None:
+        """Run the graph of `root`. The caller's reference to `gradient` counts, as in torch."""
+        if root.node is None:
+            raise ValueError("backward from a tensor without a graph")
+        waiting = _dependencies(root.node)
+        buffers: dict[Any, dict[int, Tensor]] = {root.node: {root.slot: gradient}}
+        del gradient
+        ready: list[tuple[int, Node]] = [(-root.node.seq, root.node)]
+        del root
+        while ready:
+            _, node = heappop(ready)
+            self._run(node, buffers.pop(node), waiting, buffers, ready)
+
+    def _run(self, node: Node, incoming: dict[int, Tensor], waiting: dict[Any, int], buffers: dict[Any, dict[int, Tensor]], ready: list[tuple[int, Node]]) -> None:
+        if node.span != self.span:
+            self.mark(self.phase, node.span, self.at)
+        self.where = node.where
+        if len(incoming) == 1 and 0 in incoming:
+            gradient: Any = incoming.pop(0)
+        else:
+            gradient = incoming
+        results = list(node.back(self, node, gradient))
+        del gradient, incoming
+        node.saved = ()
+        for index, target in enumerate(node.inputs):
+            if target is None:
+                continue
+            result, results[index] = results[index], None
+            if result is not None:
+                slot = 0 if isinstance(target, Tensor) else node.slots[index]
+                self._collect(buffers.setdefault(target, {}), slot, result)
+            del result
+            waiting[target] -= 1
+            if waiting[target] == 0:
+                if isinstance(target, Tensor):
+                    self._accumulate(target, buffers.pop(target, {}))
+                elif target in buffers:
+                    heappush(ready, (-target.seq, target))
+
+    def _collect(self, buffer: dict[int, Tensor], slot: int, new: Tensor) -> None:
+        """InputBuffer::add: a second gradient is added into the first where nobody else holds that."""
+        old = buffer.pop(slot, None)
+        if old is None:
+            buffer[slot] = new
+            return
+        # torch 2.13 input_buffer.cpp: only the older of the two is ever reused. Two references (the variable here and
+        # getrefcount's own argument) mean that nobody else holds it; so does a storage that one tensor holds.
+        if sys.getrefcount(old) == 2 and sys.getrefcount(old.storage) == 2:
+            buffer[slot] = old
+        else:
+            buffer[slot] = self.like(old, "accumulate")
+
+    def _accumulate(self, leaf: Tensor, buffer: dict[int, Tensor]) -> None:
+        """AccumulateGrad: the first gradient is kept as it is, later ones are added into it."""
+        new = buffer.get(0)
+        if new is not None and leaf.grad is None:
+            leaf.grad = new.detach()
+
+
+def _dependencies(root: Node) -> dict[Any, int]:
+    """How many gradients each node or leaf waits for."""
+    waiting: dict[Any, int] = {}
+    seen, stack = {root}, [root]
+    while stack:
+        for target in stack.pop().inputs:
+            if target is None:
+                continue
+            waiting[target] = waiting.get(target, 0) + 1
+            if not isinstance(target, Tensor) and target not in seen:
+                seen.add(target)
+                stack.append(target)
+    return waiting

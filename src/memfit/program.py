@@ -1,0 +1,118 @@
+"""A model about to run on one rank: its layers placed, and the marks that techniques put on it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from memfit.job import Job
+from memfit.model.modules import Layer, Linear, Model, Weight
+
+
+class Entry(NamedTuple):
+    """A layer as it runs: `times` identical neighbours that it stands for, and whether it recomputes its activations."""
+
+    index: int
+    layer: Layer
+    times: int = 1
+    recompute: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """LoRA: which linear layers get one (`targets` are last names, or empty for all but the head) and how it is kept."""
+
+    rank: int
+    dropout: float
+    format: str
+    targets: frozenset[str]
+    saved: tuple[str, ...] = ()  # modules trained whole beside the adapters
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quant:
+    """Weights of linear layers stored by bitsandbytes; `prepared`: prepare_model_for_kbit_training was called."""
+
+    format: str
+    double: bool
+    skip: frozenset[str]
+    prepared: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """`weights` is the format of the base weights, `autocast` the one that matrix products are cast to (or empty), `master`
+    says that the optimizer keeps an fp32 copy. `trained`: parts of names; None trains everything."""
+
+    model: Model
+    job: Job
+    entries: tuple[Entry, ...]
+    weights: str
+    autocast: str = ""
+    master: bool = False
+    trained: tuple[str, ...] | None = None
+    adapter: Adapter | None = None
+    quant: Quant | None = None
+
+    def replace(self, **changes: Any) -> Program:
+        return replace(self, **changes)
+
+    def trains(self, weight: Weight) -> bool:
+        """Is this base weight trained? Adapters are, always."""
+        return weight.role != "buffer" and (self.trained is None or any(part in weight.name for part in self.trained))
+
+    def adapted(self, linear: Linear) -> bool:
+        if self.adapter is None or linear is self.model.head:
+            return False
+        last = linear.name.rsplit(".", 1)[-1]
+        return not self.adapter.targets or last in self.adapter.targets or linear.name in self.adapter.targets
+
+    def quantized(self, linear: Linear) -> bool:
+        return self.quant is not None and not self.quant.skip.intersection(linear.name.split("."))
+
+
+def placed(layers: tuple[Layer, ...], compact: bool) -> tuple[Entry, ...]:
+    """The layers one by one; or, compact, with one period of each long run standing for its inner repetitions.
+
+    The first and the last period of a run stay themselves: they touch what is not like them."""
+    entries: list[Entry] = []
+    index = 0
+    while index < len(layers):
+        period, repeats = _run(layers, index) if compact else (1, 1)
+        if repeats > 3:
+            for block in (0, 1, repeats - 1):
+                times = repeats - 2 if block == 1 else 1
+                entries += [Entry(index + block * period + k, layers[index + block * period + k], times) for k in range(period)]
+            index += period * repeats
+        else:
+            entries.append(Entry(index, layers[index]))
+            index += 1
+    return tuple(entries)
+
+
+def _run(layers: tuple[Layer, ...], start: int) -> tuple[int, int]:
+    """The (period, repetitions) from `start` on that covers the most layers."""
+    best = (1, 1)
+    same = {id(layer): number for layer, number in _numbered(layers)}
+    kinds = [same[id(layer)] for layer in layers]
+    for period in range(1, 9):
+        repeats = 1
+        pattern = kinds[start : start + period]
+        while len(pattern) == period and kinds[start + repeats * period : start + (repeats + 1) * period] == pattern:
+            repeats += 1
+        if repeats * period > best[0] * best[1]:
+            best = (period, repeats)
+    return best
+
+
+def _numbered(layers: Iterable[Layer]) -> Iterable[tuple[Layer, int]]:
+    """Equal layers get equal numbers; identity is looked at first, since most layers are one object."""
+    known: dict[int, int] = {}
+    distinct: list[Layer] = []
+    for layer in layers:
+        if id(layer) not in known:
+            known[id(layer)] = next((number for number, other in enumerate(distinct) if other == layer), len(distinct))
+            if known[id(layer)] == len(distinct):
+                distinct.append(layer)
+        yield layer, known[id(layer)]
