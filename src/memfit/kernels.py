@@ -1,0 +1,257 @@
+"""What kernels hold that a shape does not tell: saved statistics and workspaces, a row each, as plain functions of integers.
+
+No framework is imported here; `lower` and `trace` use the same rows. Sizes are bytes as requested, before rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.registry import Registry
+
+MiB = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A fact about a kernel: what it allocates, for which versions of torch it was read, and where."""
+
+    name: str
+    holds: str
+    versions: str
+    cite: str
+    life: str = "op"  # `op`: until the op returns; `saved`: until its backward; `process`
+
+
+KERNELS: Registry[Row] = Registry("kernel")
+
+
+def _row(name: str, holds: str, versions: str, cite: str, life: str = "op") -> None:
+    KERNELS.add(name, Row(name=name, holds=holds, versions=versions, cite=cite, life=life))
+
+
+def up(count: int, multiple: int) -> int:
+    """`count` rounded up to a multiple."""
+    return -(-count // multiple) * multiple
+
+
+# -- cuBLAS -------------------------------------------------------------------------------------------------------------
+
+_row("cublas_workspace", "32 MiB on major 9, 10 and 12, else 8.125 MiB, per thread that multiplies", "torch 2.13", "aten/src/ATen/cuda/CublasHandlePool.cpp", "process")  # fmt: skip
+
+
+def cublas_workspace(capability: tuple[int, int] = (8, 0), torch: tuple[int, int] = (2, 13)) -> int:
+    """Bytes of one cuBLAS workspace; the forward thread and the autograd thread have one each.
+
+    Older versions (before about 2.11) give 32 MiB to sm_90 alone.
+    """
+    large = capability[0] in (9, 10, 12) if torch >= (2, 11) else capability == (9, 0)
+    return 32 * MiB if large else 4096 * 1024 * 2 + 16 * 1024 * 8
+
+
+_row("cublaslt_workspace", "1 MiB per call up to 2.8, kept per thread in 2.9 and 2.10, shared with cuBLAS from 2.11", "torch 2.1 .. 2.13", "aten/src/ATen/cuda/CUDABlas.cpp; CublasHandlePool.cpp")  # fmt: skip
+
+
+def cublaslt_workspace(torch: tuple[int, int] = (2, 13)) -> int:
+    """Bytes that an addmm with a bias epilogue allocates beside the cuBLAS workspace."""
+    return MiB if torch < (2, 11) else 0
+
+
+# -- attention ----------------------------------------------------------------------------------------------------------
+
+_row("flash_forward", "log-sum-exp [B, N, S] fp32; two random-state tensors on the GPU", "torch 2.7 .. 2.13", "ATen/native/transformers/cuda/flash_attn/flash_api.cpp", "saved")  # fmt: skip
+
+
+def flash_lse(batch: int, heads: int, query: int) -> int:
+    """Saved log-sum-exp of the dense flash kernel; the length is not rounded."""
+    return batch * heads * query * 4
+
+
+_row("flash_split", "fp32 partial outputs and statistics when keys are split", "torch 2.1 .. 2.13", "flash_attn/flash_api.cpp set_params_splitkv")
+
+
+def flash_splits(batch: int, heads: int, query: int, key: int, head: int, sms: int = 108) -> int:
+    """How many pieces the keys are split into when there is no dropout: 1 when the blocks fill the GPU."""
+    block = 256 if head <= 64 else 128 if head <= 128 else 64
+    pieces, blocks = up(key, block) // block, batch * heads * (up(query, 64) // 64)
+    room = sms * 2
+    if blocks >= 0.8 * room:
+        return 1
+    most = min(128, room, pieces)
+
+    def eligible(count: int) -> bool:
+        return count == 1 or -(-pieces // count) != -(-pieces // (count - 1))
+
+    def efficiency(count: int) -> float:
+        waves = blocks * count / room
+        return waves / -(-waves // 1)
+
+    best = max((efficiency(count) for count in range(1, most + 1) if eligible(count)), default=0.0)
+    return next((count for count in range(1, most + 1) if eligible(count) and efficiency(count) >= 0.85 * best), 1)
+
+
+def flash_split_buffers(batch: int, heads: int, query: int, key: int, head: int, sms: int = 108) -> tuple[int, int]:
+    """Partial statistics and partial outputs of the split kernel; (0, 0) when it does not split."""
+    splits = flash_splits(batch, heads, query, key, head, sms)
+    if splits <= 1:
+        return 0, 0
+    rows = splits * batch * heads * query * 4
+    return rows, rows * up(up(head, 8), 32)
+
+
+_row("flash_backward", "softmax_d, dq_accum in fp32, and for grouped queries dk and dv at the query heads", "torch 2.1 .. 2.13", "flash_attn/flash_api.cpp mha_bwd")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FlashBackward:
+    """Buffers of one flash backward call, all alive beside dq, dk and dv."""
+
+    softmax_d: int
+    dq_accum: int
+    dk_expanded: int
+    dv_expanded: int
+
+    @property
+    def total(self) -> int:
+        return self.softmax_d + self.dq_accum + self.dk_expanded + self.dv_expanded
+
+
+def flash_backward(batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, element: int = 2, splits: int = 1) -> FlashBackward:
+    """Rounded to 128 queries and 32 values of the head; `splits` > 1 only with deterministic algorithms."""
+    rounded, head8 = up(query, 128), up(head, 8)
+    expanded = batch * key * heads * head8 * element if heads != kv_heads else 0
+    return FlashBackward(
+        softmax_d=batch * heads * rounded * 4,
+        dq_accum=splits * batch * rounded * heads * up(head8, 32) * 4,
+        dk_expanded=expanded,
+        dv_expanded=expanded,
+    )
+
+
+_row("efficient_forward", "log-sum-exp with the length rounded to 32; an fp32 accumulator for heads above 128", "torch 2.1 .. 2.13", "ATen/native/transformers/cuda/attention.cu", "saved")  # fmt: skip
+
+
+def efficient_lse(batch: int, heads: int, query: int) -> int:
+    return batch * heads * up(query, 32) * 4
+
+
+def efficient_accumulator(batch: int, heads: int, query: int, head: int, value_head: int, element: int) -> int:
+    """The fp32 output accumulator of the 16-bit kernels with large heads."""
+    return batch * query * heads * value_head * 4 if element == 2 and max(head, value_head) > 128 else 0
+
+
+_row("efficient_backward", "delta [B, N, S] fp32 and one workspace of gradient tiles", "torch 2.1 .. 2.13", "mem_eff_attention/kernel_backward.h")
+
+
+def efficient_backward(batch: int, heads: int, query: int, key: int, head: int, value_head: int, element: int = 2, capability: tuple[int, int] = (8, 0)) -> int:
+    """Delta plus the workspace of the tile that the kernel picks by head size and shared memory."""
+    largest = max(head, value_head)
+    small = capability in ((8, 6), (8, 9), (12, 0))
+    if element == 4:
+        rows, columns, registers = (64, 64, True) if largest <= 64 or small or largest > 128 else (128, 64, True)
+        delta = batch * query * heads * value_head * 4 + batch * heads * query * 4
+    else:
+        delta = batch * heads * query * 4
+        if largest <= 64:
+            rows, columns, registers = 64, 64, True
+        elif largest <= 96 and small:
+            rows, columns, registers = 128, 64, True
+        elif largest <= 128 and not small:
+            rows, columns, registers = 128, 128, True
+        else:
+            rows, columns, registers = (64, 64, False) if small else (128, 64, False)
+    tiles = -(-query // rows) * -(-head // columns) * (4 + rows * columns)
+    kept = 0
+    if not registers and element == 2:
+        pieces = max(1, min(-(-key // columns), 200 // (batch * heads)))
+        pieces = 1 if batch * heads >= 256 and key <= 2 * columns else pieces
+        kept = pieces * columns * (up(head, rows) + up(value_head, rows))
+    return delta + 4 * batch * heads * up(tiles + kept, 4)
+
+
+Mask = str  # `none`, `causal`, `mask`
+_row("sdpa_choice", "flash, efficient, math, cuDNN in that order (cuDNN first on Hopper and Blackwell from 2.9 if it is new enough)", "torch 2.5.1 .. 2.13", "ATen/native/transformers/cuda/sdp_utils.cpp; ATen/Context.h", "saved")  # fmt: skip
+
+
+def sdpa_backend(
+    *, element: int, half: bool, head: int, value_head: int, masked: bool, causal: bool, query: int, key: int,
+    grouped: bool = False, training: bool = True, dropout: float = 0.0, capability: tuple[int, int] = (8, 0), allowed: tuple[str, ...] = ("flash", "efficient", "math"),
+) -> str:  # fmt: skip
+    """The kernel that `scaled_dot_product_attention` takes on CUDA. `half`: fp16 or bf16. `grouped`: enable_gqa with fewer kv heads."""
+    consumer = capability in ((8, 6), (8, 9), (12, 0))
+    refused = consumer and training and (192 < head <= 224 or (head > 224 and dropout > 0))
+    if "flash" in allowed and half and not masked and head == value_head and head <= 256 and capability >= (8, 0) and not refused and (not causal or query == key):  # fmt: skip
+        return "flash"
+    aligned = head % (8 if half else 4) == 0 and value_head % (8 if half else 4) == 0
+    if "efficient" in allowed and element <= 4 and aligned and not grouped and capability >= (5, 0):
+        return "efficient"
+    return "cudnn" if "cudnn" in allowed and half and head % 8 == 0 and head <= 128 and capability >= (8, 0) else "math"
+
+
+# -- norms, embeddings, reductions, sorting -----------------------------------------------------------------------------
+
+_row("rms_norm", "fp32 reciprocal root per row, saved (fused kernel from 2.9)", "torch 2.9 .. 2.13", "ATen/native/cuda/layer_norm_kernel.cu", "saved")
+_row("layer_norm_backward", "partial sums of the gradients of weight and bias for many rows of few values", "torch 2.7 .. 2.13", "ATen/native/cuda/layer_norm_kernel.cu")
+
+
+def norm_backward(rows: int, width: int, element: int, sms: int = 108) -> int:
+    """One partial buffer (weight or bias gradient); zero unless rows > 65536 and the width is small for the GPU."""
+    if rows <= 65536 or width // 32 >= sms // 2:
+        return 0
+    return min(-(-rows // 32), 32768 // -(-width // 32)) * width * element
+
+
+_row("embedding_backward", "sorted and original indices, segment offsets and fp32 partial sums, for more than 3072 tokens", "torch 2.6 .. 2.13", "ATen/native/cuda/EmbeddingBackwardKernel.cu")  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmbeddingBackward:
+    """Buffers of the sorted path: while sorting, and while summing the segments (the indices stay through both)."""
+
+    indices: int
+    sorting: int
+    summing: int
+
+    @property
+    def total(self) -> int:
+        return self.indices + max(self.sorting, self.summing)
+
+
+def embedding_backward(tokens: int, vocabulary: int, width: int, index: int = 8) -> EmbeddingBackward:
+    """Zero up to 3072 tokens. The radix sort's scratch (two alternate buffers) is inferred, not read."""
+    if tokens <= 3072:
+        return EmbeddingBackward(indices=0, sorting=0, summing=0)
+    segments = min(tokens, vocabulary)
+    partial = tokens // 10 + segments
+    return EmbeddingBackward(
+        indices=2 * index * tokens,
+        sorting=index * tokens + 2 * index * tokens,
+        summing=index * tokens + 2 * index * segments + index * partial + partial * width * 4,
+    )
+
+
+_row("index_put_accumulate", "linear, sorted and original indices and their count, 8 bytes each", "torch 2.6 .. 2.13", "ATen/native/cuda/Indexing.cu")
+
+
+def index_put_accumulate(count: int) -> int:
+    return 4 * 8 * count
+
+
+_row("foreach_norm", "one fp32 value per chunk of 65536 elements and tensor", "torch 2.6 .. 2.13", "ATen/native/cuda/ForeachReduceOp.cu")
+
+
+def foreach_norm(sizes: tuple[int, ...]) -> int:
+    return len(sizes) * max((-(-size // 65536) for size in sizes), default=0) * 4
+
+
+_row("sort", "index pairs and radix scratch, by number of rows", "torch 2.6 .. 2.13", "ATen/native/cuda/SortStable.cu")
+
+
+def sort_buffers(rows: int, length: int, element: int) -> int:
+    """Scratch beside the values and indices; the radix part is inferred."""
+    count = rows * length
+    if length <= 4096 and rows > 1:
+        return 0
+    if rows == 1 or length >= 1_000_000:
+        return 8 * length + length * (element + 8)
+    return 16 * count + count * element if rows < 128 else 8 * count + count * (element + 8)

@@ -1,0 +1,165 @@
+"""Make a program on a machine without a GPU believe that it runs on one: `device` attributes, `torch.cuda` answers, kernel choices.
+
+Tensors on the pretended GPU are meta tensors, or real ones whose storage has been claimed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+class _Inside:
+    """How deep in the dispatcher we are: kernels must see the true device, programs the pretended one."""
+
+    depth = 0
+
+
+INSIDE = _Inside
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """The device whose kernels the trace stands for. `sms` and `capability` steer kernel choices; A100 by default."""
+
+    type: str = "cuda"
+    name: str = "NVIDIA A100-SXM4-80GB"
+    capability: tuple[int, int] = (8, 0)
+    sms: int = 108
+    memory: int = 85_899_345_920
+    torch: tuple[int, int] = (2, 13)
+    claimed: set[int] = field(default_factory=set, compare=False)
+
+    def owns(self, tensor: torch.Tensor) -> bool:
+        if tensor.is_meta:
+            return True
+        try:
+            return tensor.untyped_storage()._cdata in self.claimed
+        except (RuntimeError, NotImplementedError):
+            return False
+
+    def claim(self, key: int) -> None:
+        self.claimed.add(key)
+
+    def release(self, key: int) -> None:
+        self.claimed.discard(key)
+
+
+TRUE_DEVICE = torch._C.TensorBase.device
+TRUE_TO = torch._C.TensorBase.to
+
+
+@contextlib.contextmanager
+def pretended(device: Device) -> Iterator[None]:
+    """Inside, tensors say that they are on `device`, and `torch.cuda` answers as that GPU would."""
+    here = torch.device(device.type, 0) if device.type == "cuda" else torch.device(device.type)
+
+    def where(self: torch.Tensor) -> torch.device:
+        true: torch.device = TRUE_DEVICE.__get__(self)
+        if INSIDE.depth:
+            return true
+        if true.type == "meta" or (device.claimed and device.owns(self)):
+            return here
+        return true
+
+    def is_cuda(self: torch.Tensor) -> bool:
+        return bool(self.device.type == "cuda")
+
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not INSIDE.depth and device.owns(self):
+            args = tuple(local(one, device, self) for one in args)
+            if kwargs.get("device") is not None:
+                kwargs = {**kwargs, "device": local(torch.device(kwargs["device"]), device, self)}
+        return TRUE_TO(self, *args, **kwargs)
+
+    def cuda(self: torch.Tensor, target: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+        return self.to("cuda", non_blocking=non_blocking)
+
+    patches: list[tuple[Any, str, Any]] = [
+        (torch.Tensor, "device", property(where)),
+        (torch.Tensor, "is_cuda", property(is_cuda)),
+        (torch.Tensor, "to", to),
+        (torch.Tensor, "cuda", cuda),
+    ]
+    if device.type == "cuda":
+        patches += answers(device)
+    with patched(patches):
+        yield
+
+
+def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:
+    """The device argument of `.to` where it names the pretended GPU that the tensor is on already."""
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = torch.device(device.type, value)
+    if isinstance(value, (str, torch.device)):
+        value = torch.device(value)
+        if value.type == device.type:
+            return TRUE_DEVICE.__get__(tensor)
+    return value
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What `get_device_properties` gives."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    warp_size: int = 32
+    is_integrated: bool = False
+    gcnArchName: str = ""  # noqa: N815  torch's own name
+
+
+def answers(device: Device) -> list[tuple[Any, str, Any]]:
+    properties = Properties(device.name, *device.capability, device.memory, device.sms)
+    state = torch.zeros(16, dtype=torch.uint8)
+    values: dict[str, Any] = {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: 1,
+        "current_device": lambda: 0,
+        "get_device_properties": lambda *_: properties,
+        "get_device_capability": lambda *_: device.capability,
+        "get_device_name": lambda *_: device.name,
+        "is_bf16_supported": lambda *_, **__: device.capability >= (8, 0),
+        "synchronize": lambda *_: None,
+        "empty_cache": lambda: None,
+        "ipc_collect": lambda: None,
+        "reset_peak_memory_stats": lambda *_: None,
+        "set_device": lambda *_: None,
+        "get_rng_state": lambda *_: state.clone(),
+        "set_rng_state": lambda *_: None,
+        "manual_seed": lambda *_: None,
+        "manual_seed_all": lambda *_: None,
+        "mem_get_info": lambda *_: (device.memory, device.memory),
+        "device": lambda *_: contextlib.nullcontext(),
+        "_is_in_bad_fork": lambda: False,
+        "is_current_stream_capturing": lambda: False,
+    }
+    return [(torch.cuda, name, value) for name, value in values.items()]
+
+
+@contextlib.contextmanager
+def patched(patches: list[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Set attributes and put every one of them back."""
+    missing = object()
+    before = [(owner, name, vars(owner).get(name, missing)) for owner, name, _ in patches]
+    try:
+        for owner, name, value in patches:
+            setattr(owner, name, value)
+        yield
+    finally:
+        for owner, name, value in reversed(before):
+            if value is missing:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)

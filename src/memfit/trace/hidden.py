@@ -1,0 +1,128 @@
+"""What CUDA kernels allocate below the dispatcher, read off the arguments of the op: the rows of `memfit.kernels` applied."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from memfit import kernels
+
+aten = torch.ops.aten
+
+
+class Hidden(NamedTuple):
+    """A buffer the kernel allocates. `keep`: it stays until the process ends."""
+
+    name: str
+    size: int
+    formula: str = ""
+    keep: bool = False
+
+
+HIDDEN: dict[Any, Callable[[Any, Any, Any, Any], list[Hidden]]] = {}
+
+
+def row(*ops: Any) -> Callable[[Callable[[Any, Any, Any, Any], list[Hidden]]], Callable[[Any, Any, Any, Any], list[Hidden]]]:
+    def add(function: Callable[[Any, Any, Any, Any], list[Hidden]]) -> Callable[[Any, Any, Any, Any], list[Hidden]]:
+        for op in ops:
+            HIDDEN[op] = function
+        return function
+
+    return add
+
+
+def named(**buffers: int) -> list[Hidden]:
+    return [Hidden(name, size) for name, size in buffers.items() if size]
+
+
+@row(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.addmm_.default, aten.mv.default, aten.dot.default)
+def matmul(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of its own."""
+    if recorder.device.type != "cuda":
+        return []
+    thread = "backward" if recorder.phase == "backward" else "forward"
+    if thread in recorder.workspaces:
+        return []
+    recorder.workspaces.add(thread)
+    return [Hidden(f"cublas workspace ({thread})", kernels.cublas_workspace(recorder.device.capability, recorder.device.torch), keep=True)]
+
+
+@row(aten._scaled_dot_product_flash_attention.default)
+def flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    query, key = args[0], args[1]
+    dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
+    if dropout:
+        return []
+    batch, heads, length, head = query.shape
+    if length == 1 and heads != key.shape[1]:  # heads of a group are folded into the length
+        length, heads = heads // key.shape[1], key.shape[1]
+    lse, out = kernels.flash_split_buffers(batch, heads, length, key.shape[2], head, recorder.device.sms)
+    return named(softmax_lse_accum=lse, out_accum=out)
+
+
+@row(aten._scaled_dot_product_flash_attention_backward.default)
+def flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    gradient, query, key = args[0], args[1], args[2]
+    batch, heads, length, head = query.shape
+    buffers = kernels.flash_backward(batch, heads, key.shape[1], length, key.shape[2], head, query.element_size())
+    copy = 0 if gradient.transpose(1, 2).stride(-1) == 1 else gradient.numel() * gradient.element_size()
+    return named(
+        contiguous_grad=copy, softmax_d=buffers.softmax_d, dq_accum=buffers.dq_accum, dk_expanded=buffers.dk_expanded, dv_expanded=buffers.dv_expanded
+    )
+
+
+@row(aten._scaled_dot_product_efficient_attention.default)
+def efficient_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    query, value = args[0], args[2]
+    batch, heads, length, head = query.shape
+    return named(out_accum=kernels.efficient_accumulator(batch, heads, length, head, value.shape[-1], query.element_size()))
+
+
+@row(aten._scaled_dot_product_efficient_attention_backward.default)
+def efficient_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    query, key, value = args[1], args[2], args[3]
+    batch, heads, length, head = query.shape
+    size = kernels.efficient_backward(batch, heads, length, key.shape[2], head, value.shape[-1], query.element_size(), recorder.device.capability)
+    return named(workspace=size)
+
+
+@row(aten.embedding_dense_backward.default)
+def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    gradient, indices, vocabulary = args[0], args[1], args[2]
+    buffers = kernels.embedding_backward(indices.numel(), vocabulary, gradient.shape[-1])
+    copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
+    return named(contiguous_grad=copy, indices=buffers.indices, partial_sums=max(buffers.sorting, buffers.summing))
+
+
+@row(aten.native_layer_norm_backward.default)
+def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    gradient, shape = args[0], args[2]
+    width = 1
+    for one in shape:
+        width *= one
+    size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms)
+    copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
+    return named(contiguous_grad=copy, dgamma_partial=size, dbeta_partial=size)
+
+
+@row(aten._foreach_norm.Scalar)
+def foreach_norm(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    return named(partial_norms=kernels.foreach_norm(tuple(one.numel() for one in args[0])))
+
+
+@row(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    if not accumulate:
+        return []
+    count = max((one.numel() for one in args[1] if one is not None), default=0)
+    return named(sorted_indices=kernels.index_put_accumulate(count))
+
+
+@row(aten.sort.default, aten.sort.stable)
+def sort(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    values = args[0]
+    length = values.shape[-1] if values.dim() else 1
+    return named(radix=kernels.sort_buffers(values.numel() // max(1, length), length, values.element_size()))

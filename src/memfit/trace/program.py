@@ -1,0 +1,130 @@
+"""Build the real model, optimizer and loop of a Job, and run them under a Recorder."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from memfit.errors import InputError, Problem
+from memfit.job import Job
+from memfit.tape import Tape
+from memfit.trace import cuda, kernels_of, label, steps
+from memfit.trace.recorder import Recorder
+from memfit.trace.rules import References, learn
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "autocast-bf16": torch.float32, "autocast-fp16": torch.float32}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What a trace needs beside the Job. `keep_outputs`: the loop holds the model's outputs through backward, as hand-written ones do."""
+
+    layers: int | None = None
+    steps: int = 2
+    keep_outputs: bool = False
+    gpu: Any = None
+    device: str = "cuda"
+
+
+def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
+    """Trace `job` on the model of `config`."""
+    import transformers
+
+    if job.framework not in ("transformers", "trl"):
+        raise InputError.one(f"the trace runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers` or `trl`")
+    device = device_of(options)
+    if not References.known[0]:
+        learn(Recorder(device))
+    kernels_of.install(device)
+    with quiet():
+        model = built(config, job, options)
+        recorder = Recorder(device)
+        recorder.names = {id(module): name for name, module in model.named_modules()}
+        with cuda.pretended(device), module_stack(recorder), recorder:
+            steps.load(recorder, model)
+            steps.train(recorder, model, job, options)
+        label.settle(recorder, model.config.get_text_config().vocab_size)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return Tape(events=recorder.finished(), source="trace", versions=versions)
+
+
+def device_of(options: Options) -> cuda.Device:
+    """The A100 unless a GPU is given (anything with capability, sms, memory and name)."""
+    major, minor = (int(one) for one in torch.__version__.split(".")[:2])
+    gpu = options.gpu
+    if options.device == "cpu":
+        return cuda.Device(type="cpu", name="CPU", torch=(major, minor))
+    if gpu is None:
+        return cuda.Device(torch=(major, minor))
+    known = {name: getattr(gpu, name) for name in ("name", "capability", "sms", "memory") if getattr(gpu, name, None) is not None}
+    return cuda.Device(torch=(major, minor), **known)
+
+
+def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
+    """The model class that transformers chooses for `config`, on meta."""
+    from transformers import AutoModelForCausalLM
+
+    wanted = configuration(config, options.layers)
+    kind = DTYPES.get(job.precision)
+    if kind is None:
+        raise InputError.one(f"the trace cannot run precision `{job.precision}`", where="job.precision", hint="one of " + ", ".join(DTYPES))
+    attention = {"sdpa": "sdpa", "flash": "sdpa", "efficient": "sdpa", "math": "sdpa", "cudnn": "sdpa", "eager": "eager"}.get(job.attention)
+    if attention is None:
+        raise InputError.one(f"the trace cannot run attention `{job.attention}` yet", where="job.attention", hint="use `sdpa` or `eager`")
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=attention)
+
+
+def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
+    from transformers import AutoConfig
+
+    values = {key: value for key, value in config.items() if key not in ("transformers_version", "auto_map", "quantization_config", "dtype", "torch_dtype")}
+    if layers is not None:
+        names = [key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in values]
+        for key in names or ["num_hidden_layers"]:
+            values[key] = layers
+        if isinstance(values.get("layer_types"), list):
+            values["layer_types"] = values["layer_types"][:layers]
+    kind = values.pop("model_type", None)
+    if not isinstance(kind, str):
+        raise InputError.one("the configuration has no `model_type`", where="model.config")
+    try:
+        return AutoConfig.for_model(kind, **values)
+    except ValueError as bad:
+        raise InputError(Problem(message=f"transformers does not know the model type `{kind[:60]}`", where="model.config.model_type", hint=str(bad)[:200])) from None
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers and torch warn about devices that are not there."""
+    import transformers
+
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(before)
+
+
+@contextlib.contextmanager
+def module_stack(recorder: Recorder) -> Iterator[None]:
+    """Tell the recorder which module is running, also when it ends by an exception (early stop of recomputation)."""
+    original = torch.nn.Module.__call__
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder.enter(self)
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            recorder.leave()
+
+    with cuda.patched([(torch.nn.Module, "__call__", call)]):
+        yield

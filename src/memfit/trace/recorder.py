@@ -1,0 +1,319 @@
+"""A dispatch mode that watches storages: every one that comes to life is an Alloc, every one that dies a Free.
+
+Floats are meta tensors. Small integer and boolean tensors stay real, because model code branches on their values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memfit.tape import Alloc, Event, Free, Mark, Part, Phase
+from memfit.trace import cuda
+from memfit.trace.hidden import HIDDEN, Hidden
+from memfit.trace.kernels_of import CHOSEN
+from memfit.trace.rules import RULES
+
+aten = torch.ops.aten
+REAL_LIMIT = 1 << 22  # integers in one tensor; larger ones become meta
+REAL_FLOATS = 1024
+
+
+class Block:
+    """One allocation while it is being watched; its part may become known only later."""
+
+    __slots__ = ("id", "size", "part", "where", "op", "formula", "born", "phase", "step", "alive", "shape", "node")
+
+    def __init__(self, id: int, size: int, where: str, op: str, formula: str, shape: tuple[int, ...], born: int) -> None:
+        self.id, self.size, self.where, self.op, self.formula, self.shape, self.born = id, size, where, op, formula, shape, born
+        self.part: Part | None = None
+        self.phase: Phase = "load"
+        self.step, self.alive, self.node = 0, True, 0
+
+
+class Recorder(TorchDispatchMode):
+    """Records what the program inside the `with` allocates. `device` is the flavour whose kernels it believes to run."""
+
+    def __init__(self, device: cuda.Device) -> None:
+        super().__init__()
+        self.device = device
+        self.events: list[Block | Event] = []
+        self.blocks: dict[int, Block] = {}  # storage address -> block
+        self.watch: dict[int, weakref.ref[Any]] = {}
+        self.modules: list[str] = []
+        self.names: dict[int, str] = {}
+        self.made_at: dict[int, str] = {}  # autograd sequence number -> module path
+        self.phase: Phase = "load"
+        self.step = 0
+        self.counter = 0
+        self.last_node: tuple[int, str] = (0, "")
+        self.node_serial = 0
+        self.node_key: Any = None
+        self.layer = ""
+        self.workspaces: set[str] = set()
+
+    # -- what the program tells us ---------------------------------------------------------------------------------
+
+    def mark(self, phase: Phase, where: str = "", step: int | None = None) -> None:
+        self.phase, self.step, self.layer = phase, self.step if step is None else step, where
+        self.events.append(Mark(phase, where, self.step))
+
+    def enter(self, module: torch.nn.Module) -> None:
+        path = self.names.get(id(module))
+        if path is None:
+            path = self.modules[-1] if self.modules else ""
+        self.modules.append(path)
+        if is_layer(path) and path != self.layer:
+            self.layer = path
+            self.events.append(Mark(self.phase, path, self.step))
+
+    def leave(self) -> None:
+        self.modules.pop()
+        if not self.modules:
+            for block in self.blocks.values():
+                if block.part is None and block.phase == self.phase:
+                    block.part = "activations"
+
+    # -- the dispatcher --------------------------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        composite = COMPOSITES.get(func)
+        if composite is None:
+            composite = COMPOSITES[func] = composite_of(func)
+        if composite:
+            with self:
+                return composite(*args, **kwargs)
+        cuda.INSIDE.depth += 1
+        try:
+            return self.dispatch(func, args, kwargs)
+        finally:
+            cuda.INSIDE.depth -= 1
+
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        rule = RULES.get(func)
+        if rule is not None:
+            done, result = rule(self, func, args, kwargs)
+            if done:
+                return self.seen(func, args, kwargs, result, True)
+        on_gpu, args, kwargs, swapped = self.placed(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if swapped:
+            result = restored(result, swapped)
+        if not on_gpu:
+            return result
+        return self.seen(func, args, kwargs, result, False)
+
+    def placed(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any, dict[int, torch.Tensor]]:
+        """Decide where the op runs: `cuda` is meta for floats and large integers, real for small integers."""
+        tensors: list[torch.Tensor] = []
+        collect(args, tensors)
+        if kwargs:
+            collect(tuple(kwargs.values()), tensors)
+        meta = any(one.is_meta for one in tensors)
+        marked = meta or any(self.device.owns(one) for one in tensors)
+        device = kwargs.get("device")
+        if device is not None:
+            device = torch.device(device)
+            if device.type == self.device.type:
+                marked, kwargs = True, {**kwargs, "device": "meta" if meta or not self.stays_real(func, args, kwargs) else "cpu"}
+                if kwargs["device"] == "meta":
+                    meta = bool(tensors)
+            elif device.type == "meta":
+                marked = True
+            elif device.type == "cpu":
+                marked = False
+        if not meta or all(one.is_meta for one in tensors):
+            return marked, args, kwargs, {}
+        swapped: dict[int, torch.Tensor] = {}
+        return marked, shadowed(args, swapped), {key: shadowed(value, swapped) for key, value in kwargs.items()}, swapped
+
+    def stays_real(self, func: Any, args: Any, kwargs: Any) -> bool:
+        dtype = kwargs.get("dtype")
+        name = func._schema.name
+        if dtype is None:
+            first = next((one for one in args if isinstance(one, torch.Tensor)), None)
+            if first is not None:
+                dtype = first.dtype
+            elif name in ("aten::arange", "aten::full"):
+                numbers = [one for one in args if isinstance(one, (int, float))]
+                dtype = torch.int64 if all(isinstance(one, int) for one in numbers) else torch.float32
+            elif name in ("aten::randint", "aten::randperm"):
+                dtype = torch.int64
+            else:
+                dtype = torch.get_default_dtype()
+        if dtype.is_floating_point or dtype.is_complex:
+            return False
+        return count_of(args) <= REAL_LIMIT
+
+    def seen(self, func: Any, args: Any, kwargs: Any, result: Any, ruled: bool) -> Any:
+        """Record the new storages of a result, and what its kernel allocated unseen."""
+        self.follow_node()
+        hidden = HIDDEN.get(func)
+        extra: list[Hidden] = hidden(self, args, kwargs, result) if hidden is not None else []
+        before = [one for one in extra if one.keep]
+        for one in before:
+            self.hidden(one, func)
+        if isinstance(result, torch.Tensor):
+            result = self.tensor(result, func)
+        elif isinstance(result, (tuple, list)):
+            result = type(result)(self.tensor(one, func) if isinstance(one, torch.Tensor) else one for one in result)
+        passing = [self.hidden(one, func) for one in extra if not one.keep]
+        for block in passing:
+            self.free(block)
+        return result
+
+    def tensor(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self.blocks:
+            return tensor
+        if not tensor.is_meta and (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() > REAL_FLOATS:
+            tensor = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+        size = storage.nbytes()
+        if size == 0:
+            return tensor
+        block = self.block(size, func.__name__ if hasattr(func, "__name__") else str(func), tensor)
+        self.adopt(key, storage, block)
+        return tensor
+
+    def block(self, size: int, op: str, tensor: torch.Tensor | None, formula: str = "") -> Block:
+        self.counter += 1
+        shape = tuple(tensor.size()) if tensor is not None else ()
+        text = formula or f"{list(shape)} {str(tensor.dtype)[6:]}" if tensor is not None else formula
+        where = self.modules[-1] if self.modules else self.last_node[1]
+        block = Block(self.counter, size, where, op, text, shape, len(self.events))
+        block.phase, block.step, block.node = self.phase, self.step, self.node_serial
+        self.events.append(block)
+        return block
+
+    def adopt(self, key: int, storage: Any, block: Block) -> None:
+        self.blocks[key] = block
+
+        def gone(_: Any, key: int = key) -> None:
+            self.watch.pop(key, None)
+            dead = self.blocks.pop(key, None)
+            if dead is not None:
+                self.free(dead)
+
+        self.watch[key] = weakref.ref(storage, gone)
+        if not storage.device.type == "meta":
+            self.device.claim(key)
+
+    def free(self, block: Block) -> None:
+        if block.alive:
+            block.alive = False
+            self.events.append(Free(block.id))
+
+    def hidden(self, one: Hidden, func: Any) -> Block:
+        block = self.block(one.size, f"{func.__name__}: {one.name}", None, one.formula)
+        block.part = "workspace"
+        return block
+
+    def follow_node(self) -> None:
+        """In backward the module is that of the forward op whose gradient is being computed."""
+        if self.phase == "backward" and not self.modules:
+            node = torch._C._current_autograd_node()
+            if node is None:
+                return
+            number = node._sequence_nr()
+            if number != self.last_node[0]:
+                self.node_serial += 1
+                path = self.made_at.get(number)
+                self.last_node = (number, self.last_node[1] if path is None else path)
+                layer = layer_of(self.last_node[1])
+                if layer and layer != self.layer:
+                    self.layer = layer
+                    self.events.append(Mark("backward", layer, self.step))
+        elif torch.is_grad_enabled():
+            self.made_at.setdefault(torch._C._autograd._get_sequence_nr() - 1, self.modules[-1] if self.modules else "")
+
+    def owned(self, tensor: torch.Tensor) -> Block | None:
+        return self.blocks.get(tensor.untyped_storage()._cdata)
+
+    def finished(self) -> tuple[Event, ...]:
+        """The events with every block's part settled."""
+        return tuple(
+            Alloc(one.id, one.size, one.part or "temporaries", one.where, one.op, one.formula) if isinstance(one, Block) else one for one in self.events
+        )
+
+
+def is_layer(path: str) -> bool:
+    """`model.layers.3`: an entry of a list of layers, itself not inside another one."""
+    return path.rpartition(".")[2].isdigit() and not any(piece.isdigit() for piece in path.split(".")[:-1])
+
+
+def layer_of(path: str) -> str:
+    pieces = path.split(".")
+    for index, piece in enumerate(pieces):
+        if piece.isdigit():
+            return ".".join(pieces[: index + 1])
+    return ""
+
+
+def collect(values: Any, into: list[torch.Tensor]) -> None:
+    for one in values:
+        if isinstance(one, torch.Tensor):
+            into.append(one)
+        elif isinstance(one, (tuple, list)):
+            collect(one, into)
+
+
+def shadowed(value: Any, swapped: dict[int, torch.Tensor]) -> Any:
+    """`value` with every real tensor replaced by a meta tensor of the same shape."""
+    if isinstance(value, torch.Tensor):
+        if value.is_meta:
+            return value
+        shadow = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        swapped[id(shadow)] = value
+        SHADOWS[id(shadow)] = shadow
+        return shadow
+    if isinstance(value, (tuple, list)):
+        return type(value)(shadowed(one, swapped) for one in value)
+    return value
+
+
+SHADOWS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
+
+
+def restored(result: Any, swapped: dict[int, torch.Tensor]) -> Any:
+    """An in-place op on a shadow returns the tensor it stood for."""
+    if isinstance(result, torch.Tensor):
+        return swapped.get(id(result), result)
+    if isinstance(result, (tuple, list)):
+        return type(result)(restored(one, swapped) for one in result)
+    return result
+
+
+def count_of(args: Any) -> int:
+    """Elements that a factory or a cast is asked for."""
+    for one in args:
+        if isinstance(one, torch.Tensor):
+            return one.numel()
+        if isinstance(one, (list, tuple, torch.Size)) and all(isinstance(item, int) for item in one):
+            count = 1
+            for item in one:
+                count *= item
+            return count
+    numbers = [one for one in args if isinstance(one, (int, float))]
+    return int(max(numbers, default=0))
+
+
+COMPOSITES: dict[Any, Any] = {}
+
+
+def composite_of(func: Any) -> Any:
+    """What an op that arrives whole (under inference_mode) is made of, or False."""
+    if func in CHOSEN:
+        return CHOSEN[func]
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    if known(func.name(), "CompositeImplicitAutograd") and not known(func.name(), "CPU"):
+        return func.decompose
+    return False
+
+

@@ -1,0 +1,137 @@
+"""Ops that behave otherwise on the pretended GPU than on meta tensors: what is chosen, what happens in place, what values are assumed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+RULES: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {}
+NO = (False, None)
+
+
+def rule(*ops: Any) -> Callable[[Callable[[Any, Any, Any, Any], tuple[bool, Any]]], Callable[[Any, Any, Any, Any], tuple[bool, Any]]]:
+    def add(function: Callable[[Any, Any, Any, Any], tuple[bool, Any]]) -> Callable[[Any, Any, Any, Any], tuple[bool, Any]]:
+        for op in ops:
+            RULES[op] = function
+        return function
+
+    return add
+
+
+class References:
+    """Reference counts of a gradient that nobody but the engine holds, as this version of torch shows them to a rule."""
+
+    known: tuple[int, int, int] = (0, 0, 0)
+    learning = False
+
+
+def learn(recorder: Any) -> None:
+    """Run `x·2 + x·3` backward and look at the engine's addition, through the recorder itself, so that the frames are the same."""
+    leaf = torch.empty(2, device="meta", requires_grad=True)
+    References.learning, recorder.phase = True, "backward"
+    with torch.enable_grad(), recorder:
+        middle = leaf * 1
+        (middle * 2 + middle * 3).sum().backward()
+    References.learning = False
+
+
+def counts(tensor: torch.Tensor) -> tuple[int, int, int]:
+    storage = tensor.untyped_storage()
+    return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(tensor)
+
+
+@rule(aten.add.Tensor)
+def accumulate(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """The engine adds gradients of a tensor used twice in place, if nobody else holds the first; under a mode it does not.
+
+    torch 2.13 torch/csrc/autograd/input_buffer.cpp `accumulate`: the mode makes `isTensorSubclassLike` true.
+    """
+    if torch.is_grad_enabled() or kwargs or recorder.phase != "backward":
+        return NO
+    first, second = args
+    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+        return NO
+    node = torch._C._current_autograd_node()
+    if node is None:
+        return NO
+    recorder.follow_node()
+    block = recorder.owned(first)
+    if block is None or (block.node == recorder.node_serial and not doubled(node)):
+        return NO
+    found = counts(first)
+    if References.learning:
+        References.known = found
+    if found[:2] != References.known[:2] or found[2] > References.known[2]:
+        return NO
+    return True, first
+
+
+def doubled(node: Any) -> bool:
+    following = [one for one in node.next_functions if one[0] is not None]
+    return len({(id(one[0]), one[1]) for one in following}) < len(following)
+
+
+@rule(aten.index_put.default, aten.index_add.default, aten.scatter_add.default, aten.scatter.src, aten.scatter.value)
+def into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Backward formulas write into fresh zeros; they copy them first only under a mode (FunctionsManual.cpp `areAnyTensorSubclassLike`)."""
+    if torch.is_grad_enabled() or recorder.phase != "backward":
+        return NO
+    node = torch._C._current_autograd_node()
+    if node is None or node.name().startswith("torch::") or not hasattr(node, "_sequence_nr"):
+        return NO
+    recorder.follow_node()
+    block = recorder.owned(args[0])
+    if block is None or block.node != recorder.node_serial or not ("zeros" in block.op):
+        return NO
+    return True, args[0]
+
+
+@rule(aten._fused_rms_norm.default)
+def fused_rms_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """The CUDA kernel keeps the input as it is and one fp32 number per row (ATen/native/cuda/layer_norm_kernel.cu)."""
+    if not args[0].is_meta or recorder.device.type != "cuda":
+        return NO
+    source, shape = args[0], args[1]
+    rows = list(source.shape[: source.dim() - len(shape)]) + [1] * len(shape)
+    return True, (torch.empty_like(source, memory_format=torch.contiguous_format), torch.empty(rows, dtype=torch.float32, device="meta"))
+
+
+@rule(aten._fused_rms_norm_backward.default)
+def fused_rms_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    if not args[1].is_meta or recorder.device.type != "cuda":
+        return NO
+    source, weight, mask = args[1], args[4], args[5]
+    return True, (
+        torch.empty_like(source, memory_format=torch.contiguous_format) if mask[0] else None,
+        torch.empty_like(weight) if weight is not None and mask[1] else None,
+    )
+
+
+@rule(aten._to_copy.default)
+def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Onto the GPU where it is already: the real `to` would have returned the tensor itself."""
+    tensor, device = args[0], kwargs.get("device")
+    if device is None:
+        return NO
+    target = torch.device(device).type
+    dtype = kwargs.get("dtype") or tensor.dtype
+    if target == recorder.device.type and recorder.device.owns(tensor) and dtype == tensor.dtype and kwargs.get("memory_format") in (None, torch.preserve_format):
+        return True, aten.alias.default(tensor)
+    return NO
+
+
+@rule(aten._local_scalar_dense.default)
+def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """A value that does not exist: 1.0 for a float (a loss, a norm), False for a truth value."""
+    tensor = args[0]
+    if not tensor.is_meta:
+        return NO
+    if tensor.dtype.is_floating_point:
+        return True, 1.0
+    if tensor.dtype == torch.bool:
+        return True, False
+    raise RuntimeError(f"the program reads an integer ({list(tensor.shape)} {tensor.dtype}) whose value depends on data")
