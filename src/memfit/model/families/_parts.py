@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memfit.model.config import Fields
+from memfit.model.config import LARGEST_HEADS, Fields, shown
 from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Model, Module, Norm, Weight
 
 EAGER = ("eager",)  # code that writes the scores out and cannot use a fused kernel
@@ -15,7 +15,7 @@ def dropout(fields: Fields, *keys: str, default: float = 0.0) -> float:
     """A probability; transformers keeps these active in training, also in fine-tuning."""
     value = fields.value(*keys, default=default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        fields.blame(fields.key(keys), f"`{str(value)[:60]}` is no probability", "from 0 to 1")
+        fields.blame(fields.key(keys), f"`{shown(value)}` is no probability", "from 0 to 1")
         return default
     return float(value)
 
@@ -24,12 +24,12 @@ def without(fields: Fields, key: str, expected: object, why: str) -> None:
     """Refuse an option that transformers' code for this family does not have, or that changes what has no formula here."""
     value = fields.value(key, default=expected)
     if value != expected:
-        fields.blame(key, f"`{key}` {str(value)[:60]} has no formula: {why}", "`--by trace` runs the real code instead (extra `trace`)")
+        fields.blame(key, f"`{key}` {shown(value)} has no formula: {why}", "`--by trace` runs the real code instead (extra `trace`)")
 
 
 def equal_heads(fields: Fields, width: int, *keys: str) -> tuple[int, int]:
     """(heads, head size) where the heads share the width equally."""
-    heads = fields.count(*keys)
+    heads = fields.count(*keys, high=LARGEST_HEADS)
     fields.divides(heads, width, fields.key(keys), "the hidden size")
     return heads, max(1, width // heads)
 
@@ -73,25 +73,15 @@ def frame(
     )  # fmt: skip
 
 
-def frequencies(size: int, name: str) -> tuple[Weight, ...]:
-    """The rotary module's two tables, one frequency for every two rotated values, in fp32 and not saved with the model."""
-    return tuple(
-        Weight(name=f"{name}.{one}", shape=(-(-size // 2),), role="buffer", format="float32") for one in ("inv_freq", "original_inv_freq")
-    )
-
-
 def rotated(fields: Fields, head: int, *keys: str, default: float) -> int:
     """How many values of a head are rotated: `partial_rotary_factor` of the rope parameters wins over the older keys
     (transformers 5.23 modeling_rope_utils.py convert_rope_params_to_dict)."""
-    rope = fields.value("rope_scaling", "rope_parameters", default={})
-    if not isinstance(rope, dict):
-        fields.blame(fields.key(("rope_scaling", "rope_parameters")), f"`{str(rope)[:60]}` is no set of rope parameters")
-        rope = {}
+    rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     share = rope.get("partial_rotary_factor")
     if share is None:
         share = fields.value(*keys, default=default)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
-        fields.blame(fields.key(keys), f"`{str(share)[:60]}` is no share of a head", "above 0, at most 1")
+        fields.blame(fields.key(keys), f"`{shown(share)}` is no share of a head", "above 0, at most 1")
         return head
     size = int(head * share)
     if size < 2 or size % 2:
@@ -110,7 +100,7 @@ def sines(fields: Fields, head: int, positions: int, name: str) -> tuple[int, tu
 def side_by_side(fields: Fields, name: str, attention: Attention) -> Model:
     """The frame of GPT-J and CodeGen: one norm, attention and feed-forward next to each other, an untied head with a bias."""
     width, residual = attention.out.inputs, dropout(fields, "resid_pdrop")
-    activation, inner = fields.text("activation_function", default="gelu_new"), fields.count("n_inner", default=4 * width)
+    activation, inner = fields.activation("activation_function", default="gelu_new"), fields.count("n_inner", default=4 * width)
     mlp = replace(plain_mlp("mlp.fc_in", "mlp.fc_out", width, inner, activation), dropout=residual)
     norm = layer_norm("ln_1", width)
     one = layer(norm, replace(attention, out_dropout=residual), norm, mlp, parallel=True)

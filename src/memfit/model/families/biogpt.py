@@ -35,7 +35,7 @@ def build(fields: Fields) -> Model:
         out=Linear(name="self_attn.out_proj", inputs=width, outputs=width, bias=True),
         dropout=dropout(fields, "attention_probs_dropout_prob", default=0.1), out_dropout=residual,
     )  # fmt: skip
-    mlp = plain_mlp("fc1", "fc2", width, fields.count("intermediate_size"), fields.text("hidden_act", default="gelu"))
+    mlp = plain_mlp("fc1", "fc2", width, fields.count("intermediate_size"), fields.activation("hidden_act", default="gelu"))
     mlp = replace(mlp, inner_dropout=dropout(fields, "activation_dropout"), dropout=residual)
     one = layer(layer_norm("self_attn_layer_norm", width), mixer, layer_norm("final_layer_norm", width), mlp)
     return Model(

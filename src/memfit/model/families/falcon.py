@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families._parts import dropout, equal_heads, frequencies, layer, layer_norm, plain_mlp
+from memfit.model.families._parts import dropout, equal_heads, layer, layer_norm, plain_mlp
+from memfit.model.families.llama import rotary_buffers
 from memfit.model.modules import Attention, Embedding, Layer, Linear, Model
 
 SMALL = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 512}
@@ -50,7 +51,7 @@ def block(fields: Fields, width: int) -> Layer:
     elif norms == 2 and parallel and not new:
         fields.blame("num_ln_in_parallel_attn", "two norms in a parallel layer need `new_decoder_architecture`")
     mixer = attention(fields, width, new=new, parallel=parallel)
-    inner, activation = fields.count("ffn_hidden_size", default=4 * width), fields.text("activation", default="gelu")
+    inner, activation = fields.count("ffn_hidden_size", default=4 * width), fields.activation("activation", default="gelu")
     mlp = plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, inner, activation, bias=fields.flag("bias", default=False))
     mlp = replace(mlp, style="falcon", dropout=dropout(fields, "hidden_dropout"))
     names = ("input_layernorm", "input_layernorm" if parallel else "post_attention_layernorm")
@@ -88,5 +89,5 @@ def build(fields: Fields) -> Model:
         embed=(Embedding(name="transformer.word_embeddings", rows=vocab, width=width),), final=(layer_norm("transformer.ln_f", width),),
         head=Linear(name="lm_head", inputs=width, outputs=vocab), tied=fields.flag("tie_word_embeddings", default=True),
         vocab=vocab, width=width, positions=fields.count("max_position_embeddings", default=2048, high=2**40), dtype=fields.dtype(),
-        buffers=frequencies(mixer.head, "transformer.rotary_emb") if isinstance(mixer, Attention) else (),
+        buffers=rotary_buffers(mixer.head, "transformer.rotary_emb") if isinstance(mixer, Attention) else (),
     )  # fmt: skip

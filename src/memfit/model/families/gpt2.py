@@ -37,7 +37,7 @@ def build(fields: Fields) -> Model:
     inner = fields.count("n_inner", default=4 * width)
     without(fields, "add_cross_attention", False, "cross-attention belongs to encoder-decoder models")
     mixer = attention(fields, width)
-    mlp = plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, fields.text("activation_function", default="gelu_new"), conv1d=True)
+    mlp = plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, fields.activation("activation_function", default="gelu_new"), conv1d=True)
     one = layer(layer_norm("ln_1", width), mixer, layer_norm("ln_2", width), replace(mlp, dropout=mixer.out_dropout))
     layers = (one,) * fields.layers("n_layer", "num_hidden_layers")
     return replace(frame(fields, "gpt2", layers, width=width, tied=True), embed_dropout=dropout(fields, "embd_pdrop", default=0.1))

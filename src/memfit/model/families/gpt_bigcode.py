@@ -33,7 +33,7 @@ def build(fields: Fields) -> Model:
         out=Linear(name="attn.c_proj", inputs=width, outputs=width, bias=True),
         dropout=dropout(fields, "attn_pdrop", default=0.1), out_dropout=residual,
     )  # fmt: skip
-    inner, activation = fields.count("n_inner", default=4 * width), fields.text("activation_function", default="gelu_pytorch_tanh")
+    inner, activation = fields.count("n_inner", default=4 * width), fields.activation("activation_function", default="gelu_pytorch_tanh")
     mlp = replace(plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, activation), dropout=residual)
     one = layer(layer_norm("ln_1", width), mixer, layer_norm("ln_2", width), mlp)
     model = frame(fields, "gpt_bigcode", (one,) * fields.layers("n_layer", "num_hidden_layers"), width=width, tied=True)

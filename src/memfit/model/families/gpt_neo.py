@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memfit.model.config import Fields
+from memfit.model.config import Fields, shown
 from memfit.model.families import family
 from memfit.model.families._parts import EAGER_OR_FLASH, apart, dropout, equal_heads, frame, layer, layer_norm, plain_mlp
 from memfit.model.modules import Attention, Layer, Linear, Model, Weight
@@ -28,7 +28,7 @@ def kinds(fields: Fields, layers: int) -> list[str]:
     listing = fields.value("attention_types", default=[[["global", "local"], 12]])
     for item in listing if isinstance(listing, (list, tuple)) else [listing]:
         if not _described(item):
-            fields.blame("attention_types", f"`{str(item)[:60]}` is no [[kind, …], repeats]", "kinds are `global` and `local`")
+            fields.blame("attention_types", f"`{shown(item)}` is no [[kind, …], repeats]", "kinds are `global` and `local`")
             return ["global"] * layers
         found += list(item[0])[: layers + 1] * min(item[1], layers + 1)  # long enough to show that it is too long
     if len(found) != layers and not any(problem.where.endswith((".num_layers", ".num_hidden_layers")) for problem in fields.problems):
@@ -66,7 +66,7 @@ def build(fields: Fields) -> Model:
     )  # fmt: skip
     inner = fields.count("intermediate_size", default=4 * width)
     mlp = replace(
-        plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, fields.text("activation_function", default="gelu_new")), dropout=residual
+        plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, fields.activation("activation_function", default="gelu_new")), dropout=residual
     )
     window = fields.count("window_size", default=256)
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families._parts import dropout, equal_heads, frequencies, layer, layer_norm, plain_mlp, rotated
+from memfit.model.families._parts import dropout, equal_heads, layer, layer_norm, plain_mlp, rotated
+from memfit.model.families.llama import rotary_buffers
 from memfit.model.modules import Attention, Embedding, Linear, Model
 
 SMALL = {
@@ -52,7 +53,7 @@ def build(fields: Fields) -> Model:
     width, vocab = fields.count("hidden_size"), fields.count("vocab_size")
     hidden_dropout = dropout(fields, "hidden_dropout")
     mixer = attention(fields, width, hidden_dropout)
-    activation = fields.text("hidden_act", default="gelu")
+    activation = fields.activation("hidden_act", default="gelu")
     mlp = plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, fields.count("intermediate_size"), activation)
     one = layer(
         layer_norm("input_layernorm", width), mixer, layer_norm("post_attention_layernorm", width), replace(mlp, dropout=hidden_dropout),
@@ -63,5 +64,5 @@ def build(fields: Fields) -> Model:
         embed=(Embedding(name="gpt_neox.embed_in", rows=vocab, width=width),), final=(layer_norm("gpt_neox.final_layer_norm", width),),
         head=Linear(name="lm_head", inputs=width, outputs=vocab), tied=fields.flag("tie_word_embeddings", default=False),
         vocab=vocab, width=width, positions=fields.count("max_position_embeddings", default=2048, high=2**40), dtype=fields.dtype(),
-        embed_dropout=hidden_dropout, buffers=frequencies(mixer.rotary, "gpt_neox.rotary_emb"),
+        embed_dropout=hidden_dropout, buffers=rotary_buffers(mixer.rotary, "gpt_neox.rotary_emb"),
     )  # fmt: skip

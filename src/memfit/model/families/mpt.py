@@ -12,17 +12,6 @@ from memfit.model.modules import Attention, Embedding, Linear, Model
 SMALL = {"model_type": "mpt", "d_model": 64, "n_layers": 3, "n_heads": 4, "max_seq_len": 128, "vocab_size": 512}
 
 
-def inner_fields(fields: Fields) -> Fields:
-    """The nested `attn_config`, whose problems are the config's."""
-    given = fields.value("attn_config", default={})
-    if not isinstance(given, dict):
-        fields.blame("attn_config", f"`{str(given)[:60]}` is no set of options")
-        given = {}
-    inner = Fields(given, where=f"{fields.where}.attn_config")
-    inner.problems = fields.problems
-    return inner
-
-
 @family(
     "mpt",
     examples=(
@@ -42,7 +31,7 @@ def build(fields: Fields) -> Model:
     What the original code has and transformers' has not would load the wrong weights, so it is refused."""
     width, vocab = fields.count("d_model", "hidden_size"), fields.count("vocab_size")
     heads, head = equal_heads(fields, width, "n_heads", "num_attention_heads")
-    options = inner_fields(fields)
+    options = fields.section("attn_config")
     for where, key, expected in (
         (fields, "expansion_ratio", 4), (fields, "no_bias", True), (options, "attn_type", "multihead_attention"),
         (options, "qk_ln", False), (options, "alibi", True),
