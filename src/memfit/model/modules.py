@@ -84,10 +84,13 @@ class Embedding(Module):
 
     rows: int
     width: int
-    style: str = "tokens"  # tokens | learned (positions)
+    style: str = "tokens"  # tokens | learned (positions) | sinusoidal (positions in a table that is a buffer)
     scaled: bool = False
 
     def own(self) -> Iterator[Weight]:
+        if self.style == "sinusoidal":
+            yield Weight(name=f"{self.name}.weights", shape=(self.rows, self.width), role="buffer")
+            return
         yield Weight(name=f"{self.name}.weight", shape=(self.rows, self.width), role="embedding")
 
 
@@ -173,6 +176,7 @@ class Latent(Module):
     kv_norm: Norm
     kv_b: Linear
     out: Linear
+    kernels: tuple[str, ...] = ("eager", "sdpa", "flash")
     dropout: float = 0.0
     style: str = "deepseek_v3"
 
@@ -183,7 +187,8 @@ class Latent(Module):
 
     @property
     def cached_expanded(self) -> int:
-        """Values per token that transformers' own code keeps: keys and values of every head."""
+        """Values per token of code that caches keys and values of every head, as transformers 4 did; 5.23 caches the latent and the
+        shared rotary key (modeling_deepseek_v3.py DeepseekV3Attention.forward)."""
         return self.heads * (self.nope + self.rope + self.value)
 
 
