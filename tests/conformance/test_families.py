@@ -97,7 +97,8 @@ def test_windows_and_dropouts(name: str, index: int) -> None:
         if attention is None or code is None or not hasattr(code, "attention_dropout"):
             continue
         assert attention.dropout == code.attention_dropout
-        window = getattr(code, "sliding_window", None) if hasattr(code, "sliding_window") else getattr(text, "sliding_window", None)
+        by_layer = hasattr(code, "sliding_window") or getattr(text, "layer_types", None)
+        window = getattr(code if by_layer else text, "sliding_window", None)
         assert (attention.window if isinstance(attention, Attention) else 0) == (window or 0)
 
 

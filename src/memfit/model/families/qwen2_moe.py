@@ -1,0 +1,68 @@
+"""Qwen 1.5 and 2 with experts: routed ones, and a shared one behind a gate of its own."""
+
+from __future__ import annotations
+
+from memfit.model.config import Fields
+from memfit.model.families import family
+from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, gated_mlp, layer_types, pre_norm, stack
+from memfit.model.modules import MLP, Layer, Linear, Model, MoE
+
+EXAMPLE = {
+    **SMALL, "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 80,
+}  # fmt: skip
+
+
+def sparse(fields: Fields) -> list[bool]:
+    """For each layer, whether it has experts: every `decoder_sparse_step`th, but not those of `mlp_only_layers`."""
+    step, dense = fields.count("decoder_sparse_step", default=1), fields.integers("mlp_only_layers")
+    routed = fields.count("num_experts", "num_local_experts", low=0) > 0
+    return [routed and layer not in dense and (layer + 1) % step == 0 for layer in range(fields.layers())]
+
+
+def experts(fields: Fields, width: int, *, shared: MLP | None = None, gate: Linear | None = None, style: str) -> MoE:
+    count = fields.count("num_experts", "num_local_experts")
+    return MoE(
+        name="mlp", experts=count, active=fields.count("num_experts_per_tok", high=count), inputs=width,
+        width=fields.count("moe_intermediate_size"), activation=fields.activation("hidden_act", default="silu"),
+        shared=shared, shared_gate=gate, style=style,
+    )  # fmt: skip
+
+
+def second(fields: Fields, width: int, routed: bool) -> MLP | MoE:
+    if not routed:
+        return dense_mlp(fields, width)
+    inner, activation = fields.count("shared_expert_intermediate_size"), fields.activation("hidden_act", default="silu")
+    gate = Linear(name="mlp.shared_expert_gate", inputs=width, outputs=1)
+    return experts(fields, width, shared=gated_mlp("mlp.shared_expert", width, inner, activation), gate=gate, style="qwen2_moe")
+
+
+def windows(fields: Fields) -> list[int]:
+    """Every other layer below `max_window_layers` slides, where `use_sliding_window` says so (configuration_qwen2_moe.py)."""
+    fields.assume(sliding_window=4096, max_window_layers=28)
+    count = fields.layers()
+    window = fields.optional("sliding_window") if fields.flag("use_sliding_window", default=False) else 0
+    below = fields.count("max_window_layers", low=0) if window else 0
+    return [window if slides else 0 for slides in layer_types(fields, [layer % 2 == 0 and layer < below for layer in range(count)])]
+
+
+@family(
+    "qwen2_moe",
+    examples=(
+        EXAMPLE,
+        {**EXAMPLE, "num_hidden_layers": 4, "decoder_sparse_step": 2, "mlp_only_layers": [1], "tie_word_embeddings": True},
+        {**EXAMPLE, "use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2, "qkv_bias": False, "attention_dropout": 0.1},
+        {**EXAMPLE, "use_sliding_window": True, "layer_types": ["full_attention", "full_attention", "sliding_attention"], "num_experts": 0},
+    ),
+)
+def build(fields: Fields) -> Model:
+    fields.assume(num_key_value_heads=16, qkv_bias=True, num_experts_per_tok=4)
+    width, bias = fields.count("hidden_size"), fields.flag("qkv_bias", default=True)
+
+    def layer(kind: tuple[int, bool]) -> Layer:
+        window, routed = kind
+        return pre_norm(attention(fields, width, qkv_bias=bias, out_bias=False, window=window), second(fields, width, routed), width)
+
+    kinds = zip(windows(fields), sparse(fields), strict=True)
+    rotary = attention(fields, width, qkv_bias=bias, out_bias=False).rotary
+    return decoder(fields, "qwen2_moe", stack(kinds, layer), width=width, rotary=rotary, tied=False)

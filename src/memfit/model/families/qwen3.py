@@ -1,0 +1,34 @@
+"""Qwen 3, dense: Qwen 2 with norms on queries and keys in place of the biases."""
+
+from __future__ import annotations
+
+from memfit.model.config import Fields
+from memfit.model.families import family
+from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, normed, pre_norm, stack
+from memfit.model.families.qwen2 import SLIDING, windows
+from memfit.model.modules import Attention, Layer, Model
+
+EXAMPLE = {**SMALL, "model_type": "qwen3"}
+
+
+def qwen3_attention(fields: Fields, width: int, window: int) -> Attention:
+    bias = fields.flag("attention_bias", default=False)
+    return normed(attention(fields, width, qkv_bias=bias, out_bias=bias, window=window, style="qwen3"))
+
+
+@family(
+    "qwen3",
+    examples=(
+        EXAMPLE,
+        {**EXAMPLE, **SLIDING, "tie_word_embeddings": True, "head_dim": 32, "attention_bias": True, "attention_dropout": 0.1},
+    ),
+)
+def build(fields: Fields) -> Model:
+    fields.assume(num_key_value_heads=32, head_dim=128)
+    width = fields.count("hidden_size")
+
+    def layer(window: int) -> Layer:
+        return pre_norm(qwen3_attention(fields, width, window), dense_mlp(fields, width), width)
+
+    rotary = qwen3_attention(fields, width, 0).rotary
+    return decoder(fields, "qwen3", stack(windows(fields), layer), width=width, rotary=rotary, tied=False)
