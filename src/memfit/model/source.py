@@ -1,0 +1,121 @@
+"""Reading a model: from the hub, a folder, a file or the bundled catalog, to its raw config and its exact tensors where they are at hand.
+
+Nothing of a model is ever executed, and weights are never read: headers only, each with a limit on bytes and on time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from memfit.errors import SourceError
+from memfit.model import catalog
+from memfit.model.sources import folder
+from memfit.model.sources.files import listed, shown, unreadable
+from memfit.model.sources.inventory import Source, TensorInfo
+
+__all__ = ["Source", "TensorInfo", "read"]
+
+LONGEST = 4096
+TIMEOUT = 10.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
+_BARE = re.compile(r"[A-Za-z0-9][\w. -]{0,95}", re.ASCII)
+_PAGE = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/(?:tree|blob|resolve)/([^/?#]+))?(?:[/?#].*)?", re.ASCII
+)
+_FILES = (".json", ".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt")
+
+
+def read(
+    spec: str | os.PathLike[str], *, offline: bool = False, revision: str | None = None, token: str | None = None, timeout: float = TIMEOUT
+) -> Source:
+    """The model that `spec` names: an existing path first, then the catalog, then the hub.
+
+    `hub:org/name` and `catalog:name` go to one of them straight; `org/name@revision`, or `revision`, means the hub, since the catalog
+    has no revisions. `timeout` bounds the wait for the config, and a multiple of it the wait for all tensor headers.
+    """
+    if not isinstance(spec, str):
+        return folder.read_path(Path(spec))
+    spec = spec.strip()
+    if not spec or len(spec) > LONGEST or not spec.isprintable():
+        raise SourceError.one(
+            "no model is named" if not spec else f"`{shown(spec)}` is no name of a model",
+            where="model",
+            hint="name a hub id, a path or a catalog name",
+        )
+    if spec.startswith("catalog:"):
+        return from_catalog(spec.removeprefix("catalog:"))
+    forced = spec.startswith("hub:")
+    name = spec.removeprefix("hub:")
+    page = _PAGE.fullmatch(name)
+    if page:
+        name, revision, forced = page[1], revision or page[2], True
+    elif not forced and _exists(spec):
+        return folder.read_path(Path(spec).expanduser())
+    if "@" in name:
+        name, _, tail = name.partition("@")
+        revision = revision or tail or None
+    if not forced:
+        _refuse_paths(spec, name)
+        found = None if revision else catalog.find(name)
+        if found is not None:
+            return from_catalog(found)
+        if not _HUB_ID.fullmatch(name):
+            raise unknown(name)
+    elif not (_HUB_ID.fullmatch(name) or _BARE.fullmatch(name)):
+        raise SourceError.one(f"`{shown(name)}` is no hub id", where="model", hint="write it like `org/name` or `org/name@revision`")
+    from memfit.model.sources import hub
+
+    return hub.read_hub(name, revision=revision, offline=offline, token=token, timeout=timeout)
+
+
+def from_catalog(name: str) -> Source:
+    """A bundled config by its id or unambiguous short name."""
+    key = catalog.find(name)
+    if key is None:
+        raise unknown(name)
+    entry = catalog.entry(key)
+    count = entry.parameters if entry.parameters is not None else entry.published
+    return Source(name=entry.name, origin=f"bundled catalog ({entry.provenance})", config=entry.config(), parameters=count)
+
+
+def unknown(name: str) -> SourceError:
+    """A name that is neither in the catalog nor a path: with all that it could mean."""
+    several = catalog.candidates(name)
+    if several:
+        return SourceError.one(
+            f"`{shown(name)}` could be any of {len(several)} models: {listed(several)}", where="model", hint="name one of them in full"
+        )
+    close = catalog.nearest(name)
+    offer = "did you mean " + ", ".join(f"`{one}`" for one in close) + "? " if close else ""
+    return SourceError.one(
+        f"`{shown(name)}` is neither a path nor a model of the catalog",
+        where="model",
+        hint=f"{offer}a model of the hub is named `org/name`",
+    )
+
+
+def _exists(spec: str) -> bool:
+    """Whether a path is there, also one that can be seen but not opened."""
+    try:
+        path = Path(spec).expanduser()
+        return path.exists() or path.is_symlink()
+    except (OSError, ValueError, RuntimeError):
+        return False
+
+
+def _refuse_paths(spec: str, name: str) -> None:
+    """What can only have been meant as a path is not looked for on the hub."""
+    looks = spec.startswith(("/", "./", "../", "~", ".\\", "..\\")) or "\\" in spec or spec.count("/") > 1 or spec.lower().endswith(_FILES)
+    if "://" in spec:
+        raise SourceError.one(
+            f"`{shown(spec)}` is no address that can be read", where="model", hint="download the file, or name `org/name` on the hub"
+        )
+    if looks and (not _HUB_ID.fullmatch(name) or spec.lower().endswith(_FILES[:3])):
+        try:
+            Path(spec).expanduser().stat()
+        except (OSError, ValueError) as error:
+            raise unreadable(spec, error) from None
+        except RuntimeError:
+            raise SourceError.one(f"`{shown(spec)}` starts with the home folder of nobody known", where="model") from None
