@@ -54,6 +54,7 @@ class Program:
     trained: tuple[str, ...] | None = None
     adapter: Adapter | None = None
     quant: Quant | None = None
+    input_gradients: bool = False  # enable_input_require_grads was called
 
     def replace(self, **changes: Any) -> Program:
         return replace(self, **changes)

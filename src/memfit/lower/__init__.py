@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from memfit import kernels
 from memfit.job import Job
 from memfit.lower.recorder import Recorder
 from memfit.lower.train import train
 from memfit.model.modules import Model
 from memfit.program import Program, placed
-from memfit.tape import Mark, Repeat, Tape
+from memfit.tape import Event, Mark, Repeat, Tape
+from memfit.techniques import apply
 
 
-def program_of(model: Model, job: Job, compact: bool) -> Program:
-    return Program(model=model, job=job, entries=placed(model.layers, compact), weights="bfloat16")
-
-
-def lower(model: Model, job: Job, compact: bool = False) -> Tape:
-    program = program_of(model, job, compact)
+def lower(model: Model, job: Job, strategy: Any = None, cluster: Any = None, *, compact: bool = False) -> Tape:
+    """The tape of one rank. `compact`: identical layers stand once, with a count."""
+    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact), weights=model.dtype))
     r = Recorder()
+    r.cublas = kernels.cublas_workspace()
     train(r, program)
     events = tuple(r.events)
     return Tape(events=events, source="formula", repeats=repeats(events, program) if compact else ())
 
 
-def repeats(events: tuple, program: Program) -> tuple[Repeat, ...]:
+def repeats(events: tuple[Event, ...], program: Program) -> tuple[Repeat, ...]:
     """The spans between marks that stand for several layers."""
     times = {f"{program.model.prefix}.{entry.index}": entry.times for entry in program.entries if entry.times > 1}
     spans, start, count = [], 0, 1

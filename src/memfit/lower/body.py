@@ -60,10 +60,16 @@ class Body:
             self.rotary_tables(ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark(phase, bound.prefix, step)
-            x = forward(x, entry.layer, bound, ctx)
+            x = self.layer(x, entry, bound, ctx)
         r.mark(phase, "", step)
         del positions
         return final(x, self.model, self.ends, ctx)
+
+    def layer(self, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
+        """One layer, checkpointed or not; a checkpoint keeps the layer's input and nothing else."""
+        if not (entry.recompute and ctx.training):
+            return forward(x, entry.layer, bound, ctx)
+        return ctx.r.checkpoint(lambda: forward(x, entry.layer, bound, ctx))
 
     def embedded(self, ids: Tensor, ctx: Context) -> Tensor:
         r = ctx.r
@@ -73,6 +79,8 @@ class Body:
             if isinstance(module, Embedding):
                 x = ops.embedding(r, ids, self.ends[f"{module.name}.weight"])
         assert x is not None
+        if self.program.input_gradients and ctx.training:
+            x.needs = True  # enable_input_require_grads: the embedding's output becomes a leaf
         return x
 
     def rotary_tables(self, ctx: Context) -> None:

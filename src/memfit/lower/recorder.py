@@ -74,12 +74,30 @@ class Tensor:
 class Node:
     """One step of the backward graph; `inputs` are the nodes or leaves its results go to."""
 
-    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra")
+    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra", "frame")
 
     def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
         self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
         self.saved: tuple[Any, ...] = ()
         self.extra: Any = None
+        self.frame: Frame | None = None
+
+
+class Frame:
+    """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
+    while it is `replaying`, `fresh` collects their doubles (torch/utils/checkpoint.py, use_reentrant=False)."""
+
+    __slots__ = ("again", "nodes", "fresh", "replaying")
+
+    def __init__(self, again: Callable[[], Any]) -> None:
+        self.again: Callable[[], Any] | None = again
+        self.nodes: list[Node] = []
+        self.fresh: list[Node] = []
+        self.replaying = False
+
+
+class StopRecompute(Exception):
+    """Everything that backward needs is there again: torch stops the recomputation early."""
 
 
 class Recorder:
@@ -91,7 +109,9 @@ class Recorder:
         self.where, self.grad, self.phase, self.part = "", True, "load", "activations"
         self._next_id = 0
         self._next_seq = 0
-        self.thread = "forward"
+        self.thread = "forward"  # backward runs on a thread of its own
+        self.cublas, self._cublas_of = 0, dict[str, Storage | None]()
+        self.frame: Frame | None = None
         self.span, self.at = "", 0  # the layer that is running, and the step
 
     # ------------------------------------------------------------------------------------------------- what happens
@@ -126,6 +146,8 @@ class Recorder:
         return Storage(id, size, self.write)
 
     def compute(self, op: str, flops: int, bytes: int, math: str) -> None:
+        if self.thread not in self._cublas_of and op in ("linear", "matmul"):
+            self._cublas_of[self.thread] = self.scratch(self.cublas, "cublas")
         self.write(Compute(op, flops, bytes, math, self.where))
 
     def comm(self, op: str, size: int, ranks: int, group: str) -> None:
@@ -158,7 +180,59 @@ class Recorder:
             node = Node(seq, op, self.where, back, tuple(edges), tuple(slots))
             node.saved, node.extra, node.span = saved, extra, self.span
             out.node, out.needs = node, True
+            if self.frame is not None and any(one is not None for one in saved):
+                self._framed(node, out)
         return out
+
+    def _framed(self, node: Node, out: Tensor) -> None:
+        """A node inside a checkpoint saves nothing; its double of the recomputation does, and the last one ends it. What a
+        node saves of its inputs is saved before its kernel runs, so the last output never comes to be."""
+        frame = self.frame
+        assert frame is not None
+        if not frame.replaying:
+            node.saved, node.frame = (), frame
+            frame.nodes.append(node)
+            return
+        frame.fresh.append(node)
+        if len(frame.fresh) == len(frame.nodes):
+            if out.storage is not None and not any(isinstance(one, Tensor) and one.storage is out.storage for one in node.saved):
+                self._unwrite(out.storage)
+            raise StopRecompute
+
+    def _unwrite(self, storage: Storage) -> None:
+        for index in range(len(self.events) - 1, max(-1, len(self.events) - 6), -1):
+            event = self.events[index]
+            if type(event) is Alloc and event.id == storage.id:
+                del self.events[index]
+                storage.write = lambda event: None
+                return
+
+    def checkpoint(self, again: Callable[[], Tensor]) -> Tensor:
+        """Run a piece of the forward so that it keeps only what `again` itself holds."""
+        if not self.grad or self.frame is not None:
+            return again()
+        self.frame = frame = Frame(again)
+        out = again()
+        self.frame = None
+        if not frame.nodes:
+            frame.again = None
+        return out
+
+    def _recompute(self, frame: Frame) -> None:
+        again, frame.again = frame.again, None
+        assert again is not None
+        frame.replaying, self.frame = True, frame
+        phase_part, self.part, thread = self.part, "activations", self.thread
+        try:
+            again()
+        except StopRecompute:
+            pass
+        finally:
+            self.frame, self.part, self.thread = None, phase_part, thread
+        del again
+        for node, double in zip(frame.nodes, frame.fresh, strict=True):
+            node.saved, double.saved = double.saved, ()
+        frame.nodes, frame.fresh = [], []
 
     def backward(self, root: Tensor, gradient: Tensor) -> None:
         """Run the graph of `root`. The caller's reference to `gradient` counts, as in torch."""
@@ -176,6 +250,8 @@ class Recorder:
     def _run(self, node: Node, incoming: dict[int, Tensor], waiting: dict[Any, int], buffers: dict[Any, dict[int, Tensor]], ready: list[tuple[int, Node]]) -> None:
         if node.span != self.span:
             self.mark(self.phase, node.span, self.at)
+        if node.frame is not None and node.frame.again is not None:
+            self._recompute(node.frame)
         self.where = node.where
         if len(incoming) == 1 and 0 in incoming:
             gradient: Any = incoming.pop(0)

@@ -1,0 +1,17 @@
+"""How a job is run: each technique, in its own file, marks the Program and nothing else."""
+
+from __future__ import annotations
+
+from memfit.program import Program
+from memfit.techniques import freeze, lora, precision, quantize, recompute
+from memfit.techniques.base import Technique
+
+TECHNIQUES: tuple[Technique, ...] = (precision.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, recompute.TECHNIQUE)
+
+
+def apply(program: Program) -> Program:
+    """Every technique that the job asks for, in order."""
+    for technique in TECHNIQUES:
+        if technique.wanted(program.job):
+            program = technique.apply(program)
+    return program
