@@ -59,10 +59,18 @@ def layer(norm: Norm, attention: Attention, second: Norm, mlp: MLP, *, order: st
 
 
 def frame(
-    fields: Fields, name: str, layers: tuple[Layer, ...], *, width: int, tied: bool, learned: bool = True, head_bias: bool = False
+    fields: Fields,
+    name: str,
+    layers: tuple[Layer, ...],
+    *,
+    width: int,
+    positions: int,
+    tied: bool,
+    learned: bool = True,
+    head_bias: bool = False,
 ) -> Model:
     """`transformer.wte`, `wpe` (where positions are learned), `h`, `ln_f`, `lm_head`, as in GPT-2."""
-    vocab, positions = fields.count("vocab_size"), fields.count("n_positions", "max_position_embeddings")
+    vocab = fields.count("vocab_size")
     embed: tuple[Module, ...] = (Embedding(name="transformer.wte", rows=vocab, width=width),)
     if learned:
         embed += (Embedding(name="transformer.wpe", rows=positions, width=width, style="learned"),)
@@ -97,7 +105,7 @@ def sines(fields: Fields, head: int, positions: int, name: str) -> tuple[int, tu
     return rotary, (Weight(name=name, shape=(positions, rotary), role="buffer", format="float32"),)
 
 
-def side_by_side(fields: Fields, name: str, attention: Attention) -> Model:
+def side_by_side(fields: Fields, name: str, attention: Attention, positions: int) -> Model:
     """The frame of GPT-J and CodeGen: one norm, attention and feed-forward next to each other, an untied head with a bias."""
     width, residual = attention.out.inputs, dropout(fields, "resid_pdrop")
     activation, inner = fields.activation("activation_function", default="gelu_new"), fields.count("n_inner", default=4 * width)
@@ -105,5 +113,5 @@ def side_by_side(fields: Fields, name: str, attention: Attention) -> Model:
     norm = layer_norm("ln_1", width)
     one = layer(norm, replace(attention, out_dropout=residual), norm, mlp, parallel=True)
     layers = (one,) * fields.layers("n_layer", "num_hidden_layers")
-    model = frame(fields, name, layers, width=width, tied=False, learned=False, head_bias=True)
+    model = frame(fields, name, layers, width=width, positions=positions, tied=False, learned=False, head_bias=True)
     return replace(model, embed_dropout=dropout(fields, "embd_pdrop"))

@@ -31,4 +31,4 @@ def build(fields: Fields) -> Model:
         project=(Linear(name="attn.qkv_proj", inputs=width, outputs=3 * width),),
         out=Linear(name="attn.out_proj", inputs=width, outputs=width), dropout=dropout(fields, "attn_pdrop"),
     )  # fmt: skip
-    return side_by_side(fields, "codegen", mixer)
+    return side_by_side(fields, "codegen", mixer, positions)

@@ -40,4 +40,7 @@ def build(fields: Fields) -> Model:
     mlp = plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, fields.activation("activation_function", default="gelu_new"), conv1d=True)
     one = layer(layer_norm("ln_1", width), mixer, layer_norm("ln_2", width), replace(mlp, dropout=mixer.out_dropout))
     layers = (one,) * fields.layers("n_layer", "num_hidden_layers")
-    return replace(frame(fields, "gpt2", layers, width=width, tied=True), embed_dropout=dropout(fields, "embd_pdrop", default=0.1))
+    positions = fields.count("n_positions", "max_position_embeddings")
+    return replace(
+        frame(fields, "gpt2", layers, width=width, positions=positions, tied=True), embed_dropout=dropout(fields, "embd_pdrop", default=0.1)
+    )

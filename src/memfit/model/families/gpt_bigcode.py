@@ -36,6 +36,9 @@ def build(fields: Fields) -> Model:
     inner, activation = fields.count("n_inner", default=4 * width), fields.activation("activation_function", default="gelu_pytorch_tanh")
     mlp = replace(plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, activation), dropout=residual)
     one = layer(layer_norm("ln_1", width), mixer, layer_norm("ln_2", width), mlp)
-    model = frame(fields, "gpt_bigcode", (one,) * fields.layers("n_layer", "num_hidden_layers"), width=width, tied=True)
-    triangle = Weight(name="transformer.bias", shape=(model.positions, model.positions), role="buffer", format="bool")
+    positions = fields.count("n_positions", "max_position_embeddings")
+    model = frame(
+        fields, "gpt_bigcode", (one,) * fields.layers("n_layer", "num_hidden_layers"), width=width, positions=positions, tied=True
+    )
+    triangle = Weight(name="transformer.bias", shape=(positions, positions), role="buffer", format="bool")
     return replace(model, embed_dropout=dropout(fields, "embd_pdrop", default=0.1), buffers=(triangle,))

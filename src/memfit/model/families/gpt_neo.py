@@ -76,4 +76,6 @@ def build(fields: Fields) -> Model:
 
     known = {kind: one(kind) for kind in ("global", "local")}
     layers = tuple(known[kind] for kind in kinds(fields, fields.layers("num_layers", "num_hidden_layers")))
-    return replace(frame(fields, "gpt_neo", layers, width=width, tied=True), embed_dropout=dropout(fields, "embed_dropout"))
+    return replace(
+        frame(fields, "gpt_neo", layers, width=width, positions=positions, tied=True), embed_dropout=dropout(fields, "embed_dropout")
+    )

@@ -29,4 +29,4 @@ def build(fields: Fields) -> Model:
         project=apart("attn", width, bias=False), out=Linear(name="attn.out_proj", inputs=width, outputs=width),
         dropout=dropout(fields, "attn_pdrop"),
     )  # fmt: skip
-    return side_by_side(fields, "gptj", mixer)
+    return side_by_side(fields, "gptj", mixer, positions)
