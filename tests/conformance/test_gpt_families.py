@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 NAMES = (
-    "gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "gptj", "codegen", "gpt_bigcode", "biogpt", "mpt", "xglm", "persimmon",
+    "gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "gptj", "codegen", "gpt_bigcode", "biogpt", "mpt", "xglm", "persimmon", "phi",
 )  # fmt: skip
 BATCH, LENGTH = 2, 7
 

@@ -83,7 +83,8 @@ def frame(
 
 def rotated(fields: Fields, head: int, *keys: str, default: float) -> int:
     """How many values of a head are rotated: `partial_rotary_factor` of the rope parameters wins over the older keys
-    (transformers 5.23 modeling_rope_utils.py convert_rope_params_to_dict)."""
+    (transformers 5.23 modeling_rope_utils.py convert_rope_params_to_dict). The tables there follow a `head_dim` of their own."""
+    without(fields, "head_dim", head, "the heads of this family share the hidden size equally")
     rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     share = rope.get("partial_rotary_factor")
     if share is None:
