@@ -95,5 +95,68 @@ def back_flash(r: Recorder, node: Node, g: Tensor) -> Grads:
     return grads
 
 
+def efficient(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """CUTLASS memory-efficient attention: heads are repeated first, since it takes none in groups; keeps q, k, v, the mask,
+    the output and a row sum rounded to 32 (aten/src/ATen/native/transformers/cuda/attention.cu)."""
+    r = ctx.r
+    if ctx.autocast is not None:
+        q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
+    k, v = repeated(r, k, module), repeated(r, v, module)
+    out = r.like(q, "efficient_attention")
+    needs = r.grad and (q.needs or k.needs or v.needs)
+    lse = r.scratch(kernels.efficient_lse(ctx.batch, module.heads, ctx.tokens) if needs else 0, "efficient_attention", "activations")
+    held = r.scratch(kernels.efficient_accumulator(ctx.batch, module.heads, ctx.tokens, module.head, module.head, q.format.block_bytes), "efficient_attention")
+    del held
+    sizes = (ctx.batch, module.heads, ctx.tokens, k.shape[-2], module.head, module.head)
+    flops = 4 * q.count * k.shape[-2]
+    r.compute("efficient_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    return r.node("efficient_attention", out, (q, k, v), back_efficient, (q, k, v, out.detach(), lse), (sizes, flops, ctx.capability))
+
+
+def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """dq, dk, dv beside row sums and the tiles' workspace."""
+    q, k, v, _, _ = node.saved
+    sizes, flops, capability = node.extra
+    grads = [r.like(one, "efficient_attention") for one in (q, k, v)]
+    held = r.scratch(kernels.efficient_backward(*sizes, element=q.format.block_bytes, capability=capability), "efficient_attention")
+    r.compute("efficient_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    del held
+    return grads
+
+
+def repeated(r: Recorder, x: Tensor, module: Attention) -> Tensor:
+    """repeat_kv: the heads of a group become copies; nothing where there are no groups."""
+    if x.shape[1] == module.heads:
+        return x
+    out = r.tensor((x.shape[0], module.heads, *x.shape[2:]), x.format, "repeat_kv")
+    return r.node("repeat_kv", out, (x,), back_repeated, extra=x.shape)
+
+
+def back_repeated(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return (r.tensor(node.extra, g.format, "repeat_kv"),)
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """Scores of every pair, scaled, masked, softmax in fp32, cast back (transformers 5.23 modeling_llama.py
+    eager_attention_forward). Rotated queries lie as (B, S, N, H): with several sequences matmul copies them."""
+    r = ctx.r
+    result = q.format
+    keys, values = repeated(r, k, module), repeated(r, v, module)
+    copied = ctx.batch > 1
+    pairs = (ctx.batch, module.heads, ctx.tokens, k.shape[-2])
+    left = ops.cast(r, q, ctx.autocast) if ctx.autocast else q
+    weights = ops.matmul(r, left, ops.cast(r, keys, left.format), pairs, (copied, copied and keys is k))
+    del left
+    weights = ops.scale(r, weights)
+    if ctx.mask is not None:
+        weights = ops.add(r, weights, ctx.mask)
+    weights = ops.cast(r, ops.softmax(r, weights, FP32), result)
+    weights = ops.dropout(r, weights, ctx.dropout(module.dropout))
+    probabilities = ops.cast(r, weights, ctx.autocast) if ctx.autocast else weights
+    out = ops.matmul(r, probabilities, ops.cast(r, values, probabilities.format), (ctx.batch, module.heads, ctx.tokens, module.head), (False, copied and values is v))
+    del probabilities
+    return ops.clone(r, out, "contiguous")
+
+
 ATTENTION: dict[str, Program] = {"llama": llama}
-KERNELS = {"flash": flash}
+KERNELS = {"flash": flash, "efficient": efficient, "eager": eager}
