@@ -96,7 +96,7 @@ def test_windows_and_dropouts(name: str, index: int) -> None:
         attention, code = mixers(mine)[0], getattr(other, "self_attn", None)
         if attention is None or code is None or not hasattr(code, "attention_dropout"):
             continue
-        assert attention.dropout == code.attention_dropout
+        assert attention.dropout == getattr(code.attention_dropout, "p", code.attention_dropout)
         by_layer = hasattr(code, "sliding_window") or getattr(text, "layer_types", None)
         window = getattr(code if by_layer else text, "sliding_window", None)
         assert (attention.window if isinstance(attention, Attention) else 0) == (window or 0)

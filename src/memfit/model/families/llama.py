@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -101,9 +101,9 @@ def layer_types(fields: Fields, default: Iterable[bool], key: str = "layer_types
 
 
 def stack(kinds: Iterable[K], make: Callable[[K], Layer]) -> tuple[Layer, ...]:
-    """One layer for each of `kinds`; equal kinds share one value."""
-    kinds = list(kinds)
-    made: Mapping[K, Layer] = {kind: make(kind) for kind in dict.fromkeys(kinds)}
+    """One layer for each of `kinds`; kinds that turn out equal share one value."""
+    kinds, known = list(kinds), dict[Layer, Layer]()
+    made = {kind: known.setdefault(layer, layer) for kind, layer in ((kind, make(kind)) for kind in dict.fromkeys(kinds))}
     return tuple(made[kind] for kind in kinds)
 
 
