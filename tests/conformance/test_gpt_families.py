@@ -1,4 +1,4 @@
-"""GPT-like families against the code that runs them: which kernels it offers, what it caches, which dropouts act, what it refuses."""
+"""GPT-like families against the code that runs them: what it caches, which dropouts act; and what has no formula is refused."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 NAMES = (
     "gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "gptj", "codegen", "gpt_bigcode", "biogpt", "mpt", "xglm", "persimmon", "phi",
 )  # fmt: skip
-BATCH, LENGTH = 2, 7
+BATCH, LENGTH = 2, 24  # longer than GPT-Neo's window, which saves nothing in the cache
 
 
 EXAMPLES = [pytest.param(config, id=f"{name}-{index}") for name in NAMES for index, config in enumerate(find(name).examples)]
@@ -33,15 +33,6 @@ def real(config: Mapping[str, Any], **more: Any) -> Any:
 
 def mixers(model: Model, kind: type) -> list[Any]:
     return [block.mixer for layer in model.layers for block in layer.blocks if isinstance(block.mixer, kind)]
-
-
-@pytest.mark.parametrize("config", EXAMPLES)
-def test_kernels_are_those_that_the_code_offers(config: Mapping[str, Any]) -> None:
-    made = transformers.AutoConfig.for_model(**config)
-    code = transformers.AutoModelForCausalLM._model_mapping[type(made)]
-    offered = {"eager", *(["sdpa"] if code._supports_sdpa else []), *(["flash"] if code._supports_flash_attn else [])}
-    for mixer in mixers(build(config), Attention):
-        assert set(mixer.kernels) == offered
 
 
 @pytest.mark.parametrize("config", EXAMPLES)

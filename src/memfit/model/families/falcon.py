@@ -26,8 +26,9 @@ def key_heads(fields: Fields, heads: int, new: bool) -> int:
 
 
 def attention(fields: Fields, width: int, *, new: bool, parallel: bool) -> Attention:
-    """Rotary layers drop nothing out of their scores, and the new architecture repeats keys and values before it caches them
-    (transformers 5.23 modeling_falcon.py FalconAttention); the dropout behind the output is there in sequential layers only."""
+    """Rotary layers drop nothing out of their scores (but inside flash-attn, which keeps no mask), and the new architecture repeats
+    keys and values before it caches them (transformers 5.23 modeling_falcon.py FalconAttention); the dropout behind the output
+    is there in sequential layers only."""
     heads, head = equal_heads(fields, width, "num_attention_heads")
     keys = key_heads(fields, heads, new)
     alibi, bias = fields.flag("alibi", default=False), fields.flag("bias", default=False)
