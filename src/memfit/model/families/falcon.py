@@ -65,7 +65,7 @@ def block(fields: Fields, width: int) -> Layer:
     "falcon",
     examples=(
         SMALL,
-        NEW,
+        {**NEW, "hidden_dropout": 0.1, "attention_dropout": 0.2},
         {**NEW, "num_ln_in_parallel_attn": 1, "ffn_hidden_size": 96, "bias": True, "tie_word_embeddings": False},
         {
             **SMALL,
@@ -77,7 +77,8 @@ def block(fields: Fields, width: int) -> Layer:
             "hidden_dropout": 0.2,
         },
         {**SMALL, "hidden_size": 32, "n_embed": 96, "multi_query": False, "activation": "relu"},
-        {**SMALL, "parallel_attn": False},
+        {**SMALL, "alibi": True, "attention_dropout": 0.1, "hidden_dropout": 0.2},
+        {**SMALL, "parallel_attn": False, "attention_dropout": 0.1, "hidden_dropout": 0.2},
     ),
 )
 def build(fields: Fields) -> Model:
