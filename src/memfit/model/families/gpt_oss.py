@@ -45,4 +45,6 @@ def build(fields: Fields) -> Model:
         return pre_norm(mixer, moe, width, "olmo2")
 
     layers = stack(layer_types(fields, [index % 2 == 0 for index in range(fields.layers())]), layer)
-    return decoder(fields, "gpt_oss", layers, width=width, rotary=plain.rotary, tied=False, norm="olmo2")
+    model = decoder(fields, "gpt_oss", layers, width=width, rotary=plain.rotary, tied=False, norm="olmo2")
+    unsaid = fields.value("dtype", "torch_dtype", default=None) is None
+    return replace(model, dtype="bfloat16") if moe.format and unsaid else model  # the published configs do not say; the rest is stored so
