@@ -90,9 +90,6 @@ def attention(
         needs = training or dropout_p > 0
         return aten._scaled_dot_product_efficient_attention(query, key, value, bias, needs, dropout_p, is_causal, scale=scale)[0]
     if choice == "cpu":
-        if grouped:
-            groups = query.shape[-3] // key.shape[-3]
-            key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
         bias = additive(attn_mask, query)
         return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale)[0]
     bias = additive(attn_mask, query)

@@ -13,8 +13,8 @@ import torch
 from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.tape import Tape
-from memfit.trace import cuda, kernels_of, label, steps
-from memfit.trace.recorder import Recorder
+from memfit.trace import autocast, cuda, kernels_of, label, prepare, steps
+from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "autocast-bf16": torch.float32, "autocast-fp16": torch.float32}
@@ -42,10 +42,10 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         learn(Recorder(device))
     kernels_of.install(device)
     with quiet():
-        model = built(config, job, options)
+        model = prepare.trainable(built(config, job, options), job)
         recorder = Recorder(device)
-        recorder.names = {id(module): name for name, module in model.named_modules()}
-        with cuda.pretended(device), module_stack(recorder), recorder:
+        recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
+        with cuda.pretended(device), autocast.emulated(), module_stack(recorder), recorder:
             steps.load(recorder, model)
             steps.train(recorder, model, job, options)
         label.settle(recorder, model.config.get_text_config().vocab_size)

@@ -25,13 +25,14 @@ REAL_FLOATS = 1024
 class Block:
     """One allocation while it is being watched; its part may become known only later."""
 
-    __slots__ = ("id", "size", "part", "where", "op", "formula", "born", "phase", "step", "alive", "shape", "node")
+    __slots__ = ("id", "size", "part", "where", "op", "formula", "born", "phase", "step", "alive", "shape", "node", "value")
 
     def __init__(self, id: int, size: int, where: str, op: str, formula: str, shape: tuple[int, ...], born: int) -> None:
         self.id, self.size, self.where, self.op, self.formula, self.shape, self.born = id, size, where, op, formula, shape, born
         self.part: Part | None = None
         self.phase: Phase = "load"
         self.step, self.alive, self.node = 0, True, 0
+        self.value: float | None = None  # of a single number, where the program said it (`torch.full((), 0.0)`)
 
 
 class Recorder(TorchDispatchMode):
@@ -69,6 +70,21 @@ class Recorder(TorchDispatchMode):
         if is_layer(path) and path != self.layer:
             self.layer = path
             self.events.append(Mark(self.phase, path, self.step))
+
+    def arrive(self, tensor: torch.Tensor, part: Part, where: str) -> None:
+        """A tensor made before the recording, which the program now puts on the GPU."""
+        storage = tensor.untyped_storage()
+        if storage._cdata in self.blocks or storage.nbytes() == 0:
+            return
+        self.modules.append(plain(where))
+        block = self.block(storage.nbytes(), "load", tensor)
+        self.modules.pop()
+        block.part = part
+        self.adopt(storage._cdata, storage, block)
+
+    def rest(self) -> None:
+        """Backward is over: no node is being evaluated."""
+        self.last_node = (0, "")
 
     def leave(self) -> None:
         self.modules.pop()
@@ -159,6 +175,8 @@ class Recorder(TorchDispatchMode):
             self.hidden(one, func)
         if isinstance(result, torch.Tensor):
             result = self.tensor(result, func)
+            if result.numel() == 1:
+                self.constant(result, func, args)
         elif isinstance(result, (tuple, list)):
             result = type(result)(self.tensor(one, func) if isinstance(one, torch.Tensor) else one for one in result)
         passing = [self.hidden(one, func) for one in extra if not one.keep]
@@ -181,6 +199,19 @@ class Recorder(TorchDispatchMode):
         block = self.block(size, func.__name__ if hasattr(func, "__name__") else str(func), tensor)
         self.adopt(key, storage, block)
         return tensor
+
+    def constant(self, result: torch.Tensor, func: Any, args: Any) -> None:
+        """Remember the value of a single number that is filled or copied, for the program that reads it back."""
+        block = self.owned(result)
+        if block is None:
+            return
+        if func is aten.full.default or func is aten.scalar_tensor.default:
+            block.value = float(args[-1])
+        elif func in (aten.zeros.default, aten.zeros_like.default):
+            block.value = 0.0
+        elif func in (aten._to_copy.default, aten.clone.default):
+            source = self.owned(args[0])
+            block.value = source.value if source is not None else None
 
     def block(self, size: int, op: str, tensor: torch.Tensor | None, formula: str = "") -> Block:
         self.counter += 1
@@ -241,6 +272,11 @@ class Recorder(TorchDispatchMode):
         return tuple(
             Alloc(one.id, one.size, one.part or "temporaries", one.where, one.op, one.formula) if isinstance(one, Block) else one for one in self.events
         )
+
+
+def plain(path: str) -> str:
+    """A module's path without PEFT's wrapping, so that adapted and plain models name their layers alike."""
+    return path.removeprefix("base_model").removeprefix(".model").removeprefix(".").replace(".base_layer", "")
 
 
 def is_layer(path: str) -> bool:

@@ -126,12 +126,13 @@ def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
 
 @rule(aten._local_scalar_dense.default)
 def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """A value that does not exist: 1.0 for a float (a loss, a norm), False for a truth value."""
+    """A value that does not exist: 1.0 for a float (a loss, a norm) unless the program set it, False for a truth value."""
     tensor = args[0]
     if not tensor.is_meta:
         return NO
     if tensor.dtype.is_floating_point:
-        return True, 1.0
+        block = recorder.owned(tensor)
+        return True, 1.0 if block is None or block.value is None else block.value
     if tensor.dtype == torch.bool:
         return True, False
     raise RuntimeError(f"the program reads an integer ({list(tensor.shape)} {tensor.dtype}) whose value depends on data")

@@ -1,83 +1,112 @@
-"""The loops: load a model, train it for some steps, as a plain Trainer does."""
+"""The loops: load a model, train it for some steps as a plain Trainer does, evaluate it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from memfit.job import Job
+from memfit.tape import Part
+from memfit.trace import prepare
+from memfit.trace.optimizers import optimizer_of
 from memfit.trace.recorder import Recorder
 
 
 def load(recorder: Recorder, model: Any) -> None:
     """Every parameter and buffer arrives on the GPU once, in the model's order; tied ones share their storage."""
     recorder.mark("load")
-    for part, named in (("weights", model.named_parameters()), ("buffers", model.named_buffers())):
+    parts: tuple[tuple[Part, Any], ...] = (("weights", model.named_parameters()), ("buffers", model.named_buffers()))
+    for part, named in parts:
         for name, tensor in named:
-            storage = tensor.untyped_storage()
-            if storage._cdata in recorder.blocks or storage.nbytes() == 0:
-                continue
-            recorder.modules.append(name.rpartition(".")[0])
-            block = recorder.block(storage.nbytes(), "load", tensor)
-            recorder.modules.pop()
-            block.part = part
-            recorder.adopt(storage._cdata, storage, block)
+            recorder.arrive(tensor, part, name.rpartition(".")[0])
 
 
-def optimizer_of(model: Any, job: Job) -> Any:
-    """The optimizer by its name, over the trainable parameters."""
-    from memfit.optimizers import OPTIMIZERS
-
-    parameters = [one for one in model.parameters() if one.requires_grad]
-    name = OPTIMIZERS.find(job.optimizer).name
-    optim = torch.optim
-    makers: dict[str, Any] = {
-        "adamw": lambda: optim.AdamW(parameters),
-        "adamw_fused": lambda: optim.AdamW(parameters, fused=True),
-        "adamw_loop": lambda: optim.AdamW(parameters, foreach=False),
-        "adam": lambda: optim.Adam(parameters),
-        "adam_fused": lambda: optim.Adam(parameters, fused=True),
-        "sgd": lambda: optim.SGD(parameters, lr=1e-3),
-        "sgd_momentum": lambda: optim.SGD(parameters, lr=1e-3, momentum=0.9),
-        "rmsprop": lambda: optim.RMSprop(parameters),
-        "adagrad": lambda: optim.Adagrad(parameters),
-    }
-    return makers[name]()
+def batch_of(recorder: Recorder, model: Any, job: Job, size: int) -> dict[str, torch.Tensor]:
+    """Token ids that are their own labels; with padding, an attention mask whose last token is masked."""
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = torch.randint(0, vocabulary, (size, job.seq), device=recorder.device.type)
+    inputs = {"input_ids": ids, "labels": ids}
+    if not job.packing:
+        mask = torch.ones((size, job.seq), dtype=torch.int64, device=recorder.device.type)
+        mask[:, -1] = 0
+        inputs["attention_mask"] = mask
+    return inputs
 
 
 def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     """Forward, backward, step, zero_grad; outputs are dropped before backward unless `keep_outputs`."""
     model.train()
     model.config.use_cache = False
-    if job.checkpointing != "none":
-        model.gradient_checkpointing_enable({"use_reentrant": job.reentrant})
-    optimizer = optimizer_of(model, job)
-    vocabulary = model.config.get_text_config().vocab_size
+    prepare.checkpointed(model, job)
+    forward = prepare.mixed(model, job, recorder.device.type)
+    optimizer = optimizer_of(model, job.optimizer)
+    states(recorder, optimizer)
+    scaler = torch.amp.GradScaler(recorder.device.type) if job.precision == "autocast-fp16" else None
     for step in range(options.steps):
+        if job.zero_grad == "before_backward":
+            optimizer.zero_grad(set_to_none=True)
         for _ in range(job.accumulate):
-            recorder.mark("prepare", step=step)
-            ids = torch.randint(0, vocabulary, (job.batch, job.seq), device=recorder.device.type)
-            recorder.mark("forward")
-            outputs = model(input_ids=ids, labels=ids)
-            loss = outputs.loss
-            if not options.keep_outputs:
-                del outputs
-            loss = loss / job.accumulate if job.accumulate > 1 else loss
-            recorder.mark("backward")
-            loss.backward()
-            recorder.last_node = (0, "")
-            outputs = loss = None
-            owned(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
+            micro_step(recorder, model, forward, job, options, scaler, step)
         recorder.mark("step")
-        if job.clip:
-            torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if one.requires_grad], job.clip)
+        update(model, optimizer, job, scaler)
+        states(recorder, optimizer)
+        if job.zero_grad == "after_step":
+            optimizer.zero_grad(set_to_none=True)
+        elif job.zero_grad == "keep":
+            optimizer.zero_grad(set_to_none=False)
+    if job.evaluate:
+        evaluate(recorder, model, forward, job)
+
+
+def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, options: Any, scaler: Any, step: int) -> None:
+    recorder.mark("prepare", step=step)
+    inputs = batch_of(recorder, model, job, job.batch)
+    recorder.mark("forward")
+    outputs = forward(**inputs)
+    loss = outputs.loss
+    if not options.keep_outputs:
+        del outputs
+    if job.accumulate > 1:
+        loss = loss / job.accumulate
+    if scaler is not None:
+        loss = scaler.scale(loss)
+    recorder.mark("backward")
+    loss.backward()
+    recorder.rest()
+    own(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
+
+
+def update(model: Any, optimizer: Any, job: Job, scaler: Any) -> None:
+    if job.clip:
+        if scaler is not None:
+            scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if one.requires_grad], job.clip)
+    if scaler is None:
         optimizer.step()
-        owned(recorder, "optimizer", (one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)))
-        optimizer.zero_grad(set_to_none=True)
+    else:
+        scaler.step(optimizer)
+        scaler.update()
 
 
-def owned(recorder: Recorder, part: Any, tensors: Any) -> None:
+def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job) -> None:
+    """One evaluation batch with labels, logits and loss alive together, as `prediction_step` holds them."""
+    model.eval()
+    recorder.mark("evaluate")
+    inputs = batch_of(recorder, model, job, job.eval_batch)
+    with torch.no_grad():
+        outputs = forward(**inputs)
+        loss = outputs.loss.detach().mean()
+        del outputs, loss
+
+
+def states(recorder: Recorder, optimizer: Any) -> None:
+    own(recorder, "optimizer", (one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)))
+
+
+def own(recorder: Recorder, part: Part, tensors: Iterable[torch.Tensor]) -> None:
+    """These blocks are `part`, whatever they looked like before."""
     for tensor in tensors:
         block = recorder.owned(tensor)
         if block is not None and block.part != "weights":
