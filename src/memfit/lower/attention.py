@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit import kernels
-from memfit.formats import FP32
+from memfit.formats import BOOL, FP32
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -53,21 +53,28 @@ def half_turned(r: Recorder, x: Tensor) -> Tensor:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
     """The kernel that the job asks for, or the one torch picks."""
-    kernel = chosen(q, k, module, ctx)
+    kernel = chosen(q, module, ctx)
     return KERNELS[kernel](q, k, v, module, ctx)
 
 
-def chosen(q: Tensor, k: Tensor, module: Attention, ctx: Context) -> str:
+def chosen(q: Tensor, module: Attention, ctx: Context) -> str:
+    """SDPA's own choice; without a mask transformers hands groups over unrepeated (integrations/sdpa_attention.py)."""
     asked = ctx.job.attention
     if asked == "eager" or "sdpa" not in module.kernels:
         return "eager"
-    if asked != "sdpa":
-        return {"flash-attn-2": "flash", "flash-attn-3": "flash"}.get(asked, asked)
+    if asked.startswith("flash-attn"):
+        return "flash"
+    masked = mask_of(module, ctx) is not None
     half = q.format.block_bytes == 2 or ctx.autocast is not None
     return kernels.sdpa_backend(
-        element=q.format.block_bytes, half=half, head=module.head, value_head=module.head, masked=ctx.mask is not None,
-        causal=ctx.tokens > 1, query=ctx.tokens, key=ctx.keys, training=ctx.training, capability=ctx.capability,
+        element=2 if half else q.format.block_bytes, half=half, head=module.head, value_head=module.head, masked=masked, causal=ctx.tokens > 1,
+        query=ctx.tokens, key=ctx.keys, grouped=not masked and module.heads != module.kv_heads, training=ctx.training, capability=ctx.capability,
+        allowed=("flash", "efficient", "math") if asked == "sdpa" else (asked,),
     )  # fmt: skip
+
+
+def mask_of(module: Attention, ctx: Context) -> Tensor | None:
+    return ctx.masks.get(module.window)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
@@ -124,6 +131,38 @@ def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
     return grads
 
 
+def math(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """The decomposition of last resort: 16-bit inputs become fp32, q and k are scaled, scores and probabilities exist whole
+    (aten/src/ATen/native/transformers/attention.cpp _scaled_dot_product_attention_math)."""
+    r = ctx.r
+    if ctx.autocast is not None:
+        q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
+    result, several = q.format, ctx.batch > 1
+    q, k, v = (ops.cast(r, one, FP32) for one in (q, k, v))
+    q = ops.scale(r, q)
+    square = (ctx.tokens, k.shape[-2])
+    mask = mask_of(module, ctx)
+    if mask is None:
+        ones = r.tensor(square, BOOL, "causal")
+        lower = r.tensor(square, BOOL, "causal")
+        del ones
+        mask = r.tensor(square, FP32, "causal")
+        del lower
+    elif mask.format is BOOL:
+        mask = r.tensor(mask.shape, FP32, "mask")
+    k, v = repeated(r, k, module), repeated(r, v, module)
+    k = ops.scale(r, k)
+    scores = ops.matmul(r, q, k, (ctx.batch, module.heads, *square), (several, False))
+    scores = ops.add(r, scores, mask)
+    blank = r.tensor(scores.shape, BOOL, "isneginf")
+    probabilities = ops.softmax(r, scores, FP32)
+    del scores, blank
+    out = ops.matmul(r, probabilities, v, (ctx.batch, module.heads, ctx.tokens, module.head))
+    returned = ops.cast(r, out, result), ops.cast(r, probabilities.detach(), result)
+    del out, probabilities, q, k, v, mask
+    return ops.clone(r, returned[0], "contiguous")
+
+
 def repeated(r: Recorder, x: Tensor, module: Attention) -> Tensor:
     """repeat_kv: the heads of a group become copies; nothing where there are no groups."""
     if x.shape[1] == module.heads:
@@ -148,8 +187,9 @@ def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> T
     weights = ops.matmul(r, left, ops.cast(r, keys, left.format), pairs, (copied, copied and keys is k))
     del left
     weights = ops.scale(r, weights)
-    if ctx.mask is not None:
-        weights = ops.add(r, weights, ctx.mask)
+    mask = mask_of(module, ctx)
+    if mask is not None:
+        weights = ops.add(r, weights, mask)
     weights = ops.cast(r, ops.softmax(r, weights, FP32), result)
     weights = ops.dropout(r, weights, ctx.dropout(module.dropout))
     probabilities = ops.cast(r, weights, ctx.autocast) if ctx.autocast else weights
@@ -159,4 +199,4 @@ def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> T
 
 
 ATTENTION: dict[str, Program] = {"llama": llama}
-KERNELS = {"flash": flash, "efficient": efficient, "eager": eager}
+KERNELS = {"flash": flash, "efficient": efficient, "math": math, "eager": eager}

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from memfit.formats import FORMATS, FP32, INT64
-from memfit.lower import ops
+from memfit.formats import FP32, INT64
+from memfit.lower import masks, ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.recorder import Recorder, Tensor
-from memfit.model.modules import Embedding, Weight
+from memfit.model.modules import Attention, Embedding, Model
 from memfit.program import Entry, Program
 
 
@@ -56,6 +56,7 @@ class Body:
         phase = r.phase
         x = self.embedded(ids, ctx)
         positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
+        self.make_masks(ctx)
         if self.model.buffers:
             self.rotary_tables(ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
@@ -70,6 +71,11 @@ class Body:
         if not (entry.recompute and ctx.training):
             return forward(x, entry.layer, bound, ctx)
         return ctx.r.checkpoint(lambda: forward(x, entry.layer, bound, ctx))
+
+    def make_masks(self, ctx: Context) -> None:
+        ctx.r.where = self.model.prefix.rpartition(".")[0]
+        eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
+        ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model.layers)}
 
     def embedded(self, ids: Tensor, ctx: Context) -> Tensor:
         r = ctx.r
@@ -107,8 +113,7 @@ class Body:
         self.ends, self.layers = Bound(self.r, self.program, ""), []
 
 
-def weight_format(name: str) -> int:
-    return FORMATS[name].block_bytes
-
-
-__all__ = ["Body", "Weight"]
+def runs_sdpa(model: Model) -> bool:
+    """Whether the model's attention has an SDPA path; without one transformers runs it eagerly."""
+    mixers = (block.mixer for layer in set(model.layers) for block in layer.blocks)
+    return all("sdpa" in mixer.kernels for mixer in mixers if isinstance(mixer, Attention))

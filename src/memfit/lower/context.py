@@ -26,7 +26,7 @@ class Context:
     torch: tuple[int, int] = (2, 13)
     cos: Tensor | None = None
     sin: Tensor | None = None
-    mask: Tensor | None = None
+    masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     casts: dict[int, Tensor] = field(default_factory=dict)  # autocast's cache of cast weights
     cache: object | None = None
 

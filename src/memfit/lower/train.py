@@ -44,7 +44,10 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
 
 def forward_loss(r: Recorder, program: Program, body: Body, ids: Tensor, labels: Tensor, step: int) -> Tensor:
     job = program.job
-    ctx = Context(r=r, job=job, batch=Dim(job.batch, "B"), tokens=Dim(job.seq, "S"), keys=job.seq, training=True, format=FORMATS[program.weights])
+    autocast = FORMATS[program.autocast] if program.autocast else None
+    ctx = Context(
+        r=r, job=job, batch=Dim(job.batch, "B"), tokens=Dim(job.seq, "S"), keys=job.seq, training=True, format=FORMATS[program.weights], autocast=autocast
+    )
     hidden = body.forward(ids, ctx, step)
     scores = head.logits(hidden, body.model, body.ends, ctx)
     return head.loss(scores, labels, body.model, ctx)
