@@ -22,9 +22,17 @@ def llama(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     q, k, v = (linear(x, bound.linear(one), ctx).view(b, heads, s, h) for one, heads in zip(module.project, sizes(module), strict=True))
     ctx.r.where = bound.path(module.name)
     q, k = rotary(q, k, ctx)
+    k, v = remembered(k, v, module, bound, ctx)
     out = attend(q, k, v, module, ctx)
     del q, k, v
     return linear(out.view(b, s, module.heads * h), bound.linear(module.out), ctx)
+
+
+def remembered(k: Tensor, v: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor]:
+    """What there is to attend to: with a cache, the past too."""
+    if ctx.cache is None:
+        return k, v
+    return ctx.cache.update(ctx.r, bound.prefix, k, v, module.window)
 
 
 def sizes(module: Attention) -> tuple[int, int, int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from memfit.formats import Format
 from memfit.job import Job
+from memfit.lower.cache import Cache
 from memfit.lower.recorder import Dim, Recorder, Tensor
 
 
@@ -28,7 +29,7 @@ class Context:
     sin: Tensor | None = None
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     casts: dict[int, Tensor] = field(default_factory=dict)  # autocast's cache of cast weights
-    cache: object | None = None
+    cache: Cache | None = None
 
     def dropout(self, p: float) -> float:
         return p if self.training else 0.0

@@ -1,0 +1,62 @@
+"""Key/value caches of transformers 5.23 (cache_utils.py): what a layer's update allocates, keeps and hands to the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from memfit.lower.recorder import Recorder, Tensor
+
+RESIDUAL = 128  # tokens that the quantized cache keeps in full precision
+GROUP = 64  # values that share a scale and a zero point
+
+
+@dataclass(slots=True, kw_only=True)
+class Cache:
+    """One tensor pair a layer, found by the layer's path. `limit`: tokens a static cache has room for."""
+
+    kind: str
+    limit: int = 0
+    bits: int = 4
+    layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+
+    def update(self, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+        """The keys and values to attend to; `k` and `v` are the new ones."""
+        return UPDATES[self.kind](self, r, where, k, v, window)
+
+    def clear(self) -> None:
+        self.layers.clear()
+        self.packed.clear()
+
+
+def grown(r: Recorder, old: Tensor | None, new: Tensor) -> Tensor:
+    """`cat` along the tokens, also of an empty cache: always a copy."""
+    tokens = (old.shape[-2] if old is not None else 0) + new.shape[-2]
+    return r.tensor((*new.shape[:-2], tokens, new.shape[-1]), new.format, "cat", "kv_cache")
+
+
+def dynamic(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """DynamicLayer grows by concatenation; DynamicSlidingWindowLayer keeps a view of its last window − 1 tokens, and so the
+    whole block it is a view of."""
+    old = cache.layers.get(where, (None, None))
+    keys = grown(r, old[0], k)
+    values = grown(r, old[1], v)
+    cache.layers[where] = (last(keys, window), last(values, window))
+    return keys, values
+
+
+def last(x: Tensor, window: int) -> Tensor:
+    if window <= 0 or x.shape[-2] < window:
+        return x
+    return x.view(*x.shape[:-2], window - 1, x.shape[-1])
+
+
+def static(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """StaticLayer is allocated whole at its first update and written in place; a window bounds it."""
+    if where not in cache.layers:
+        room = min(cache.limit, window) if window > 0 else cache.limit
+        cache.layers[where] = tuple(r.tensor((*one.shape[:-2], room, one.shape[-1]), one.format, "zeros", "kv_cache") for one in (k, v))  # type: ignore[assignment]
+    return cache.layers[where]
+
+
+UPDATES = {"dynamic": dynamic, "static": static}
