@@ -1,0 +1,28 @@
+"""Where a job runs: GPUs and what they really offer, the links between them, clusters."""
+
+from memfit.hardware.auto import auto_gpu, auto_gpus
+from memfit.hardware.cluster import Cluster, parse_cluster
+from memfit.hardware.gpu import GPU, MATHS, all_gpus, custom_gpu, find_gpu, gpu_problem, variants
+from memfit.hardware.link import Link, find_link, links
+from memfit.hardware.outside import Span, context, desktop, usable
+
+__all__ = [
+    "GPU",
+    "MATHS",
+    "Cluster",
+    "Link",
+    "Span",
+    "all_gpus",
+    "auto_gpu",
+    "auto_gpus",
+    "context",
+    "custom_gpu",
+    "desktop",
+    "find_gpu",
+    "find_link",
+    "gpu_problem",
+    "links",
+    "parse_cluster",
+    "usable",
+    "variants",
+]

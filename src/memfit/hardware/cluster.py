@@ -1,0 +1,86 @@
+"""A cluster: so many nodes of so many equal GPUs, and the network between them. `8xh100-sxm`, `2x8xA100-80GB`, `rtx-4090`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.hardware.gpu import GPU, gpu_problem, variants
+from memfit.hardware.link import Link, find_link
+
+LARGEST_NODE, MOST_NODES = 1024, 100_000  # beyond them, a figure is a slip of the pen
+_COUNT = re.compile(r"\s*([+-]?[0-9][0-9.,]*)\s*[x×*]", re.IGNORECASE)
+_HINT = "write it like `8xh100-sxm` or, for several nodes, `2x8xh100-sxm`"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Equal nodes of equal GPUs; `network` joins the nodes, `gpu.link` the GPUs of one."""
+
+    gpu: GPU
+    gpus_per_node: int = 1
+    nodes: int = 1
+    network: Link | None = None
+
+    def __post_init__(self) -> None:
+        raise_errors(
+            problem
+            for problem in (
+                _count_problem(str(self.gpus_per_node), "GPUs per node", LARGEST_NODE, "cluster.gpus_per_node"),
+                _count_problem(str(self.nodes), "nodes", MOST_NODES, "cluster.nodes"),
+            )
+            if problem
+        )
+
+    @property
+    def gpus(self) -> int:
+        return self.gpus_per_node * self.nodes
+
+
+def _count_problem(text: str, what: str, most: int, where: str) -> Problem | None:
+    if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= most:
+        return None
+    return Problem(message=f"`{text[:20]}` is no number of {what}", where=where, hint=f"a whole number from 1 to {most}")
+
+
+def _pick(name: str, per_node: int, where: str) -> GPU | Problem:
+    """The GPU called `name`; of the forms of one, a node of four or more is taken to be the board that carries so many (SXM)."""
+    problem = gpu_problem(name, where=where)
+    found = variants(name)
+    boards = [gpu for gpu in found if gpu.form == "sxm"]
+    if problem and per_node >= 4 and len(boards) == 1:
+        return boards[0]
+    return problem or found[0]
+
+
+def _split(text: str) -> tuple[list[str], str]:
+    """The counts that `text` begins with, and the rest."""
+    counts, at = [], 0
+    while match := _COUNT.match(text, at):
+        counts.append(match[1])
+        at = match.end()
+    return counts, text[at:].strip()
+
+
+def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") -> Cluster:
+    """`[nodes x] [GPUs per node x] name`. All that is wrong is said at once."""
+    counts, name = _split(text[:200])
+    if not name or len(counts) > 2 or len(text) > 200:
+        raise InputError.one(f"`{text[:40]}` names no GPU", where=where, hint=_HINT)
+    nodes, per_node = ["1", "1", *counts][-2:]
+    problems = [
+        _count_problem(nodes, "nodes", MOST_NODES, where),
+        _count_problem(per_node, "GPUs per node", LARGEST_NODE, where),
+    ]
+    counted = not any(problems)
+    gpu = _pick(name, int(per_node) if counted else 1, where)
+    joined: Link | None = None
+    if network is not None:
+        try:
+            joined = find_link(network)
+        except InputError as error:
+            problems += error.problems
+    raise_errors(problem for problem in (*problems, gpu if isinstance(gpu, Problem) else None) if problem)
+    assert isinstance(gpu, GPU)
+    return Cluster(gpu=gpu, gpus_per_node=int(per_node), nodes=int(nodes), network=joined)

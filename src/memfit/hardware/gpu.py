@@ -1,0 +1,180 @@
+"""Accelerators: rows of gpus.toml, found by any of their names. A number that is not there is unknown, never guessed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from memfit.errors import InputError, Problem
+from memfit.hardware.link import Link, links
+from memfit.hardware.tables import figure, span, table
+from memfit.registry import nearest
+from memfit.units import LARGEST
+
+MATHS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
+BY_MEMORY = "for any other card give its memory: `--memory 24GiB`"
+# Words that say nothing: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `rtx4090` are one card.
+_NOISE = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "intel", "r", "tm", "generation", "gpu", "graphics"})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GPU:
+    """One device as CUDA (ROCm, …) shows it: bytes, bytes/s, dense flop/s. None, or a missing rate: unknown.
+
+    `memory` is the lowest total in `memory_range`, for the total drifts with the driver; `held` is what others keep of it.
+    `status` and `cites` say for each field how it is known (log, repo, derived, label) and from where.
+    """
+
+    id: str
+    name: str
+    vendor: str = "unknown"
+    memory: int
+    memory_range: tuple[int, int]
+    held: int = 0
+    free: int | None = None  # only from `auto`: what the driver had free
+    smi: int | None = None  # the total that nvidia-smi shows
+    label: int | None = None  # GiB on the box
+    bandwidth: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict, hash=False)
+    arch: str | None = None  # `sm_89`, `gfx942`
+    sm: tuple[int, int] | None = None
+    sms: int | None = None
+    l2: int | None = None
+    link: Link | None = None
+    bridge: Link | None = None  # optional, between pairs of cards
+    form: str | None = None  # sxm, pcie, oam, superchip, unified
+    aliases: tuple[str, ...] = ()
+    status: Mapping[str, str] = field(default_factory=dict, hash=False)
+    cites: Mapping[str, str] = field(default_factory=dict, hash=False)
+    note: str = ""
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """The fields that nothing substantiates."""
+        return tuple(key for key, status in self.status.items() if status == "label")
+
+
+def _arch(text: str) -> tuple[str, tuple[int, int] | None]:
+    if "." not in text:
+        return text, None
+    major, minor = text.split(".")
+    return f"sm_{major}{minor}", (int(major), int(minor))
+
+
+@cache
+def _gpu(name: str) -> GPU:
+    """The row called `name`, exactly."""
+    row: Mapping[str, Any] = table("gpus")[name]
+    sources: Mapping[str, str] = table("gpus")["sources"]
+    low, high, known, cite = span(row["memory"])
+    figures = {
+        key: figure(row[key], sources)
+        for key in ("label", "smi", "held", "bandwidth", *MATHS, "arch", "sms", "l2", "link", "bridge")
+        if key in row
+    }
+
+    def whole(key: str) -> int | None:
+        return int(figures[key].value) if key in figures else None
+
+    arch, sm = _arch(figures["arch"].value) if "arch" in figures else (None, None)
+    return GPU(
+        id=name,
+        name=row["name"],
+        vendor=row["vendor"],
+        memory=low,
+        memory_range=(low, high),
+        held=whole("held") or 0,
+        smi=whole("smi"),
+        label=whole("label"),
+        bandwidth=float(figures["bandwidth"].value) if "bandwidth" in figures else None,
+        rates={math: float(figures[math].value) for math in MATHS if math in figures},
+        arch=arch,
+        sm=sm,
+        sms=whole("sms"),
+        l2=whole("l2"),
+        link=links()[figures["link"].value] if "link" in figures else None,
+        bridge=links()[figures["bridge"].value] if "bridge" in figures else None,
+        form=row["form"],
+        aliases=tuple(row.get("aliases", ())),
+        status={"memory": known} | {key: one.status for key, one in figures.items()},
+        cites={"memory": cite} | {key: one.cite for key, one in figures.items()},
+        note=row.get("note", ""),
+    )
+
+
+def plain(name: str) -> str:
+    """The name without case, separators and words that say nothing; `80G` is `80GB`."""
+    words = (word for word in re.split(r"[^a-z0-9]+", name[:200].lower()) if word and word not in _NOISE)
+    return "".join(re.sub(r"^(\d+)gi?$", r"\1gb", word) for word in words)
+
+
+@cache
+def _names() -> dict[str, tuple[str, ...]]:
+    """Plain name -> the rows it may mean; a `shared` name belongs to no single one of them, even where only one is known."""
+    owners: dict[str, list[str]] = {}
+    shared: dict[str, list[str]] = {}
+    for key, row in table("gpus").items():
+        if key == "sources":
+            continue
+        common = dict.fromkeys(map(plain, row.get("shared", ())))
+        for name in common:
+            shared.setdefault(name, []).append(key)
+        for name in dict.fromkeys(map(plain, (key, row["name"], *row.get("aliases", ())))):
+            if name not in common:
+                owners.setdefault(name, []).append(key)
+    for name, keys in owners.items():
+        if len(keys) > 1 or name in shared:
+            raise ValueError(f"gpus.toml: `{name}` names {', '.join(keys)}")
+    return {name: tuple(keys) for name, keys in owners.items()} | {name: (*keys, "") for name, keys in shared.items()}
+
+
+def all_gpus() -> tuple[GPU, ...]:
+    """Every row, in the order of the table: by vendor and use, then by age."""
+    return tuple(_gpu(key) for key in table("gpus") if key != "sources")
+
+
+def variants(name: str) -> tuple[GPU, ...]:
+    """The GPUs that `name` may mean: none, one, or (`A100`) several."""
+    if name in table("gpus") and name != "sources":
+        return (_gpu(name),)  # an id: no need to read every name
+    return tuple(_gpu(key) for key in _names().get(plain(name), ()) if key)
+
+
+def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
+    """What keeps `name` from naming one GPU, or None."""
+    if name in table("gpus") and name != "sources":
+        return None
+    keys = _names().get(plain(name))
+    if keys is None:
+        close = dict.fromkeys(key for near in nearest(plain(name), _names(), 6) for key in _names()[near] if key)
+        offer = "did you mean " + ", ".join(f"`{key}`" for key in list(close)[:3]) + "? " if close else ""
+        return Problem(message=f"unknown GPU `{name[:80]}`", where=where, hint=offer + BY_MEMORY)
+    found = variants(name)
+    listed = ", ".join(f"`{gpu.id}`" for gpu in found)
+    if len(keys) == 1:
+        return None
+    if len(found) == 1:
+        return Problem(message=f"`{name[:80]}` comes with several sizes of memory", where=where, hint=f"known: {listed}; {BY_MEMORY}")
+    return Problem(message=f"`{name[:80]}` may be any of {len(found)} GPUs", where=where, hint=f"say which: {listed}")
+
+
+def find_gpu(name: str, *, where: str = "gpu") -> GPU:
+    """By id, marketing name, alias or device name (`NVIDIA GeForce RTX 4090`), whatever the case and separators.
+
+    A name that several cards answer to (`A100`, `RTX 3080`) is refused with all of them listed: their memory or speed differs.
+    """
+    problem = gpu_problem(name, where=where)
+    if problem:
+        raise InputError(problem)
+    return variants(name)[0]
+
+
+def custom_gpu(memory: int, *, where: str = "memory") -> GPU:
+    """A device of which only the usable memory is known: exactly `memory` bytes."""
+    if not 0 < memory <= LARGEST:
+        raise InputError.one(f"`{memory}` bytes is no amount of GPU memory", where=where, hint="more than 0 and at most 1024 PiB")
+    told = {"memory": "given by the user"}
+    return GPU(id="custom", name="custom", memory=memory, memory_range=(memory, memory), status={"memory": "given"}, cites=told)
