@@ -6,6 +6,7 @@ from typing import Any
 
 from memfit import kernels
 from memfit.job import Job
+from memfit.lower.infer import infer
 from memfit.lower.recorder import Recorder
 from memfit.lower.train import train
 from memfit.model.modules import Model
@@ -19,7 +20,7 @@ def lower(model: Model, job: Job, strategy: Any = None, cluster: Any = None, *, 
     program = apply(Program(model=model, job=job, entries=placed(model.layers, compact), weights=model.dtype))
     r = Recorder()
     r.cublas = kernels.cublas_workspace()
-    train(r, program)
+    (train if job.training else infer)(r, program)
     events = tuple(r.events)
     return Tape(events=events, source="formula", repeats=repeats(events, program) if compact else ())
 

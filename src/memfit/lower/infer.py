@@ -1,0 +1,86 @@
+"""Generation with transformers: prefill of the prompt, then one token after another until the last."""
+
+from __future__ import annotations
+
+from memfit.formats import BOOL, FORMATS, FP32, INT64
+from memfit.lower import head, ops
+from memfit.lower.body import Body
+from memfit.lower.cache import Cache
+from memfit.lower.context import Context
+from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.program import Program
+
+WALKED = 24  # decoding steps written one by one; of more, evenly spaced ones and always the last
+
+
+def infer(r: Recorder, program: Program) -> None:
+    """The tape of one `generate` call, or of one forward pass where nothing is generated."""
+    body = Body(r, program)
+    body.load()
+    r.grad = False
+    job = program.job
+    rows = Dim(job.batch * job.beams, "B")
+    ids = ops.integers(r, (rows, Dim(job.seq, "S")), "inputs")
+    padding = r.tensor((rows, job.seq), INT64, "attention_mask", "inputs")
+    cache = None if job.cache == "none" or job.new_tokens == 0 else Cache(kind=job.cache, limit=job.seq + job.new_tokens, bits=job.cache_bits)
+    r.mark("prefill")
+    chosen = forward(r, program, body, ids, rows, job.seq, job.seq, cache, 0)
+    for step in decoded(job.new_tokens):
+        r.mark("decode", "", step)
+        ids = appended(r, ids, rows, job.seq + step)
+        padding = appended(r, padding, rows, job.seq + step)
+        if cache is not None:
+            skip_to(r, cache, job.seq + step - 1)
+            chosen = forward(r, program, body, chosen, rows, 1, job.seq + step, cache, step)
+        else:
+            chosen = forward(r, program, body, ids, rows, job.seq + step, job.seq + step, None, step)
+    del ids, padding, chosen
+
+
+def decoded(new_tokens: int) -> list[int]:
+    """The passes after the prefill: the prompt's own pass gives the first token."""
+    passes = max(0, new_tokens - 1)
+    if passes <= WALKED:
+        return list(range(1, passes + 1))
+    return sorted({1 + (passes - 1) * index // (WALKED - 1) for index in range(WALKED)})
+
+
+def appended(r: Recorder, tokens: Tensor, rows: int, length: int) -> Tensor:
+    return r.tensor((rows, length), tokens.format, "cat", "inputs")
+
+
+def skip_to(r: Recorder, cache: Cache, length: int) -> None:
+    """Bring a growing cache to the length it has before this pass, where passes in between were not walked."""
+    if cache.kind != "dynamic":
+        return
+    for where, (keys, values) in cache.layers.items():
+        if 0 < keys.shape[-2] < length:
+            whole = [r.tensor((*one.shape[:-2], length, one.shape[-1]), one.format, "cat", "kv_cache") for one in (keys, values)]
+            cache.layers[where] = (whole[0], whole[1])
+            del keys, values, whole
+
+
+def forward(
+    r: Recorder, program: Program, body: Body, ids: Tensor, rows: Dim, tokens: int, keys: int, cache: Cache | None, step: int
+) -> Tensor:
+    """One pass and the choice of the next token; returns its id."""
+    job = program.job
+    autocast = FORMATS[program.autocast] if program.autocast else None
+    ctx = Context(
+        r=r, job=job, batch=rows, tokens=Dim(tokens, "S"), keys=keys, training=False, format=FORMATS[program.weights], autocast=autocast, cache=cache
+    )
+    hidden = body.forward(ids.view(rows, tokens), ctx, step)
+    if job.logits == "last" and job.new_tokens:
+        hidden = hidden.view(rows, 1, hidden.shape[-1])
+    scores = head.logits(hidden, body.model, body.ends, ctx)
+    del hidden
+    return next_token(r, scores, rows)
+
+
+def next_token(r: Recorder, scores: Tensor, rows: int) -> Tensor:
+    """The last position in fp32, then argmax (generation/utils.py _sample)."""
+    wide = r.tensor((rows, scores.shape[-1]), FP32, "to", "logits")
+    chosen = r.tensor((rows,), INT64, "argmax", "inputs")
+    done = r.tensor((rows,), BOOL, "eq")
+    del wide, done
+    return chosen.view(rows, 1)
