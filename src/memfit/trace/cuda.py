@@ -87,8 +87,13 @@ def pretended(device: Device) -> Iterator[None]:
     ]
     if device.type == "cuda":
         patches += answers(device)
-    with patched(patches):
-        yield
+    lifted = torch._C._only_lift_cpu_tensors()
+    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(x, device="cuda")` then shows its copy to the mode
+    try:
+        with patched(patches):
+            yield
+    finally:
+        torch._C._set_only_lift_cpu_tensors(lifted)
 
 
 def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:

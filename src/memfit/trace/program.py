@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "autocast-bf16": torch.float32, "autocast-fp16": torch.float32}
+
+ATTENTION = {"sdpa": None, "flash": "sdpa", "efficient": "sdpa", "math": "sdpa", "eager": "eager"}  # None: what the class takes by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +46,9 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     kernels_of.install(device)
     with quiet():
         model = prepare.trainable(built(config, job, options), job)
-        recorder = Recorder(device)
+        recorder = Recorder(device, job.router_skew)
         recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
-        with cuda.pretended(device), autocast.emulated(), module_stack(recorder), recorder:
+        with cuda.pretended(device), autocast.emulated(), module_stack(recorder), failing(), recorder:
             steps.load(recorder, model)
             steps.train(recorder, model, job, options)
         label.settle(recorder, model.config.get_text_config().vocab_size)
@@ -73,11 +76,13 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
     kind = DTYPES.get(job.precision)
     if kind is None:
         raise InputError.one(f"the trace cannot run precision `{job.precision}`", where="job.precision", hint="one of " + ", ".join(DTYPES))
-    attention = {"sdpa": "sdpa", "flash": "sdpa", "efficient": "sdpa", "math": "sdpa", "cudnn": "sdpa", "eager": "eager"}.get(job.attention)
-    if attention is None:
-        raise InputError.one(f"the trace cannot run attention `{job.attention}` yet", where="job.attention", hint="use `sdpa` or `eager`")
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=attention)
+    if job.attention not in ATTENTION:
+        raise InputError.one(f"the trace cannot run attention `{job.attention}` yet", where="job.attention", hint="one of " + ", ".join(ATTENTION))
+    try:
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=ATTENTION[job.attention])
+    except ValueError as bad:
+        raise InputError.one(str(bad).split(". ")[0][:300].rstrip("."), where="model.config") from None
 
 
 def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
@@ -128,3 +133,17 @@ def module_stack(recorder: Recorder) -> Iterator[None]:
 
     with cuda.patched([(torch.nn.Module, "__call__", call)]):
         yield
+
+
+@contextlib.contextmanager
+def failing() -> Iterator[None]:
+    """The program's own failures are bad input: the real run would end the same way."""
+    try:
+        yield
+    except (InputError, KeyboardInterrupt, MemoryError):
+        raise
+    except Exception as bad:
+        frames = [one for one in traceback.extract_tb(bad.__traceback__) if "memfit" not in one.filename and "/torch/" not in one.filename]
+        place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
+        text = str(bad).strip().splitlines()[0][:300] if str(bad).strip() else ""
+        raise InputError.one(f"the program stops with {type(bad).__name__}: {text}".rstrip("."), where=place) from bad

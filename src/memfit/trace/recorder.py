@@ -38,9 +38,10 @@ class Block:
 class Recorder(TorchDispatchMode):
     """Records what the program inside the `with` allocates. `device` is the flavour whose kernels it believes to run."""
 
-    def __init__(self, device: cuda.Device) -> None:
+    def __init__(self, device: cuda.Device, skew: float = 1.0) -> None:
         super().__init__()
         self.device = device
+        self.skew, self.real_limit = skew, REAL_LIMIT
         self.events: list[Block | Event] = []
         self.blocks: dict[int, Block] = {}  # storage address -> block
         self.watch: dict[int, weakref.ref[Any]] = {}
@@ -211,7 +212,10 @@ class Recorder(TorchDispatchMode):
             block.value = 0.0
         elif func in (aten._to_copy.default, aten.clone.default):
             source = self.owned(args[0])
-            block.value = source.value if source is not None else None
+            if source is not None:
+                block.value = source.value
+            elif not args[0].is_meta and args[0].numel() == 1:
+                block.value = float(args[0])
 
     def block(self, size: int, op: str, tensor: torch.Tensor | None, formula: str = "") -> Block:
         self.counter += 1

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from memfit.errors import InputError
+
 aten = torch.ops.aten
 RULES: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {}
 NO = (False, None)
@@ -111,6 +113,51 @@ def fused_rms_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) ->
     )
 
 
+@rule(aten._grouped_mm.default)
+def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Rows are padded to 16 bytes; every float dtype goes (by a loop over the groups where the fast kernel does not).
+
+    torch 2.13 ATen/native/GroupedMMUtils.h `create_grouped_gemm_output_tensor`; the meta function takes bf16 only.
+    """
+    left, right = args[0], args[1]
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    if not left.is_meta:
+        return NO
+    if left.dim() == 2:
+        shape = [left.shape[0], right.shape[-1]] if right.dim() == 3 else [offsets.shape[0], left.shape[0], right.shape[1]]
+    else:
+        shape = [left.shape[1], right.shape[1]] if right.dim() == 2 else [left.shape[0], left.shape[1], right.shape[-1]]
+    align = 16 // left.element_size()
+    row = -(-shape[-1] // align) * align
+    return True, torch.empty_strided(shape, [shape[1] * row, row, 1][-len(shape) :], dtype=left.dtype, device="meta")
+
+
+@rule(aten.topk.default)
+def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """A router's choice of experts depends on data: balanced here, the experts taken in turn, `skew` times more of the first."""
+    scores, count = args[0], args[1]
+    if not scores.is_meta or scores.dim() < 2 or scores.shape[-1] > 4096 or scores.numel() // scores.shape[-1] * count > recorder.real_limit:
+        return NO
+    values, _ = func(*args, **kwargs)
+    choices = scores.shape[-1]
+    rows = scores.numel() // choices
+    indices = (torch.arange(rows * count) % choices).view(rows, count)
+    if recorder.skew > 1 and count < choices:
+        wanted = min(rows, int(recorder.skew * rows * count / choices))
+        without = (indices != 0).all(-1).nonzero().flatten()
+        indices[without[: max(0, wanted - (rows - len(without)))], 0] = 0
+    return True, (values, indices.view(*scores.shape[:-1], count))
+
+
+@rule(aten.histc.default)
+def histc(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Of integers: CUDA counts them, the CPU kernel takes floats only."""
+    source = args[0]
+    if source.is_meta or source.dtype.is_floating_point or not recorder.device.owns(source):
+        return NO
+    return True, func(source.float(), *args[1:], **kwargs).to(source.dtype)
+
+
 @rule(aten._to_copy.default)
 def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Onto the GPU where it is already: the real `to` would have returned the tensor itself."""
@@ -135,4 +182,4 @@ def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         return True, 1.0 if block is None or block.value is None else block.value
     if tensor.dtype == torch.bool:
         return True, False
-    raise RuntimeError(f"the program reads an integer ({list(tensor.shape)} {tensor.dtype}) whose value depends on data")
+    raise InputError.one(f"the program reads an integer of {list(tensor.shape)} whose value depends on data", where=recorder.modules[-1] if recorder.modules else "")
