@@ -89,16 +89,18 @@ def mixers(layer: Layer) -> tuple[Attention | Latent | None, MoE | None]:
 
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_windows_and_dropouts(name: str, index: int) -> None:
-    """A layer's window is an attribute of its attention, or one of the config for all; so is the dropout of the probabilities."""
+    """A layer's window is an attribute of its attention where the config lists layer types, or one of the config for all; the dropout of
+    the probabilities is an attribute."""
     model, their = ours(name, index), theirs(name, index)
     text = their.config.get_text_config()
-    for mine, other in zip(model.layers, their_layers(their, model.prefix), strict=True):
+    types = getattr(text, "layer_types", None)
+    for place, (mine, other) in enumerate(zip(model.layers, their_layers(their, model.prefix), strict=True)):
         attention, code = mixers(mine)[0], getattr(other, "self_attn", None)
         if attention is None or code is None or not hasattr(code, "attention_dropout"):
             continue
         assert attention.dropout == getattr(code.attention_dropout, "p", code.attention_dropout)
-        by_layer = hasattr(code, "sliding_window") or getattr(text, "layer_types", None)
-        window = getattr(code if by_layer else text, "sliding_window", None)
+        slides = types is None or types[place] == "sliding_attention"
+        window = getattr(code if types else text, "sliding_window", None) if slides else None
         assert (attention.window if isinstance(attention, Attention) else 0) == (window or 0)
 
 
