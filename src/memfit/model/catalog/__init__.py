@@ -41,10 +41,10 @@ class Entry:
 
     def config(self) -> dict[str, Any]:
         """The config, parsed anew at each call, so that callers may keep or change it."""
-        config: dict[str, Any] | str = json.loads(self.raw)
-        if isinstance(config, str):
-            config = json.loads(DATA.with_name("wide").joinpath(Path(config).name).read_bytes())
-        assert isinstance(config, dict)
+        found = json.loads(self.raw)
+        if isinstance(found, str):
+            found = json.loads(DATA.with_name("wide").joinpath(Path(found).name).read_bytes())
+        config: dict[str, Any] = found
         return config
 
     @property
@@ -62,22 +62,38 @@ class Entry:
         )
 
 
-@lru_cache(maxsize=1)
-def _lines() -> dict[str, bytes]:
-    """Name → its line."""
-    start = len(_START)
-    return {line[start : line.index(b'"', start)].decode(): line for line in DATA.read_bytes().split(b"\n") if line}
+class Catalog:
+    """Lines of `models.jsonl`, found by name."""
 
+    def __init__(self, data: bytes) -> None:
+        start = len(_START)
+        self.lines = {line[start : line.index(b'"', start)].decode(): line for line in data.split(b"\n") if line}
+        self._keys: dict[str, tuple[str, ...]] = {}
 
-@lru_cache(maxsize=1)
-def _keys() -> dict[str, tuple[str, ...]]:
-    """Folded id or short name → the names it may mean."""
-    keys: dict[str, tuple[str, ...]] = {}
-    for name in _lines():
+    @property
+    def keys(self) -> dict[str, tuple[str, ...]]:
+        """Folded id or short name → the ids it may mean."""
+        if not self._keys:
+            for name in self.lines:
+                folded = _fold(name)
+                for key in {folded, folded.rpartition("/")[2]}:
+                    self._keys[key] = (*self._keys.get(key, ()), name)
+        return self._keys
+
+    def find(self, name: str) -> str | None:
+        if name in self.lines:
+            return name
+        meant = self.keys.get(_fold(name), ())
+        return meant[0] if len(meant) == 1 else None
+
+    def candidates(self, name: str) -> list[str]:
         folded = _fold(name)
-        for key in {folded, folded.rpartition("/")[2]}:
-            keys[key] = (*keys.get(key, ()), name)
-    return keys
+        return [one for one in self.lines if f"-{folded}" in "-" + _fold(one).replace("/", "-")] if len(folded) > 2 else []
+
+    def nearest(self, name: str) -> list[str]:
+        if "/" in name:
+            return registry.nearest(name, self.lines)
+        return [one for key in registry.nearest(name, [key for key in self.keys if "/" not in key]) for one in self.keys[key]]
 
 
 def _fold(name: str) -> str:
@@ -85,31 +101,29 @@ def _fold(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
+@lru_cache(maxsize=1)
+def _bundled() -> Catalog:
+    return Catalog(DATA.read_bytes())
+
+
 def names() -> tuple[str, ...]:
     """All ids, sorted."""
-    return tuple(_lines())
+    return tuple(_bundled().lines)
 
 
 def find(name: str) -> str | None:
     """The one id that `name` means: exact, in another case, or its part after the slash if only one has that."""
-    lines = _lines()
-    if name in lines:
-        return name
-    meant = _keys().get(_fold(name), ())
-    return meant[0] if len(meant) == 1 else None
+    return _bundled().find(name)
 
 
 def candidates(name: str) -> list[str]:
-    """All ids that `name` is a part of."""
-    folded = _fold(name)
-    return [one for one in _lines() if folded in _fold(one)] if len(folded) > 2 else []
+    """All ids that `name` is a part of, from the start of a word on."""
+    return _bundled().candidates(name)
 
 
 def nearest(name: str) -> list[str]:
     """The ids most like `name`; a name without organisation is compared with names without it."""
-    if "/" in name:
-        return registry.nearest(name, _lines())
-    return [one for key in registry.nearest(name, [key for key in _keys() if "/" not in key]) for one in _keys()[key]]
+    return _bundled().nearest(name)
 
 
 def entry(name: str) -> Entry:
@@ -118,12 +132,12 @@ def entry(name: str) -> Entry:
     if key is None:
         close = ", ".join(f"`{one}`" for one in nearest(name))
         raise InputError.one(f"no model `{name[:80]}` in the catalog", where="model", hint=f"did you mean {close}?" if close else "")
-    return _entry(_lines()[key])
+    return _entry(_bundled().lines[key])
 
 
 def entries() -> Iterator[Entry]:
     """All entries, for lists; configs stay unparsed."""
-    return map(_entry, _lines().values())
+    return map(_entry, _bundled().lines.values())
 
 
 def _entry(line: bytes) -> Entry:

@@ -124,9 +124,10 @@ def parse_object(data: bytes, *, where: str, search: bool = True) -> dict[str, A
         root = json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
         raise SourceError.one(
-            f"`{where}` is no valid JSON: {error.msg} at line {error.lineno}, column {error.colno}",
+            f"`{where}` is no valid JSON: {error.msg.removesuffix(' at')} at line {error.lineno}, column {error.colno}",
             where="model",
-            hint=looks_like(data) or ("the file seems cut short" if error.pos >= len(text.rstrip()) - 1 else ""),
+            hint=looks_like(data)
+            or ("the file seems cut short" if error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg else ""),
         ) from None
     except RecursionError:
         raise SourceError.one(f"`{where}` nests too deeply, more than {DEPTH_LIMIT} levels", where="model") from None

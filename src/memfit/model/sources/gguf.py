@@ -31,6 +31,7 @@ KEY_LIMIT = 2**16 - 1  # gguf.md: keys are at most 2^16 - 1 bytes
 NAME_LIMIT = 255  # gguf.md says 64 bytes; some files have longer names of experts
 KEPT_STRING = 2**12  # longer strings (chat templates, whole tokenizers) are skipped
 KEPT_ARRAY = 2**12  # longer arrays (the vocabulary) are only counted
+KEPT_VALUES = 2**18  # of all arrays together
 MOST_DIMENSIONS = 4  # GGML_MAX_DIMS
 LARGEST = 2**60
 ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
@@ -199,6 +200,7 @@ def _metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Value | Values], d
     metadata: dict[str, Value | Values] = {}
     lengths: dict[str, int] = {}
     seen: set[str] = set()
+    room = KEPT_VALUES
     for _ in range(count):
         key = cursor.text(KEY_LIMIT, "a key")
         if key in seen:
@@ -206,9 +208,10 @@ def _metadata(cursor: _Cursor, count: int) -> tuple[dict[str, Value | Values], d
         seen.add(key)
         kind = cursor.whole("I", f"the type of `{shown(key)}`")
         if kind == _ARRAY:
-            lengths[key], values = _array(cursor, f"`{shown(key)}`")
+            lengths[key], values = _array(cursor, f"`{shown(key)}`", min(KEPT_ARRAY, room))
             if values is not None:
                 metadata[key] = values
+                room -= len(values)
         elif kind == _STRING:
             text = cursor.short_text(KEPT_STRING, f"`{shown(key)}`")
             if text is not None:
@@ -230,8 +233,8 @@ def _scalars(cursor: _Cursor, kind: int, what: str, count: int) -> Values:
     return tuple(bool(value) for value in values)
 
 
-def _array(cursor: _Cursor, what: str) -> tuple[int, Values | None]:
-    """Length, and the values where they are few and numbers. Arrays in arrays are refused, as ggml does."""
+def _array(cursor: _Cursor, what: str, most: int) -> tuple[int, Values | None]:
+    """Length, and the values where they are numbers and at most so many. Arrays in arrays are refused, as ggml does."""
     kind, count = cursor.whole("I", f"the type of {what}"), cursor.whole("Q", f"the length of {what}")
     if kind == _STRING:
         cursor.need(8 * count, what)  # each string takes that much at least
@@ -239,7 +242,7 @@ def _array(cursor: _Cursor, what: str) -> tuple[int, Values | None]:
         return count, None
     if kind == _ARRAY:
         raise cursor.fail(f"has an array of arrays for {what}, which GGUF readers do not take")
-    if kind in _SCALARS and count > KEPT_ARRAY:
+    if kind in _SCALARS and count > most:
         size = struct.calcsize(_SCALARS[kind]) * count
         cursor.need(size, what)
         cursor.at += size

@@ -109,6 +109,7 @@ _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
+_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
 _LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 
 
@@ -185,11 +186,15 @@ def _bigcode(facts: Facts) -> dict[str, Any]:
 
 
 def _falcon(facts: Facts) -> dict[str, Any]:
-    """Two norms beside each other, or grouped heads, are the mark of the 40B and 180B design."""
-    heads = facts.whole("attention.head_count_kv", 1)
+    """Grouped heads are the mark of the 40B design; the converter writes no honest head_count_kv for the 7B, so the fused matrix tells."""
+    queries, heads = facts.whole("attention.head_count"), facts.whole("attention.head_count_kv", 1)
+    fused = facts.parts.get("attn_qkv.weight")
+    if fused:
+        heads = (fused[0] // facts.head() - queries) // 2
     return {
         "num_kv_heads": heads,
         "new_decoder_architecture": facts.has("attn_norm_2.weight") or heads > 1,
+        "num_ln_in_parallel_attn": 2 if facts.has("attn_norm_2.weight") else 1,
         "multi_query": heads == 1,
         "parallel_attn": True,
         "bias": facts.has("attn_qkv.bias"),
@@ -208,6 +213,11 @@ def _biased(facts: Facts) -> dict[str, Any]:
 
 def _starcoder2(facts: Facts) -> dict[str, Any]:
     return {"use_bias": facts.has("attn_q.bias", "ffn_up.bias")}
+
+
+def _granite_moe(facts: Facts) -> dict[str, Any]:
+    shared = facts.value("expert_shared_feed_forward_length")
+    return {"model_type": "granitemoeshared", "shared_intermediate_size": shared} if shared else {}
 
 
 def _cohere(facts: Facts) -> dict[str, Any]:
@@ -249,7 +259,7 @@ ARCHITECTURES: Mapping[str, Words] = {
     "olmo2": Words(model_type="olmo2"),
     "olmoe": Words(model_type="olmoe", names={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}),
     "granite": Words(model_type="granite", more=_biased),
-    "granitemoe": Words(model_type="granitemoe", names=_LOCAL_EXPERTS),
+    "granitemoe": Words(model_type="granitemoe", names=_LOCAL_EXPERTS, more=_granite_moe),
     "command-r": Words(model_type="cohere", names=_LAYER_NORM, more=_cohere),
     "smollm3": Words(model_type="smollm3", more=_biased),
     "seed_oss": Words(model_type="seed_oss", more=_heads),
@@ -264,8 +274,9 @@ _OTHERS = {
 
 
 def _renamed(facts: Facts, names: Mapping[str, str]) -> dict[str, Any]:
+    """What is there, in other words; a window of 0 means none (the converter of phi-3 writes that for phi-4)."""
     found = {name: facts.value(key) for key, name in names.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in found.items() if value is not None and (name != "sliding_window" or value)}
 
 
 def read_config(file: Gguf) -> dict[str, Any]:
@@ -299,6 +310,10 @@ def read_config(file: Gguf) -> dict[str, Any]:
     if not facts.problems:
         config |= words.more(facts)
     raise_errors(_once(facts.problems), SourceError)
+    for key, name in _TOKENS.items():
+        token = file.metadata.get(f"tokenizer.ggml.{key}")
+        if type(token) is int and 0 <= token < config["vocab_size"]:
+            config[name] = token
     return config | {"quantization_config": {"quant_method": "gguf"}}
 
 

@@ -47,15 +47,16 @@ def read_file(path: Path) -> tuple[TensorInfo, ...]:
     """The tensors of one local file."""
     where = shown(path)
     with opened(path) as (file, size):
-        length = header_length(file.read(PREFIX), where=where, file_bytes=size)
-        header = file.read(length)
+        start = file.read(64)
+        length = header_length(start, where=where, file_bytes=size)
+        header = start[PREFIX : PREFIX + length] + file.read(max(0, PREFIX + length - len(start)))
     if len(header) < length:
         raise SourceError.one(f"`{where}` is cut short inside its header", where="model")
     return parse_header(header, where=where, data_bytes=size - PREFIX - length)
 
 
 def header_length(prefix: bytes, *, where: str, file_bytes: int | None) -> int:
-    """The length that the first 8 bytes announce, if the file can hold it."""
+    """The length that the first 8 bytes announce, if the file can hold it; more bytes help only to say what the file is instead."""
     if len(prefix) < PREFIX:
         raise SourceError.one(
             f"`{where}` is {len(prefix)} bytes, too short for a safetensors file" if prefix else f"`{where}` is empty", where="model"
@@ -68,7 +69,7 @@ def header_length(prefix: bytes, *, where: str, file_bytes: int | None) -> int:
         raise SourceError.one(
             f"`{where}` announces a header of {length} bytes, {reason}",
             where="model",
-            hint=looks_like(prefix) or "it is no safetensors file, or its download was cut short",
+            hint=looks_like(prefix[:64]) or "it is no safetensors file, or its download was cut short",
         )
     return length
 

@@ -1,0 +1,354 @@
+"""Naming a model: what is looked for where, and one clear message for every path and file that cannot be a model."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.core.writers import packed, sharded
+
+from memfit.errors import InputError, SourceError
+from memfit.model import catalog
+from memfit.model.source import Source, read
+from memfit.model.sources import files, folder
+
+LLAMA = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "text_config": {"hidden_size": 4}}
+TENSOR = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
+
+
+def refused(spec: str | Path, **options: Any) -> str:
+    with pytest.raises(SourceError) as caught:
+        read(spec, **options)
+    assert all(problem.message and "\n" not in problem.message for problem in caught.value.problems)
+    return str(caught.value)
+
+
+def config_folder(path: Path, config: Any = LLAMA) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    "spec", ["meta-llama/Llama-3.1-8B", "Llama-3.1-8B", "llama-3.1-8b", "catalog:Llama-3.1-8B", " meta-llama/llama-3.1-8b "]
+)
+def test_a_bundled_model_needs_no_network(spec: str) -> None:
+    source = read(spec, offline=True)
+    assert source.name == "meta-llama/Llama-3.1-8B"
+    assert source.origin == "bundled catalog (verbatim copy of config.json)"
+    assert source.config["num_hidden_layers"] == 32
+    assert source.parameters == 8_030_261_248
+    assert source.tensors is None
+    assert source.stored_bytes is None
+
+
+def test_every_bundled_model_is_read() -> None:
+    for name in catalog.names():
+        source = read(name, offline=True)
+        assert source.name == name
+        assert source.config["model_type"]
+
+
+def test_the_published_count_stands_in_where_none_could_be_counted() -> None:
+    assert read("nvidia/Llama-3_3-Nemotron-Super-49B-v1", offline=True).parameters == 49_867_145_216
+    assert read("xai-org/grok-1", offline=True).parameters is None
+
+
+def test_an_ambiguous_short_name_lists_what_it_could_be() -> None:
+    said = refused("Llama-3.1")
+    assert "could be any of" in said
+    assert "`meta-llama/Llama-3.1-8B`" in said
+
+
+@pytest.mark.parametrize("spec", ["Lama-3.1-8B", "catalog:meta-lama/Llama-3.1-8B", "llama3.1:8b"])
+def test_an_unknown_name_offers_the_nearest(spec: str) -> None:
+    said = refused(spec)
+    assert "neither a path nor a model of the catalog" in said
+    assert "meta-llama/Llama-3.1-8B" in said
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        "   ",
+        "a\nb",
+        "x" * 5000,
+        "\x00",
+        "a\x00b/c",
+        "https://example.com/model",
+        "file:///etc/passwd",
+        "s3://bucket/x",
+        "org/name/more",
+        "hub:",
+        "hub:a b/c",
+        "hub:../x",
+    ],
+)
+def test_a_name_that_can_be_nothing_is_refused_at_once(spec: str) -> None:
+    started = time.monotonic()
+    refused(spec)
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "./missing",
+        "/no/such/folder",
+        "~/no-such-folder-here",
+        "missing.gguf",
+        "missing/config.json",
+        "a/b/c.safetensors",
+        "org/missing.gguf",
+        "..\\x",
+    ],
+)
+def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(spec: str) -> None:
+    assert "there is no such file" in refused(spec)
+
+
+def test_what_lies_here_comes_before_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config_folder(tmp_path / "meta-llama" / "Llama-3.1-8B")
+    assert read("meta-llama/Llama-3.1-8B").config == LLAMA
+    assert read("catalog:meta-llama/Llama-3.1-8B").config["num_hidden_layers"] == 32
+
+
+def test_a_revision_means_the_hub_since_the_catalog_has_none() -> None:
+    # The hub is out of reach by `offline`; that it was asked shows in the message.
+    for spec, revision in (("meta-llama/Llama-3.1-8B@0000000", None), ("meta-llama/Llama-3.1-8B", "v9")):
+        assert "not in the local cache of the hub" in refused(spec, offline=True, revision=revision)
+    assert "not in the local cache of the hub" in refused("hub:no-such-org-here/no-such-model-here", offline=True)
+
+
+# ---------------------------------------------------------------- folders and files
+
+
+def test_a_folder_with_config_alone(tmp_path: Path) -> None:
+    source = read(config_folder(tmp_path / "mine"))
+    assert source == Source(name="mine", origin=str(tmp_path / "mine"), config=LLAMA)
+    assert read(str(tmp_path / "mine" / "config.json")).name == "mine"
+
+
+def test_a_nested_text_model_is_passed_through_unchanged(tmp_path: Path) -> None:
+    config = {"model_type": "thing", "thinker_config": {"text_config": {"hidden_size": 4}}, "llm_config": {}}
+    assert read(config_folder(tmp_path, config)).config == config
+
+
+def test_a_folder_with_one_file_of_tensors(tmp_path: Path) -> None:
+    config_folder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(packed(TENSOR))
+    source = read(tmp_path)
+    assert source.tensors is not None
+    assert source.stored_bytes == 8
+    assert read(tmp_path / "model.safetensors").tensors == source.tensors
+
+
+def test_a_folder_with_shards(tmp_path: Path) -> None:
+    index = sharded(config_folder(tmp_path))
+    for spec in (tmp_path, index, str(index)):
+        tensors = read(spec).tensors
+        assert tensors is not None
+        assert [tensor.name for tensor in tensors] == ["layer.0", "layer.1", "layer.2"]
+
+
+def test_shards_that_were_not_downloaded_are_a_warning_for_the_folder_and_an_error_for_the_index(tmp_path: Path) -> None:
+    index = sharded(config_folder(tmp_path), skip=("model-00001.safetensors",))
+    (tmp_path / "model-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    source = read(tmp_path)
+    assert source.tensors is None
+    assert [problem.level for problem in source.problems] == ["warning"]
+    assert "2 of 3 weight files are not here" in source.problems[0].message
+    assert "1 of the 3 files that" in refused(index)
+
+
+def test_a_broken_header_in_a_folder_is_an_error(tmp_path: Path) -> None:
+    config_folder(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(packed(TENSOR)[:-1])
+    assert "cut short" in refused(tmp_path)
+
+
+def test_tensors_without_config_say_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(packed(TENSOR))
+    assert "holds 1 tensors, but no config.json lies beside it" in refused(tmp_path / "model.safetensors")
+    said = refused(tmp_path)
+    assert "has no config.json" in said
+    assert "there are tensors" in said
+
+
+@pytest.mark.parametrize(
+    ("present", "said"),
+    [
+        ([], "is empty"),
+        (["README.md"], "has no config.json"),
+        (["params.json", "consolidated.00.pth"], "format of the original authors"),
+        (["model_index.json"], "diffusers pipeline"),
+        (["a.Q4_K_M.gguf", "b.Q8_0.gguf"], "has 2 GGUF models: `a.Q4_K_M.gguf`, `b.Q8_0.gguf`"),
+    ],
+)
+def test_a_folder_without_config_says_what_it_is(tmp_path: Path, present: list[str], said: str) -> None:
+    for name in present:
+        (tmp_path / name).write_bytes(b"x")
+    assert said in refused(tmp_path)
+
+
+def test_an_adapter_leads_to_its_base_model(tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": "meta-llama/Llama-3.1-8B"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    for spec in (tmp_path, tmp_path / "adapter_config.json"):
+        said = refused(spec)
+        assert "is the config of an adapter" in said
+        assert "`meta-llama/Llama-3.1-8B`, with `--method lora`" in said
+
+
+def test_an_index_under_another_name_is_no_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"weight_map": {"a": "b.safetensors"}}')
+    assert "is an index of weights" in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is empty"),
+        (b" \n\t ", "holds nothing but blanks"),
+        (b"{", "is no valid JSON"),
+        (b'{"model_type": "llama", "hidden', "the file seems cut short"),
+        (b'{"model_type": "llama",}', "is no valid JSON"),
+        (b"model_type: llama", "is no valid JSON"),
+        (b"[1, 2]", "holds a JSON list, not an object"),
+        (b'"llama"', "holds a JSON string"),
+        (b"null", "holds a JSON null"),
+        (b"true", "holds a JSON true or false"),
+        (b"12", "holds a JSON number"),
+        (b"\xef\xbb\xbf{}", "byte order mark"),
+        ('{"model_type": "llama"}'.encode("utf-16"), "is UTF-16"),
+        (b'{"a": "\xff\xfe"}', "is not UTF-8 text: byte 0xff at offset 7"),
+        (b'{"a": 1, "a": 2}', "key `a` stands twice"),
+        (b'{"b": {"c": 1, "c": 1}}', "key `c` stands twice"),
+        (b'{"rope_theta": NaN}', "`rope_theta` is nan, not a number"),
+        (b'{"a": {"b": [1, Infinity]}}', "`a.b.1` is inf, not a number"),
+        (b'{"a": 1e999}', "`a` is inf, not a number"),
+        (b'{"a": ' + b"7" * 5000 + b"}", "too many digits"),
+        (b'{"a": "\\ud800"}', "holds half of a character"),
+        (b"[" * 100_000, "nests too deeply"),
+        (b'{"a":' * 100_000, "nests too deeply"),
+        (b'{"a":' * 100 + b"1" + b"}" * 100, "nests too deeply"),
+        (b"<html>Sign in</html>", "it is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+        (b"\x80\x04\x95\x01\x00", "Python pickle"),
+    ],
+)
+def test_a_config_that_is_none_is_one_clear_message(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    for spec in (tmp_path, tmp_path / "config.json"):
+        assert said in refused(spec)
+
+
+def test_all_flaws_of_a_config_come_at_once(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"a": NaN, "b": -Infinity, "c": 1, "c": 2}')
+    with pytest.raises(SourceError) as caught:
+        read(tmp_path)
+    assert len(caught.value.problems) == 3
+
+
+def test_infinity_passes_where_transformers_itself_writes_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba2", "time_step_limit": [0.0, Infinity]}')
+    assert read(tmp_path).config["time_step_limit"][1] == float("inf")
+
+
+def test_a_config_larger_than_allowed_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(11 * 2**20)
+    assert "more than the 10 MiB allowed" in refused(tmp_path)
+
+
+def test_a_file_of_another_kind_says_which_kinds_are_read(tmp_path: Path) -> None:
+    (tmp_path / "pytorch_model.bin").write_bytes(b"PK\x03\x04rest")
+    assert "loading one can run code" in refused(tmp_path / "pytorch_model.bin")
+    (tmp_path / "notes.txt").write_text("hello")
+    assert "name a folder, a config.json" in refused(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "model.gguf"])
+def test_a_pipe_does_not_block(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    assert "no regular file" in refused(tmp_path / name)
+    if name == "config.json":
+        assert "no regular file" in refused(tmp_path)
+
+
+def test_devices_and_sockets_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for device in ("/dev/zero", "/dev/null"):
+        assert "no regular file" in refused(device)
+    path = tmp_path / "config.json"
+    with socket.socket(socket.AF_UNIX) as server:
+        monkeypatch.chdir(tmp_path)  # a socket's path may not be long
+        server.bind("config.json")
+        assert "no regular file" in refused(path)
+
+
+def test_symbolic_links_in_a_circle(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for spec in (tmp_path / "a", str(tmp_path / "a")):
+        assert "run in a circle" in refused(spec)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").symlink_to(tmp_path / "a")
+    assert "run in a circle" in refused(tmp_path / "model")
+
+
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").symlink_to(tmp_path / "gone")
+    assert "there is no such file" in refused(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_permission_denied(tmp_path: Path) -> None:
+    config_folder(tmp_path)
+    (tmp_path / "config.json").chmod(0)
+    assert "permission denied" in refused(tmp_path)
+
+
+def test_the_words_for_what_the_system_refuses() -> None:
+    assert "permission denied" in str(files.unreadable(Path("x"), PermissionError(errno.EACCES, "Permission denied")))
+    assert "Stale file handle" in str(files.unreadable(Path("x"), OSError(errno.ESTALE, "Stale file handle")))
+
+
+def test_a_path_longer_than_the_system_takes(tmp_path: Path) -> None:
+    assert "too long" in refused(tmp_path / ("x" * 300))
+    assert "too long" in refused("./" + "x" * 300)
+
+
+def test_a_name_with_control_characters_does_not_reach_the_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "a\x1b[31mred.gguf"
+    path.write_bytes(b"no")
+    assert "\x1b" not in refused(path)
+
+
+def test_a_folder_of_thousands_of_files_is_no_model(tmp_path: Path) -> None:
+    for index in range(folder.MOST_ENTRIES + 1):
+        (tmp_path / str(index)).touch()
+    assert "more than 10000 entries" in refused(tmp_path)
+
+
+def test_nothing_in_a_config_is_executed(tmp_path: Path) -> None:
+    """`auto_map` names code to run; it is data like all else, and the module beside it is never imported."""
+    (tmp_path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    config = {"model_type": "evil", "auto_map": {"AutoModel": "modeling_evil.Evil"}, "architectures": ["__import__('os').system('true')"]}
+    assert read(config_folder(tmp_path, config)).config == config
+    assert not (tmp_path / "ran").exists()
+
+
+def test_source_errors_are_input_errors() -> None:
+    with pytest.raises(InputError):
+        read("")
