@@ -1,0 +1,280 @@
+"""One question, one answer: what a job on a model holds of a GPU, whether that fits, and what would."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memfit.errors import InputError, Problem
+from memfit.hardware import GPU, Cluster, Span, context, usable
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.modules import Model, MoE
+from memfit.program import Program, placed
+from memfit.simulate.memory import Memory, Moment, memory, moment
+from memfit.simulate.replay import Replay, replay
+from memfit.simulate.settings import Settings
+from memfit.tape import Producer, Tape
+from memfit.techniques import apply
+
+# What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
+PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
+ALLOWANCE = 20  # one part in so many of what comes and goes
+PROVISIONAL = (
+    "provisional, no residuals yet: the context's own range, 5 % of what comes and goes, and below, all that the allocator caches"
+)
+LIVE_ONLY = "provisional, live peak only: the context's own range, and a quarter of what comes and goes for the allocator's gaps"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The `device` figure lies in here; `origin` says what that claim rests on."""
+
+    low: int
+    high: int
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    total: int
+    trainable: int
+    active: int  # of the total, those that one token passes through
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """Bytes of host memory beside the process itself, at the worst moment, and which that is."""
+
+    size: int
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The request that the allocator could not serve on this GPU: bytes asked for, and bytes that were left."""
+
+    at: Moment
+    asked: int
+    left: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """To a reverse question: `value` is None where nothing fits. `tried` are (what, verdict, device) for the settings looked at."""
+
+    question: str
+    value: int | str | None
+    device: int | None = None
+    limit: str = ""  # what else ended the search
+    tried: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the kernels are those of an A100."""
+
+    model: Model
+    job: Job
+    cluster: Cluster | None
+    memory: Memory
+    context: Span
+    usable: tuple[int, int] | None
+    host: Host
+    band: Band
+    verdict: str | None
+    failure: Failure | None
+    retries: int
+    parameters: Parameters
+    source: str
+    problems: tuple[Problem, ...] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    answers: tuple[Answer, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether a run is worth trying: `tight` means that memfit does not know."""
+        return self.verdict != "no"
+
+    @property
+    def gpu(self) -> GPU | None:
+        return None if self.cluster is None else self.cluster.gpu
+
+    @property
+    def outside(self) -> int:
+        """The middle of the context's range."""
+        return (self.context.low + self.context.high) // 2
+
+    @property
+    def held(self) -> int:
+        """What the allocator holds; the live peak where it was not replayed."""
+        return self.memory.allocated if self.memory.reserved is None else self.memory.reserved
+
+    @property
+    def device(self) -> int:
+        return self.held + self.outside
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by part, largest first; they sum to `device`. Without the last two they sum to `allocated`."""
+        gaps = {} if self.memory.fragmentation is None else {"fragmentation": self.memory.fragmentation}
+        return {**self.memory.parts, **gaps, "context": self.outside}
+
+
+def estimate(
+    model: Model,
+    job: Job,
+    cluster: Cluster | None = None,
+    *,
+    producer: Producer | None = None,
+    precise: bool = True,
+    problems: tuple[Problem, ...] = (),
+    total: int | None = None,
+) -> Estimate:
+    """`producer` writes the tape (default: the formulas). Not `precise`: live bytes only, identical layers walked once.
+
+    `total`: the number of parameters where the model was built by no family and cannot say it.
+    """
+    _one_gpu(cluster)
+    settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
+    tape = _tape(model, job, cluster, producer, precise)
+    gpu = None if cluster is None else cluster.gpu
+    run = replay(tape, settings, total=_total(settings, gpu)) if precise else None
+    found = memory(tape, run)
+    outside = context(_UNKNOWN if gpu is None else gpu)
+    room = None if gpu is None else (usable(gpu), max(usable(gpu), gpu.memory_range[1] - gpu.held))
+    limited = None
+    if room and found.reserved is not None and found.reserved + outside.low > room[1]:
+        limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
+    band = _band(found, outside, limited)
+    return Estimate(
+        model=model,
+        job=job,
+        cluster=cluster,
+        memory=found,
+        context=outside,
+        usable=room,
+        host=_host(model, job),
+        band=band,
+        verdict=_verdict(band, room, limited),
+        failure=_failure(tape, limited),
+        retries=0 if limited is None or limited.oom else limited.retries,
+        parameters=_parameters(model, job, total),
+        source=tape.source,
+        problems=(*problems, *_remarks(model, job, gpu, tape)),
+        versions=tape.versions,
+    )
+
+
+_UNKNOWN = GPU(id="unknown", name="unknown", memory=1, memory_range=(1, 1))
+
+
+def _one_gpu(cluster: Cluster | None) -> None:
+    if cluster is not None and cluster.gpus > 1:
+        raise InputError.one(f"{cluster.gpus} GPUs: so far memfit answers for one", where="gpu", hint="name the GPU without a count")
+
+
+def _tape(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None, precise: bool) -> Tape:
+    if producer is not None:
+        return producer(model, job, None, cluster)
+    try:
+        return lower(model, job, None, cluster, compact=not precise)
+    except NotImplementedError as missing:
+        raise InputError.one(
+            f"no formula yet for {str(missing)[:200] or 'this job'}", where="job", hint="`--by trace` runs the real code instead (extra `trace`)"
+        ) from missing
+
+
+def _total(settings: Settings, gpu: GPU | None) -> int | None:
+    """Only a memory fraction asks for the memory of the device."""
+    if settings.memory_fraction >= 1:
+        return None
+    if gpu is None:
+        raise InputError.one("a memory fraction needs a GPU to be a fraction of", where="job.alloc_conf", hint="name one with `--gpu`")
+    return gpu.memory
+
+
+def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
+    stepping = found.at is not None and found.at.phase == "step"
+    passing = sum(found.parts.get(part, 0) for part in PASSING if not (stepping and part == "temporaries"))
+    low = found.allocated + outside.low - passing // ALLOWANCE
+    if found.reserved is None:
+        return Band(low=low, high=found.allocated + outside.high + passing // 4, origin=LIVE_ONLY)
+    held = found.reserved if limited is None or limited.oom else limited.peak_reserved
+    return Band(low=low, high=max(held, found.reserved) + outside.high + passing // ALLOWANCE, origin=PROVISIONAL)
+
+
+def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -> str | None:
+    if room is None:
+        return None
+    if band.low > room[1] or (limited is not None and limited.oom is not None):
+        return "no"
+    return "fits" if band.high <= room[0] else "tight"
+
+
+def _failure(tape: Tape, limited: Replay | None) -> Failure | None:
+    if limited is None or limited.oom is None:
+        return None
+    return Failure(at=moment(tape, limited.oom.event or 0), asked=limited.oom.asked, left=limited.oom.free)
+
+
+def _host(model: Model, job: Job) -> Host:
+    """Without a device_map, from_pretrained fills the model on the CPU and `.to` copies it over; bitsandbytes needs a device_map, and
+    then tensors pass the host one at a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py)."""
+    program = apply(Program(model=model, job=job, entries=(), weights=model.dtype))
+    width = _WIDTHS[program.weights]
+    if job.quantization != "none":
+        largest = max((weight.count for weight in model.weights()), default=0)
+        return Host(size=largest * width, why="the largest tensor on its way to the GPU")
+    return Host(size=model.parameters * width, why="a copy of the weights while they are loaded without a device_map")
+
+
+_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def _parameters(model: Model, job: Job, total: int | None) -> Parameters:
+    if total is not None:
+        return Parameters(total=total, trainable=total if job.training and job.method == "full" else 0, active=total)
+    return Parameters(total=model.parameters, trainable=trainable(model, job), active=model.active)
+
+
+def trainable(model: Model, job: Job) -> int:
+    """Values that get gradients: base weights that are trained, adapters, modules trained whole beside them."""
+    if not job.training:
+        return 0
+    program = apply(Program(model=model, job=job, entries=placed(model.layers, False), weights=model.dtype))
+    if program.trained is None and program.adapter is None:
+        return model.parameters
+    count = sum(weight.count for weight in model.weights() if program.trains(weight))
+    if program.adapter is not None:
+        rank, saved = program.adapter.rank, program.adapter.saved
+        linears = [linear for layer in model.layers for linear in layer.linears()]
+        count += sum(rank * (linear.inputs + linear.outputs) for linear in linears if program.adapted(linear))
+        count += sum(weight.count for weight in model.weights() if set(saved).intersection(weight.name.split(".")))
+    return count
+
+
+def _remarks(model: Model, job: Job, gpu: GPU | None, tape: Tape) -> list[Problem]:
+    """What the answer assumes."""
+    found = []
+    if gpu is None:
+        message = "no GPU is named: kernels are those of an A100, and there is no verdict"
+        found.append(Problem(message=message, where="gpu", hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`", level="note"))
+    elif "memory" in gpu.unchecked:
+        message = f"the memory of {gpu.name} is on record without proof"
+        found.append(Problem(message=message, where="gpu", hint="`--memory` takes what the driver reports", level="warning"))
+    if gpu is not None and gpu.vendor not in ("nvidia", "unknown"):
+        message = f"kernels and workspaces are those of CUDA, which {gpu.name} does not run"
+        found.append(Problem(message=message, where="gpu", level="warning"))
+    tokens = job.seq + (0 if job.training else job.new_tokens)
+    if model.positions and tokens > model.positions:
+        message = f"{tokens} tokens are more than the {model.positions} positions that the model knows"
+        found.append(Problem(message=message, where="job.seq", level="warning"))
+    experts = any(isinstance(block.mixer, MoE) for layer in model.layers for block in layer.blocks)
+    if experts and job.router_skew == 1:
+        message = "every expert is taken to get an equal share of the tokens"
+        found.append(Problem(message=message, where="job.router_skew", hint="`--router-skew 2` gives the busiest one twice its share", level="note"))
+    return found
+
+
+__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "estimate", "trainable"]

@@ -1,0 +1,71 @@
+"""An estimate as Markdown, for issues, pull requests and notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from memfit.estimate import Estimate
+from memfit.report.figures import gib, percent, phase
+from memfit.report.text import WHAT, answer_line, job_words, place, remarks, verdict
+
+
+def markdown(estimate: Estimate) -> str:
+    lines = [*_head(estimate), *_numbers(estimate), *_parts(estimate), *_moments(estimate)]
+    lines += [f"- {escape(answer_line(answer))}" for answer in estimate.answers]
+    if estimate.problems:
+        lines += ["", *(f"> {escape(line)}  " for line in remarks(estimate.problems, False))]
+    return "\n".join(lines)
+
+
+def _head(estimate: Estimate) -> Iterator[str]:
+    first, *more = verdict(estimate, False)
+    yield f"**{escape(first)}**"
+    yield ""
+    yield f"{escape(estimate.model.name)}: {escape(job_words(estimate.job))}."
+    for line in more:
+        yield f"{escape(line[:1].upper() + line[1:])}."
+    yield ""
+
+
+def _numbers(estimate: Estimate) -> Iterator[str]:
+    memory = estimate.memory
+    rows = [("device", estimate.device), ("reserved", memory.reserved), ("allocated", memory.allocated)]
+    rows.append(("usable", None if estimate.usable is None else estimate.usable[0]))
+    known = [(name, gib(size), WHAT[name]) for name, size in rows if size is not None]
+    known.append(("host", gib(estimate.host.size), WHAT["host"] + estimate.host.why))
+    yield from table(("number", "GiB", "is"), known)
+    yield ""
+
+
+def _parts(estimate: Estimate) -> Iterator[str]:
+    rows = [(name, gib(size), percent(size, estimate.device)) for name, size in estimate.parts.items()]
+    yield from table(("part", "GiB", "of device"), rows)
+    yield ""
+
+
+def _moments(estimate: Estimate) -> Iterator[str]:
+    if estimate.memory.at is None:
+        return
+    yield f"The peak of live tensors comes in {escape(place(estimate.memory.at, estimate))}."
+    yield ""
+    rows = [
+        (one.moment if one.moment == one.phase else f"{one.moment}, {phase(one.phase)}", gib(one.allocated), "" if one.reserved is None else gib(one.reserved))
+        for one in estimate.memory.timeline
+    ]
+    yield from table(("moment", "allocated", "reserved"), rows)
+    yield ""
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
+    """Numbers in every column but the first and the last of three words are set right."""
+    yield "| " + " | ".join(head) + " |"
+    yield "|---" + "|---:" * (len(head) - 1) + "|" if head[-1] != "is" else "|---|---:|---|"
+    for row in rows:
+        yield "| " + " | ".join(escape(cell) for cell in row) + " |"
+
+
+def escape(text: str) -> str:
+    """Nothing that a name brings along becomes markup."""
+    for letter in "\\`*_|<>[]":
+        text = text.replace(letter, f"\\{letter}")
+    return text

@@ -1,0 +1,194 @@
+"""An estimate as text: the verdict first, then which number is which, what fills the memory, when, and what to mind.
+
+Lines keep within the width, and nothing is said by colour alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterable, Iterator
+
+from memfit.errors import Problem
+from memfit.estimate import Answer, Estimate
+from memfit.job import Job
+from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
+from memfit.simulate.memory import Moment
+from memfit.units import GIB
+
+COLOURS = {"fits": "32", "tight": "33", "no": "31", "error": "31", "warning": "33", "note": "36", "head": "1"}
+WHAT = {
+    "device": "what nvidia-smi shows: reserved and the CUDA context",
+    "reserved": "what torch's allocator holds: live tensors, gaps, cache",
+    "allocated": "live tensors at the peak",
+    "usable": "what the GPU offers to one process",
+    "host": "CPU memory: ",
+}
+QUESTIONS = {
+    "largest_batch": "largest batch that fits", "longest_seq": "longest sequence that fits",
+    "smallest_gpu": "smallest GPU that fits", "cheapest_precision": "precision to go down to",
+}  # fmt: skip
+MARGIN = 11
+
+
+def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
+    """The whole report, without a newline at its end."""
+    sections = (verdict(estimate, colour), subject(estimate), numbers(estimate), parts(estimate, width), moments(estimate, width))
+    lines: list[str] = []
+    for section in (*sections, answers(estimate), remarks(estimate.problems, colour)):
+        found = [folded for line in section for folded in fold(line, width)]
+        lines += ["", *found] if lines and found else found
+    return "\n".join(lines)
+
+
+def verdict(estimate: Estimate, colour: bool) -> Iterator[str]:
+    """The answer in one line, and what is behind it in another."""
+    name = paint(VERDICTS[estimate.verdict], estimate.verdict or "head", colour)
+    device, band = gib(estimate.device), f"{gib(estimate.band.low)} to {gib(estimate.band.high)} GiB"
+    if estimate.gpu is None or estimate.usable is None:
+        yield paint(f"needs {device} GiB", "head", colour) + f" on a GPU (between {band})"
+        return
+    room, spare = gib(estimate.usable[0]), estimate.usable[0] - estimate.device
+    if estimate.verdict == "no":
+        yield f"{name}: needs {device} GiB, {estimate.gpu.name} offers {room} GiB"
+    elif estimate.verdict == "tight":
+        yield f"{name}: {device} GiB of {room} GiB on {estimate.gpu.name}"
+    else:
+        yield f"{name}: {device} GiB of {room} GiB on {estimate.gpu.name}, {gib(spare)} GiB to spare"
+    yield f"the estimate reaches from {band}"
+    if estimate.failure is not None:
+        asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
+        yield f"runs out of memory in {place(estimate.failure.at, estimate)}: asks for {asked}, {left} are left"
+    if estimate.retries:
+        yield f"the allocator has to give back what it caches and try again, {times(estimate.retries)}"
+
+
+def subject(estimate: Estimate) -> Iterator[str]:
+    model, known = estimate.model, estimate.parameters
+    active = f", {count(known.active)} active" if known.active != known.total else ""
+    trained = f", {count(known.trainable)} trained" if estimate.job.training else ""
+    yield f"{'model':<{MARGIN}}{model.name}: {count(known.total)} parameters{active}{trained}"
+    if model.origin:
+        yield f"{'from':<{MARGIN}}{model.origin}"
+    yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
+    how = {"formula": "formulas", "trace": "a trace of the real code", "measured": "a measured run"}.get(estimate.source, estimate.source)
+    versions = ", ".join(f"{name} {version}" for name, version in estimate.versions.items())
+    yield f"{'by':<{MARGIN}}{how}" + (f" ({versions})" if versions else "")
+
+
+def job_words(job: Job) -> str:
+    """What any reader wants to know, then every option that is not at its default."""
+    kind = f"{job.task} {job.method}" if job.training else job.task
+    words = [kind, job.framework, job.precision, *([job.optimizer] if job.training else []), f"batch {job.batch} x {job.seq} tokens"]
+    if not job.training:
+        words.append(f"{job.new_tokens} new tokens")
+    said = {"task", "method", "framework", "precision", "optimizer", "batch", "seq", "new_tokens"}
+    for one in dataclasses.fields(Job):
+        value = getattr(job, one.name)
+        if one.name not in said and value != one.default:
+            words.append(f"{one.name.replace('_', ' ')} {str(value).lower() if isinstance(value, bool) else value}")
+    return ", ".join(words)
+
+
+def numbers(estimate: Estimate) -> Iterator[str]:
+    memory = estimate.memory
+    yield figure("device", estimate.device, WHAT["device"])
+    if memory.reserved is not None:
+        yield figure("reserved", memory.reserved, WHAT["reserved"])
+    yield figure("allocated", memory.allocated, WHAT["allocated"])
+    if estimate.usable is not None:
+        yield figure("usable", estimate.usable[0], WHAT["usable"])
+    yield figure("host", estimate.host.size, WHAT["host"] + estimate.host.why)
+
+
+def figure(name: str, size: int, what: str) -> str:
+    return f"{name:<{MARGIN}}{gib(size):>7} GiB  {what}"
+
+
+def parts(estimate: Estimate, width: int) -> Iterator[str]:
+    """Each part's bar begins where the one above it ends; the line is where the GPU is full."""
+    whole = estimate.device
+    limit = None if estimate.usable is None else estimate.usable[0]
+    scale, columns = max(whole, limit or 0, 1), max(10, min(60, width - 38))
+    title = "what fills it" if limit is None else f"what fills it (│ {gib(limit)} GiB usable)"
+    yield title
+    at = 0
+    for name, size in large_parts(estimate).items():
+        drawn = bar(at, size, scale, columns, limit)
+        yield f"  {name:<14}{gib(size):>7} GiB {percent(size, whole):>5}  {drawn}".rstrip()
+        at += size
+    yield f"  {'= device':<14}{gib(whole):>7} GiB"
+
+
+def large_parts(estimate: Estimate) -> dict[str, int]:
+    """The parts in their order; those that would read `<0.01` stand in one line behind what is live."""
+    large = {name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in ("fragmentation", "context")}
+    small = sum(size for name, size in estimate.parts.items() if name not in large)
+    outer = {name: large.pop(name) for name in ("fragmentation", "context") if name in large}
+    return {**large, **({"the rest": small} if small else {}), **outer}
+
+
+def moments(estimate: Estimate, width: int) -> Iterator[str]:
+    """The peak of every phase, and which one decides."""
+    memory = estimate.memory
+    if memory.at is None:
+        return
+    yield f"the peak of live tensors comes in {place(memory.at, estimate)}"
+    reserved = memory.reserved is not None
+    scale, columns = max(estimate.held, 1), max(10, min(30, width - 50))
+    yield f"  {'GiB':<28}{'allocated':>11}{'reserved' if reserved else '':>11}".rstrip()
+    before = ""
+    for stretch in memory.timeline:
+        name = stretch.moment if stretch.moment == stretch.phase else f"{stretch.moment}, {phase(stretch.phase)}"
+        if stretch.moment == before and stretch.moment != stretch.phase:
+            name = " " * (len(stretch.moment) + 2) + phase(stretch.phase)
+        held = gib(stretch.reserved) if stretch.reserved is not None else ""
+        cells = f"{gib(stretch.allocated):>11}{held:>11}" if reserved else f"{gib(stretch.allocated):>11}"
+        yield f"  {name:<28}{cells}  {bar(0, stretch.allocated, scale, columns)}".rstrip()
+        before = stretch.moment
+
+
+def place(at: Moment, estimate: Estimate) -> str:
+    """`the first step, backward, model.layers.31.mlp (silu)`."""
+    stretch = next((one for one in estimate.memory.timeline if (one.phase, one.step) == (at.phase, at.step)), None)
+    name = phase(at.phase) if stretch is None or stretch.moment == stretch.phase else f"the {stretch.moment}, {phase(at.phase)}"
+    where = f", {at.where}" if at.where else ""
+    like = f", one of {at.like} alike" if at.like > 1 else ""
+    return name + where + like + (f" ({at.op})" if at.op else "")
+
+
+def answers(estimate: Estimate) -> Iterator[str]:
+    for answer in estimate.answers:
+        yield answer_line(answer)
+        for name, found, device in answer.tried:
+            yield f"  {name:<28}{gib(device):>8} GiB  {VERDICTS.get(found, found)}"
+
+
+def answer_line(answer: Answer) -> str:
+    value = "none" if answer.value is None else str(answer.value)
+    device = "" if answer.device is None else f", {gib(answer.device)} GiB"
+    return f"{QUESTIONS[answer.question]}: {value}{device}" + (f" ({answer.limit})" if answer.limit else "")
+
+
+def remarks(problems: Iterable[Problem], colour: bool) -> Iterator[str]:
+    for problem in problems:
+        where = f" @ {problem.where}" if problem.where else ""
+        yield f"{paint(problem.level, problem.level, colour)}: {problem.message}{where}"
+        if problem.hint:
+            yield f"  hint: {problem.hint}"
+
+
+def times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
+
+
+def paint(words: str, kind: str, colour: bool) -> str:
+    return f"\x1b[{COLOURS[kind]}m{words}\x1b[0m" if colour else words
+
+
+def fold(line: str, width: int) -> list[str]:
+    """Long lines go on under their text; a line without a blank in the first columns has its text at two."""
+    if len(line) <= width or "\x1b" in line or "█" in line:
+        return [line]
+    indent = MARGIN + 13 if line[MARGIN : MARGIN + 13].rstrip().endswith("GiB") else MARGIN if line[:MARGIN].endswith("  ") else 2
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [line]
