@@ -19,7 +19,8 @@ def train(r: Recorder, program: Program) -> None:
     body = Body(r, program)
     body.load()
     body.adapt()
-    stepper = Stepper(r, OPTIMIZERS[program.job.optimizer], body.trained())
+    wide = frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
+    stepper = Stepper(r, OPTIMIZERS[program.job.optimizer], body.trained(), wide, program.master)
     for step in range(STEPS):
         for _ in range(program.job.accumulate if program.job.accumulate == 1 else 2):
             micro_batch(r, program, body, step)
