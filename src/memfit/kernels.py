@@ -169,6 +169,21 @@ def efficient_backward(batch: int, heads: int, query: int, key: int, head: int, 
     return delta + 4 * batch * heads * up(tiles + kept, 4)
 
 
+_row("cpu_flash", "one tile of scores, row statistics and an output tile per thread", "torch 2.13", "ATen/native/cpu/FlashAttentionKernel.cpp; checked against the profiler")  # fmt: skip
+
+
+def cpu_flash(query: int, key: int, head: int, threads: int, element: int = 4) -> int:
+    """Buffer of the CPU's flash forward in fp32, for checks of a trace against real steps on the CPU."""
+    rows = min(256 if query >= 768 else 64 if query >= 192 else 32, query)
+    columns = min(512, key)
+    return threads * rows * (columns + 2 + head) * element
+
+
+def cpu_flash_backward(query: int, key: int, threads: int, element: int = 4) -> int:
+    rows = min(256 if query >= 768 else 64 if query >= 192 else 32, query)
+    return threads * 2 * rows * min(512, key) * element
+
+
 Mask = str  # `none`, `causal`, `mask`
 _row("sdpa_choice", "flash, efficient, math, cuDNN in that order (cuDNN first on Hopper and Blackwell from 2.9 if it is new enough)", "torch 2.5.1 .. 2.13", "ATen/native/transformers/cuda/sdp_utils.cpp; ATen/Context.h", "saved")  # fmt: skip
 

@@ -49,6 +49,31 @@ def matmul(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     return [Hidden(f"cublas workspace ({thread})", kernels.cublas_workspace(recorder.device.capability, recorder.device.torch), keep=True)]
 
 
+@row(aten._safe_softmax.default)
+def safe_softmax(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """Which scores are minus infinity, one byte each, and whether a whole row is (ATen/native/transformers/attention.cpp)."""
+    scores = args[0]
+    return named(masked=scores.numel(), masked_rows=scores.numel() // max(1, scores.shape[-1]))
+
+
+@row(aten.logsumexp.default)
+def logsumexp(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """The largest values and the shifted exponentials (ATen/native/ReduceOps.cpp `logsumexp_out_impl`)."""
+    return named(maxima=result.numel() * result.element_size(), exponentials=args[0].numel() * args[0].element_size())
+
+
+@row(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def cpu_flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    query, key = args[0], args[1]
+    return named(buffer=kernels.cpu_flash(query.shape[2], key.shape[2], query.shape[3], torch.get_num_threads()))
+
+
+@row(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def cpu_flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    query, key = args[1], args[2]
+    return named(buffer=kernels.cpu_flash_backward(query.shape[2], key.shape[2], torch.get_num_threads()))
+
+
 @row(aten._scaled_dot_product_flash_attention.default)
 def flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, key = args[0], args[1]
@@ -90,6 +115,8 @@ def efficient_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> li
 
 @row(aten.embedding_dense_backward.default)
 def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    if recorder.device.type != "cuda":
+        return []
     gradient, indices, vocabulary = args[0], args[1], args[2]
     buffers = kernels.embedding_backward(indices.numel(), vocabulary, gradient.shape[-1])
     copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
@@ -98,6 +125,8 @@ def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> li
 
 @row(aten.native_layer_norm_backward.default)
 def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    if recorder.device.type != "cuda":
+        return []
     gradient, shape = args[0], args[2]
     width = 1
     for one in shape:
@@ -109,11 +138,15 @@ def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> l
 
 @row(aten._foreach_norm.Scalar)
 def foreach_norm(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    if recorder.device.type != "cuda":
+        return []
     return named(partial_norms=kernels.foreach_norm(tuple(one.numel() for one in args[0])))
 
 
 @row(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
 def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    if recorder.device.type != "cuda":
+        return []
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulate:
         return []
@@ -123,6 +156,8 @@ def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden
 
 @row(aten.sort.default, aten.sort.stable)
 def sort(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    if recorder.device.type != "cuda":
+        return []
     values = args[0]
     length = values.shape[-1] if values.dim() else 1
     return named(radix=kernels.sort_buffers(values.numel() // max(1, length), length, values.element_size()))

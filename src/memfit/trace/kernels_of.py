@@ -65,35 +65,66 @@ def attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None = None, dropout_p: float = 0.0,
     is_causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """The kernel that `memfit.kernels.sdpa_backend` names, by its own op, so that autograd saves what that kernel saves."""
-    device = acting()
-    grouped = enable_gqa and query.shape[-3] != key.shape[-3]
-    training = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
-    if query.dim() != 4:
-        choice = "math"
-    elif device.type != "cuda":
-        choice = "math" if attn_mask is not None and attn_mask.requires_grad else "cpu"
-    else:
-        choice = kernels.sdpa_backend(
-            element=query.element_size(), half=query.dtype in (torch.float16, torch.bfloat16), head=query.shape[-1], value_head=value.shape[-1],
-            masked=attn_mask is not None, causal=is_causal, query=query.shape[2], key=key.shape[2], grouped=grouped, training=training,
-            dropout=dropout_p, capability=device.capability, allowed=allowed(),
-        )  # fmt: skip
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    """The kernel that the device would choose, by its own op, so that autograd saves what that kernel saves."""
+    choice = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    wide = query.shape[-1] ** -0.5 if scale is None else scale
     if choice == "flash":
         head = query.shape[-1]
         query, key, value = (padded(one) for one in (query, key, value))
-        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+        out = aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, False, scale=wide)[0]
         return out[..., :head] if head % 8 else out
     if choice == "efficient":
         bias = prepared(attn_mask, query, key)
-        needs = training or dropout_p > 0
-        return aten._scaled_dot_product_efficient_attention(query, key, value, bias, needs, dropout_p, is_causal, scale=scale)[0]
-    if choice == "cpu":
-        bias = additive(attn_mask, query)
-        return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=scale)[0]
+        needs = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)) or dropout_p > 0
+        return aten._scaled_dot_product_efficient_attention(query, key, value, bias, needs, dropout_p, is_causal, scale=wide)[0]
     bias = additive(attn_mask, query)
-    return aten._scaled_dot_product_attention_math(query, key, value, bias, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa)[0]
+    if choice == "cpu":
+        return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=wide)[0]
+    return math_attention(query, key, value, bias, dropout_p, is_causal, wide, enable_gqa)
+
+
+def chosen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool, grouping: bool) -> str:
+    """Dense fused kernels want four dimensions and the same batch and heads, but for grouping (sdp_utils `check_batch_size_and_num_heads_dense`)."""
+    device = acting()
+    if query.dim() != 4 or query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not grouping):
+        return "math"
+    if device.type != "cuda":
+        return "cpu" if dropout == 0 and query.shape[-1] == value.shape[-1] and not (mask is not None and mask.requires_grad) else "math"
+    return kernels.sdpa_backend(
+        element=query.element_size(), half=query.dtype in (torch.float16, torch.bfloat16), head=query.shape[-1], value_head=value.shape[-1],
+        masked=mask is not None, causal=causal, query=query.shape[2], key=key.shape[2], grouped=grouping and query.shape[1] != key.shape[1],
+        training=torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)), dropout=dropout,
+        capability=device.capability, allowed=allowed(),
+    )  # fmt: skip
+
+
+def math_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor | None, dropout_p: float, causal: bool, scale: float, grouping: bool,
+) -> torch.Tensor:  # fmt: skip
+    """The composite: 16-bit inputs in fp32, scaled queries and keys, the bias added in place, and the weights cast back beside the result.
+
+    ATen/native/transformers/attention.cpp `_scaled_dot_product_attention_math`, torch 2.13; the op itself adds out of place under a mode.
+    """
+    kind = query.dtype
+    half = kind in (torch.float16, torch.bfloat16) and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    if half:
+        query, key, value = query.float(), key.float(), value.float()
+    root = abs(scale) ** 0.5
+    scaled = query * root
+    if causal:
+        ones = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
+        bias = additive(ones, query)
+    if grouping and query.shape[-3] != key.shape[-3]:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
+    scores = torch.matmul(scaled, key.transpose(-2, -1) * root)
+    if bias is not None:
+        scores.add_(bias)
+    weights = aten._safe_softmax(scores, -1)
+    if dropout_p > 0:
+        weights = torch.nn.functional.dropout(weights, dropout_p)
+    result, _ = torch.matmul(weights, value).to(kind), weights.to(kind)
+    return result
 
 
 def allowed() -> tuple[str, ...]:

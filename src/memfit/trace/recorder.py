@@ -6,6 +6,7 @@ Floats are meta tensors. Small integer and boolean tensors stay real, because mo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -176,8 +177,7 @@ class Recorder(TorchDispatchMode):
             self.hidden(one, func)
         if isinstance(result, torch.Tensor):
             result = self.tensor(result, func)
-            if result.numel() == 1:
-                self.constant(result, func, args)
+            self.constant(result, func, args, kwargs)
         elif isinstance(result, (tuple, list)):
             result = type(result)(self.tensor(one, func) if isinstance(one, torch.Tensor) else one for one in result)
         passing = [self.hidden(one, func) for one in extra if not one.keep]
@@ -201,21 +201,23 @@ class Recorder(TorchDispatchMode):
         self.adopt(key, storage, block)
         return tensor
 
-    def constant(self, result: torch.Tensor, func: Any, args: Any) -> None:
-        """Remember the value of a single number that is filled or copied, for the program that reads it back."""
-        block = self.owned(result)
-        if block is None:
-            return
-        if func is aten.full.default or func is aten.scalar_tensor.default:
-            block.value = float(args[-1])
-        elif func in (aten.zeros.default, aten.zeros_like.default):
-            block.value = 0.0
-        elif func in (aten._to_copy.default, aten.clone.default):
-            source = self.owned(args[0])
-            if source is not None:
-                block.value = source.value
-            elif not args[0].is_meta and args[0].numel() == 1:
-                block.value = float(args[0])
+    def constant(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+        """Remember the one value of a tensor that is filled or copied, for the program that reads it back; forget it when written to."""
+        filled = FILLS.get(func)
+        if filled is not None:
+            block = self.owned(result)
+            if block is not None:
+                block.value = filled(args)
+        elif func in COPIES:
+            block, source = self.owned(result), self.owned(args[0])
+            if block is not None and source is not block:
+                block.value = source.value if source is not None else None
+                if source is None and not args[0].is_meta and args[0].numel() == 1:
+                    block.value = float(args[0])
+        elif func._schema.is_mutable:
+            block = self.owned(result)
+            if block is not None:
+                block.value = None
 
     def block(self, size: int, op: str, tensor: torch.Tensor | None, formula: str = "") -> Block:
         self.counter += 1
@@ -317,6 +319,14 @@ def shadowed(value: Any, swapped: dict[int, torch.Tensor]) -> Any:
         return type(value)(shadowed(one, swapped) for one in value)
     return value
 
+
+FILLS: dict[Any, Callable[[Any], float]] = {
+    aten.full.default: lambda args: float(args[1]), aten.full_like.default: lambda args: float(args[1]), aten.scalar_tensor.default: lambda args: float(args[0]),
+    aten.new_full.default: lambda args: float(args[2]), aten.fill_.Scalar: lambda args: float(args[1]), aten.zero_.default: lambda args: 0.0,
+    aten.zeros.default: lambda args: 0.0, aten.zeros_like.default: lambda args: 0.0, aten.new_zeros.default: lambda args: 0.0,
+    aten.ones.default: lambda args: 1.0, aten.ones_like.default: lambda args: 1.0, aten.new_ones.default: lambda args: 1.0,
+}  # fmt: skip
+COPIES = {aten._to_copy.default, aten.clone.default}
 
 SHADOWS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 

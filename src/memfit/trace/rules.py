@@ -149,6 +149,18 @@ def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     return True, (values, indices.view(*scores.shape[:-1], count))
 
 
+@rule(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.ge.Scalar)
+def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """A comparison of a tensor whose one value is known."""
+    tensor = args[0]
+    if not tensor.is_meta or tensor.numel() > recorder.real_limit:
+        return NO
+    block = recorder.owned(tensor)
+    if block is None or block.value is None:
+        return NO
+    return True, func(torch.full(tensor.shape, block.value), args[1])
+
+
 @rule(aten.histc.default)
 def histc(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Of integers: CUDA counts them, the CPU kernel takes floats only."""
@@ -160,8 +172,13 @@ def histc(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
 
 @rule(aten._to_copy.default)
 def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Onto the GPU where it is already: the real `to` would have returned the tensor itself."""
+    """Onto the GPU where it is already: the real `to` would have returned the tensor itself. A mask made of floats gets its values back."""
     tensor, device = args[0], kwargs.get("device")
+    kind = kwargs.get("dtype")
+    if tensor.is_meta and kind is not None and not kind.is_floating_point and tensor.numel() <= recorder.real_limit:
+        block = recorder.owned(tensor)
+        if block is not None and block.value is not None and (device is None or torch.device(device).type == recorder.device.type):
+            return True, torch.full(tensor.shape, block.value, dtype=kind)  # its values are known: it becomes real
     if device is None:
         return NO
     target = torch.device(device).type
