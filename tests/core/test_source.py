@@ -130,6 +130,13 @@ def test_a_revision_means_the_hub_since_the_catalog_has_none() -> None:
         assert "not in the local cache of the hub" in refused(spec, offline=True, revision=revision)
     assert "not in the local cache of the hub" in refused("hub:no-such-org-here/no-such-model-here", offline=True)
 
+    assert "`meta-llama/Llama-3.1-8B@v9` is not in the local cache" in refused("Llama-3.1-8B", offline=True, revision="v9")
+
+
+def test_a_revision_of_what_has_none_is_refused(tmp_path: Path) -> None:
+    for spec in (config_folder(tmp_path), str(tmp_path), "catalog:meta-llama/Llama-3.1-8B"):
+        assert "has no revisions, so `v9` cannot be had" in refused(spec, revision="v9")
+
 
 # ---------------------------------------------------------------- folders and files
 

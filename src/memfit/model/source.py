@@ -36,7 +36,7 @@ def read(
     has no revisions. `timeout` bounds the wait for the config, and a multiple of it the wait for all tensor headers.
     """
     if not isinstance(spec, str):
-        return folder.read_path(Path(spec))
+        return _local(Path(spec), revision)
     spec = spec.strip()
     if not spec or len(spec) > LONGEST or not spec.isprintable():
         raise SourceError.one(
@@ -45,6 +45,7 @@ def read(
             hint="name a hub id, a path or a catalog name",
         )
     if spec.startswith("catalog:"):
+        _no_revision(spec, revision)
         return from_catalog(spec.removeprefix("catalog:"))
     forced = spec.startswith("hub:")
     name = spec.removeprefix("hub:")
@@ -52,15 +53,16 @@ def read(
     if page:
         name, revision, forced = page[1], revision or page[2], True
     elif not forced and _exists(spec):
-        return folder.read_path(Path(spec).expanduser())
+        return _local(Path(spec).expanduser(), revision)
     if "@" in name:
         name, _, tail = name.partition("@")
         revision = revision or tail or None
     if not forced:
         _refuse_paths(spec, name)
-        found = None if revision else catalog.find(name)
-        if found is not None:
+        found = catalog.find(name)
+        if found is not None and not revision:
             return from_catalog(found)
+        name = found or name
         if not _HUB_ID.fullmatch(name):
             raise unknown(name)
     elif not (_HUB_ID.fullmatch(name) or _BARE.fullmatch(name)):
@@ -68,6 +70,20 @@ def read(
     from memfit.model.sources import hub
 
     return hub.read_hub(name, revision=revision, offline=offline, token=token, timeout=timeout)
+
+
+def _local(path: Path, revision: str | None) -> Source:
+    _no_revision(shown(path), revision)
+    return folder.read_path(path)
+
+
+def _no_revision(spec: str, revision: str | None) -> None:
+    if revision:
+        raise SourceError.one(
+            f"`{shown(spec)}` has no revisions, so `{shown(revision)}` cannot be had",
+            where="model",
+            hint="only models of the hub have them: `hub:org/name`",
+        )
 
 
 def from_catalog(name: str) -> Source:

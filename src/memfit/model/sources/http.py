@@ -134,8 +134,15 @@ def _reason(error: Exception) -> str:
         ("redirects", "it redirects without end"),
         ("unreachable", "the network is unreachable"),
         ("disconnected", "it closed the connection without an answer"),
+        ("remote end closed", "it closed the connection without an answer"),
         ("reset by peer", "it closed the connection"),
-        ("protocol", "the address is no http or https one"),
+        ("peer closed", "its answer broke off"),
+        ("incompleteread", "its answer broke off"),
+        ("status line", "its answer is no HTTP"),
+        ("badstatusline", "its answer is no HTTP"),
+        ("https://", "its address is no http or https one"),
+        ("unsupported protocol", "its address is no http or https one"),
+        ("invalid", "its address is no http or https one"),
     ):
         if mark in text:
             return reason
