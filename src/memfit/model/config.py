@@ -45,6 +45,10 @@ class Fields:
         if problem not in self.problems:  # several layers may read the same field
             self.problems.append(problem)
 
+    def doubts(self, *keys: str) -> bool:
+        """Whether one of these keys was found wrong."""
+        return any(problem.where == f"{self.where}.{key}" for problem in self.problems for key in keys)
+
     def value(self, *keys: str, default: Any = _MISSING) -> Any:
         """The first of `keys` that is there and not null."""
         for key in keys:
@@ -104,10 +108,10 @@ class Fields:
         value = self.config.get(key)
         if value is None and default is not None:
             return default
-        if not isinstance(value, list) or len(value) < length:
+        if not isinstance(value, list) or len(value) != length:
             self.blame(key, f"`{key}` needs {length} entries, one a layer")
             return default if default is not None else [None] * length
-        return value[:length]
+        return value
 
     def integers(self, key: str) -> frozenset[int]:
         """A list of whole numbers in any order; none where it is absent."""

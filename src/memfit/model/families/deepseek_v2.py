@@ -5,7 +5,7 @@ from __future__ import annotations
 from memfit.model.config import LARGEST_HEADS, Fields
 from memfit.model.families import family
 from memfit.model.families._parts import dropout
-from memfit.model.families.llama import SMALL, decoder, dense_mlp, gated_mlp, stack
+from memfit.model.families.llama import SMALL, both_kinds, decoder, dense_mlp, gated_mlp, stack
 from memfit.model.modules import MLP, Block, Latent, Layer, Linear, Model, MoE, Norm
 
 EXAMPLE = {
@@ -18,6 +18,7 @@ EXAMPLE = {
 def latent_attention(fields: Fields, width: int, style: str) -> Latent:
     """Queries, keys and values by way of latents; `q_lora_rank` null: queries straight from the input."""
     heads = fields.count("num_attention_heads", high=LARGEST_HEADS)
+    fields.count("num_key_value_heads", default=heads, high=LARGEST_HEADS)  # of no shape, but its code divides by it
     nope, rope, value = (fields.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     if rope % 2:
         fields.blame("qk_rope_head_dim", f"{rope} values of a head cannot be rotated in pairs")
@@ -76,4 +77,5 @@ def build(fields: Fields) -> Model:
         return latent_layer(mixer, dense_mlp(fields, width, mlp_bias), width)
 
     layers = stack([index >= dense for index in range(fields.layers())], layer)
+    both_kinds(fields, "first_k_dense_replace", read=layer)
     return decoder(fields, "deepseek_v2", layers, width=width, rotary=mixer.rope, tied=False)

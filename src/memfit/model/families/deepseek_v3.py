@@ -6,7 +6,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.deepseek_v2 import EXAMPLE as V2
 from memfit.model.families.deepseek_v2 import latent_attention, latent_layer, routed_experts
-from memfit.model.families.llama import decoder, dense_mlp, stack
+from memfit.model.families.llama import both_kinds, decoder, dense_mlp, stack
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**V2, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2}
@@ -31,4 +31,5 @@ def build(fields: Fields) -> Model:
         return latent_layer(mixer, second, width)
 
     layers = stack([index >= dense for index in range(fields.layers())], layer)
+    both_kinds(fields, "first_k_dense_replace", read=layer)
     return decoder(fields, "deepseek_v3", layers, width=width, rotary=mixer.rope, tied=False)

@@ -6,7 +6,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.deepseek_v2 import routed_experts
 from memfit.model.families.glm4_moe import EXAMPLE as GLM
-from memfit.model.families.llama import decoder, dense_mlp, layer_types, pre_norm, stack
+from memfit.model.families.llama import both_kinds, decoder, dense_mlp, layer_types, pre_norm, stack
 from memfit.model.families.qwen3 import qwen3_attention
 from memfit.model.modules import Layer, Model
 
@@ -41,5 +41,6 @@ def build(fields: Fields) -> Model:
     kinds = zip(
         layer_types(fields, [window > 0 and index >= first for index in range(count)]), (i >= dense for i in range(count)), strict=True
     )
+    both_kinds(fields, "first_k_dense_replace", read=lambda routed: layer((False, routed)))
     rotary = qwen3_attention(fields, width, 0).rotary
     return decoder(fields, "dots1", stack(kinds, layer), width=width, rotary=rotary, tied=False)

@@ -8,7 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.ernie4_5 import EXAMPLE as DENSE
 from memfit.model.families.ernie4_5 import ernie_attention
-from memfit.model.families.llama import decoder, dense_mlp, gated_mlp, pre_norm, stack
+from memfit.model.families.llama import both_kinds, decoder, dense_mlp, gated_mlp, pre_norm, stack
 from memfit.model.modules import Layer, Model, MoE, Weight
 
 EXAMPLE = {
@@ -50,5 +50,6 @@ def build(fields: Fields) -> Model:
     def layer(sparse: bool) -> Layer:
         return pre_norm(mixer, experts(fields, width, bias) if sparse else dense_mlp(fields, width, bias), width)
 
+    both_kinds(fields, "moe_layer_interval", "moe_layer_start_index", "moe_layer_end_index", read=layer)
     model = decoder(fields, "ernie4_5_moe", stack(routed, layer), width=width, rotary=mixer.rotary, tied=True)
     return replace(model, head=replace(model.head, bias=bias))

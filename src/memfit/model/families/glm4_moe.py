@@ -8,7 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families._parts import rotated
 from memfit.model.families.deepseek_v2 import routed_experts
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, normed, pre_norm, stack
+from memfit.model.families.llama import SMALL, attention, both_kinds, decoder, dense_mlp, normed, pre_norm, stack
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {
@@ -39,4 +39,5 @@ def build(fields: Fields) -> Model:
         return pre_norm(mixer, second, width)
 
     layers = stack([index >= dense for index in range(fields.layers())], layer)
+    both_kinds(fields, "first_k_dense_replace", read=layer)
     return decoder(fields, "glm4_moe", layers, width=width, rotary=mixer.rotary, tied=False)

@@ -7,21 +7,18 @@ from memfit.model.families import family
 from memfit.model.families._parts import rotated
 from memfit.model.families.deepseek_v2 import EXAMPLE as V2
 from memfit.model.families.deepseek_v2 import latent_attention, latent_layer, routed_experts
-from memfit.model.families.llama import decoder, dense_mlp, stack
+from memfit.model.families.llama import both_kinds, decoder, dense_mlp, stack
 from memfit.model.modules import Layer, Model
 
-EXAMPLE = {**V2, "model_type": "glm4_moe_lite"}
+EXAMPLE = {key: value for key, value in V2.items() if key != "first_k_dense_replace"} | {"model_type": "glm4_moe_lite"}
 
 
 def routed_layers(fields: Fields, default: list[bool]) -> list[bool]:
     """`mlp_layer_types`: `dense` or `sparse` for each layer."""
     count = fields.layers()
     listed = fields.listing("mlp_layer_types", count, ["sparse" if routed else "dense" for routed in default])
-    if len(fields.config.get("mlp_layer_types") or listed) != count:
-        fields.blame("mlp_layer_types", f"`mlp_layer_types` needs {count} entries, one a layer")
-    unknown = next((item for item in listed if item not in ("dense", "sparse")), None)
-    if unknown is not None:
-        fields.blame("mlp_layer_types", f"unknown layer type `{shown(unknown)}`", "known: `dense`, `sparse`")
+    if unknown := [item for item in listed if item not in ("dense", "sparse")]:
+        fields.blame("mlp_layer_types", f"unknown layer type `{shown(unknown[0])}`", "known: `dense`, `sparse`")
     return [item == "sparse" for item in listed]
 
 
@@ -48,5 +45,6 @@ def build(fields: Fields) -> Model:
         return latent_layer(mixer, second, width)
 
     layers = stack(routed_layers(fields, [index > 0 for index in range(fields.layers())]), layer)
+    both_kinds(fields, "mlp_layer_types", read=layer)
     rotary = rotated(fields, mixer.rope, "partial_rotary_factor", default=1.0)
     return decoder(fields, "glm4_moe_lite", layers, width=width, rotary=rotary, tied=False)

@@ -93,8 +93,8 @@ def layer_types(fields: Fields, default: Iterable[bool], key: str = "layer_types
     known = {"full_attention": False, "attention": False, "sliding_attention": True}  # `attention` is the old name of the first
     if not isinstance(listed, list) or len(listed) != count:
         fields.blame(key, f"`{key}` needs {count} entries, one a layer")
-    elif unknown := next((item for item in listed if not isinstance(item, str) or item not in known), None):
-        fields.blame(key, f"unknown layer type `{shown(unknown)}`", "known: " + ", ".join(f"`{one}`" for one in known))
+    elif unknown := [item for item in listed if not isinstance(item, str) or item not in known]:
+        fields.blame(key, f"unknown layer type `{shown(unknown[0])}`", "known: " + ", ".join(f"`{one}`" for one in known))
     else:
         return [known[item] for item in listed]
     return [False] * count
@@ -105,6 +105,13 @@ def stack(kinds: Iterable[K], make: Callable[[K], Layer]) -> tuple[Layer, ...]:
     kinds, known = list(kinds), dict[Layer, Layer]()
     made = {kind: known.setdefault(layer, layer) for kind, layer in ((kind, make(kind)) for kind in dict.fromkeys(kinds))}
     return tuple(made[kind] for kind in kinds)
+
+
+def both_kinds(fields: Fields, *keys: str, read: Callable[[bool], object]) -> None:
+    """Where the layers, or the `keys` that tell dense ones from those with experts, are wrong: read both kinds, so that all problems show."""
+    if fields.doubts("num_hidden_layers", *keys):
+        read(True)
+        read(False)
 
 
 def rotary_buffers(size: int, name: str = "model.rotary_emb", types: Iterable[bool] | None = None) -> tuple[Weight, ...]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, gated_mlp, layer_types, pre_norm, stack
+from memfit.model.families.llama import SMALL, attention, both_kinds, decoder, dense_mlp, gated_mlp, layer_types, pre_norm, stack
 from memfit.model.modules import MLP, Layer, Linear, Model, MoE
 
 EXAMPLE = {
     **SMALL, "model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 80,
 }  # fmt: skip
+SPARSE = ("num_experts", "decoder_sparse_step", "mlp_only_layers")  # what tells layers with experts from dense ones
 
 
 def sparse(fields: Fields) -> list[bool]:
@@ -64,5 +65,6 @@ def build(fields: Fields) -> Model:
         return pre_norm(attention(fields, width, qkv_bias=bias, out_bias=False, window=window), second(fields, width, routed), width)
 
     kinds = zip(windows(fields), sparse(fields), strict=True)
+    both_kinds(fields, *SPARSE, read=lambda routed: second(fields, width, routed))
     rotary = attention(fields, width, qkv_bias=bias, out_bias=False).rotary
     return decoder(fields, "qwen2_moe", stack(kinds, layer), width=width, rotary=rotary, tied=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, decoder, dense_mlp, pre_norm, stack
-from memfit.model.families.qwen2_moe import experts, sparse
+from memfit.model.families.llama import SMALL, both_kinds, decoder, dense_mlp, pre_norm, stack
+from memfit.model.families.qwen2_moe import SPARSE, experts, sparse
 from memfit.model.families.qwen3 import qwen3_attention
 from memfit.model.modules import Layer, Model
 
@@ -30,4 +30,6 @@ def build(fields: Fields) -> Model:
     def layer(routed: bool) -> Layer:
         return pre_norm(mixer, experts(fields, width, style="qwen3_moe") if routed else dense_mlp(fields, width), width)
 
-    return decoder(fields, "qwen3_moe", stack(sparse(fields), layer), width=width, rotary=mixer.rotary, tied=False)
+    layers = stack(sparse(fields), layer)
+    both_kinds(fields, *SPARSE, read=layer)
+    return decoder(fields, "qwen3_moe", layers, width=width, rotary=mixer.rotary, tied=False)
