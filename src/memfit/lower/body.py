@@ -54,7 +54,7 @@ class Body:
     def forward(self, ids: Tensor, ctx: Context, step: int) -> Tensor:
         r = ctx.r
         phase = r.phase
-        x = self.embedded(ids, ctx)
+        x = embedded = self.embedded(ids, ctx)  # `inputs_embeds` lives until the model returns
         positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
         self.make_masks(ctx)
         if self.model.buffers:
@@ -63,14 +63,16 @@ class Body:
             r.mark(phase, bound.prefix, step)
             x = self.layer(x, entry, bound, ctx)
         r.mark(phase, "", step)
-        del positions
-        return final(x, self.model, self.ends, ctx)
+        x = final(x, self.model, self.ends, ctx)
+        del positions, embedded
+        return x
 
     def layer(self, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
         """One layer, checkpointed or not; a checkpoint keeps the layer's input and nothing else."""
         if not (entry.recompute and ctx.training):
             return forward(x, entry.layer, bound, ctx)
-        return ctx.r.checkpoint(lambda: forward(x, entry.layer, bound, ctx))
+        run = ctx.r.reentrant if ctx.job.reentrant else ctx.r.checkpoint
+        return run(lambda given: forward(given, entry.layer, bound, ctx), x)
 
     def make_masks(self, ctx: Context) -> None:
         ctx.r.where = self.model.prefix.rpartition(".")[0]

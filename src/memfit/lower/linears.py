@@ -48,10 +48,8 @@ def adapted(r: Recorder, x: Tensor, out: Tensor, layer: BoundLinear, ctx: Contex
     adapter = layer.adapter
     assert adapter is not None
     result: Format = out.format
-    inner = ops.cast(r, x, adapter.a.format)
-    inner = ops.dropout(r, inner, ctx.dropout(adapter.dropout))
-    low = plain(inner, adapter.a, None, adapter.rank, ctx)
-    del inner
+    x = ops.cast(r, x, adapter.a.format)  # the cast input is a variable of the layer's: it lives until the layer returns
+    low = plain(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, None, adapter.rank, ctx)
     high = plain(low, adapter.b, None, layer.outputs, ctx)
     del low
     high = ops.scale(r, high)

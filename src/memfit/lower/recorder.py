@@ -87,10 +87,11 @@ class Frame:
     """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
     while it is `replaying`, `fresh` collects their doubles (torch/utils/checkpoint.py, use_reentrant=False)."""
 
-    __slots__ = ("again", "nodes", "fresh", "replaying")
+    __slots__ = ("again", "given", "nodes", "fresh", "replaying")
 
-    def __init__(self, again: Callable[[], Any]) -> None:
-        self.again: Callable[[], Any] | None = again
+    def __init__(self, again: Callable[[Tensor], Any], given: Tensor) -> None:
+        self.again: Callable[[Tensor], Any] | None = again
+        self.given: Tensor | None = given
         self.nodes: list[Node] = []
         self.fresh: list[Node] = []
         self.replaying = False
@@ -207,29 +208,50 @@ class Recorder:
                 storage.write = lambda event: None
                 return
 
-    def checkpoint(self, again: Callable[[], Tensor]) -> Tensor:
-        """Run a piece of the forward so that it keeps only what `again` itself holds."""
+    def checkpoint(self, run: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        """Run a piece of the forward so that it keeps its input and nothing else (use_reentrant=False)."""
         if not self.grad or self.frame is not None:
-            return again()
-        self.frame = frame = Frame(again)
-        out = again()
+            return run(given)
+        self.frame = frame = Frame(run, given)
+        out = run(given)
         self.frame = None
         if not frame.nodes:
-            frame.again = None
+            frame.again = frame.given = None
         return out
 
+    def reentrant(self, run: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+        """The older way: forward without a graph; its backward runs the piece again and a backward of its own inside
+        (torch/utils/checkpoint.py CheckpointFunction)."""
+        if not self.grad or not given.needs:
+            return run(given)
+        self.grad = False
+        out = run(given).detach()
+        self.grad = True
+
+        def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+            fresh = node.saved[0].detach()
+            fresh.needs = True
+            part, r.part = r.part, "activations"
+            again = run(fresh)
+            r.part = part
+            r.backward(again, g)
+            return (fresh.grad,)
+
+        return self.node("checkpoint", out, (given,), back, (given,))
+
     def _recompute(self, frame: Frame) -> None:
-        again, frame.again = frame.again, None
-        assert again is not None
+        again, given = frame.again, frame.given
+        frame.again = frame.given = None
+        assert again is not None and given is not None
         frame.replaying, self.frame = True, frame
         phase_part, self.part, thread = self.part, "activations", self.thread
         try:
-            again()
+            again(given)
         except StopRecompute:
             pass
         finally:
             self.frame, self.part, self.thread = None, phase_part, thread
-        del again
+        del again, given
         for node, double in zip(frame.nodes, frame.fresh, strict=True):
             node.saved, double.saved = double.saved, ()
         frame.nodes, frame.fresh = [], []

@@ -2,53 +2,93 @@
 
 from __future__ import annotations
 
-from memfit.formats import FORMATS
-from memfit.lower import head
+from memfit import kernels
+from memfit.formats import FORMATS, FP32
+from memfit.lower import ops
 from memfit.lower.body import Body
 from memfit.lower.context import Context
+from memfit.lower.losses import LOSSES
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Dim, Recorder, Tensor
-from memfit.lower import ops
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
+from memfit.tape import Phase
 
 STEPS = 2  # the first makes the optimizer's states, the second is the steady one
+MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
 
 
 def train(r: Recorder, program: Program) -> None:
-    body = Body(r, program)
+    job, body = program.job, Body(r, program)
     body.load()
     body.adapt()
     wide = frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
-    stepper = Stepper(r, OPTIMIZERS[program.job.optimizer], body.trained(), wide, program.master)
+    stepper = Stepper(r, OPTIMIZERS[job.optimizer], body.trained(), wide, program.master)
+    scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
     for step in range(STEPS):
-        for _ in range(program.job.accumulate if program.job.accumulate == 1 else 2):
+        if job.zero_grad == "before_backward":
+            stepper.drop_gradients(step)
+        for _ in range(min(job.accumulate, MICRO_BATCHES)):
             micro_batch(r, program, body, step)
         r.mark("step", "", step)
+        if job.clip:
+            clip(r, stepper, step)
         stepper.step(step)
-        stepper.drop_gradients(step)
+        if job.zero_grad == "after_step":
+            stepper.drop_gradients(step)
+    if job.evaluate:
+        evaluate(r, program, body)
+    del scaler
 
 
 def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
     """Forward, loss, backward, as a Trainer runs them: the outputs are dropped before backward."""
-    job = program.job
-    b, s = Dim(job.batch, "B"), Dim(job.seq, "S")
     r.mark("forward", "", step)
-    ids, labels = ops.integers(r, (b, s), "inputs"), ops.integers(r, (b, s), "inputs")
-    loss = forward_loss(r, program, body, ids, labels, step)
+    inputs = batch_of(r, program.job.batch, program.job.seq)
+    loss = forward_loss(r, program, body, inputs, "forward", step)
     r.mark("backward", "", step)
     seed = r.like(loss, "ones_like")
     r.thread = "backward"
     r.backward(loss, seed)
     r.thread = "forward"
+    del inputs
 
 
-def forward_loss(r: Recorder, program: Program, body: Body, ids: Tensor, labels: Tensor, step: int) -> Tensor:
-    job = program.job
+def batch_of(r: Recorder, batch: int, seq: int) -> tuple[Tensor, Tensor]:
+    """Token ids and labels; the loop's variable holds them until the next batch."""
+    shape = (Dim(batch, "B"), Dim(seq, "S"))
+    return ops.integers(r, shape, "inputs"), ops.integers(r, shape, "inputs")
+
+
+def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, Tensor], phase: Phase, step: int) -> Tensor:
+    """One forward pass with labels."""
+    job, (ids, labels) = program.job, inputs
+    b, s = Dim(ids.shape[0], "B"), Dim(ids.shape[1], "S")
     autocast = FORMATS[program.autocast] if program.autocast else None
-    ctx = Context(
-        r=r, job=job, batch=Dim(job.batch, "B"), tokens=Dim(job.seq, "S"), keys=job.seq, training=True, format=FORMATS[program.weights], autocast=autocast
-    )
+    training = phase == "forward"
+    ctx = Context(r=r, job=job, batch=b, tokens=s, keys=job.seq, training=training, format=FORMATS[program.weights], autocast=autocast)
     hidden = body.forward(ids, ctx, step)
-    scores = head.logits(hidden, body.model, body.ends, ctx)
-    return head.loss(scores, labels, body.model, ctx)
+    return LOSSES[job.loss](hidden, labels, body.model, body.ends, ctx)
+
+
+def evaluate(r: Recorder, program: Program, body: Body) -> None:
+    """One evaluation batch without gradients, logits and loss alive together (transformers 5.23 trainer.py prediction_step)."""
+    r.mark("evaluate", "", STEPS - 1)
+    r.grad = False
+    inputs = batch_of(r, program.job.eval_batch, program.job.seq)
+    loss = forward_loss(r, program, body, inputs, "evaluate", STEPS - 1)
+    r.grad = True
+    del loss, inputs
+
+
+def clip(r: Recorder, stepper: Stepper, step: int) -> None:
+    """A norm per tensor, stacked, and the coefficient; gradients are scaled in place (torch 2.13 nn/utils/clip_grad.py)."""
+    tensors = [tensor for _, some in stepper.model_spans for tensor in some]
+    partial = r.scratch(kernels.foreach_norm(tuple(tensor.count for tensor in tensors)), "foreach_norm")
+    norms = []
+    for where, some in stepper.model_spans:
+        r.mark("step", where, step)
+        norms.append([r.tensor((1,), tensor.format, "norm") for tensor in some])
+    r.mark("step", "", step)
+    stacked = r.tensor((len(tensors),), FP32, "stack")
+    del partial, norms, stacked
