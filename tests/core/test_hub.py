@@ -225,6 +225,17 @@ def test_a_hub_that_answers_badly_is_one_sentence_in_bounded_time(hub: Hub, beha
     assert time.monotonic() - started < 4
 
 
+def test_a_trickle_is_left_by_the_reader_itself(hub: Hub) -> None:
+    """Not only by whoever waits for it: else its thread would go on reading for as long as the other side likes."""
+    from memfit.model.sources import http
+
+    hub.repos[NAME] = Repo(behave={"config.json": fake_hub.trickle})
+    started = time.monotonic()
+    with pytest.raises(http.Late):
+        http.get(f"{hub.endpoint}/{NAME}/resolve/main/config.json", headers={}, limit=1000, seconds=0.3)
+    assert time.monotonic() - started < 2
+
+
 def test_no_hub_at_all() -> None:
     with fake_hub.running() as gone:
         pass

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from memfit.errors import SourceError
 from memfit.model import catalog
-from memfit.model.sources import folder
 from memfit.model.sources.files import listed, shown, unreadable
 from memfit.model.sources.inventory import Source, TensorInfo
 
@@ -74,6 +73,8 @@ def read(
 
 def _local(path: Path, revision: str | None) -> Source:
     _no_revision(shown(path), revision)
+    from memfit.model.sources import folder  # here, so that a model of the catalog does not wait for the readers of files
+
     return folder.read_path(path)
 
 
