@@ -1,1 +1,42 @@
 """memfit: what a model will need on a GPU, byte by byte, before any GPU is touched."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memfit.errors import InputError, MemfitError, MissingExtra, Problem, SourceError
+    from memfit.estimate import Estimate
+    from memfit.job import Job
+    from memfit.verbs import estimate, gpus, models
+
+__version__ = "0.1.0"
+__all__ = ["Estimate", "InputError", "Job", "MemfitError", "MissingExtra", "Problem", "SourceError", "estimate", "gpus", "models"]
+
+_VERBS = ("estimate", "gpus", "models")
+_HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job"}
+
+
+class _Package(ModuleType):
+    """Loads a public name when it is first used. `memfit.estimate` is the verb, also once the module of that name was imported, which
+    otherwise would put itself in its place."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module `memfit` has no attribute `{name}`")
+        from importlib import import_module
+
+        home = "memfit.verbs" if name in _VERBS else _HOMES.get(name, "memfit.errors")
+        return getattr(import_module(home), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _VERBS and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

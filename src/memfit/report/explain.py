@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
@@ -41,7 +42,7 @@ def workings(estimate: Estimate) -> Iterator[Working]:
         )  # fmt: skip
 
 
-def explain(estimate: Estimate) -> str:
+def working(estimate: Estimate, *, width: int = 80) -> str:
     """As text: parts, then blocks of one kind a line and its formula in the next."""
     lines = ["the working of every part, at the peak of live tensors"]
     part, used = "", ""
@@ -59,7 +60,12 @@ def explain(estimate: Estimate) -> str:
     span = estimate.context
     lines += ["", f"context  {gib(estimate.outside)} GiB", f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})"]
     known = [f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in used]
-    return "\n".join([*lines, "", *known]) if known else "\n".join(lines)
+    return "\n".join(folded for line in [*lines, "", *known] for folded in fold(line, width))
+
+
+def fold(line: str, width: int) -> list[str]:
+    indent = len(line) - len(line.lstrip()) + 2
+    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [line]
 
 
 def _letters(estimate: Estimate) -> dict[int, tuple[tuple[str, int], ...]]:

@@ -1,0 +1,277 @@
+"""The command line: flags, columns and exit codes. Answers go to stdout, everything else to stderr.
+
+Exit codes: 0 it fits (or may: `tight`), 1 it does not, 2 the input is unusable, 70 memfit itself is broken.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+from click.shell_completion import CompletionItem
+
+from memfit import __version__
+from memfit.errors import InputError, MemfitError, Problem
+from memfit.verbs import VERBS, Ask, estimate, gpus, models, options, questions
+
+if TYPE_CHECKING:
+    from memfit.estimate import Estimate
+
+FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
+FORMATS = ("text", "markdown", "json")
+# Headings of the help page, by the group of an option.
+GROUPS = {
+    "question": "Question", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
+    "inference": "Inference", "moments": "Other moments of a run", "environment": "Environment", "output": "Output",
+}  # fmt: skip
+PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...", "–": "-"})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; the exit code is returned, never raised."""
+    try:
+        code = commands.main(args=None if arguments is None else list(arguments), prog_name="memfit", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else FITS
+    except click.ClickException as error:
+        error.show()
+        return UNUSABLE
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except MemfitError as error:
+        complain(error.problems if isinstance(error, InputError) else (problem_of(error),))
+        return UNUSABLE
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes stdout at exit, and would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    except Exception:  # noqa: BLE001 - shown in full, under a code that no script takes for an answer
+        traceback.print_exc()
+        click.echo("this is a defect of memfit, not of your input: please report it with the lines above", err=True)
+        return BROKEN
+
+
+# ------------------------------------------------------------------------------------------------------- the commands
+class Sections(click.Command):
+    """A command whose options stand under headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
+        for one in self.get_params(ctx):
+            record = one.get_help_record(ctx) if isinstance(one, click.Option) else None
+            if record is not None:
+                sections[groups.get(one.name or "", "output")].append(record)
+        for group, records in sections.items():
+            with formatter.section(GROUPS[group]):
+                formatter.write_dl(records)
+
+
+groups: dict[str, str] = {}
+
+
+def flag(one: dataclasses.Field[Any]) -> click.Option:
+    """A field of `Ask` or `Job` as a flag. Its text is judged where the field is, so that all problems are told at once."""
+    rule, name = one.metadata, one.name.replace("_", "-")
+    groups[one.name] = rule["group"]
+    text = rule["help"]
+    if rule["choices"]:
+        text += ": " + ", ".join(rule["choices"])
+    if one.type != "bool" and one.default not in ("", None):
+        text += f" [default: {one.default:g}]" if isinstance(one.default, float) else f" [default: {one.default}]"
+    if one.type == "bool":
+        both = f"--{name}/--no-{name}" if one.default else f"--{name}"
+        return click.Option([both, one.name], is_flag=True, default=None, help=text + (" [default: yes]" if one.default else ""))
+    kind = {"int": "N", "float": "X"}.get(str(one.type), "TEXT")
+    return click.Option([f"--{name}", one.name], metavar=kind, help=text, shell_complete=completion(one))
+
+
+def completion(one: dataclasses.Field[Any]) -> Any:
+    """What a shell may offer behind a flag."""
+
+    def offer(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+        known: Iterable[str] = one.metadata["choices"]
+        if one.name == "gpu":
+            known = ["auto", *(gpu.id for gpu in gpus())]
+        elif one.name == "optimizer":
+            from memfit.optimizers import OPTIMIZERS
+
+            known = OPTIMIZERS
+        return [CompletionItem(name) for name in known if name.startswith(begun)]
+
+    return offer
+
+
+def complete_model(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+    from memfit.model import catalog
+
+    found = [CompletionItem(name) for name in catalog.names() if name.lower().startswith(begun.lower())]
+    return found or [CompletionItem(begun, type="file")]
+
+
+def output(*, explain: bool) -> list[click.Parameter]:
+    found: list[click.Parameter] = [click.Option(["--json", "as_json"], is_flag=True, help="the same as --format json")]
+    if explain:
+        found += [
+            click.Option(["--format", "form"], type=click.Choice(FORMATS), default="text", help="how the answer is written [default: text]"),
+            click.Option(["--explain"], is_flag=True, help="show the working: every part's formula with its numbers put in"),
+        ]
+    return found
+
+
+def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool, **given: Any) -> int:
+    form = "json" if as_json else form
+    values = {name: value for name, value in given.items() if value is not None}
+    try:
+        found = estimate(one_model(words), **values)
+    except InputError as error:
+        if form == "json":
+            from memfit.report.codec import refusal
+
+            echo(json.dumps(refusal(error.problems), indent=2, ensure_ascii=False))
+        raise
+    echo(written(found, form, explain))
+    return FITS if found.fits else DOES_NOT
+
+
+def one_model(words: tuple[str, ...]) -> str:
+    """The one argument that is no option. Options that click does not know come here, too: all are named, with the nearest known."""
+    strange = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
+    if strange:
+        from memfit.registry import nearest
+
+        known = [f"--{name.replace('_', '-')}" for name in options()] + ["--json", "--format", "--explain"]
+        offers = [(word, ", ".join(f"`{one}`" for one in nearest(word, known))) for word in strange]
+        raise InputError(
+            *(Problem(message=f"unknown option `{word[:60]}`", hint=f"did you mean {close}?" if close else "see `memfit estimate --help`") for word, close in offers)
+        )
+    if len(words) != 1:
+        message = "no model is named" if not words else f"one model at a time, not {len(words)}: " + ", ".join(f"`{word[:40]}`" for word in words[:4])
+        raise InputError.one(message, where="model", hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)")
+    return words[0]
+
+
+def written(found: Estimate, form: str, explain: bool) -> str:
+    if form == "json":
+        from memfit.report.codec import to_json
+
+        return to_json(found, explain=explain)
+    from memfit.report.explain import working
+
+    if form == "markdown":
+        from memfit.report.markdown import markdown
+
+        return markdown(found) + (f"\n\n```\n{working(found)}\n```" if explain else "")
+    from memfit.report.text import text
+
+    width = columns()
+    return text(found, width=width, colour=coloured(sys.stdout)) + (f"\n\n{working(found, width=width)}" if explain else "")
+
+
+def run_models(words: tuple[str, ...], as_json: bool) -> int:
+    from memfit.report import tables
+
+    found = models(" ".join(words))
+    echo(json.dumps(tables.models_json(found), indent=2, ensure_ascii=False) if as_json else tables.models(found))
+    return FITS
+
+
+def run_gpus(words: tuple[str, ...], as_json: bool) -> int:
+    from memfit.report import tables
+
+    found = gpus(" ".join(words))
+    echo(json.dumps(tables.gpus_json(found), indent=2, ensure_ascii=False) if as_json else tables.gpus(found))
+    return FITS
+
+
+ESTIMATE_HELP = """\
+{help}.
+
+MODEL is a hub id (org/name), a folder, a config.json, a .safetensors or .gguf file, or a name from `memfit models`. JOB.yaml holds
+`model` and any of the options below as keys; flags override it.
+
+Exit code: 0 it fits (or may), 1 it does not, 2 the input is unusable.
+"""
+
+
+class Commands(click.Group):
+    """Builds a command when it is asked for: no question pays for the flags of another."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        verb = VERBS.get(cmd_name)
+        if verb is None:
+            return None
+        if cmd_name == "estimate":
+            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL|JOB.yaml", shell_complete=complete_model)
+            flags = [flag(one) for name, one in options().items() if name != "model"]
+            text = ESTIMATE_HELP.format(help=verb.help[:1].upper() + verb.help[1:])
+            return Sections(
+                "estimate", callback=run_estimate, params=[model, *flags, *output(explain=True)], help=text, short_help=verb.help,
+                context_settings={"ignore_unknown_options": True},
+            )  # fmt: skip
+        pattern = click.Argument(["words"], nargs=-1, metavar="[PATTERN]")
+        run = {"models": run_models, "gpus": run_gpus}[cmd_name]
+        text = f"{verb.help[:1].upper()}{verb.help[1:]}; those whose name has every word of PATTERN in it."
+        return click.Command(cmd_name, callback=run, params=[pattern, *output(explain=False)], help=text, short_help=verb.help)
+
+
+commands = Commands(
+    "memfit", help="What a model will need on a GPU, byte by byte, before any GPU is touched.",
+    params=[click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=lambda ctx, one, value: version(ctx, value), help="show the version and exit")],
+    epilog="Shell completion: `eval \"$(_MEMFIT_COMPLETE=bash_source memfit)\"`, or zsh_source, or fish_source.",
+)  # fmt: skip
+
+
+def version(ctx: click.Context, wanted: bool) -> None:
+    if wanted:
+        echo(f"memfit {__version__}")
+        ctx.exit()
+
+
+# ------------------------------------------------------------------------------------------------------- the terminal
+def columns() -> int:
+    return max(60, min(120, shutil.get_terminal_size().columns))
+
+
+def coloured(stream: TextIO) -> bool:
+    """Only on a terminal that wants it (no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def echo(text: str, stream: TextIO | None = None) -> None:
+    """To stdout, in ASCII where the encoding has no more."""
+    stream = stream or sys.stdout
+    try:
+        text.encode(stream.encoding or "ascii")
+    except UnicodeEncodeError:
+        text = text.translate(PLAIN).encode(stream.encoding or "ascii", "backslashreplace").decode(stream.encoding or "ascii")
+    stream.write(f"{text}\n")
+
+
+def complain(problems: Iterable[Problem]) -> None:
+    from memfit.report.text import remarks
+
+    for line in remarks(problems, coloured(sys.stderr)):
+        echo(line, sys.stderr)
+
+
+def problem_of(error: MemfitError) -> Problem:
+    message, _, hint = str(error).partition("\nhint: ")
+    return Problem(message=message, hint=hint)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+__all__ = ["Ask", "main", "questions"]

@@ -1,0 +1,1 @@
+"""Ranked answers: what fits, what fits best."""

@@ -1,0 +1,301 @@
+"""What memfit can be asked, a row each: the command line, HTTP and Python read this table.
+
+An option stands in `Job`, or, if it is not about the work itself, in `Ask`; flags, keys of a job file and arguments derive from both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from memfit.errors import InputError, MissingExtra, Problem
+from memfit.job import Job, field_problems, from_text, job_from, option, unknown
+
+if TYPE_CHECKING:  # each verb imports what it needs, and no more
+    from memfit.estimate import Estimate
+    from memfit.hardware import GPU, Cluster
+    from memfit.model.catalog import Entry
+    from memfit.model.modules import Model
+    from memfit.model.source import Source
+    from memfit.tape import Producer
+
+T = TypeVar("T")
+PRODUCERS = ("formula", "trace")
+JOB_FILE_LIMIT = 2**16  # bytes: an honest job file is a hundredth of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What is asked, of what and where: everything about a question but the Job."""
+
+    model: str = option("", "hub id, folder, config.json, safetensors or GGUF file, or name in the catalog", group="question")
+    gpu: str = option("", "the GPU by any of its names (`memfit gpus`), or `auto` for the one in this machine", group="question")
+    memory: str = option("", "what the GPU offers, like `24GiB`: of an unlisted one, or instead of the listed figure", group="question")
+    by: str = option("formula", "formulas, or a trace of the real code (slower, takes any model)", choices=PRODUCERS, group="question")
+    offline: bool = option(False, "never ask the hub", group="question")
+    largest_batch: bool = option(False, "find the largest batch that fits", group="question")
+    longest_seq: bool = option(False, "find the longest sequence that fits", group="question")
+    smallest_gpu: bool = option(False, "find the smallest GPU that fits", group="question")
+    cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verb:
+    name: str
+    help: str
+    function: Callable[..., Any]
+
+
+def options() -> dict[str, dataclasses.Field[Any]]:
+    """Every option by its name, in the order in which people should read them."""
+    return {one.name: one for one in (*dataclasses.fields(Ask), *dataclasses.fields(Job))}
+
+
+def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any) -> Estimate:
+    """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand in its place; what is given here
+    overrides what stands there. Options are the fields of `Ask` and `Job`; everything that is wrong is raised at once."""
+    problems: list[Problem] = []
+    values = {name: value for name, value in given.items() if value is not None}
+    subject: Any = model
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith((".yaml", ".yml")):
+        values = {**gather(problems, dict, lambda: job_file(Path(model))), **values}
+        subject = values.get("model", "")
+    known = options()
+    problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
+    asked = {name: value for name, value in values.items() if name in Ask.__dataclass_fields__ and name != "model"}
+    ask = gather(problems, Ask, lambda: ask_from(asked))
+    job = gather(problems, Job, lambda: job_from({name: value for name, value in values.items() if name in Job.__dataclass_fields__}))
+    cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
+    source, built = gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
+    if problems or built is None:
+        raise InputError(*problems)
+    return answer(built, job, cluster, ask, () if source is None else source.problems)
+
+
+def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, problems: tuple[Problem, ...]) -> Estimate:
+    """The estimate, and with it the answers to the reverse questions."""
+    from memfit.estimate import estimate as simulate
+
+    producer = producer_of(ask.by)
+    found = simulate(model, job, cluster, producer=producer, problems=problems)
+    if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision")):
+        from memfit.plan.reverse import QUESTIONS
+
+        answers = tuple(solve(model, job, cluster, producer) for name, solve in QUESTIONS.items() if getattr(ask, name))
+        found = dataclasses.replace(found, answers=answers)
+    return found
+
+
+def models(pattern: str = "") -> tuple[Entry, ...]:
+    """The bundled models whose name or type has every word of `pattern` in it; `*` stands for anything."""
+    from memfit.model import catalog
+
+    entries = tuple(entry for entry in catalog.entries() if matches(pattern, f"{entry.name} {entry.model_type}"))
+    if not entries:
+        close = catalog.nearest(pattern)
+        raise InputError.one(f"no model of the catalog matches `{pattern[:80]}`", where="pattern", hint=offer(close))
+    return entries
+
+
+def gpus(pattern: str = "") -> tuple[GPU, ...]:
+    """The GPUs on record whose name has every word of `pattern` in it; `*` stands for anything."""
+    from memfit.hardware import all_gpus
+    from memfit.registry import nearest
+
+    known = all_gpus()
+    found = tuple(gpu for gpu in known if matches(pattern, " ".join((gpu.id, gpu.name, gpu.vendor, gpu.arch or "", *gpu.aliases))))
+    if not found:
+        raise InputError.one(f"no GPU matches `{pattern[:80]}`", where="pattern", hint=offer(nearest(pattern, (gpu.id for gpu in known))))
+    return found
+
+
+VERBS: dict[str, Verb] = {
+    verb.name: verb
+    for verb in (
+        Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
+        Verb(name="models", help="the models known without a network", function=models),
+        Verb(name="gpus", help="the GPUs on record", function=gpus),
+    )
+}
+
+
+# ------------------------------------------------------------------------------------------------ from words to things
+def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[], T]) -> T:
+    """What `make` makes; its problems join the others, and a stand-in takes its place."""
+    try:
+        return make()
+    except InputError as bad:
+        problems += [problem for problem in bad.problems if problem not in problems]
+        return otherwise()
+
+
+def ask_from(values: Mapping[str, Any]) -> Ask:
+    fields = Ask.__dataclass_fields__
+    good, problems = {}, []
+    for name, value in values.items():
+        read = from_text(value, str(fields[name].type)) if isinstance(value, str) else value
+        if name == "memory" and isinstance(value, int) and not isinstance(value, bool):
+            read = str(value)  # a bare number of bytes
+        found = [dataclasses.replace(problem, where=name) for problem in field_problems(fields[name], read)]
+        problems += found
+        if not found:
+            good[name] = read
+    if problems:
+        raise InputError(*problems)
+    return Ask(**good)
+
+
+def cluster_of(gpu: str, memory: str) -> Cluster | None:
+    """Where it runs; `memory` overrides what the record of `gpu` says."""
+    if not gpu and not memory:
+        return None
+    from memfit.hardware import Cluster, auto_gpu, custom_gpu, parse_cluster
+    from memfit.units import parse_bytes
+
+    problems: list[Problem] = []
+    size = gather(problems, lambda: 0, lambda: parse_bytes(memory, where="memory") if memory else 0)
+    found: Cluster | None = None
+    if gpu:
+        nothing = gather(problems, lambda: None, lambda: Cluster(gpu=auto_gpu()) if gpu == "auto" else parse_cluster(gpu))
+        found = nothing
+    if problems:
+        raise InputError(*problems)
+    if found is None:
+        return Cluster(gpu=custom_gpu(size))
+    if not size:
+        return found
+    told = dataclasses.replace(
+        found.gpu, memory=size, memory_range=(size, size), held=0,
+        status={**found.gpu.status, "memory": "given"}, cites={**found.gpu.cites, "memory": "given by the user"},
+    )  # fmt: skip
+    return dataclasses.replace(found, gpu=told)
+
+
+def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
+    from memfit.model.families import build
+    from memfit.model.modules import Model
+
+    if isinstance(subject, Model):
+        return None, subject
+    if isinstance(subject, Mapping):
+        return None, build(subject)
+    if not isinstance(subject, (str, os.PathLike)):
+        raise InputError.one(f"`{str(subject)[:60]}` is no model", where="model", hint="a name, a path, a parsed config or a built Model")
+    from memfit.model.source import read
+
+    source = read(subject, offline=ask.offline)
+    try:
+        return source, build(source.config, name=source.name, origin=source.origin)
+    except InputError:
+        if ask.by != "trace":
+            raise
+        return source, unbuilt(source)
+
+
+def unbuilt(source: Source) -> Model:
+    """A model that no family knows: only its config, for the trace."""
+    from memfit.model.modules import Linear, Model
+
+    kind = source.config.get("model_type")
+    if not isinstance(kind, str):
+        raise InputError.one("`model_type` is missing", where="config.model_type", hint="is this the config.json of a transformers model?")
+    head = Linear(name="lm_head", inputs=1, outputs=1)
+    return Model(
+        name=source.name, family=kind, prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
+        config=source.config, origin=source.origin,
+    )  # fmt: skip
+
+
+def producer_of(by: str) -> Producer | None:
+    """None means the formulas, which `estimate` knows itself."""
+    if by == "formula":
+        return None
+    from importlib.util import find_spec
+
+    if not all(find_spec(name) for name in ("torch", "transformers")):
+        raise MissingExtra("`--by trace`", "trace")
+    from memfit.trace import trace
+
+    return trace
+
+
+def job_file(path: Path) -> dict[str, Any]:
+    """The keys of a job file, with dashes or underscores; a model given as `./…` or `../…` is sought beside the file."""
+    values = mapping(path, text_of(path))
+    problems = [
+        Problem(message=f"`{str(key)[:60]}` " + ("has no value" if value is None else "takes one value or a list of them"), where=f"{path.name}: {str(key)[:60]}")
+        for key, value in values.items()
+        if not plain(value)
+    ]
+    if "model" not in values:
+        problems.append(Problem(message="`model` is missing", where=str(path), hint="add a line like `model: meta-llama/Llama-3.1-8B`"))
+    if problems:
+        raise InputError(*problems)
+    found = {str(key).replace("-", "_"): value for key, value in values.items()}
+    named = found["model"]
+    if isinstance(named, str) and named.startswith(("./", "../")):
+        found["model"] = str(path.parent / named)
+    return found
+
+
+def text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(JOB_FILE_LIMIT + 1)
+        if len(raw) > JOB_FILE_LIMIT:
+            raise InputError.one(f"`{path}` is too long for a job file", where="job file", hint=f"at most {JOB_FILE_LIMIT} bytes")
+        return raw.decode()
+    except OSError as error:
+        raise InputError.one(f"`{path}` cannot be read: {(error.strerror or 'unknown failure').lower()}", where="job file") from None
+    except UnicodeDecodeError:
+        raise InputError.one(f"`{path}` is no text", where="job file", hint="a job file is YAML in UTF-8") from None
+
+
+def mapping(path: Path, text: str) -> dict[Any, Any]:
+    """Parsed YAML; a key that stands twice is a problem, and tags make no objects."""
+    import yaml
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        keys = [key.value for key, _ in node.value if isinstance(key.value, str)] if isinstance(node, yaml.MappingNode) else []
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        message = f"`{path}` is no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        raise InputError.one(message, where=f"job file{line}") from None
+    except (RecursionError, ValueError):
+        raise InputError.one(f"`{path}` is no job file: it is nested too deeply, or holds an absurd number", where="job file") from None
+    if not isinstance(values, dict):
+        raise InputError.one(f"`{path}` holds no keys", where="job file", hint="write lines like `model: meta-llama/Llama-3.1-8B`")
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise InputError(*(Problem(message=f"`{key[:60]}` stands there twice", where=f"{path.name}: {key[:60]}") for key in twice))
+    return values
+
+
+def plain(value: Any) -> bool:
+    scalar = (str, int, float, bool)
+    return isinstance(value, scalar) or (isinstance(value, list) and all(isinstance(item, scalar) for item in value))
+
+
+def matches(pattern: str, text: str) -> bool:
+    low = text.lower()
+    return all(fnmatch.fnmatchcase(low, f"*{word}*") for word in pattern.lower().split())
+
+
+def offer(close: list[str]) -> str:
+    return "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else ""
+
+
+def questions() -> Iterator[str]:
+    """The reverse questions, by their option."""
+    return (name for name, one in Ask.__dataclass_fields__.items() if one.type == "bool" and name != "offline")
+
+
+__all__ = ["VERBS", "Ask", "Verb", "estimate", "gpus", "models", "options", "questions"]
