@@ -4,6 +4,7 @@ Python argument and the reference page come from these fields."""
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,13 +16,18 @@ from memfit.registry import nearest
 
 TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
-PRECISIONS = ("bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-master")
+PRECISIONS = ("bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast", "fp16-autocast", "bf16-master")
 ATTENTIONS = ("sdpa", "flash", "efficient", "math", "cudnn", "eager", "flash-attn-2", "flash-attn-3")
 LOSSES = ("plain", "chunked", "liger")
 CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
 CACHES = ("dynamic", "static", "quantized", "none")
 QUANTS = ("none", "nf4", "fp4", "int8")
+# The versions that the formulas were read from; `versions` names older ones.
+NEWEST = {
+    "transformers": (5, 23), "torch": (2, 13), "peft": (0, 21), "accelerate": (1, 15), "bitsandbytes": (0, 50), "flash-attn": (2, 8),
+}  # fmt: skip
+_VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
 
 
@@ -47,7 +53,9 @@ class Job:
     packing: bool = option(True, "sequences are full: no padding, so no attention mask is built")
 
     precision: str = option(
-        "bf16", "numbers of weights and arithmetic: pure, autocast over fp32, or bf16 with an fp32 master copy", choices=PRECISIONS
+        "bf16",
+        "numbers of weights and arithmetic: pure, autocast over fp32 or (`bf16-autocast`) over 16-bit weights, or bf16 with an fp32 master copy",
+        choices=PRECISIONS,
     )
     optimizer: str = option("adamw", "optimizer, with the way its step is run (adamw is torch's foreach default)")
     clip: float = option(0.0, "largest gradient norm; 0 does not clip", low=0.0, high=1e9)
@@ -113,6 +121,8 @@ class Job:
             yield unknown("optimizer", self.optimizer, "job.optimizer", tuple(OPTIMIZERS))
         if self.method == "qlora" and self.quant == "int8" and self.double_quant is None:
             yield Problem(message="int8 has no double quantization", where="job.double_quant")
+        if isinstance(self.versions, str):
+            yield from version_problems(self.versions)
         if self.task == "pretrain" and self.method != "full":
             yield Problem(message=f"pre-training trains every weight, not `{self.method}`", where="job.method", hint="use task `finetune`")
 
@@ -131,7 +141,15 @@ class Job:
 
     @property
     def autocast(self) -> bool:
-        return self.precision.startswith("autocast-")
+        return "autocast" in self.precision
+
+    def version(self, library: str) -> tuple[int, int]:
+        """(major, minor) of a library: as `versions` says, else the newest known."""
+        for piece in self.versions.split(","):
+            found = _VERSION.fullmatch(piece)
+            if found and found[1] == library:
+                return int(found[2]), int(found[3])
+        return NEWEST[library]
 
     def replace(self, **changes: Any) -> Job:
         return dataclasses.replace(self, **changes)
@@ -150,6 +168,17 @@ def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]
     low, high = rule["low"], rule["high"]
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         yield Problem(message=f"`{value}` is out of range", where=where, hint=f"from {low} to {high}")
+
+
+def version_problems(text: str) -> Iterator[Problem]:
+    for piece in filter(str.strip, text.split(",")):
+        found = _VERSION.fullmatch(piece)
+        if found is None:
+            yield Problem(
+                message=f"`{piece.strip()[:60]}` is no version", where="job.versions", hint="write it like `transformers=4.51,torch=2.6`"
+            )
+        elif found[1] not in NEWEST:
+            yield unknown("library", found[1], "job.versions", tuple(NEWEST))
 
 
 NAMES = {"str": "text", "int": "whole number", "bool": "true or false", "float": "number"}

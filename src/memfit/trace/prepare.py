@@ -72,7 +72,7 @@ def mixed(model: Any, job: Job, device: str) -> Any:
         return model
     from accelerate.utils.operations import convert_outputs_to_fp32
 
-    dtype = torch.bfloat16 if job.precision == "autocast-bf16" else torch.float16
+    dtype = torch.bfloat16 if "bf16" in job.precision else torch.float16
     return convert_outputs_to_fp32(torch.autocast(device, dtype=dtype)(model))
 
 

@@ -18,7 +18,15 @@ from memfit.trace import autocast, cuda, kernels_of, label, prepare, steps
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "autocast-bf16": torch.float32, "autocast-fp16": torch.float32}
+DTYPES = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "autocast-bf16": torch.float32,
+    "autocast-fp16": torch.float32,
+    "bf16-autocast": torch.bfloat16,
+    "fp16-autocast": torch.float16,
+}
 
 ATTENTION = {"sdpa": None, "flash": "sdpa", "efficient": "sdpa", "math": "sdpa", "eager": "eager"}  # None: what the class takes by default
 
@@ -39,7 +47,9 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     import transformers
 
     if job.framework not in ("transformers", "trl"):
-        raise InputError.one(f"the trace runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers` or `trl`")
+        raise InputError.one(
+            f"the trace runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers` or `trl`"
+        )
     device = device_of(options)
     if not References.known[0]:
         learn(Recorder(device))
@@ -77,7 +87,9 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
     if kind is None:
         raise InputError.one(f"the trace cannot run precision `{job.precision}`", where="job.precision", hint="one of " + ", ".join(DTYPES))
     if job.attention not in ATTENTION:
-        raise InputError.one(f"the trace cannot run attention `{job.attention}` yet", where="job.attention", hint="one of " + ", ".join(ATTENTION))
+        raise InputError.one(
+            f"the trace cannot run attention `{job.attention}` yet", where="job.attention", hint="one of " + ", ".join(ATTENTION)
+        )
     try:
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=ATTENTION[job.attention])
@@ -88,7 +100,11 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
 def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
     from transformers import AutoConfig
 
-    values = {key: value for key, value in config.items() if key not in ("transformers_version", "auto_map", "quantization_config", "dtype", "torch_dtype")}
+    values = {
+        key: value
+        for key, value in config.items()
+        if key not in ("transformers_version", "auto_map", "quantization_config", "dtype", "torch_dtype")
+    }
     if layers is not None:
         names = [key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in values]
         for key in names or ["num_hidden_layers"]:
@@ -101,7 +117,11 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
     try:
         return AutoConfig.for_model(kind, **values)
     except ValueError as bad:
-        raise InputError(Problem(message=f"transformers does not know the model type `{kind[:60]}`", where="model.config.model_type", hint=str(bad)[:200])) from None
+        raise InputError(
+            Problem(
+                message=f"transformers does not know the model type `{kind[:60]}`", where="model.config.model_type", hint=str(bad)[:200]
+            )
+        ) from None
 
 
 @contextlib.contextmanager

@@ -43,7 +43,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     forward = prepare.mixed(model, job, recorder.device.type)
     optimizer = optimizer_of(model, job.optimizer)
     states(recorder, optimizer)
-    scaler = torch.amp.GradScaler(recorder.device.type) if job.precision == "autocast-fp16" else None
+    scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
     for step in range(options.steps):
         if job.zero_grad == "before_backward":
             optimizer.zero_grad(set_to_none=True)
