@@ -35,9 +35,11 @@ class Alloc(NamedTuple):
 
 
 class Free(NamedTuple):
-    """The block `id` is given back to the allocator."""
+    """The block `id` is given back to the allocator. `streams` used it beside its own (torch's `record_stream`): it is not
+    served again before a `Sync` has waited for each of them."""
 
     id: int
+    streams: tuple[int, ...] = ()
 
 
 class Compute(NamedTuple):
@@ -63,7 +65,7 @@ class Comm(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """`stream` waits for `waits_for`; blocks freed on other streams may be used again."""
+    """`stream` waits for `waits_for`; freed blocks that were kept back because of `waits_for` may be used again."""
 
     stream: int
     waits_for: int

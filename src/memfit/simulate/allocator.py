@@ -141,8 +141,6 @@ class Allocator:
             if after is not None:
                 after.prev = tail
             insort(entries, (rest, tail.address, tail))
-            if self._aging:
-                tail.since = self._searches[pool.small]
         block.state = USED
         block.requested = size
         live[id] = block

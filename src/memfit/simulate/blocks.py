@@ -27,7 +27,7 @@ class Block:
         self.next = next
         self.state = state
         self.requested: int
-        self.since: int  # searches of the pool when it was freed; kept only where garbage is collected
+        self.since: int  # searches of the pools when it was last freed; kept only where garbage is collected
 
     def split(self, size: int, state: int) -> Block:
         """Keep `size` bytes; what is behind them becomes a block of its own."""

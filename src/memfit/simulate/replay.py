@@ -67,6 +67,8 @@ def replay(tape: Tape | Iterable[Event], settings: Settings = PLAIN, capacity: i
                 if allocator.peak_allocated > allocated:
                     allocated, allocated_at = allocator.peak_allocated, index
             elif type(event) is Free:
+                for stream in event.streams:
+                    allocator.record_stream(event.id, stream)
                 free(event.id)
             elif type(event) is Mark:
                 books.turn((event.phase, event.step))
