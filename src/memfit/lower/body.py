@@ -77,7 +77,7 @@ class Body:
     def make_masks(self, ctx: Context) -> None:
         ctx.r.where = self.model.prefix.rpartition(".")[0]
         eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
-        ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model.layers)}
+        ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model)}
 
     def embedded(self, ids: Tensor, ctx: Context) -> Tensor:
         r = ctx.r
@@ -117,5 +117,5 @@ class Body:
 
 def runs_sdpa(model: Model) -> bool:
     """Whether the model's attention has an SDPA path; without one transformers runs it eagerly."""
-    mixers = (block.mixer for layer in set(model.layers) for block in layer.blocks)
+    mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)
     return all("sdpa" in mixer.kernels for mixer in mixers if isinstance(mixer, Attention))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from memfit.formats import BOOL
 from memfit.lower.context import Context
 from memfit.lower.recorder import Dim, Tensor
-from memfit.model.modules import Attention, Layer
+from memfit.model.modules import Attention, Model
 
 
-def windows(layers: tuple[Layer, ...]) -> tuple[int, ...]:
+def windows(model: Model) -> tuple[int, ...]:
     """The distinct windows of the layers, 0 for full attention."""
-    found = {block.mixer.window if isinstance(block.mixer, Attention) else 0 for layer in set(layers) for block in layer.blocks}
+    found = {block.mixer.window if isinstance(block.mixer, Attention) else 0 for layer, _ in model.kinds for block in layer.blocks}
     return tuple(sorted(found))
 
 

@@ -324,11 +324,27 @@ class Model:
             yield from (weight for weight in self.head.weights() if weight.role == "bias")
 
     @cached_property
+    def kinds(self) -> tuple[tuple[Layer, int], ...]:
+        """The distinct layers with how often each occurs; objects are told apart before values, since most are the same one."""
+        found: list[Layer] = []
+        times: list[int] = []
+        known: dict[int, int] = {}
+        for layer in self.layers:
+            number = known.get(id(layer))
+            if number is None:
+                number = known[id(layer)] = found.index(layer) if layer in found else len(found)
+                if number == len(found):
+                    found.append(layer)
+                    times.append(0)
+            times[number] += 1
+        return tuple(zip(found, times, strict=True))
+
+    @cached_property
     def parameters(self) -> int:
         """Unique parameters, a tied head counted once."""
         ends = [*self.embed, *self.final]
         count = sum(weight.count for module in ends for weight in module.weights() if weight.role != "buffer")
-        for layer, times in Counter(self.layers).items():
+        for layer, times in self.kinds:
             count += times * sum(weight.count for weight in layer.weights() if weight.role != "buffer")
         head = sum(weight.count for weight in self.head.weights() if not self.tied or weight.role == "bias")
         return count + head + self.idle
@@ -342,7 +358,7 @@ class Model:
     def active(self) -> int:
         """Parameters that one token passes through (routed experts counted as used)."""
         idle = self.idle
-        for layer, times in Counter(self.layers).items():
+        for layer, times in self.kinds:
             for block in layer.blocks:
                 if isinstance(block.mixer, MoE):
                     experts = sum(weight.count for weight in block.mixer.own() if weight.role == "expert")
