@@ -134,6 +134,8 @@ class Recorder(TorchDispatchMode):
         meta = any(one.is_meta for one in tensors)
         marked = meta or any(self.device.owns(one) for one in tensors)
         device = kwargs.get("device")
+        if device is None and self.device.type == "cpu" and not tensors and any(one.name == "device" for one in func._schema.arguments):
+            device = "cpu"
         if device is not None:
             device = torch.device(device)
             if device.type == self.device.type:

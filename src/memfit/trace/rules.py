@@ -177,7 +177,7 @@ def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     kind = kwargs.get("dtype")
     if tensor.is_meta and kind is not None and not kind.is_floating_point and tensor.numel() <= recorder.real_limit:
         block = recorder.owned(tensor)
-        if block is not None and block.value is not None and (device is None or torch.device(device).type == recorder.device.type):
+        if block is not None and block.value is not None and (device is None or torch.device(device).type in (recorder.device.type, "meta")):
             return True, torch.full(tensor.shape, block.value, dtype=kind)  # its values are known: it becomes real
     if device is None:
         return NO
