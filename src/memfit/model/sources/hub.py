@@ -67,10 +67,7 @@ def read_hub(
     endpoint: str | None = None,
 ) -> Source:
     """A model of the hub, or of its local cache when offline or when the hub does not answer."""
-    try:
-        from huggingface_hub import constants
-    except ImportError:
-        raise SourceError.one("reading from the hub needs huggingface_hub", where="model", hint="pip install huggingface_hub") from None
+    constants = _constants()
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise SourceError.one(f"`{shown(revision)}` is no revision", where="model", hint="name a branch, a tag or a commit")
     place = Place(repo=repo, revision=revision, token=token, timeout=timeout, endpoint=(endpoint or constants.ENDPOINT).rstrip("/"))
@@ -93,6 +90,17 @@ def read_hub(
         keeping.join(CACHE_PATIENCE)
     at = f" at commit {shown(commit)[:12]}" if commit else ""
     return Source(name=place.name, origin=f"{place.host}/{place.repo}{at}", config=config, tensors=tensors, problems=problems)
+
+
+def _constants() -> Any:
+    """The settings of huggingface_hub, which it reads from the environment when it is imported."""
+    try:
+        from huggingface_hub import constants, file_download  # noqa: F401 - all else comes from it, and it reads the environment too
+    except ImportError:
+        raise SourceError.one("reading from the hub needs huggingface_hub", where="model", hint="pip install huggingface_hub") from None
+    except ValueError as error:  # it takes the address apart at import
+        raise SourceError.one(f"huggingface_hub does not take its settings: {error}", where="model", hint="look at `HF_ENDPOINT`") from None
+    return constants
 
 
 # ---------------------------------------------------------------- the cache
