@@ -19,7 +19,7 @@ from click.shell_completion import CompletionItem
 
 from memfit import __version__
 from memfit.errors import InputError, MemfitError, Problem
-from memfit.verbs import VERBS, Ask, estimate, gpus, models, options, questions
+from memfit.verbs import VERBS, estimate, gpus, models, offer, options
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
@@ -121,7 +121,9 @@ def output(*, explain: bool) -> list[click.Parameter]:
     found: list[click.Parameter] = [click.Option(["--json", "as_json"], is_flag=True, help="the same as --format json")]
     if explain:
         found += [
-            click.Option(["--format", "form"], type=click.Choice(FORMATS), default="text", help="how the answer is written [default: text]"),
+            click.Option(
+                ["--format", "form"], type=click.Choice(FORMATS), default="text", help="how the answer is written [default: text]"
+            ),
             click.Option(["--explain"], is_flag=True, help="show the working: every part's formula with its numbers put in"),
         ]
     return found
@@ -149,14 +151,13 @@ def one_model(words: tuple[str, ...]) -> str:
         from memfit.registry import nearest
 
         known = [f"--{name.replace('_', '-')}" for name in options()] + ["--json", "--format", "--explain"]
-        offers = [(word, ", ".join(f"`{one}`" for one in nearest(word, known))) for word in strange]
-        raise InputError(
-            *(Problem(message=f"unknown option `{word[:60]}`", hint=f"did you mean {close}?" if close else "see `memfit estimate --help`") for word, close in offers)
-        )
-    if len(words) != 1:
-        message = "no model is named" if not words else f"one model at a time, not {len(words)}: " + ", ".join(f"`{word[:40]}`" for word in words[:4])
-        raise InputError.one(message, where="model", hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)")
-    return words[0]
+        hints = [offer(nearest(word, known)) or "see `memfit estimate --help`" for word in strange]
+        raise InputError(*(Problem(message=f"unknown option `{word[:60]}`", hint=hint) for word, hint in zip(strange, hints, strict=True)))
+    if len(words) == 1:
+        return words[0]
+    listed = ", ".join(f"`{word[:40]}`" for word in words[:4])
+    message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is named"
+    raise InputError.one(message, where="model", hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)")
 
 
 def written(found: Estimate, form: str, explain: bool) -> str:
@@ -226,21 +227,25 @@ class Commands(click.Group):
         return click.Command(cmd_name, callback=run, params=[pattern, *output(explain=False)], help=text, short_help=verb.help)
 
 
-commands = Commands(
-    "memfit", help="What a model will need on a GPU, byte by byte, before any GPU is touched.",
-    params=[click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=lambda ctx, one, value: version(ctx, value), help="show the version and exit")],
-    epilog="Shell completion: `eval \"$(_MEMFIT_COMPLETE=bash_source memfit)\"`, or zsh_source, or fish_source.",
-)  # fmt: skip
-
-
-def version(ctx: click.Context, wanted: bool) -> None:
+def version(ctx: click.Context, one: click.Parameter, wanted: bool) -> None:
     if wanted:
         echo(f"memfit {__version__}")
         ctx.exit()
 
 
+commands = Commands(
+    "memfit",
+    help="What a model will need on a GPU, byte by byte, before any GPU is touched.",
+    params=[
+        click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=version, help="Show the version and exit.")
+    ],
+    epilog='Shell completion: `eval "$(_MEMFIT_COMPLETE=bash_source memfit)"`, or zsh_source, or fish_source.',
+)
+
+
 # ------------------------------------------------------------------------------------------------------- the terminal
 def columns() -> int:
+    """Of the terminal, within what can be read."""
     return max(60, min(120, shutil.get_terminal_size().columns))
 
 
@@ -271,7 +276,4 @@ def problem_of(error: MemfitError) -> Problem:
     return Problem(message=message, hint=hint)
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-__all__ = ["Ask", "main", "questions"]
+__all__ = ["main"]

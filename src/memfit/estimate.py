@@ -20,9 +20,7 @@ from memfit.techniques import apply
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
 ALLOWANCE = 20  # one part in so many of what comes and goes
-PROVISIONAL = (
-    "provisional, no residuals yet: the context's own range, 5 % of what comes and goes, and below, all that the allocator caches"
-)
+PROVISIONAL = "provisional, no residuals yet: the context's own range, 5 % of what comes and goes, and below, all that the allocator caches"
 LIVE_ONLY = "provisional, live peak only: the context's own range, and a quarter of what comes and goes for the allocator's gaps"
 
 
@@ -181,7 +179,9 @@ def _tape(model: Model, job: Job, cluster: Cluster | None, producer: Producer | 
         return lower(model, job, None, cluster, compact=not precise)
     except NotImplementedError as missing:
         raise InputError.one(
-            f"no formula yet for {str(missing)[:200] or 'this job'}", where="job", hint="`--by trace` runs the real code instead (extra `trace`)"
+            f"no formula yet for {str(missing)[:200] or 'this job'}",
+            where="job",
+            hint="`--by trace` runs the real code instead (extra `trace`)",
         ) from missing
 
 
@@ -259,7 +259,9 @@ def _remarks(model: Model, job: Job, gpu: GPU | None, tape: Tape) -> list[Proble
     found = []
     if gpu is None:
         message = "no GPU is named: kernels are those of an A100, and there is no verdict"
-        found.append(Problem(message=message, where="gpu", hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`", level="note"))
+        found.append(
+            Problem(message=message, where="gpu", hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`", level="note")
+        )
     elif "memory" in gpu.unchecked:
         message = f"the memory of {gpu.name} is on record without proof"
         found.append(Problem(message=message, where="gpu", hint="`--memory` takes what the driver reports", level="warning"))
@@ -273,7 +275,9 @@ def _remarks(model: Model, job: Job, gpu: GPU | None, tape: Tape) -> list[Proble
     experts = any(isinstance(block.mixer, MoE) for layer in model.layers for block in layer.blocks)
     if experts and job.router_skew == 1:
         message = "every expert is taken to get an equal share of the tokens"
-        found.append(Problem(message=message, where="job.router_skew", hint="`--router-skew 2` gives the busiest one twice its share", level="note"))
+        found.append(
+            Problem(message=message, where="job.router_skew", hint="`--router-skew 2` gives the busiest one twice its share", level="note")
+        )
     return found
 
 

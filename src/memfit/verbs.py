@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -227,11 +227,11 @@ def producer_of(by: str) -> Producer | None:
 def job_file(path: Path) -> dict[str, Any]:
     """The keys of a job file, with dashes or underscores; a model given as `./…` or `../…` is sought beside the file."""
     values = mapping(path, text_of(path))
-    problems = [
-        Problem(message=f"`{str(key)[:60]}` " + ("has no value" if value is None else "takes one value or a list of them"), where=f"{path.name}: {str(key)[:60]}")
-        for key, value in values.items()
-        if not plain(value)
-    ]
+    problems = []
+    for key, value in values.items():
+        if not plain(value):
+            wrong = "has no value" if value is None else "takes one value or a list of them"
+            problems.append(Problem(message=f"`{str(key)[:60]}` {wrong}", where=f"{path.name}: {str(key)[:60]}"))
     if "model" not in values:
         problems.append(Problem(message="`model` is missing", where=str(path), hint="add a line like `model: meta-llama/Llama-3.1-8B`"))
     if problems:
@@ -293,9 +293,4 @@ def offer(close: list[str]) -> str:
     return "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else ""
 
 
-def questions() -> Iterator[str]:
-    """The reverse questions, by their option."""
-    return (name for name, one in Ask.__dataclass_fields__.items() if one.type == "bool" and name != "offline")
-
-
-__all__ = ["VERBS", "Ask", "Verb", "estimate", "gpus", "models", "options", "questions"]
+__all__ = ["VERBS", "Ask", "Verb", "estimate", "gpus", "models", "options"]

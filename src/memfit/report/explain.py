@@ -38,7 +38,7 @@ def workings(estimate: Estimate) -> Iterator[Working]:
     for group in estimate.memory.groups:
         symbols, figures = _formula(group, letters)
         yield Working(
-            part=group.part, where=group.where, op=group.op, count=group.count, letters=symbols, figures=figures, each=group.size, total=group.bytes
+            part=group.part, where=group.where, op=group.op, count=group.times, letters=symbols, figures=figures, each=group.size, total=group.bytes
         )  # fmt: skip
 
 
@@ -54,9 +54,17 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
         formula = " = ".join(filter(None, (one.letters, one.figures, with_unit(one.each))))
         lines.append(f"      {formula}" + (f", in all {with_unit(one.total)}" if one.count > 1 else ""))
         used += one.letters
-    lines += ["", f"rounding  {with_unit(estimate.memory.parts.get('rounding', 0))}", "  what the allocator adds: blocks are multiples of 512 B"]
+    lines += [
+        "",
+        f"rounding  {with_unit(estimate.memory.parts.get('rounding', 0))}",
+        "  what the allocator adds: blocks are multiples of 512 B",
+    ]
     if estimate.memory.fragmentation is not None:
-        lines += ["", f"fragmentation  {gib(estimate.memory.fragmentation)} GiB", "  peak of reserved less peak of allocated, by replaying the allocator"]
+        lines += [
+            "",
+            f"fragmentation  {gib(estimate.memory.fragmentation)} GiB",
+            "  peak of reserved less peak of allocated, by replaying the allocator",
+        ]
     span = estimate.context
     lines += ["", f"context  {gib(estimate.outside)} GiB", f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})"]
     known = [f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in used]

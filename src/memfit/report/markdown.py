@@ -49,7 +49,11 @@ def _moments(estimate: Estimate) -> Iterator[str]:
     yield f"The peak of live tensors comes in {escape(place(estimate.memory.at, estimate))}."
     yield ""
     rows = [
-        (one.moment if one.moment == one.phase else f"{one.moment}, {phase(one.phase)}", gib(one.allocated), "" if one.reserved is None else gib(one.reserved))
+        (
+            one.moment if one.moment == one.phase else f"{one.moment}, {phase(one.phase)}",
+            gib(one.allocated),
+            "" if one.reserved is None else gib(one.reserved),
+        )
         for one in estimate.memory.timeline
     ]
     yield from table(("moment", "allocated", "reserved"), rows)

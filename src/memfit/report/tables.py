@@ -17,7 +17,9 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset
     cells = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
     lines = (
-        "  ".join(f"{cell:>{width}}" if at in right else f"{cell:<{width}}" for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        "  ".join(
+            f"{cell:>{width}}" if at in right else f"{cell:<{width}}" for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in cells
     )
     return "\n".join(line.rstrip() for line in lines)
@@ -46,7 +48,13 @@ def models_json(entries: Sequence[Entry]) -> list[dict[str, Any]]:
 def gpus(found: Sequence[GPU]) -> str:
     """A question mark stands behind what is on record without proof."""
     rows = [
-        (gpu.id, marked(gpu, "memory", gib(usable(gpu))), rate(gpu, "bandwidth", gpu.bandwidth, 1e9), rate(gpu, "bf16", gpu.rates.get("bf16"), 1e12), gpu.name)
+        (
+            gpu.id,
+            marked(gpu, "memory", gib(usable(gpu))),
+            rate(gpu, "bandwidth", gpu.bandwidth, 1e9),
+            rate(gpu, "bf16", gpu.rates.get("bf16"), 1e12),
+            gpu.name,
+        )
         for gpu in found
     ]
     text = columns(("gpu", "usable GiB", "GB/s", "bf16 TFLOP/s", "name"), rows, frozenset({1, 2, 3}))

@@ -122,9 +122,11 @@ def parts(estimate: Estimate, width: int) -> Iterator[str]:
 
 def large_parts(estimate: Estimate) -> dict[str, int]:
     """The parts in their order; those that would read `<0.01` stand in one line behind what is live."""
-    large = {name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in ("fragmentation", "context")}
+    large: dict[str, int] = {
+        name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in ("fragmentation", "context")
+    }
     small = sum(size for name, size in estimate.parts.items() if name not in large)
-    outer = {name: large.pop(name) for name in ("fragmentation", "context") if name in large}
+    outer: dict[str, int] = {name: large.pop(name) for name in ("fragmentation", "context") if name in large}
     return {**large, **({"the rest": small} if small else {}), **outer}
 
 

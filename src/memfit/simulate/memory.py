@@ -48,11 +48,11 @@ class Group(NamedTuple):
     op: str
     formula: str | tuple[int, ...]
     size: int
-    count: int
+    times: int
 
     @property
     def bytes(self) -> int:
-        return self.size * self.count
+        return self.size * self.times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,12 @@ class Memory:
         if self.at is None:
             return ()
         counts: dict[tuple[str, str, str, str | tuple[int, ...], int], int] = {}
-        for part, block, count in blocks(self.tape, self.at.index, self.run):
+        for part, block, times in blocks(self.tape, self.at.index, self.run):
             key = (part, starred(block.where), block.op, block.formula, block.size)
-            counts[key] = counts.get(key, 0) + count
+            counts[key] = counts.get(key, 0) + times
         order = {part: place for place, part in enumerate(self.parts)}
-        groups = (Group(*key, count) for key, count in counts.items() if count)
-        return tuple(sorted(groups, key=lambda one: (order.get(one.part, 99), -one.bytes)))
+        groups = (Group(*key, times) for key, times in counts.items() if times)
+        return tuple(sorted(groups, key=lambda one: (order.get(one.part, 99), -one.bytes, one.where, one.op, str(one.formula))))
 
 
 def memory(tape: Tape, replay: Replay | None = None) -> Memory:
@@ -97,11 +97,11 @@ def memory(tape: Tape, replay: Replay | None = None) -> Memory:
         allocated, index, run, stretches, end = _peaks(tape)
     else:
         allocated, index, run, end = replay.peak_allocated, replay.allocated_at, 0, replay.end_allocated
-        stretches = [(phase, step, peaks.allocated, peaks.reserved) for (phase, step), peaks in replay.phases.items()]
+        stretches = [Stretch("", phase, step, peaks.allocated, peaks.reserved) for (phase, step), peaks in replay.phases.items()]
     parts: dict[str, int] = {}
     if index is not None:
-        for part, block, count in blocks(tape, index, run):
-            parts[part] = parts.get(part, 0) + block.size * count
+        for part, block, times in blocks(tape, index, run):
+            parts[part] = parts.get(part, 0) + block.size * times
         parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
         parts["rounding"] = allocated - sum(parts.values())
     return Memory(
@@ -118,45 +118,38 @@ def memory(tape: Tape, replay: Replay | None = None) -> Memory:
 
 
 def blocks(tape: Tape, index: int, run: int = 0) -> Iterator[tuple[str, Alloc, int]]:
-    """(part, block, count) of what is alive after event `index` in its `run`. On a compact tape a count may be negative: the
+    """(part, block, times) of what is alive after event `index` in its `run`. On a compact tape `times` may be negative: the
     first layer's block freed once for each layer of the span behind it, while that span's own blocks are one too many.
 
     Here, for all producers: `activations` that are freed in the very phase they were allocated in are `temporaries`.
     """
-    live: dict[int, list[int]] = {}
-    began: dict[int, Alloc] = {}
+    live: dict[int, int] = {}
+    born: dict[int, Alloc] = {}
     fresh: set[int] = set()  # activations of the phase under way
-    moment: tuple[str, int] = ("", 0)
     settled: set[int] = set()  # and those among them that did not outlive it
+    phase: tuple[str, int] = ("", 0)
     for times, events in _until(tape, index, run):
         for event in events:
-            kind = type(event)
-            if kind is Alloc:
-                id = event[0]
-                began[id] = event  # type: ignore[assignment]
-                live[id] = [times]
-                if event[2] == "activations":
-                    fresh.add(id)  # type: ignore[arg-type]
-            elif kind is Free:
-                id = event[0]
-                left = live[id]  # type: ignore[index]
-                left[0] -= times
-                if id in fresh:
-                    settled.add(id)  # type: ignore[arg-type]
-            elif kind is Mark and (event[0], event[2]) != moment:  # type: ignore[misc]
-                moment = (event[0], event[2])  # type: ignore[assignment, misc]
+            if type(event) is Alloc:
+                born[event.id] = event
+                live[event.id] = times
+                if event.part == "activations":
+                    fresh.add(event.id)
+            elif type(event) is Free:
+                live[event.id] -= times
+                if event.id in fresh:
+                    settled.add(event.id)
+            elif type(event) is Mark and (event.phase, event.step) != phase:
+                phase = (event.phase, event.step)
                 fresh.clear()
     for event in tape.events[index + 1 :]:
-        kind = type(event)
-        if kind is Free:
-            if event[0] in fresh:
-                settled.add(event[0])  # type: ignore[arg-type]
-        elif kind is Mark and (event[0], event[2]) != moment:  # type: ignore[misc]
+        if type(event) is Free and event.id in fresh:
+            settled.add(event.id)
+        elif type(event) is Mark and (event.phase, event.step) != phase:
             break
-    for id, (count,) in live.items():
-        if count:
-            block = began[id]
-            yield ("temporaries" if id in settled else block.part), block, count
+    for id, times in live.items():
+        if times:
+            yield ("temporaries" if id in settled else born[id].part), born[id], times
 
 
 def moment(tape: Tape, index: int) -> Moment:
@@ -199,71 +192,60 @@ def _until(tape: Tape, index: int, run: int) -> Iterator[tuple[int, Sequence[Eve
             return
 
 
-def _peaks(tape: Tape) -> tuple[int, int | None, int, list[tuple[str, int, int, None]], int]:
+def _peaks(tape: Tape) -> tuple[int, int | None, int, list[Stretch], int]:
     """(peak, its event, its run, peaks of the phases, what is left): one pass over the events.
 
     In a span that stands for `times` runs, each run starts `net` higher than the one before: its peak is that of the last run if
     `net` is positive, of the first one otherwise.
     """
-    events = tape.events
-    size_of: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     live = peak = top = 0  # top: the peak of the phase under way
-    index = None
+    index: int | None = None
     run = 0
-    key: tuple[str, int] = ("", 0)
-    done: list[tuple[str, int, int, None]] = []
+    phase: tuple[str, int] = ("", 0)
+    done: list[Stretch] = []
     for first, last, times in _segments(tape):
-        start, top_before, inner = live, top, live
-        at = first
-        for place in range(first, last):
-            event = events[place]
-            kind = type(event)
-            if kind is Alloc:
-                size = event[1] + 511 & -512  # type: ignore[operator]
-                size_of[event[0]] = size  # type: ignore[index]
+        start, before, inner, at = live, top, live, first
+        for place, event in enumerate(tape.events[first:last], first):
+            if type(event) is Alloc:
+                sizes[event.id] = size = event.size + 511 & -512
                 live += size
                 if live > inner:
-                    inner = live
-                    at = place
-            elif kind is Free:
-                live -= size_of[event[0]]  # type: ignore[index]
-            elif kind is Mark and (event[0], event[2]) != key:  # type: ignore[misc]
+                    inner, at = live, place
+            elif type(event) is Free:
+                live -= sizes[event.id]
+            elif type(event) is Mark and (event.phase, event.step) != phase:
                 if times > 1 and place > first:
                     raise TapeError(f"event {place}: a repeated span goes from one phase to another")
                 if inner > peak:
                     peak, index, run = inner, at, 0
-                if key[0] or inner:
-                    done.append((*key, max(top_before, inner), None))
-                key = (event[0], event[2])  # type: ignore[assignment, misc]
-                top_before = inner = live
+                if phase[0] or inner:
+                    done.append(Stretch("", *phase, max(before, inner)))
+                phase = (event.phase, event.step)
+                before = inner = live
         rise = (times - 1) * (live - start)
-        if rise > 0 and inner > start:
+        if rise > 0:
             inner += rise
-            if inner > peak:
-                peak, index, run = inner, at, times - 1
-        elif inner > peak:
-            peak, index, run = inner, at, 0
-        top = max(top_before, inner)
+        if inner > peak:
+            peak, index, run = inner, at, times - 1 if rise > 0 else 0
+        top = max(before, inner)
         live += rise
-    if key[0] or top:
-        done.append((*key, top, None))
+    if phase[0] or top:
+        done.append(Stretch("", *phase, top))
     return peak, index, run, done, live
 
 
-def _named(stretches: Sequence[tuple[str, int, int, int | None]]) -> Iterator[Stretch]:
+def _named(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
     """One entry for each phase of each step, in order of appearance, with the name of its moment."""
-    merged: dict[tuple[str, int], tuple[int, int | None]] = {}
-    for phase, step, allocated, reserved in stretches:
-        before = merged.get((phase, step))
-        if before is not None:
-            allocated = max(allocated, before[0])
-            reserved = None if reserved is None or before[1] is None else max(reserved, before[1])
-        merged[phase, step] = (allocated, reserved)
+    merged: dict[tuple[str, int], Stretch] = {}
+    for one in stretches:
+        before = merged.setdefault((one.phase, one.step), one)
+        merged[one.phase, one.step] = before._replace(allocated=max(before.allocated, one.allocated))
     first = next((step for phase, step in merged if phase in ("forward", "backward", "step")), None)
     begun = False
-    for (phase, step), (allocated, reserved) in merged.items():
+    for (phase, step), one in merged.items():
         begun = begun or phase == "forward"
-        yield Stretch(_moment(phase, step == first, begun), phase, step, allocated, reserved)
+        yield one._replace(moment=_moment(phase, step == first, begun))
 
 
 def _moment(phase: str, first: bool, begun: bool) -> str:
