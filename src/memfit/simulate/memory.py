@@ -102,7 +102,7 @@ def memory(tape: Tape, replay: Replay | None = None) -> Memory:
     if index is not None:
         for part, block, times in blocks(tape, index, run):
             parts[part] = parts.get(part, 0) + block.size * times
-        parts = dict(sorted(parts.items(), key=lambda item: -item[1]))
+        parts = dict(sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1]))
         parts["rounding"] = allocated - sum(parts.values())
     return Memory(
         allocated=allocated,
