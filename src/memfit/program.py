@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.model.modules import Layer, Linear, Model, Weight
 
@@ -13,7 +14,7 @@ from memfit.model.modules import Layer, Linear, Model, Weight
 class Entry(NamedTuple):
     """A layer as it runs: `times` identical neighbours that it stands for, and whether it recomputes its activations."""
 
-    index: int
+    number: int
     layer: Layer
     times: int = 1
     recompute: bool = False
@@ -54,10 +55,20 @@ class Program:
     trained: tuple[str, ...] | None = None
     adapter: Adapter | None = None
     quant: Quant | None = None
+    gpu: GPU | None = None  # whose kernels run; None: an A100's
     input_gradients: bool = False  # enable_input_require_grads was called
 
     def replace(self, **changes: Any) -> Program:
         return replace(self, **changes)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.gpu.sm if self.gpu is not None and self.gpu.sm is not None else (8, 0)
+
+    @property
+    def processors(self) -> int:
+        """Streaming multiprocessors, which decide how kernels split their work."""
+        return self.gpu.sms if self.gpu is not None and self.gpu.sms is not None else 108
 
     def trains(self, weight: Weight) -> bool:
         """Is this base weight trained? Adapters are, always."""

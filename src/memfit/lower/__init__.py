@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memfit import kernels
+from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lower.infer import infer
 from memfit.lower.recorder import Recorder
@@ -15,11 +16,11 @@ from memfit.tape import Event, Mark, Repeat, Tape
 from memfit.techniques import apply
 
 
-def lower(model: Model, job: Job, strategy: Any = None, cluster: Any = None, *, compact: bool = False) -> Tape:
+def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
-    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact), weights=model.dtype))
+    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact), weights=model.dtype, gpu=cluster.gpu if cluster else None))
     r = Recorder()
-    r.cublas = kernels.cublas_workspace()
+    r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     (train if job.training else infer)(r, program)
     events = tuple(r.events)
     return Tape(events=events, source="formula", repeats=repeats(events, program) if compact else ())
@@ -27,7 +28,7 @@ def lower(model: Model, job: Job, strategy: Any = None, cluster: Any = None, *, 
 
 def repeats(events: tuple[Event, ...], program: Program) -> tuple[Repeat, ...]:
     """The spans between marks that stand for several layers."""
-    times = {f"{program.model.prefix}.{entry.index}": entry.times for entry in program.entries if entry.times > 1}
+    times = {f"{program.model.prefix}.{entry.number}": entry.times for entry in program.entries if entry.times > 1}
     spans, start, count = [], 0, 1
     for index, event in enumerate(events):
         if type(event) is Mark:

@@ -22,7 +22,7 @@ class Body:
         self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
 
     def path(self, entry: Entry) -> str:
-        return f"{self.model.prefix}.{entry.index}"
+        return f"{self.model.prefix}.{entry.number}"
 
     def load(self) -> None:
         """Weights in the order in which the model builds them."""

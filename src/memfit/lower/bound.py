@@ -9,6 +9,7 @@ from memfit.formats import FORMATS, Format
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear, Weight
 from memfit.program import Program
+from memfit.tape import Part
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Bound:
 
     def parameter(self, weight: Weight) -> Tensor:
         needs = self.program.trains(weight)
-        part = "buffers" if weight.role == "buffer" else "weights"
+        part: Part = "buffers" if weight.role == "buffer" else "weights"
         return self.r.leaf(weight.shape, self.format(weight), weight.name, part, needs)
 
     def format(self, weight: Weight) -> Format:

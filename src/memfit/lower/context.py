@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memfit.formats import Format
+from memfit.formats import FORMATS, Format
 from memfit.job import Job
 from memfit.lower.cache import Cache
 from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.program import Program
 
 
 @dataclass(slots=True, kw_only=True)
@@ -15,21 +16,39 @@ class Context:
     """One pass: its job, its sizes, the device it runs on, and the tensors that all layers share."""
 
     r: Recorder
-    job: Job
+    program: Program
     batch: Dim
     tokens: Dim  # of one sequence, in this pass
     keys: int  # keys that attention sees: past and present
     training: bool
     format: Format  # of activations between layers
-    autocast: Format | None = None
-    capability: tuple[int, int] = (8, 0)
-    sms: int = 108
-    torch: tuple[int, int] = (2, 13)
+    autocast: Format | None
+    cache: Cache | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     casts: dict[int, Tensor] = field(default_factory=dict)  # autocast's cache of cast weights
-    cache: Cache | None = None
+
+    @property
+    def job(self) -> Job:
+        return self.program.job
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        return self.program.capability
+
+    @property
+    def torch(self) -> tuple[int, int]:
+        return self.program.job.version("torch")
 
     def dropout(self, p: float) -> float:
         return p if self.training else 0.0
+
+
+def context(r: Recorder, program: Program, shape: tuple[int, ...], *, keys: int, training: bool, cache: Cache | None = None) -> Context:
+    """The context of a pass over `shape` = (sequences, tokens)."""
+    autocast = FORMATS[program.autocast] if program.autocast else None
+    return Context(
+        r=r, program=program, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training, format=FORMATS[program.weights],
+        autocast=autocast, cache=cache,
+    )  # fmt: skip

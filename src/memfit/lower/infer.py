@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memfit.formats import BOOL, FORMATS, FP32, INT64
+from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import head, ops
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
-from memfit.lower.context import Context
+from memfit.lower.context import context
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.program import Program
 
@@ -65,10 +65,7 @@ def forward(
 ) -> Tensor:
     """One pass and the choice of the next token; returns its id."""
     job = program.job
-    autocast = FORMATS[program.autocast] if program.autocast else None
-    ctx = Context(
-        r=r, job=job, batch=rows, tokens=Dim(tokens, "S"), keys=keys, training=False, format=FORMATS[program.weights], autocast=autocast, cache=cache
-    )
+    ctx = context(r, program, (rows, tokens), keys=keys, training=False, cache=cache)
     hidden = body.forward(ids.view(rows, tokens), ctx, step)
     if job.logits == "last" and job.new_tokens:
         hidden = hidden.view(rows, 1, hidden.shape[-1])

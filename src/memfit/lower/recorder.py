@@ -78,6 +78,7 @@ class Node:
 
     def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
         self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
+        self.span = ""
         self.saved: tuple[Any, ...] = ()
         self.extra: Any = None
         self.frame: Frame | None = None
@@ -107,7 +108,9 @@ class Recorder:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.write = self.events.append
-        self.where, self.grad, self.phase, self.part = "", True, "load", "activations"
+        self.where, self.grad = "", True
+        self.phase: Phase = "load"
+        self.part: Part = "activations"
         self._next_id = 0
         self._next_seq = 0
         self.thread = "forward"  # backward runs on a thread of its own

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memfit import kernels
-from memfit.formats import FORMATS, FP32
+from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.body import Body
-from memfit.lower.context import Context
+from memfit.lower.context import context
 from memfit.lower.losses import LOSSES
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Dim, Recorder, Tensor
@@ -62,13 +62,10 @@ def batch_of(r: Recorder, batch: int, seq: int) -> tuple[Tensor, Tensor]:
 
 def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, Tensor], phase: Phase, step: int) -> Tensor:
     """One forward pass with labels."""
-    job, (ids, labels) = program.job, inputs
-    b, s = Dim(ids.shape[0], "B"), Dim(ids.shape[1], "S")
-    autocast = FORMATS[program.autocast] if program.autocast else None
-    training = phase == "forward"
-    ctx = Context(r=r, job=job, batch=b, tokens=s, keys=job.seq, training=training, format=FORMATS[program.weights], autocast=autocast)
+    ids, labels = inputs
+    ctx = context(r, program, ids.shape, keys=ids.shape[1], training=phase == "forward")
     hidden = body.forward(ids, ctx, step)
-    return LOSSES[job.loss](hidden, labels, body.model, body.ends, ctx)
+    return LOSSES[program.job.loss](hidden, labels, body.model, body.ends, ctx)
 
 
 def evaluate(r: Recorder, program: Program, body: Body) -> None:

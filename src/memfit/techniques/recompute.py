@@ -9,7 +9,7 @@ from memfit.techniques.base import Technique
 def apply(program: Program) -> Program:
     job = program.job
     step = job.checkpoint_every if job.checkpointing == "every" else 1
-    return program.replace(entries=tuple(entry._replace(recompute=entry.index % step == 0) for entry in program.entries))
+    return program.replace(entries=tuple(entry._replace(recompute=entry.number % step == 0) for entry in program.entries))
 
 
 TECHNIQUE = Technique(
