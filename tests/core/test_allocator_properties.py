@@ -4,6 +4,7 @@ dumbest way (no links, no order kept, every search a scan over all pieces), that
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -117,11 +118,8 @@ class Dumb:
             return False
         run, piece = found
         spare = piece.size - want
-        if small or self.options.expandable_segments:
-            split = spare >= 512
-        else:
-            split = spare > MIB and want < self.split_limit
-        if split:
+        exact = small or self.options.expandable_segments
+        if (spare >= 512) if exact else (spare > MIB and want < self.split_limit):
             run.cut(piece, want)
             run.pieces[run.pieces.index(piece) + 1].born = self.calls[small]
         piece.state, piece.requested = "used", size
@@ -441,7 +439,7 @@ def test_invariants_hold_after_every_event(steps: list[Step], options: Settings,
         assert allocator.active >= allocator.requested
         placed = sorted((address, size) for _, address, size in allocator.placed())
         assert sum(size for _, size in placed) == allocator.allocated
-        assert all(address + size <= follower for (address, size), (follower, _) in zip(placed, placed[1:], strict=False))
+        assert all(address + size <= follower for (address, size), (follower, _) in pairwise(placed))
         check_structure(allocator)
 
 

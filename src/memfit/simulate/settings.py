@@ -113,13 +113,13 @@ def _check(settings: Settings) -> Iterator[Problem]:
     large = settings.large_segment_size
     if not isinstance(settings.expandable_segments, bool):
         yield problem("expandable_segments", "True or False")
-    if not _whole(large) or not LARGE_REQUEST < large <= LARGEST or large % ROUNDING:
+    if not _whole(large) or not LARGE_REQUEST < large <= LARGEST or large % MIB:
         yield problem("large_segment_size", "whole MiB, more than 10")
         large = LARGE_SEGMENT
     for field in ("max_split_size", "max_non_split_rounding"):
         value = getattr(settings, field)
-        if value is not None and (not _whole(value) or value < large):
-            yield problem(field, f"at least the size of a large segment, {large // MIB} MiB")
+        if value is not None and (not _whole(value) or value < large or value % MIB):
+            yield problem(field, f"whole MiB, and no less than a large segment: {large // MIB} MiB")
     threshold, fraction = settings.garbage_collection_threshold, settings.memory_fraction
     if not _number(threshold) or not 0 <= threshold < 1:
         yield problem("garbage_collection_threshold", "between 0 and 1")
@@ -177,7 +177,7 @@ def _value(key: str, value: str) -> Any:
         return _count(value) * MIB
     if key == "roundup_power2_divisions":
         return _table(value[1:-1]) if value.startswith("[") and value.endswith("]") else _count(value)
-    if not re.fullmatch(r"[0-9]{0,20}\.?[0-9]{1,20}", value):
+    if not re.fullmatch(r"([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE]-?[0-9]{1,2})?", value):
         raise _Unusable(f"`{value[:40]}` is no fraction", "a number like `0.8`")
     fraction = float(value)
     if key == "garbage_collection_threshold" and fraction == 0:
