@@ -1,0 +1,6 @@
+"""`python -m memfit`: the command, where the script is not on the path."""
+
+from memfit.cli import main
+
+if __name__ == "__main__":
+    main()
