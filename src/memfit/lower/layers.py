@@ -9,7 +9,7 @@ from memfit.lower.context import Context
 from memfit.lower.mlp import MLPS
 from memfit.lower.norms import norm
 from memfit.lower.recorder import Tensor
-from memfit.model.modules import Attention, Block, Layer, MLP
+from memfit.model.modules import MLP, Attention, Block, Layer
 
 
 def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:

@@ -1,31 +1,14 @@
-"""Attention as each family's code runs it, and the kernels underneath."""
+"""The kernels underneath attention: SDPA's own, and the scores written out as most families write them."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 from memfit import kernels
 from memfit.formats import BOOL, FP32
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.linears import linear
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import Attention
-
-Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
-
-
-def llama(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """Three projections, rotary, kernel, output (transformers 5.23 modeling_llama.py LlamaAttention)."""
-    b, s, h = ctx.batch, ctx.tokens, module.head
-    q, k, v = (linear(x, bound.linear(one), ctx).view(b, heads, s, h) for one, heads in zip(module.project, sizes(module), strict=True))
-    ctx.r.where = bound.path(module.name)
-    q, k = rotary(q, k, ctx)
-    k, v = remembered(k, v, module, bound, ctx)
-    out = attend(q, k, v, module, ctx)
-    del q, k, v
-    return linear(out.view(b, s, module.heads * h), bound.linear(module.out), ctx)
 
 
 def remembered(k: Tensor, v: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -33,30 +16,6 @@ def remembered(k: Tensor, v: Tensor, module: Attention, bound: Bound, ctx: Conte
     if ctx.cache is None:
         return k, v
     return ctx.cache.update(ctx.r, bound.prefix, k, v, module.window)
-
-
-def sizes(module: Attention) -> tuple[int, int, int]:
-    return module.heads, module.kv_heads, module.kv_heads
-
-
-def rotary(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-    """q·cos + rotate_half(q)·sin, then the same for k; the callers still hold q and k."""
-    return rotate(q, ctx), rotate(k, ctx)
-
-
-def rotate(x: Tensor, ctx: Context) -> Tensor:
-    r = ctx.r
-    assert ctx.cos is not None and ctx.sin is not None
-    straight = ops.mul(r, x, ctx.cos)
-    turned = ops.mul(r, half_turned(r, x), ctx.sin)
-    return ops.add(r, straight, turned)
-
-
-def half_turned(r: Recorder, x: Tensor) -> Tensor:
-    """cat(−x₂, x₁): the cut views are gone before the product."""
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    first, second = ops.cut(r, x, half), ops.cut(r, x, half)
-    return ops.cat(r, (ops.scale(r, second, "neg"), first), x.shape)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
@@ -120,7 +79,10 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) 
     out = r.like(q, "efficient_attention")
     needs = r.grad and (q.needs or k.needs or v.needs)
     lse = r.scratch(kernels.efficient_lse(ctx.batch, module.heads, ctx.tokens) if needs else 0, "efficient_attention", "activations")
-    held = r.scratch(kernels.efficient_accumulator(ctx.batch, module.heads, ctx.tokens, module.head, module.head, q.format.block_bytes), "efficient_attention")
+    held = r.scratch(
+        kernels.efficient_accumulator(ctx.batch, module.heads, ctx.tokens, module.head, module.head, q.format.block_bytes),
+        "efficient_attention",
+    )
     del held
     sizes = (ctx.batch, module.heads, ctx.tokens, k.shape[-2], module.head, module.head)
     flops = 4 * q.count * k.shape[-2]
@@ -201,10 +163,15 @@ def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> T
     weights = ops.cast(r, ops.softmax(r, weights, FP32), result)
     weights = ops.dropout(r, weights, ctx.dropout(module.dropout))
     probabilities = ops.cast(r, weights, ctx.autocast) if ctx.autocast else weights
-    out = ops.matmul(r, probabilities, ops.cast(r, values, probabilities.format), (ctx.batch, module.heads, ctx.tokens, module.head), (False, copied and values is v))
+    out = ops.matmul(
+        r,
+        probabilities,
+        ops.cast(r, values, probabilities.format),
+        (ctx.batch, module.heads, ctx.tokens, module.head),
+        (False, copied and values is v),
+    )
     del probabilities
     return ops.clone(r, out, "contiguous")
 
 
-ATTENTION: dict[str, Program] = {"llama": llama}
 KERNELS = {"flash": flash, "efficient": efficient, "math": math, "eager": eager}

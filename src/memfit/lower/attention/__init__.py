@@ -1,0 +1,14 @@
+"""Attention as each family's code runs it: one function a style, one file a lineage of code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memfit.lower.attention import llama
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.recorder import Tensor
+from memfit.model.modules import Attention
+
+Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
+ATTENTION: dict[str, Program] = {"llama": llama.llama}

@@ -1,0 +1,27 @@
+"""Attention of Llama and what writes it the same way."""
+
+from __future__ import annotations
+
+from memfit.lower.attention.kernels import attend, remembered
+from memfit.lower.attention.rotary import rotary
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.linears import linear
+from memfit.lower.recorder import Tensor
+from memfit.model.modules import Attention
+
+
+def llama(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """Three projections, rotary, kernel, output (transformers 5.23 modeling_llama.py LlamaAttention)."""
+    b, s, h = ctx.batch, ctx.tokens, module.head
+    q, k, v = (linear(x, bound.linear(one), ctx).view(b, heads, s, h) for one, heads in zip(module.project, sizes(module), strict=True))
+    ctx.r.where = bound.path(module.name)
+    q, k = rotary(q, k, ctx)
+    k, v = remembered(k, v, module, bound, ctx)
+    out = attend(q, k, v, module, ctx)
+    del q, k, v
+    return linear(out.view(b, s, module.heads * h), bound.linear(module.out), ctx)
+
+
+def sizes(module: Attention) -> tuple[int, int, int]:
+    return module.heads, module.kv_heads, module.kv_heads
