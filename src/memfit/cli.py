@@ -40,8 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = commands.main(args=None if arguments is None else list(arguments), prog_name="memfit", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else FITS
+    except click.exceptions.NoArgsIsHelpError as help:
+        echo(help.format_message(), sys.stderr)
+        return UNUSABLE
     except click.ClickException as error:
-        error.show()
+        message = error.format_message().rstrip(".")
+        complain((Problem(message=message[:1].lower() + message[1:], hint="see `memfit --help`"),))
         return UNUSABLE
     except click.exceptions.Exit as end:
         return end.exit_code
@@ -208,6 +212,14 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            from memfit.registry import nearest
+
+            close = offer(nearest(args[0], VERBS))
+            raise InputError.one(f"no command `{args[0][:60]}`", hint=close or "see `memfit --help`")
+        return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         verb = VERBS.get(cmd_name)

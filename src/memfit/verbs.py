@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import fnmatch
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -63,18 +63,35 @@ def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, 
     values = {name: value for name, value in given.items() if value is not None}
     subject: Any = model
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith((".yaml", ".yml")):
-        values = {**gather(problems, dict, lambda: job_file(Path(model))), **values}
-        subject = values.get("model", "")
+        values = {**job_file(Path(model), problems), **values}
+        subject = values.get("model")
     known = options()
     problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
     asked = {name: value for name, value in values.items() if name in Ask.__dataclass_fields__ and name != "model"}
     ask = gather(problems, Ask, lambda: ask_from(asked))
     job = gather(problems, Job, lambda: job_from({name: value for name, value in values.items() if name in Job.__dataclass_fields__}))
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
-    source, built = gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
+    source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
+    problems += conflicts(ask, values)
     if problems or built is None:
         raise InputError(*problems)
     return answer(built, job, cluster, ask, () if source is None else source.problems)
+
+
+def conflicts(ask: Ask, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """What only shows where options meet, or is read later; told with everything else."""
+    from memfit.simulate.settings import Settings
+
+    found: list[Problem] = []
+    text = values.get("alloc_conf", "")
+    if isinstance(text, str):
+        gather(found, Settings, lambda: Settings.parse(text, where="job.alloc_conf"))
+    yield from found
+    if not values.get("gpu") and not values.get("memory"):
+        for name in ("largest_batch", "longest_seq", "cheapest_precision"):
+            if getattr(ask, name):
+                message = f"`{name}` depends on the GPU, and none is named"
+                yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
 
 
 def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, problems: tuple[Problem, ...]) -> Estimate:
@@ -224,21 +241,20 @@ def producer_of(by: str) -> Producer | None:
     return trace
 
 
-def job_file(path: Path) -> dict[str, Any]:
-    """The keys of a job file, with dashes or underscores; a model given as `./…` or `../…` is sought beside the file."""
-    values = mapping(path, text_of(path))
-    problems = []
-    for key, value in values.items():
-        if not plain(value):
+def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
+    """The usable keys of a job file, written with dashes or underscores; what is wrong with others joins `problems`. A model given as
+    `./…` or `../…` is sought beside the file."""
+    found: dict[str, Any] = {}
+    for key, value in mapping(path, text_of(path)).items():
+        if plain(value):
+            found[str(key).replace("-", "_")] = value
+        else:
             wrong = "has no value" if value is None else "takes one value or a list of them"
             problems.append(Problem(message=f"`{str(key)[:60]}` {wrong}", where=f"{path.name}: {str(key)[:60]}"))
-    if "model" not in values:
-        problems.append(Problem(message="`model` is missing", where=str(path), hint="add a line like `model: meta-llama/Llama-3.1-8B`"))
-    if problems:
-        raise InputError(*problems)
-    found = {str(key).replace("-", "_"): value for key, value in values.items()}
-    named = found["model"]
-    if isinstance(named, str) and named.startswith(("./", "../")):
+    named = found.get("model")
+    if named is None:
+        problems.append(Problem(message="`model` is missing", where=path.name, hint="add a line like `model: meta-llama/Llama-3.1-8B`"))
+    elif isinstance(named, str) and named.startswith(("./", "../")):
         found["model"] = str(path.parent / named)
     return found
 

@@ -41,9 +41,7 @@ def smallest_gpu(model: Model, job: Job, cluster: Cluster | None = None, produce
             continue
         found = estimate(model, job, one, producer=producer)
         if found.verdict == "fits":
-            return Answer(
-                question="smallest_gpu", value=gpu.id, device=found.device, limit=f"{gpu.name} offers the least of those that fit"
-            )
+            return Answer(question="smallest_gpu", value=gpu.id, device=found.device, limit=gpu.name)
     return Answer(question="smallest_gpu", value=None, limit="no single NVIDIA GPU on record is enough")
 
 

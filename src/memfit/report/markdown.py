@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memfit.estimate import Estimate
-from memfit.report.figures import gib, percent, phase
-from memfit.report.text import WHAT, answer_line, job_words, place, remarks, verdict
+from memfit.report.figures import gib, percent
+from memfit.report.text import WHAT, answer_line, job_words, merged, moment_words, place, remarks, verdict
 
 
 def markdown(estimate: Estimate) -> str:
@@ -44,18 +44,12 @@ def _parts(estimate: Estimate) -> Iterator[str]:
 
 
 def _moments(estimate: Estimate) -> Iterator[str]:
-    if estimate.memory.at is None:
+    memory = estimate.memory
+    if memory.at is None:
         return
-    yield f"The peak of live tensors comes in {escape(place(estimate.memory.at, estimate))}."
+    yield f"The peak of live tensors comes in {escape(place(memory.at, estimate))}."
     yield ""
-    rows = [
-        (
-            one.moment if one.moment == one.phase else f"{one.moment}, {phase(one.phase)}",
-            gib(one.allocated),
-            "" if one.reserved is None else gib(one.reserved),
-        )
-        for one in estimate.memory.timeline
-    ]
+    rows = [(moment_words(one), gib(one.allocated), "" if one.reserved is None else gib(one.reserved)) for one in merged(memory.timeline)]
     yield from table(("moment", "allocated", "reserved"), rows)
     yield ""
 

@@ -13,7 +13,7 @@ from memfit.errors import Problem
 from memfit.estimate import Answer, Estimate
 from memfit.job import Job
 from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
-from memfit.simulate.memory import Moment
+from memfit.simulate.memory import Moment, Stretch
 from memfit.units import GIB
 
 COLOURS = {"fits": "32", "tight": "33", "no": "31", "error": "31", "warning": "33", "note": "36", "head": "1"}
@@ -140,20 +140,35 @@ def moments(estimate: Estimate, width: int) -> Iterator[str]:
     scale, columns = max(estimate.held, 1), max(10, min(30, width - 50))
     yield f"  {'GiB':<28}{'allocated':>11}{'reserved' if reserved else '':>11}".rstrip()
     before = ""
-    for stretch in memory.timeline:
-        name = stretch.moment if stretch.moment == stretch.phase else f"{stretch.moment}, {phase(stretch.phase)}"
-        if stretch.moment == before and stretch.moment != stretch.phase:
+    for stretch in merged(memory.timeline):
+        name = moment_words(stretch)
+        if stretch.moment == before:
             name = " " * (len(stretch.moment) + 2) + phase(stretch.phase)
-        held = gib(stretch.reserved) if stretch.reserved is not None else ""
-        cells = f"{gib(stretch.allocated):>11}{held:>11}" if reserved else f"{gib(stretch.allocated):>11}"
-        yield f"  {name:<28}{cells}  {bar(0, stretch.allocated, scale, columns)}".rstrip()
+        held = f"{gib(stretch.reserved):>11}" if stretch.reserved is not None else ""
+        yield f"  {name:<28}{gib(stretch.allocated):>11}{held}  {bar(0, stretch.allocated, scale, columns)}".rstrip()
         before = stretch.moment
+
+
+def merged(timeline: Iterable[Stretch]) -> list[Stretch]:
+    """Steps of one phase that follow each other (decoding) as one, with their highest peaks."""
+    found: list[Stretch] = []
+    for one in timeline:
+        if found and (found[-1].moment, found[-1].phase) == (one.moment, one.phase):
+            last = found.pop()
+            reserved = one.reserved if last.reserved is None else max(last.reserved, one.reserved or 0)
+            one = last._replace(allocated=max(last.allocated, one.allocated), reserved=reserved)
+        found.append(one)
+    return found
+
+
+def moment_words(stretch: Stretch) -> str:
+    return phase(stretch.phase) if stretch.moment == stretch.phase else f"{stretch.moment}, {phase(stretch.phase)}"
 
 
 def place(at: Moment, estimate: Estimate) -> str:
     """`the first step, backward, model.layers.31.mlp (silu)`."""
     stretch = next((one for one in estimate.memory.timeline if (one.phase, one.step) == (at.phase, at.step)), None)
-    name = phase(at.phase) if stretch is None or stretch.moment == stretch.phase else f"the {stretch.moment}, {phase(at.phase)}"
+    name = phase(at.phase) if stretch is None or stretch.moment == stretch.phase else f"the {moment_words(stretch)}"
     where = f", {at.where}" if at.where else ""
     like = f", one of {at.like} alike" if at.like > 1 else ""
     return name + where + like + (f" ({at.op})" if at.op else "")
@@ -163,7 +178,7 @@ def answers(estimate: Estimate) -> Iterator[str]:
     for answer in estimate.answers:
         yield answer_line(answer)
         for name, found, device in answer.tried:
-            yield f"  {name:<28}{gib(device):>8} GiB  {VERDICTS.get(found, found)}"
+            yield f"  {name:<28}{gib(device):>8} GiB  {VERDICTS[found]}" if found in VERDICTS else f"  {name:<28}{found}"
 
 
 def answer_line(answer: Answer) -> str:
