@@ -11,6 +11,7 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from memfit.errors import InputError, TapeError
 from memfit.simulate.blocks import FREE, PENDING, UNMAPPED, USED, Block, Device, Pool
@@ -43,8 +44,7 @@ class OutOfMemory:
     event: int | None = None  # index in the tape
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segment:
+class Segment(NamedTuple):
     """A run of memory held from the driver, as `torch.cuda.memory_snapshot` lists it."""
 
     address: int
@@ -370,20 +370,19 @@ class Allocator:
 
 
 def _runs(head: Block) -> Iterator[Segment]:
-    blocks: list[Block] = []
+    """The mapped runs of blocks from `head` on."""
+    pool, start, blocks, allocated = head.pool, head.address, [], 0
     block: Block | None = head
     while block is not None:
         if block.state != UNMAPPED:
-            blocks.append(block)
-        after = block.next
-        if blocks and (after is None or after.state == UNMAPPED):
-            yield Segment(
-                address=blocks[0].address,
-                size=sum(one.size for one in blocks),
-                stream=head.pool.stream,
-                small=head.pool.small,
-                allocated=sum(one.size for one in blocks if one.state == USED),
-                blocks=tuple((one.size, one.state == USED) for one in blocks),
-            )
-            blocks = []
-        block = after
+            blocks.append((block.size, block.state == USED))
+            if block.state == USED:
+                allocated += block.size
+        elif blocks:
+            yield Segment(start, block.address - start, pool.stream, pool.small, allocated, tuple(blocks))
+            blocks, allocated = [], 0
+        if not blocks:
+            start = block.address + block.size
+        head, block = block, block.next
+    if blocks:
+        yield Segment(start, head.address + head.size - start, pool.stream, pool.small, allocated, tuple(blocks))
