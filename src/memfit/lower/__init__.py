@@ -21,8 +21,9 @@ def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None 
     program = apply(Program(model=model, job=job, entries=placed(model.layers, compact), weights=model.dtype, gpu=cluster.gpu if cluster else None))
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
-    (train if job.training else infer)(r, program)
+    held = (train if job.training else infer)(r, program)
     events = tuple(r.events)
+    del held  # the tape ends within the run: what is alive then stays so
     return Tape(events=events, source="formula", repeats=repeats(events, program) if compact else ())
 
 

@@ -13,8 +13,8 @@ from memfit.program import Program
 WALKED = 24  # decoding steps written one by one; of more, evenly spaced ones and always the last
 
 
-def infer(r: Recorder, program: Program) -> None:
-    """The tape of one `generate` call, or of one forward pass where nothing is generated."""
+def infer(r: Recorder, program: Program) -> tuple[object, ...]:
+    """The tape of one `generate` call, or of one forward pass where nothing is generated; returns what is held before it returns."""
     body = Body(r, program)
     body.load()
     r.grad = False
@@ -34,7 +34,7 @@ def infer(r: Recorder, program: Program) -> None:
             chosen = forward(r, program, body, chosen, rows, 1, job.seq + step, cache, step)
         else:
             chosen = forward(r, program, body, ids, rows, job.seq + step, job.seq + step, None, step)
-    del ids, padding, chosen
+    return body, cache, ids, padding, chosen
 
 
 def decoded(new_tokens: int) -> list[int]:

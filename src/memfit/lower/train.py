@@ -18,7 +18,8 @@ STEPS = 2  # the first makes the optimizer's states, the second is the steady on
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
 
 
-def train(r: Recorder, program: Program) -> None:
+def train(r: Recorder, program: Program) -> tuple[object, ...]:
+    """The steps; returns what is still held after the last one."""
     job, body = program.job, Body(r, program)
     body.load()
     body.adapt()
@@ -38,7 +39,7 @@ def train(r: Recorder, program: Program) -> None:
             stepper.drop_gradients(step)
     if job.evaluate:
         evaluate(r, program, body)
-    del scaler
+    return body, stepper, scaler
 
 
 def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
