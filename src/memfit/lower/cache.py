@@ -19,9 +19,11 @@ class Cache:
     bits: int = 4
     layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    windows: dict[str, int] = field(default_factory=dict)
 
     def update(self, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
         """The keys and values to attend to; `k` and `v` are the new ones."""
+        self.windows[where] = window
         return UPDATES[self.kind](self, r, where, k, v, window)
 
     def clear(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import head, ops
 from memfit.lower.body import Body
-from memfit.lower.cache import Cache
+from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.program import Program
@@ -30,7 +30,8 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
         ids = appended(r, ids, rows, job.seq + step)
         padding = appended(r, padding, rows, job.seq + step)
         if cache is not None:
-            skip_to(r, cache, job.seq + step - 1)
+            skip_to(r, cache, job.seq + step - 1, step)
+            r.mark("decode", "", step)
             chosen = forward(r, program, body, chosen, rows, 1, job.seq + step, cache, step)
         else:
             chosen = forward(r, program, body, ids, rows, job.seq + step, job.seq + step, None, step)
@@ -49,15 +50,19 @@ def appended(r: Recorder, tokens: Tensor, rows: int, length: int) -> Tensor:
     return r.tensor((rows, length), tokens.format, "cat", "inputs")
 
 
-def skip_to(r: Recorder, cache: Cache, length: int) -> None:
-    """Bring a growing cache to the length it has before this pass, where passes in between were not walked."""
+def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
+    """Bring a growing cache to what it is before this pass, where passes in between were not walked; behind a window it grows no more."""
     if cache.kind != "dynamic":
         return
-    for where, (keys, values) in cache.layers.items():
-        if 0 < keys.shape[-2] < length:
-            whole = [r.tensor((*one.shape[:-2], length, one.shape[-1]), one.format, "cat", "kv_cache") for one in (keys, values)]
-            cache.layers[where] = (whole[0], whole[1])
-            del keys, values, whole
+    for where, window in cache.windows.items():
+        pair = cache.layers[where]
+        room = min(length, window) if window > 0 else length
+        if 0 < pair[0].shape[-2] < room - (room == window):
+            r.mark("decode", where, step)
+            whole = [r.tensor((*one.shape[:-2], room, one.shape[-1]), one.format, "cat", "kv_cache") for one in pair]
+            cache.layers[where] = (last(whole[0], window), last(whole[1], window))
+            del whole
+        del pair  # freed within the layer's own span
 
 
 def forward(
