@@ -21,7 +21,8 @@ def install(device: cuda.Device) -> None:
         return
     library = torch.library.Library("aten", "IMPL")
     for op, function in (CHOSEN | BACKWARD).items():
-        library.impl(op._schema.name.removeprefix("aten::"), function, "AutogradMeta")
+        name = op._schema.name.removeprefix("aten::")
+        library.impl(f"{name}.{op._overloadname}" if op._overloadname != "default" else name, function, "AutogradMeta")
     _LIBRARY.append(library)
 
 
@@ -49,6 +50,29 @@ def rms_norm(source: torch.Tensor, shape: list[int], weight: torch.Tensor | None
     variance = wide.pow(2).mean(list(range(-len(shape), 0)), keepdim=True)
     normed = (wide * (variance.add_(eps or torch.finfo(wide.dtype).eps)).rsqrt()).to(source.dtype)
     return normed if weight is None else normed * weight
+
+
+def softmax(source: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """CUDA widens fp16 to fp32 inside the kernel, bf16 in a copy first (ATen/native/SoftMax.cpp)."""
+    if acting().type == "cuda" and source.dtype == torch.float16 and dtype == torch.float32:
+        return aten._softmax(source, dim, True)
+    return aten._softmax(source if dtype is None else source.to(dtype), dim, False)
+
+
+def log_softmax(source: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    if acting().type == "cuda" and source.dtype == torch.float16 and dtype == torch.float32:
+        return aten._log_softmax(source, dim, True)
+    return aten._log_softmax(source if dtype is None else source.to(dtype), dim, False)
+
+
+def take_along_dim(source: torch.Tensor, indices: torch.Tensor, dim: int | None = None) -> torch.Tensor:
+    """As the composite does it, without its check that the indices (small, so real) are on the same device."""
+    if dim is None:
+        return aten.gather(source.reshape(-1), 0, indices.reshape(-1))
+    sizes = [max(one, two) for one, two in zip(source.shape, indices.shape, strict=True)]
+    wide = list(sizes)
+    sizes[dim], wide[dim] = source.shape[dim], indices.shape[dim]
+    return aten.gather(source.expand(sizes), dim, indices.expand(wide))
 
 
 def silu_backward(gradient: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -158,5 +182,8 @@ def prepared(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) 
 
 
 # Under inference_mode the autograd keys are off and these arrive at the mode whole, which then calls the function itself.
-CHOSEN = {aten.scaled_dot_product_attention.default: attention, aten.dropout.default: dropout, aten.rms_norm.default: rms_norm}
+CHOSEN = {
+    aten.scaled_dot_product_attention.default: attention, aten.dropout.default: dropout, aten.rms_norm.default: rms_norm,
+    aten.softmax.int: softmax, aten.log_softmax.int: log_softmax, aten.take_along_dim.default: take_along_dim,
+}  # fmt: skip
 BACKWARD = {aten.silu_backward.default: silu_backward, aten.mish_backward.default: mish_backward}

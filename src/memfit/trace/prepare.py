@@ -9,15 +9,18 @@ import torch
 
 from memfit.errors import InputError
 from memfit.job import Job
+from memfit.trace import standins
 
 
 def names(text: str) -> list[str]:
     return [one.strip() for one in text.split(",") if one.strip()]
 
 
-def trainable(model: Any, job: Job) -> Any:
+def trainable(model: Any, job: Job, device: str) -> Any:
     """The model with what `job.method` trains; adapters come from PEFT itself."""
     if job.method == "full":
+        if job.quantization != "none":
+            raise InputError.one("a quantized weight cannot be trained", where="job.quant", hint="use method `lora` or `qlora`")
         return model
     if job.method == "freeze":
         wanted = names(job.trainable)
@@ -26,10 +29,53 @@ def trainable(model: Any, job: Job) -> Any:
         if not any(one.requires_grad for one in model.parameters()):
             raise InputError.one(f"no parameter's name contains any of `{job.trainable}`", where="job.trainable")
         return model
-    return adapted(model, job)
+    return adapted(model, job, device)
 
 
-def adapted(model: Any, job: Job) -> Any:
+def quantized(model: Any, job: Job) -> Any:
+    """Linear layers become bitsandbytes' (their weights still full), but for those that transformers or the job leaves out."""
+    from transformers.pytorch_utils import Conv1D
+
+    skip = names(job.quant_skip)
+    old = job.version("bitsandbytes") < (0, 50)
+    compute = torch.float16 if job.precision.startswith("fp16") or job.precision.endswith("fp16") else torch.bfloat16
+    for path, module in list(model.named_modules()):
+        if isinstance(module, Conv1D):
+            module = transposed(module)
+        elif type(module) is not torch.nn.Linear:
+            continue
+        if any(path == one or path.endswith("." + one) or f".{one}." in f".{path}." for one in skip):
+            continue
+        made: torch.nn.Module = (
+            standins.Linear8bitLt(module)
+            if job.quantization == "int8"
+            else standins.Linear4bit(module, nested=job.double_quant, kind=job.quantization, compute=compute, old=old)
+        )
+        made.requires_grad_(False)
+        model.set_submodule(path, made)
+    setattr(model, "is_loaded_in_8bit" if job.quantization == "int8" else "is_loaded_in_4bit", True)
+    return model
+
+
+def transposed(module: Any) -> torch.nn.Linear:
+    """GPT-2's `Conv1D` as the linear layer that quantization makes of it."""
+    with torch.device("meta"):
+        made = torch.nn.Linear(module.weight.shape[0], module.weight.shape[1], bias=module.bias is not None, dtype=module.weight.dtype)
+    made.bias = module.bias
+    return made
+
+
+def kbit(model: Any, job: Job) -> Any:
+    """PEFT's own preparation of a quantized model: everything frozen, 16-bit leftovers in fp32."""
+    from peft import prepare_model_for_kbit_training
+
+    checkpointing = job.checkpointing != "none"
+    return prepare_model_for_kbit_training(
+        model, use_gradient_checkpointing=checkpointing, gradient_checkpointing_kwargs={"use_reentrant": job.reentrant}
+    )
+
+
+def adapted(model: Any, job: Job, device: str) -> Any:
     from peft import LoraConfig, TaskType, get_peft_model
 
     targets: Any = job.targets if job.targets == "all-linear" else names(job.targets)
@@ -38,7 +84,7 @@ def adapted(model: Any, job: Job) -> Any:
         use_rslora=job.rslora, task_type=TaskType.CAUSAL_LM,
     )  # fmt: skip
     try:
-        with torch.device("meta"):
+        with torch.device(device), standins.installed():
             return get_peft_model(model, settings, autocast_adapter_dtype=job.adapter_dtype == "float32")
     except ValueError as bad:
         raise InputError.one(str(bad).splitlines()[0][:300].rstrip("."), where="job.targets") from None

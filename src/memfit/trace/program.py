@@ -14,7 +14,7 @@ import torch
 from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.tape import Tape
-from memfit.trace import autocast, cuda, kernels_of, label, prepare, steps
+from memfit.trace import autocast, cuda, kernels_of, label, prepare, serve, steps
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
@@ -33,11 +33,13 @@ ATTENTION = {"sdpa": None, "flash": "sdpa", "efficient": "sdpa", "math": "sdpa",
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a trace needs beside the Job. `keep_outputs`: the loop holds the model's outputs through backward, as hand-written ones do."""
+    """What a trace needs beside the Job. `keep_outputs`: the loop holds the model's outputs through backward, as hand-written ones do.
+    `decode_all`: every token of an answer is generated, not only the first and the last ones."""
 
     layers: int | None = None
     steps: int = 2
     keep_outputs: bool = False
+    decode_all: bool = False
     gpu: Any = None
     device: str = "cuda"
 
@@ -55,26 +57,38 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         learn(Recorder(device))
     kernels_of.install(device)
     with quiet():
-        model = prepare.trainable(built(config, job, options), job)
+        model = built(config, job, options)
+        if job.quantization != "none":
+            prepare.quantized(model, job)
         recorder = Recorder(device, job.router_skew)
-        recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
         with cuda.pretended(device), autocast.emulated(), module_stack(recorder), failing(), recorder:
             steps.load(recorder, model)
-            steps.train(recorder, model, job, options)
+            if job.quantization != "none" and job.training and job.prepare_kbit:
+                model = prepare.kbit(model, job)
+            if job.training:
+                model = prepare.trainable(model, job, device.type)
+            steps.own(recorder, "weights", steps.weights(model))
+            recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
+            if job.training:
+                steps.train(recorder, model, job, options)
+            else:
+                serve.infer(recorder, model, job, options)
         label.settle(recorder, model.config.get_text_config().vocab_size)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return Tape(events=recorder.finished(), source="trace", versions=versions)
 
 
 def device_of(options: Options) -> cuda.Device:
-    """The A100 unless a GPU is given (anything with capability, sms, memory and name)."""
+    """The A100 unless a GPU is given (a `hardware.GPU`, or anything with name, sm, sms and memory)."""
     major, minor = (int(one) for one in torch.__version__.split(".")[:2])
     gpu = options.gpu
     if options.device == "cpu":
         return cuda.Device(type="cpu", name="CPU", torch=(major, minor))
     if gpu is None:
         return cuda.Device(torch=(major, minor))
-    known = {name: getattr(gpu, name) for name in ("name", "capability", "sms", "memory") if getattr(gpu, name, None) is not None}
+    known = {name: getattr(gpu, name) for name in ("name", "sms", "memory") if getattr(gpu, name, None) is not None}
+    if getattr(gpu, "sm", None) is not None:
+        known["capability"] = gpu.sm
     return cuda.Device(torch=(major, minor), **known)
 
 

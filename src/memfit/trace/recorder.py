@@ -56,6 +56,7 @@ class Recorder(TorchDispatchMode):
         self.node_serial = 0
         self.node_key: Any = None
         self.layer = ""
+        self.serving, self.calls = False, 0  # inference: each call of the model is a prefill or a token
         self.workspaces: set[str] = set()
 
     # -- what the program tells us ---------------------------------------------------------------------------------
@@ -68,6 +69,9 @@ class Recorder(TorchDispatchMode):
         path = self.names.get(id(module))
         if path is None:
             path = self.modules[-1] if self.modules else ""
+        if self.serving and not self.modules:
+            self.mark("decode" if self.calls else "prefill", step=self.calls)
+            self.calls += 1
         self.modules.append(path)
         if is_layer(path) and path != self.layer:
             self.layer = path
@@ -93,7 +97,7 @@ class Recorder(TorchDispatchMode):
         if not self.modules:
             for block in self.blocks.values():
                 if block.part is None and block.phase == self.phase:
-                    block.part = "activations"
+                    block.part = "kv_cache" if self.serving and layer_of(block.where) else "activations"
 
     # -- the dispatcher --------------------------------------------------------------------------------------------
 
@@ -236,6 +240,7 @@ class Recorder(TorchDispatchMode):
 
         def gone(_: Any, key: int = key) -> None:
             self.watch.pop(key, None)
+            self.device.release(key)
             dead = self.blocks.pop(key, None)
             if dead is not None:
                 self.free(dead)

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 
 from memfit.job import Job
 from memfit.tape import Part
-from memfit.trace import prepare
+from memfit.trace import prepare, standins
 from memfit.trace.optimizers import optimizer_of
 from memfit.trace.recorder import Recorder
 
 
 def load(recorder: Recorder, model: Any) -> None:
-    """Every parameter and buffer arrives on the GPU once, in the model's order; tied ones share their storage."""
+    """Every parameter and buffer arrives on the GPU once, in the model's order; tied ones share their storage.
+
+    A weight that is quantized arrives whole and leaves when its packed form is made.
+    """
     recorder.mark("load")
-    parts: tuple[tuple[Part, Any], ...] = (("weights", model.named_parameters()), ("buffers", model.named_buffers()))
-    for part, named in parts:
-        for name, tensor in named:
-            recorder.arrive(tensor, part, name.rpartition(".")[0])
+    recorder.names = {id(module): name for name, module in model.named_modules()}
+    for path, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            recorder.arrive(parameter, "weights", path)
+        if isinstance(module, (standins.Linear4bit, standins.Linear8bitLt)):
+            recorder.modules.append(path)
+            module.quantize()
+            recorder.modules.pop()
+    for name, buffer in model.named_buffers():
+        recorder.arrive(buffer, "buffers", name.rpartition(".")[0])
+
+
+def weights(model: Any) -> Iterator[torch.Tensor]:
+    """All that the model keeps as weights, the constants of quantized ones included."""
+    for parameter in model.parameters():
+        yield parameter
+        if isinstance(parameter, standins.Params4bit):
+            yield from parameter.quant_state.tensors()
+        elif isinstance(parameter, standins.Int8Params):
+            yield parameter.SCB
 
 
 def batch_of(recorder: Recorder, model: Any, job: Job, size: int) -> dict[str, torch.Tensor]:

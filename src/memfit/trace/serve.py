@@ -1,0 +1,93 @@
+"""Inference by the real `generate`: the prompt, the first tokens, and the last ones with a cache as long as it will get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.trace.recorder import Recorder
+
+FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full length; between them a growing cache repeats itself
+
+
+def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
+    """Prefill and decode; with `decode_all` every token is generated, otherwise the middle of a long answer is skipped."""
+    if job.cache == "quantized":
+        raise InputError.one("the trace cannot run a quantized cache: its backends are not part of transformers", where="job.cache", hint="use `dynamic`")
+    model.eval()
+    settings = {"do_sample": False, "num_beams": job.beams, "pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True}
+    if job.cache == "static":
+        settings |= {"cache_implementation": "static", "disable_compile": True}
+    elif job.cache == "none":
+        settings["use_cache"] = False
+    model.generation_config.eos_token_id = None
+    if job.logits == "all":
+        model._supports_logits_to_keep = lambda: False
+    recorder.mark("prepare")
+    prompt = tokens(recorder, model, job, job.seq)
+    recorder.serving = True
+    if job.new_tokens == 0:
+        with torch.no_grad():
+            keep = {} if job.logits == "all" or not accepts_keep(model) else {"logits_to_keep": 1}
+            held = model(input_ids=prompt, use_cache=job.cache != "none", **keep)
+        del held
+        return
+    if job.cache == "static" and not options.decode_all:
+        settings["stopping_criteria"] = [Stop()]
+    skip = job.cache in ("dynamic", "none") and job.new_tokens > FIRST + LAST and not options.decode_all
+    held = model.generate(prompt, max_new_tokens=FIRST if skip else job.new_tokens, **settings)
+    if not skip:
+        return
+    cache = held.past_key_values if job.cache == "dynamic" else None
+    del held, prompt
+    length = job.seq + job.new_tokens - LAST
+    if cache is not None and not grown(cache, length - 1):
+        return
+    recorder.mark("prepare")
+    recorder.calls = job.new_tokens - LAST
+    longer = tokens(recorder, model, job, length)
+    if cache is not None:
+        settings["past_key_values"] = cache
+    del cache
+    model.generate(longer, max_new_tokens=LAST, **settings)
+
+
+class Stop:
+    """Ends an answer after the first tokens: a static cache is as long as it gets from the start."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+        self.calls += 1
+        return torch.full((ids.shape[0],), self.calls > FIRST, dtype=torch.bool, device=ids.device)
+
+
+def accepts_keep(model: Any) -> bool:
+    return bool(model._supports_logits_to_keep())
+
+
+def tokens(recorder: Recorder, model: Any, job: Job, length: int) -> torch.Tensor:
+    return torch.randint(1, model.config.get_text_config().vocab_size, (job.batch, length), device=recorder.device.type)
+
+
+def grown(cache: Any, length: int) -> bool:
+    """Make a growing cache as long as it would be by then; False where it does not grow, so that nothing more can come."""
+    any_grew = False
+    for layer in getattr(cache, "layers", ()):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if keys is None or values is None or keys.dim() != 4:
+            continue
+        window = getattr(layer, "sliding_window", None)
+        wanted = length if window is None else min(length, window - 1)
+        if hasattr(layer, "cumulative_length"):
+            layer.cumulative_length = length
+        if wanted > keys.shape[-2]:
+            any_grew = True
+            layer.keys = keys.new_empty((*keys.shape[:-2], wanted, keys.shape[-1]))
+            layer.values = values.new_empty((*values.shape[:-2], wanted, values.shape[-1]))
+        del keys, values
+    return any_grew

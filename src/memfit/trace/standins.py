@@ -1,0 +1,234 @@
+"""bitsandbytes' linear layers without its kernels: the same tensors kept, made and saved, in the order its Python code makes them.
+
+Read from bitsandbytes 0.50 nn/modules.py, autograd/_functions.py, backends/cuda/ops.py and functional.py; up to 0.49.2
+`Linear4bit` dequantizes in every forward that is not one row without gradients.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.machinery
+import sys
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+BLOCK = 64  # values per scaling constant
+NESTED = 256  # constants per second constant
+FUSED_ROWS = 4  # up to here the fused kernel always runs; up to 1536 rows it depends on the GPU, and dequantizing is assumed
+
+
+@dataclass(kw_only=True)
+class QuantState:
+    """What undoes a 4-bit quantization: the tensors stay alive with the weight."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    code: torch.Tensor
+    absmax: torch.Tensor
+    offset: torch.Tensor | None = None
+    second: torch.Tensor | None = None
+    second_code: torch.Tensor | None = None
+
+    def tensors(self) -> Iterator[torch.Tensor]:
+        yield from (one for one in (self.code, self.absmax, self.offset, self.second, self.second_code) if one is not None)
+
+
+class Params4bit(torch.nn.Parameter):
+    """A packed weight; PEFT knows it by its class's name."""
+
+    quant_state: QuantState
+    quant_type = "nf4"
+    compress_statistics = True
+
+
+class Int8Params(torch.nn.Parameter):
+    """An int8 weight with one scale per row."""
+
+    CB: Any = None
+    SCB: Any = None
+    has_fp16_weights = False
+
+
+def quantize_4bit(weight: torch.Tensor, nested: bool) -> tuple[torch.Tensor, QuantState]:
+    """`functional.quantize_4bit`: packed halves, fp32 constants, and with `nested` those in 8 bits around their mean."""
+    count, device = weight.numel(), weight.device
+    packed = torch.empty(((count + 1) // 2, 1), dtype=torch.uint8, device=device)
+    absmax = torch.empty((-(-count // BLOCK),), dtype=torch.float32, device=device)
+    code = torch.empty((16,), dtype=torch.float32, device=device)
+    shape, kind = tuple(weight.shape), weight.dtype
+    if not nested:
+        return packed, QuantState(shape=shape, dtype=kind, code=code, absmax=absmax)
+    offset = absmax.mean()
+    shifted = absmax - offset
+    second = torch.empty((-(-shifted.numel() // NESTED),), dtype=torch.float32, device=device)
+    small = torch.empty_like(shifted, dtype=torch.uint8)
+    second_code = torch.empty((256,), dtype=torch.float32, device=device)
+    return packed, QuantState(shape=shape, dtype=kind, code=code, absmax=small, offset=offset, second=second, second_code=second_code)
+
+
+def dequantized(state: QuantState, kind: torch.dtype, in_place: bool) -> torch.Tensor:
+    """The weight again; nested constants are first made fp32, with one more copy where the offset is not added in place."""
+    absmax = state.absmax
+    if state.offset is not None:
+        absmax = torch.empty_like(state.absmax, dtype=torch.float32)
+        if in_place:
+            absmax += state.offset
+        else:
+            absmax_sum = absmax + state.offset
+            weight = torch.empty(state.shape, dtype=kind, device=absmax.device)
+            del absmax_sum
+            return weight
+    return torch.empty(state.shape, dtype=kind, device=absmax.device)
+
+
+class MatMul4Bit(torch.autograd.Function):
+    """Keeps the packed weight, an alias, and dequantizes again for the input's gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, state: QuantState, old: bool) -> torch.Tensor:
+        ctx.state, ctx.biased = state, bias is not None
+        return multiplied(source, bias, state, old, True)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        grad_bias = gradient.sum(0, dtype=gradient.dtype) if ctx.biased and ctx.needs_input_grad[2] else None
+        result = None
+        if ctx.needs_input_grad[0]:
+            result = torch.matmul(gradient, dequantized(ctx.state, ctx.state.dtype, True).to(gradient.dtype))
+        return result, None, grad_bias, None, None
+
+
+def multiplied(source: torch.Tensor, bias: torch.Tensor | None, state: QuantState, old: bool, gradients: bool) -> torch.Tensor:
+    rows = source.numel() // source.shape[-1]
+    fused = rows == 1 and not gradients if old else rows <= FUSED_ROWS and source.shape[-1] % BLOCK == 0
+    if fused:
+        return torch.empty((*source.shape[:-1], state.shape[0]), dtype=source.dtype, device=source.device)
+    weight = dequantized(state, state.dtype, True).to(source.dtype) if old else dequantized(state, source.dtype, False)
+    return torch.nn.functional.linear(source, weight, bias)
+
+
+class Linear4bit(torch.nn.Linear):
+    """`nn.Linear4bit`: the input is cast to the compute dtype and the output back."""
+
+    weight: Any
+
+    def __init__(self, source: torch.nn.Linear, *, nested: bool, kind: str, compute: torch.dtype, old: bool) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = source.in_features, source.out_features
+        self.weight, self.bias = source.weight, source.bias
+        self.nested, self.kind, self.compute_dtype, self.old = nested, kind, compute, old
+
+    def quantize(self) -> None:
+        """On the GPU: the full weight is there until its packed form is made."""
+        packed, state = quantize_4bit(self.weight.data, self.nested)
+        weight = Params4bit(packed, requires_grad=False)
+        weight.quant_state, weight.quant_type, weight.compress_statistics = state, self.kind, self.nested
+        self.weight = weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        kind = x.dtype
+        x = x.to(self.compute_dtype)
+        bias = self.bias
+        if bias is not None:
+            if bias.dtype != x.dtype:
+                bias.data = bias.data.to(x.dtype)
+            bias = bias.to(self.compute_dtype)
+        state = self.weight.quant_state
+        needs = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+        if needs:
+            return MatMul4Bit.apply(x, self.weight, bias, state, self.old).to(kind)
+        return multiplied(x, bias, state, self.old, False).to(kind)
+
+
+class MatMul8bitLt(torch.autograd.Function):
+    """int8 product with row and column scales; no outlier columns are assumed. The 16-bit input is kept even for a frozen weight."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor) -> torch.Tensor:
+        shape = source.shape
+        if source.dim() == 3:
+            source = source.reshape(-1, shape[-1])
+        half = source.to(torch.float16)
+        stats = torch.empty((half.shape[0],), dtype=torch.float32, device=half.device)
+        rows = torch.empty_like(half, dtype=torch.int8)
+        outliers = half.abs() >= 6.0
+        none = outliers.any()
+        del outliers, none, half
+        product = torch.empty((source.shape[0], weight.shape[0]), dtype=torch.int32, device=source.device)
+        out = torch.empty_like(product, dtype=torch.float16)
+        if bias is not None and bias.dtype != torch.float16:
+            out.add_(bias)
+        del product, rows, stats
+        result = out.to(source.dtype)
+        del out
+        ctx.shape, ctx.kind, ctx.scales, ctx.weight, ctx.biased = shape, source.dtype, scales, weight, bias is not None
+        ctx.source = source if any(ctx.needs_input_grad[:2]) else None
+        return result.reshape(*shape[:-1], weight.shape[0]) if len(shape) == 3 else result
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        grad_bias = gradient.sum(0, dtype=gradient.dtype) if ctx.biased and ctx.needs_input_grad[2] else None
+        if gradient.dim() == 3:
+            gradient = gradient.reshape(-1, gradient.shape[-1]).contiguous()
+        result = None
+        if ctx.needs_input_grad[0]:
+            weight = ctx.weight.to(ctx.kind, copy=True).mul_(ctx.scales.unsqueeze(1).mul(1.0 / 127.0))
+            result = torch.matmul(gradient.to(ctx.kind), weight).view(ctx.shape)
+        return result, None, grad_bias, None
+
+
+class Linear8bitLt(torch.nn.Linear):
+    """`nn.Linear8bitLt` with threshold 6.0, as transformers makes it."""
+
+    weight: Any
+
+    def __init__(self, source: torch.nn.Linear) -> None:
+        torch.nn.Module.__init__(self)
+        self.in_features, self.out_features = source.in_features, source.out_features
+        self.weight, self.bias = source.weight, source.bias
+        self.state = types.SimpleNamespace(has_fp16_weights=False, threshold=6.0, memory_efficient_backward=False, index=None, CB=None, SCB=None)
+        self.index = None
+
+    def quantize(self) -> None:
+        half = self.weight.data.to(torch.float16)
+        scales = torch.empty((half.shape[0],), dtype=torch.float32, device=half.device)
+        rows = torch.empty_like(half, dtype=torch.int8)
+        self.weight = Int8Params(rows, requires_grad=False)
+        self.weight.SCB = self.state.SCB = scales
+        self.state.CB = self.weight.data
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.bias is not None and self.bias.dtype != x.dtype:
+            self.bias.data = self.bias.data.to(x.dtype)
+        return MatMul8bitLt.apply(x, self.weight, self.bias, self.state.SCB)
+
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Inside, `import bitsandbytes` gives the stand-ins, so that PEFT wraps them with its own quantized LoRA layers."""
+    from peft import import_utils
+
+    package = types.ModuleType("bitsandbytes")
+    package.__spec__ = importlib.machinery.ModuleSpec("bitsandbytes", None)
+    layers = types.ModuleType("bitsandbytes.nn")
+    for one in (Linear4bit, Linear8bitLt, Params4bit, Int8Params):
+        setattr(layers, one.__name__, one)
+    package.nn = layers  # type: ignore[attr-defined]
+    wanted = {"bitsandbytes": package, "bitsandbytes.nn": layers, "peft.tuners.lora.bnb": None}
+    before = {name: sys.modules.pop(name, None) for name in wanted}
+    sys.modules.update({name: module for name, module in wanted.items() if module is not None})
+    for known in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
+        known.cache_clear()
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+        for known in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
+            known.cache_clear()
