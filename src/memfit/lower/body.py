@@ -6,6 +6,7 @@ from memfit.formats import FP32, INT64
 from memfit.lower import masks, ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.recorder import Recorder, Tensor
@@ -18,6 +19,7 @@ class Body:
 
     def __init__(self, r: Recorder, program: Program) -> None:
         self.r, self.program, self.model = r, program, program.model
+        self.programs = programs_of(program)
         self.ends = Bound(r, program, "")
         self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from memfit.formats import FORMATS, Format
 from memfit.job import Job
 from memfit.lower.cache import Cache
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.program import Program
 
@@ -17,6 +18,7 @@ class Context:
 
     r: Recorder
     program: Program
+    programs: Programs  # whose code runs
     batch: Dim
     tokens: Dim  # of one sequence, in this pass
     keys: int  # keys that attention sees: past and present
@@ -45,10 +47,12 @@ class Context:
         return p if self.training else 0.0
 
 
-def context(r: Recorder, program: Program, shape: tuple[int, ...], *, keys: int, training: bool, cache: Cache | None = None) -> Context:
+def context(
+    r: Recorder, program: Program, programs: Programs, shape: tuple[int, ...], *, keys: int, training: bool, cache: Cache | None = None
+) -> Context:
     """The context of a pass over `shape` = (sequences, tokens)."""
     autocast = FORMATS[program.autocast] if program.autocast else None
     return Context(
-        r=r, program=program, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training, format=FORMATS[program.weights],
+        r=r, program=program, programs=programs, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training, format=FORMATS[program.weights],
         autocast=autocast, cache=cache,
     )  # fmt: skip

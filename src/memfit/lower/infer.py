@@ -70,7 +70,7 @@ def forward(
 ) -> Tensor:
     """One pass and the choice of the next token; returns its id."""
     job = program.job
-    ctx = context(r, program, (rows, tokens), keys=keys, training=False, cache=cache)
+    ctx = context(r, program, body.programs, (rows, tokens), keys=keys, training=False, cache=cache)
     hidden = body.forward(ids.view(rows, tokens), ctx, step)
     if job.logits == "last" and job.new_tokens:
         hidden = hidden.view(rows, 1, hidden.shape[-1])

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from memfit.lower import ops
-from memfit.lower.attention import ATTENTION
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.mlp import MLPS
 from memfit.lower.norms import norm
 from memfit.lower.recorder import Tensor
 from memfit.model.modules import MLP, Attention, Block, Layer
@@ -14,7 +12,7 @@ from memfit.model.modules import MLP, Attention, Block, Layer
 
 def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     for block in layer.blocks:
-        x = ORDERS[block.order](x, block, bound, ctx)
+        x = ctx.programs.orders[block.order](x, block, bound, ctx)
     return x
 
 
@@ -33,9 +31,9 @@ def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
 def mix(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     mixer = block.mixer
     if isinstance(mixer, Attention):
-        return ATTENTION[mixer.style](x, mixer, bound, ctx)
+        return ctx.programs.attention[mixer.style](x, mixer, bound, ctx)
     if isinstance(mixer, MLP):
-        return MLPS[mixer.style](x, mixer, bound, ctx)
+        return ctx.programs.mlps[mixer.style](x, mixer, bound, ctx)
     raise NotImplementedError(mixer)
 
 

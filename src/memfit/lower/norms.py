@@ -12,7 +12,7 @@ from memfit.model.modules import Norm
 
 def norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
     ctx.r.where = bound.path(module.name)
-    return NORMS[module.style](x, module, bound, ctx)
+    return ctx.programs.norms[module.style](x, module, bound, ctx)
 
 
 def llama(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:

@@ -7,7 +7,6 @@ from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.body import Body
 from memfit.lower.context import context
-from memfit.lower.losses import LOSSES
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
@@ -64,9 +63,9 @@ def batch_of(r: Recorder, batch: int, seq: int) -> tuple[Tensor, Tensor]:
 def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, Tensor], phase: Phase, step: int) -> Tensor:
     """One forward pass with labels."""
     ids, labels = inputs
-    ctx = context(r, program, ids.shape, keys=ids.shape[1], training=phase == "forward")
+    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=phase == "forward")
     hidden = body.forward(ids, ctx, step)
-    return LOSSES[program.job.loss](hidden, labels, body.model, body.ends, ctx)
+    return body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
 
 
 def evaluate(r: Recorder, program: Program, body: Body) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from memfit.lower.attention.kernels import attend, remembered
-from memfit.lower.attention.rotary import rotary
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -16,7 +15,7 @@ def llama(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     b, s, h = ctx.batch, ctx.tokens, module.head
     q, k, v = (linear(x, bound.linear(one), ctx).view(b, heads, s, h) for one, heads in zip(module.project, sizes(module), strict=True))
     ctx.r.where = bound.path(module.name)
-    q, k = rotary(q, k, ctx)
+    q, k = ctx.programs.rotary(q, k, ctx)
     k, v = remembered(k, v, module, bound, ctx)
     out = attend(q, k, v, module, ctx)
     del q, k, v

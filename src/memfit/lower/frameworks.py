@@ -1,0 +1,20 @@
+"""Frameworks, a row each: whose code runs a model's pieces, and how its loop differs."""
+
+from __future__ import annotations
+
+from memfit.lower.attention import ATTENTION
+from memfit.lower.attention.rotary import rotary
+from memfit.lower.layers import ORDERS
+from memfit.lower.losses import LOSSES
+from memfit.lower.mlp import MLPS
+from memfit.lower.norms import NORMS
+from memfit.lower.programs import Programs
+from memfit.program import Program
+
+TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, orders=ORDERS, losses=LOSSES, rotary=rotary)
+FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS}
+
+
+def programs_of(program: Program) -> Programs:
+    """Who runs this job's model."""
+    return FRAMEWORKS.get(program.job.framework, TRANSFORMERS)

@@ -1,0 +1,34 @@
+"""Which code runs each piece of a model, as a value: `frameworks` makes one for every framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from memfit.lower.recorder import Tensor
+
+if TYPE_CHECKING:
+    from memfit.lower.bound import Bound
+    from memfit.lower.context import Context
+    from memfit.model.modules import Block, Model
+
+Run: TypeAlias = "Callable[[Tensor, Any, Bound, Context], Tensor]"  # a module of some style on its input
+Order: TypeAlias = "Callable[[Tensor, Block, Bound, Context], Tensor]"
+Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
+Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Programs:
+    """Programs by the `style` of the module they run (`losses`: by the job's option)."""
+
+    norms: Mapping[str, Run]
+    attention: Mapping[str, Run]
+    mlps: Mapping[str, Run]
+    orders: Mapping[str, Order]
+    losses: Mapping[str, Loss]
+    rotary: Rotary
+
+    def replace(self, **changes: Any) -> Programs:
+        return replace(self, **changes)
