@@ -12,7 +12,7 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.train import train
 from memfit.model.modules import Model
 from memfit.program import Program, placed
-from memfit.tape import Event, Mark, Repeat, Tape
+from memfit.tape import Mark, Repeat, Tape
 from memfit.techniques import apply
 
 
@@ -22,18 +22,19 @@ def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None 
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     held = (train if job.training else infer)(r, program)
-    events = tuple(r.events)
+    events, spans = tuple(r.events), repeats(r, program) if compact else ()
     del held  # the tape ends within the run: what is alive then stays so
-    return Tape(events=events, source="formula", repeats=repeats(events, program) if compact else ())
+    return Tape(events=events, source="formula", repeats=spans)
 
 
-def repeats(events: tuple[Event, ...], program: Program) -> tuple[Repeat, ...]:
+def repeats(r: Recorder, program: Program) -> tuple[Repeat, ...]:
     """The spans between marks that stand for several layers."""
     times = {f"{program.model.prefix}.{entry.number}": entry.times for entry in program.entries if entry.times > 1}
-    spans, start, count = [], 0, 1
-    for index, event in enumerate(events):
-        if type(event) is Mark:
-            if count > 1:
-                spans.append(Repeat(start, index, count))
-            start, count = index, times.get(event.where, 1)
+    spans = []
+    for first, last in zip(r.marks, [*r.marks[1:], len(r.events)], strict=True):
+        mark = r.events[first]
+        assert type(mark) is Mark
+        count = times.get(mark.where)
+        if count is not None and last > first + 1:
+            spans.append(Repeat(first, last, count))
     return tuple(spans)

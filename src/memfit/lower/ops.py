@@ -177,14 +177,17 @@ def split(r: Recorder, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
     if not (r.grad and x.needs):
         return outs
     r.node("split", outs[0], (x,), back_split, extra=(x.shape, shapes))
+    assert outs[0].node is not None
+    outs[0].node.outputs = len(outs)
     for slot, out in enumerate(outs):
         out.node, out.needs, out.slot = outs[0].node, True, slot
     return outs
 
 
-def back_split(r: Recorder, node: Node, g: dict[int, Tensor] | Tensor) -> Grads:
+def back_split(r: Recorder, node: Node, given: dict[int, Tensor]) -> Grads:
     shape, shapes = node.extra
-    given = {0: g} if isinstance(g, Tensor) else g
+    if not given:
+        return (None,)
     some = next(iter(given.values()))
     zeros = [r.tensor(part, some.format, "zeros") for slot, part in enumerate(shapes) if slot not in given]
     whole = r.tensor(shape, some.format, "cat")

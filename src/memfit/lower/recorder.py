@@ -17,7 +17,7 @@ from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Part, Phase
 
 Shape: TypeAlias = tuple[int, ...]
 Grads: TypeAlias = "Sequence[Tensor | None]"
-Back: TypeAlias = "Callable[[Recorder, Node, Tensor], Grads]"
+Back: TypeAlias = "Callable[[Recorder, Node, Any], Grads]"  # the gradient; for a node of several outputs, a dict of them
 
 
 class Dim(int):
@@ -74,11 +74,11 @@ class Tensor:
 class Node:
     """One step of the backward graph; `inputs` are the nodes or leaves its results go to."""
 
-    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra", "frame")
+    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra", "frame", "outputs")
 
     def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
         self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
-        self.span = ""
+        self.span, self.outputs = "", 1
         self.saved: tuple[Any, ...] = ()
         self.extra: Any = None
         self.frame: Frame | None = None
@@ -107,6 +107,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.marks: list[int] = []  # where the Marks stand
         self.write = self.events.append
         self.where, self.grad = "", True
         self.phase: Phase = "load"
@@ -122,6 +123,7 @@ class Recorder:
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:
         self.phase, self.where, self.span, self.at = phase, where, where, step
         self.part = "temporaries" if phase in ("backward", "step") else "activations"
+        self.marks.append(len(self.events))
         self.write(Mark(phase, where, step))
 
     def tensor(self, shape: Shape, format: Format, op: str, part: Part | None = None) -> Tensor:
@@ -148,6 +150,16 @@ class Recorder:
         self._next_id = id + 1
         self.write(Alloc(id, size, part, self.where, op, (size,)))
         return Storage(id, size, self.write)
+
+    def reserve_ids(self, low: int) -> int:
+        """Room for a stretch of events that begins at id `low` to stand once more: by how much its ids move."""
+        shift = self._next_id - low
+        self._next_id += shift
+        return shift
+
+    def adopt(self, id: int, tensor: Tensor) -> Storage:
+        """A storage for a block whose `Alloc` is written already."""
+        return Storage(id, tensor.format.bytes(tensor.count), self.write)
 
     def compute(self, op: str, flops: int, bytes: int, math: str) -> None:
         if self.thread not in self._cublas_of and op in ("linear", "matmul"):
@@ -264,60 +276,63 @@ class Recorder:
         if root.node is None:
             raise ValueError("backward from a tensor without a graph")
         waiting = _dependencies(root.node)
-        buffers: dict[Any, dict[int, Tensor]] = {root.node: {root.slot: gradient}}
+        buffers: dict[Any, Tensor] = {key_of(root.node, root.slot): gradient}
         del gradient
         ready: list[tuple[int, Node]] = [(-root.node.seq, root.node)]
         del root
         while ready:
-            _, node = heappop(ready)
-            self._run(node, buffers.pop(node), waiting, buffers, ready)
+            self._run(heappop(ready)[1], waiting, buffers, ready)
 
-    def _run(self, node: Node, incoming: dict[int, Tensor], waiting: dict[Any, int], buffers: dict[Any, dict[int, Tensor]], ready: list[tuple[int, Node]]) -> None:
+    def _run(self, node: Node, waiting: dict[Any, int], buffers: dict[Any, Tensor], ready: list[tuple[int, Node]]) -> None:
         if node.span != self.span:
             self.mark(self.phase, node.span, self.at)
         if node.frame is not None and node.frame.again is not None:
             self._recompute(node.frame)
         self.where = node.where
-        if len(incoming) == 1 and 0 in incoming:
-            gradient: Any = incoming.pop(0)
-        else:
-            gradient = incoming
-        results = list(node.back(self, node, gradient))
-        del gradient, incoming
+        results = list(node.back(self, node, buffers.pop(node) if node.outputs == 1 else gathered(node, buffers)))
         node.saved = ()
         for index, target in enumerate(node.inputs):
             if target is None:
                 continue
             result, results[index] = results[index], None
+            leaf = type(target) is Tensor
             if result is not None:
-                slot = 0 if isinstance(target, Tensor) else node.slots[index]
-                self._collect(buffers.setdefault(target, {}), slot, result)
+                key = target if leaf else key_of(target, node.slots[index])
+                old = buffers.pop(key, None)
+                buffers[key] = result if old is None else self._sum(old, result)
+                del old
             del result
             waiting[target] -= 1
             if waiting[target] == 0:
-                if isinstance(target, Tensor):
-                    self._accumulate(target, buffers.pop(target, {}))
-                elif target in buffers:
+                if leaf:
+                    self._accumulate(target, buffers)
+                elif target.outputs > 1 or target in buffers:
                     heappush(ready, (-target.seq, target))
 
-    def _collect(self, buffer: dict[int, Tensor], slot: int, new: Tensor) -> None:
-        """InputBuffer::add: a second gradient is added into the first where nobody else holds that."""
-        old = buffer.pop(slot, None)
-        if old is None:
-            buffer[slot] = new
-            return
-        # torch 2.13 input_buffer.cpp: only the older of the two is ever reused. Two references (the variable here and
-        # getrefcount's own argument) mean that nobody else holds it; so does a storage that one tensor holds.
-        if sys.getrefcount(old) == 2 and sys.getrefcount(old.storage) == 2:
-            buffer[slot] = old
-        else:
-            buffer[slot] = self.like(old, "accumulate")
+    def _sum(self, old: Tensor, new: Tensor) -> Tensor:
+        """InputBuffer::add: a second gradient is added into the first where nobody else holds that one (torch 2.13
+        input_buffer.cpp; only the older of the two is ever reused)."""
+        # Three references (this variable, the caller's, getrefcount's argument) mean that nobody else holds it; so does a
+        # storage that one tensor holds.
+        if sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2:
+            return old
+        return self.like(old, "accumulate")
 
-    def _accumulate(self, leaf: Tensor, buffer: dict[int, Tensor]) -> None:
+    def _accumulate(self, leaf: Tensor, buffers: dict[Any, Tensor]) -> None:
         """AccumulateGrad: the first gradient is kept as it is, later ones are added into it."""
-        new = buffer.get(0)
+        new = buffers.pop(leaf, None)
         if new is not None and leaf.grad is None:
             leaf.grad = new.detach()
+
+
+def key_of(node: Node, slot: int) -> Any:
+    """Where the gradient of one of a node's outputs is collected."""
+    return node if node.outputs == 1 else (node, slot)
+
+
+def gathered(node: Node, buffers: dict[Any, Tensor]) -> dict[int, Tensor]:
+    """What arrived for a node of several outputs."""
+    return {slot: buffers.pop((node, slot)) for slot in range(node.outputs) if (node, slot) in buffers}
 
 
 def _dependencies(root: Node) -> dict[Any, int]:

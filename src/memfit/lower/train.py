@@ -11,7 +11,7 @@ from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
-from memfit.tape import Phase
+from memfit.tape import Alloc, Free, Mark, Phase
 
 STEPS = 2  # the first makes the optimizer's states, the second is the steady one
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
@@ -25,11 +25,19 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     wide = frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
     stepper = Stepper(r, OPTIMIZERS[job.optimizer], body.trained(), wide, program.master)
     scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
+    first: Stretch | None = None
     for step in range(STEPS):
         if job.zero_grad == "before_backward":
             stepper.drop_gradients(step)
-        for _ in range(min(job.accumulate, MICRO_BATCHES)):
-            micro_batch(r, program, body, step)
+        leaves = [tensor for _, some in stepper.model_spans for tensor in some]
+        fresh = all(tensor.grad is None for tensor in leaves)
+        if first is not None and fresh:
+            first.again(r, leaves, step)
+        else:
+            begin = len(r.events)
+            for _ in range(min(job.accumulate, MICRO_BATCHES)):
+                micro_batch(r, program, body, step)
+            first = Stretch(r, begin, leaves) if fresh else None
         r.mark("step", "", step)
         if job.clip:
             clip(r, stepper, step)
@@ -39,6 +47,38 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     if job.evaluate:
         evaluate(r, program, body)
     return body, stepper, scaler
+
+
+class Stretch:
+    """The micro-batches of a step that began without gradients. A later step that begins so repeats them: the same events
+    under new numbers, without what stays for good (a workspace), and with its own gradients left behind."""
+
+    def __init__(self, r: Recorder, begin: int, leaves: list[Tensor]) -> None:
+        self.events = r.events[begin:]
+        self.gradients = [tensor.grad.storage.id if tensor.grad is not None and tensor.grad.storage is not None else None for tensor in leaves]
+        freed = {event.id for event in self.events if type(event) is Free}
+        kept = freed.union(number for number in self.gradients if number is not None)
+        self.staying = {event.id for event in self.events if type(event) is Alloc and event.id not in kept}
+        self.low = min((event.id for event in self.events if type(event) is Alloc), default=0)
+
+    def again(self, r: Recorder, leaves: list[Tensor], step: int) -> None:
+        shift = r.reserve_ids(self.low)
+        low, staying, write = self.low, self.staying, r.write
+        for event in self.events:
+            kind = type(event)
+            if kind is Alloc:
+                if event[0] not in staying:
+                    write(tuple.__new__(Alloc, (event[0] + shift, *event[1:])))
+            elif kind is Free:
+                write(tuple.__new__(Free, (event[0] + shift if event[0] >= low else event[0], event[1])))
+            elif kind is Mark:
+                r.marks.append(len(r.events))
+                write(event._replace(step=step))
+            else:
+                write(event)
+        for tensor, number in zip(leaves, self.gradients, strict=True):
+            if number is not None:
+                tensor.grad = Tensor(tensor.shape, tensor.format, r.adopt(number + shift, tensor))
 
 
 def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:

@@ -271,12 +271,21 @@ class Layer(Module):
     blocks: tuple[Block, ...]
     parallel: bool = False
 
+    @cached_property
+    def listed(self) -> tuple[Weight, ...]:
+        """The weights, found once; a norm shared by parallel blocks stands once."""
+        return tuple({weight.name: weight for weight in super().weights()}.values())
+
+    @cached_property
+    def products(self) -> tuple[Linear, ...]:
+        """The linear layers, found once."""
+        return tuple(super().linears())
+
     def weights(self) -> Iterator[Weight]:
-        seen: set[str] = set()
-        for weight in super().weights():
-            if weight.name not in seen:  # a norm shared by parallel blocks stands once
-                seen.add(weight.name)
-                yield weight
+        return iter(self.listed)
+
+    def linears(self) -> Iterator[Linear]:
+        return iter(self.products)
 
 
 @dataclass(frozen=True, kw_only=True)
