@@ -65,13 +65,12 @@ class Stretch:
         shift = r.reserve_ids(self.low)
         low, staying, write = self.low, self.staying, r.write
         for event in self.events:
-            kind = type(event)
-            if kind is Alloc:
-                if event[0] not in staying:
-                    write(tuple.__new__(Alloc, (event[0] + shift, *event[1:])))
-            elif kind is Free:
-                write(tuple.__new__(Free, (event[0] + shift if event[0] >= low else event[0], event[1])))
-            elif kind is Mark:
+            if isinstance(event, Alloc):
+                if event.id not in staying:
+                    write(tuple.__new__(Alloc, (event.id + shift, *event[1:])))
+            elif isinstance(event, Free):
+                write(event if event.id < low else Free(event.id + shift, event.streams))
+            elif isinstance(event, Mark):
                 r.marks.append(len(r.events))
                 write(event._replace(step=step))
             else:
