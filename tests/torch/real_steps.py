@@ -109,6 +109,24 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
     return split(profiler)
 
 
+def generated(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: int = 4, **settings: Any) -> Changes:
+    """A prompt and some tokens by `generate`, in fp32."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = dict(config)
+    wanted = AutoConfig.for_model(values.pop("model_type"), **values)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        model: Any = AutoModelForCausalLM.from_config(wanted, dtype=torch.float32)
+        model.eval()
+        model.generation_config.eos_token_id = None
+        with record_function("first step"):
+            pass
+        prompt = torch.randint(1, wanted.get_text_config().vocab_size, (batch, seq))
+        held = model.generate(prompt, max_new_tokens=new, do_sample=False, pad_token_id=0, return_dict_in_generate=True, **settings)
+        del held
+    return split(profiler)
+
+
 def split(profiler: Any) -> Changes:
     events = profiler.profiler.kineto_results.events()
     start = next(one.start_ns() for one in events if one.name() == "first step")

@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.torch.real_steps import CONFIGS, Changes, real, traced  # noqa: E402
+from tests.torch.real_steps import CONFIGS, Changes, generated, real, traced  # noqa: E402
 
 from memfit.job import Job  # noqa: E402
 from memfit.tape import check  # noqa: E402
@@ -25,6 +25,11 @@ def trace(config: dict[str, Any], **options: Any) -> Changes:
     tape = trace_config(config, Job(batch=2, seq=64, precision="fp32", **options), device="cpu")
     check(tape)
     return traced(tape)
+
+
+def answered(config: dict[str, Any], **options: Any) -> Changes:
+    job = Job(task="inference", batch=2, seq=64, new_tokens=4, precision="fp32", **options)
+    return traced(trace_config(config, job, device="cpu", decode_all=True))
 
 
 def compare(found: Changes, truth: Changes, order: bool = True, states: int = 0) -> None:
@@ -82,3 +87,13 @@ OPTIMIZERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_optimizers(name: str) -> None:
     compare(trace(CONFIGS["llama"], optimizer=name), real(CONFIGS["llama"], optimizer=OPTIMIZERS[name]))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2", "qwen3_moe", "falcon", "deepseek_v3"])
+def test_generate(name: str) -> None:
+    compare(answered(CONFIGS[name]), generated(CONFIGS[name]))
+
+
+@pytest.mark.parametrize(("cache", "settings"), [("static", {"cache_implementation": "static"}), ("none", {"use_cache": False})])
+def test_caches(cache: str, settings: dict[str, Any]) -> None:
+    compare(answered(CONFIGS["llama"], cache=cache), generated(CONFIGS["llama"], **settings))

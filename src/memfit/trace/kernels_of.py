@@ -136,15 +136,15 @@ def math_attention(
     root = abs(scale) ** 0.5
     scaled = query * root
     if causal:
-        ones = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
-        bias = additive(ones, query)
+        bias = torch.ones((query.shape[-2], key.shape[-2]), dtype=torch.bool, device=query.device).tril()
+        bias = additive(bias, query)
     if grouping and query.shape[-3] != key.shape[-3]:
         groups = query.shape[-3] // key.shape[-3]
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
-    scores = torch.matmul(scaled, key.transpose(-2, -1) * root)
+    weights = torch.matmul(scaled, key.transpose(-2, -1) * root)
     if bias is not None:
-        scores.add_(bias)
-    weights = aten._safe_softmax(scores, -1)
+        weights.add_(bias)
+    weights = aten._safe_softmax(weights, -1)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
     result, _ = torch.matmul(weights, value).to(kind), weights.to(kind)
