@@ -40,9 +40,11 @@ def grown(r: Recorder, old: Tensor | None, new: Tensor) -> Tensor:
 def dynamic(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """DynamicLayer grows by concatenation; DynamicSlidingWindowLayer keeps a view of its last window − 1 tokens, and so the
     whole block it is a view of."""
-    old = cache.layers.get(where, (None, None))
-    keys = grown(r, old[0], k)
-    values = grown(r, old[1], v)
+    past_keys, past_values = cache.layers.pop(where, (None, None))
+    keys = grown(r, past_keys, k)
+    del past_keys  # the layer's attribute takes the new keys before the values grow
+    values = grown(r, past_values, v)
+    del past_values
     cache.layers[where] = (last(keys, window), last(values, window))
     return keys, values
 
