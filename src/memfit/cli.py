@@ -277,10 +277,11 @@ def echo(text: str, stream: TextIO | None = None) -> None:
 
 
 def complain(problems: Iterable[Problem]) -> None:
-    from memfit.report.text import remarks
+    from memfit.report.text import paint, remarks
 
-    for line in remarks(problems, coloured(sys.stderr)):
-        echo(line, sys.stderr)
+    colour = coloured(sys.stderr)
+    for line in remarks(problems):
+        echo(paint(line) if colour else line, sys.stderr)
 
 
 def problem_of(error: MemfitError) -> Problem:

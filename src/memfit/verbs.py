@@ -68,7 +68,7 @@ def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, 
     known = options()
     problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
     asked = {name: value for name, value in values.items() if name in Ask.__dataclass_fields__ and name != "model"}
-    ask = gather(problems, Ask, lambda: ask_from(asked))
+    ask = ask_from(asked, problems)
     job = gather(problems, Job, lambda: job_from({name: value for name, value in values.items() if name in Job.__dataclass_fields__}))
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
@@ -151,9 +151,10 @@ def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[
         return otherwise()
 
 
-def ask_from(values: Mapping[str, Any]) -> Ask:
+def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:
+    """What can be read of `values`; the rest joins `problems`."""
     fields = Ask.__dataclass_fields__
-    good, problems = {}, []
+    good = {}
     for name, value in values.items():
         read = from_text(value, str(fields[name].type)) if isinstance(value, str) else value
         if name == "memory" and isinstance(value, int) and not isinstance(value, bool):
@@ -162,8 +163,6 @@ def ask_from(values: Mapping[str, Any]) -> Ask:
         problems += found
         if not found:
             good[name] = read
-    if problems:
-        raise InputError(*problems)
     return Ask(**good)
 
 

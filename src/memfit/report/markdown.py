@@ -13,12 +13,12 @@ def markdown(estimate: Estimate) -> str:
     lines = [*_head(estimate), *_numbers(estimate), *_parts(estimate), *_moments(estimate)]
     lines += [f"- {escape(answer_line(answer))}" for answer in estimate.answers]
     if estimate.problems:
-        lines += ["", *(f"> {escape(line)}  " for line in remarks(estimate.problems, False))]
+        lines += ["", *(f"> {escape(line)}  " for line in remarks(estimate.problems))]
     return "\n".join(lines)
 
 
 def _head(estimate: Estimate) -> Iterator[str]:
-    first, *more = verdict(estimate, False)
+    first, *more = verdict(estimate)
     yield f"**{escape(first)}**"
     yield ""
     yield f"{escape(estimate.model.name)}: {escape(job_words(estimate.job))}."

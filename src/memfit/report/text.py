@@ -16,7 +16,7 @@ from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, wit
 from memfit.simulate.memory import Moment, Stretch
 from memfit.units import GIB
 
-COLOURS = {"fits": "32", "tight": "33", "no": "31", "error": "31", "warning": "33", "note": "36", "head": "1"}
+COLOURS = {"fits": "32", "tight": "33", "no": "31", "error": "31", "warning": "33", "note": "36"}
 WHAT = {
     "device": "what nvidia-smi shows: reserved and the CUDA context",
     "reserved": "what torch's allocator holds: live tensors, gaps, cache",
@@ -33,29 +33,29 @@ MARGIN = 11
 
 def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
     """The whole report, without a newline at its end."""
-    sections = (verdict(estimate, colour), subject(estimate), numbers(estimate), parts(estimate, width), moments(estimate, width))
+    sections = (verdict(estimate), subject(estimate), numbers(estimate), parts(estimate, width), moments(estimate, width))
     lines: list[str] = []
-    for section in (*sections, answers(estimate), remarks(estimate.problems, colour)):
+    for section in (*sections, answers(estimate), remarks(estimate.problems)):
         found = [folded for line in section for folded in fold(line, width)]
         lines += ["", *found] if lines and found else found
-    return "\n".join(lines)
+    return "\n".join([paint(lines[0], estimate.verdict), *map(paint, lines[1:])] if colour else lines)
 
 
-def verdict(estimate: Estimate, colour: bool) -> Iterator[str]:
-    """The answer in one line, and what is behind it in another."""
-    name = paint(VERDICTS[estimate.verdict], estimate.verdict or "head", colour)
-    device, band = gib(estimate.device), f"{gib(estimate.band.low)} to {gib(estimate.band.high)} GiB"
+def verdict(estimate: Estimate) -> Iterator[str]:
+    """The answer in one line, and what is behind it in others."""
+    device, low, high = gib(estimate.device), gib(estimate.band.low), gib(estimate.band.high)
     if estimate.gpu is None or estimate.usable is None:
-        yield paint(f"needs {device} GiB", "head", colour) + f" on a GPU (between {band})"
+        yield f"needs {device} GiB on a GPU, between {low} and {high} GiB"
         return
     room, spare = gib(estimate.usable[0]), estimate.usable[0] - estimate.device
+    name = VERDICTS[estimate.verdict]
     if estimate.verdict == "no":
         yield f"{name}: needs {device} GiB, {estimate.gpu.name} offers {room} GiB"
     elif estimate.verdict == "tight":
         yield f"{name}: {device} GiB of {room} GiB on {estimate.gpu.name}"
     else:
         yield f"{name}: {device} GiB of {room} GiB on {estimate.gpu.name}, {gib(spare)} GiB to spare"
-    yield f"the estimate reaches from {band}"
+    yield f"the estimate reaches from {low} to {high} GiB"
     if estimate.failure is not None:
         asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
         yield f"runs out of memory in {place(estimate.failure.at, estimate)}: asks for {asked}, {left} are left"
@@ -109,7 +109,7 @@ def parts(estimate: Estimate, width: int) -> Iterator[str]:
     """Each part's bar begins where the one above it ends; the line is where the GPU is full."""
     whole = estimate.device
     limit = None if estimate.usable is None else estimate.usable[0]
-    scale, columns = max(whole, limit or 0, 1), max(10, min(60, width - 38))
+    scale, columns = max(whole, limit or 0, 1), max(8, min(60, width - 36))
     title = "what fills it" if limit is None else f"what fills it (│ {gib(limit)} GiB usable)"
     yield title
     at = 0
@@ -137,7 +137,7 @@ def moments(estimate: Estimate, width: int) -> Iterator[str]:
         return
     yield f"the peak of live tensors comes in {place(memory.at, estimate)}"
     reserved = memory.reserved is not None
-    scale, columns = max(estimate.held, 1), max(10, min(30, width - 50))
+    scale, columns = max(estimate.held, 1), max(4, min(30, width - 54))
     yield f"  {'GiB':<28}{'allocated':>11}{'reserved' if reserved else '':>11}".rstrip()
     before = ""
     for stretch in merged(memory.timeline):
@@ -187,10 +187,10 @@ def answer_line(answer: Answer) -> str:
     return f"{QUESTIONS[answer.question]}: {value}{device}" + (f" ({answer.limit})" if answer.limit else "")
 
 
-def remarks(problems: Iterable[Problem], colour: bool) -> Iterator[str]:
+def remarks(problems: Iterable[Problem]) -> Iterator[str]:
     for problem in problems:
         where = f" @ {problem.where}" if problem.where else ""
-        yield f"{paint(problem.level, problem.level, colour)}: {problem.message}{where}"
+        yield f"{problem.level}: {problem.message}{where}"
         if problem.hint:
             yield f"  hint: {problem.hint}"
 
@@ -199,13 +199,16 @@ def times(number: int) -> str:
     return "once" if number == 1 else f"{number} times"
 
 
-def paint(words: str, kind: str, colour: bool) -> str:
-    return f"\x1b[{COLOURS[kind]}m{words}\x1b[0m" if colour else words
+def paint(line: str, kind: str | None = None) -> str:
+    """Colour for the word before the colon: of a verdict, which the caller knows, or of a level."""
+    head, colon, rest = line.partition(":")
+    colour = COLOURS.get(kind or head)
+    return f"\x1b[{colour}m{head}\x1b[0m{colon}{rest}" if colour and colon else line
 
 
 def fold(line: str, width: int) -> list[str]:
     """Long lines go on under their text; a line without a blank in the first columns has its text at two."""
-    if len(line) <= width or "\x1b" in line or "█" in line:
+    if len(line) <= width or "█" in line:
         return [line]
     indent = MARGIN + 13 if line[MARGIN : MARGIN + 13].rstrip().endswith("GiB") else MARGIN if line[:MARGIN].endswith("  ") else 2
     return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [line]

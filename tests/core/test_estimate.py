@@ -1,0 +1,309 @@
+"""Verdicts over hand-written tapes, through the producer's seam; reverse questions; what a Python caller sees."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import memfit
+from memfit.errors import InputError
+from memfit.estimate import Estimate, estimate, trainable
+from memfit.hardware import Cluster, custom_gpu, find_gpu, usable
+from memfit.job import Job
+from memfit.model.families import build
+from memfit.model.modules import Model
+from memfit.plan.reverse import cheapest_precision, largest_batch, last, longest_seq, smallest_gpu
+from memfit.simulate.memory import memory
+from memfit.tape import Alloc, Event, Free, Mark, Tape
+from memfit.units import GIB, MIB
+
+SMALL = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 8, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
+}  # fmt: skip
+MODEL = build(SMALL, name="small")
+ATTENTION, MLP, NORMS = 64 * 64 * 2 + 64 * 32 * 2, 3 * 64 * 176, 2 * 64
+TOTAL = 2 * 512 * 64 + 64 + 8 * (ATTENTION + MLP + NORMS)
+
+
+def written(*events: Event) -> Callable[..., Tape]:
+    return lambda model, job, strategy, cluster: Tape(events=events, source="handwritten", versions={"torch": "9.9"})
+
+
+def load(size: int) -> tuple[Event, ...]:
+    return (Mark("load"), Alloc(0, size, "weights", "embed", "parameter"))
+
+
+def on(gpu: str) -> Cluster:
+    return Cluster(gpu=find_gpu(gpu))
+
+
+def held(size: int) -> Estimate:
+    """An estimate for 10 GiB on a T4-like card of `size` bytes, whose context is on record."""
+    import dataclasses
+
+    gpu = dataclasses.replace(find_gpu("t4"), memory=size, memory_range=(size, size + 100 * MIB))
+    return estimate(MODEL, Job(), Cluster(gpu=gpu), producer=written(*load(10 * GIB)))
+
+
+# ----------------------------------------------------------------------------------------------------------- verdict
+def test_the_four_numbers_and_their_parts() -> None:
+    found = held(12 * GIB)
+    low, high = found.context.low, found.context.high
+    assert (found.memory.allocated, found.memory.reserved) == (10 * GIB, 10 * GIB)
+    assert found.outside == (low + high) // 2
+    assert found.device == 10 * GIB + found.outside
+    assert found.parts == {"weights": 10 * GIB, "rounding": 0, "fragmentation": 0, "context": found.outside}
+    assert sum(found.parts.values()) == found.device
+    assert found.usable == (12 * GIB, 12 * GIB + 100 * MIB)
+    assert (found.band.low, found.band.high) == (10 * GIB + low, 10 * GIB + high)
+    assert "provisional" in found.band.origin
+    assert (found.source, found.versions) == ("handwritten", {"torch": "9.9"})
+
+
+def test_verdicts_by_where_the_band_lies() -> None:
+    whole = held(12 * GIB)
+    assert held(whole.band.high).verdict == "fits"
+    assert held(whole.band.high - 1).verdict == "tight"
+    assert held(whole.band.low - 100 * MIB).verdict == "tight"
+    assert held(whole.band.low - 100 * MIB - 1).verdict == "no"
+    assert [held(size).fits for size in (12 * GIB, whole.band.high - 1, 10 * GIB - 500 * MIB)] == [True, True, False]
+
+
+def test_running_out_says_where_and_for_how_much() -> None:
+    events = (*load(6 * GIB), Mark("forward", "layers.3", 1), Alloc(1, 6 * GIB, "activations", "layers.3.mlp", "silu"))
+    found = estimate(MODEL, Job(), Cluster(gpu=custom_gpu(8 * GIB)), producer=written(*events))
+    assert found.verdict == "no"
+    assert found.failure is not None
+    assert (found.failure.at.phase, found.failure.at.step, found.failure.at.where, found.failure.at.op) == (
+        "forward",
+        1,
+        "layers.3.mlp",
+        "silu",
+    )
+    assert found.failure.asked == 6 * GIB
+    assert found.failure.left == 2 * GIB - found.context.low
+    assert found.memory.allocated == 12 * GIB, "the answer still says what would be needed"
+
+
+def test_giving_cached_blocks_back_is_tight_and_counted() -> None:
+    """3 GiB are freed and cached, 4 GiB do not fit into them: the allocator gives them back and goes on."""
+    events = (*load(GIB), Mark("forward"), Alloc(1, 3 * GIB, "activations"), Free(1), Alloc(2, 4 * GIB, "activations"))
+    found = estimate(MODEL, Job(), Cluster(gpu=custom_gpu(7 * GIB)), producer=written(*events))
+    assert (found.memory.allocated, found.memory.reserved) == (5 * GIB, 8 * GIB)
+    assert (found.verdict, found.retries, found.failure) == ("tight", 1, None)
+
+
+def test_without_a_gpu_there_is_no_verdict() -> None:
+    found = estimate(MODEL, Job(), producer=written(*load(GIB)))
+    assert (found.verdict, found.usable, found.gpu, found.fits) == (None, None, None, True)
+    assert ("note", "gpu") in [(problem.level, problem.where) for problem in found.problems]
+
+
+def test_the_live_peak_alone_is_quick_and_says_so() -> None:
+    precise = estimate(MODEL, Job(seq=128), on("t4"))
+    quick = estimate(MODEL, Job(seq=128), on("t4"), precise=False)
+    assert quick.memory.reserved is None
+    assert quick.memory.fragmentation is None
+    assert "fragmentation" not in quick.parts
+    assert quick.memory.allocated == memory(precise.memory.tape).allocated
+    assert sum(quick.parts.values()) == quick.device
+    assert "live peak" in quick.band.origin
+
+
+def test_options_of_the_allocator_count() -> None:
+    events = (*load(30 * MIB), Mark("forward"), Alloc(1, 3 * MIB, "activations"))
+    tape = written(*events)
+    plain = estimate(MODEL, Job(), on("t4"), producer=tape)
+    other = estimate(MODEL, Job(alloc_conf="expandable_segments:True"), on("t4"), producer=tape)
+    assert (plain.memory.reserved, other.memory.reserved) == (50 * MIB, 40 * MIB)
+
+
+def test_a_memory_fraction_is_one_of_a_gpu() -> None:
+    half = Job(alloc_conf="per_process_memory_fraction:0.5")
+    assert estimate(MODEL, half, Cluster(gpu=custom_gpu(8 * GIB)), producer=written(*load(GIB))).memory.reserved == GIB
+    with pytest.raises(InputError, match="needs a GPU"):
+        estimate(MODEL, half, producer=written(*load(GIB)))
+
+
+def test_several_gpus_are_refused_so_far() -> None:
+    with pytest.raises(InputError, match="8 GPUs"):
+        estimate(MODEL, Job(), Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8), producer=written(*load(GIB)))
+
+
+# -------------------------------------------------------------------------------------------------- what is said beside
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ({}, TOTAL),
+        ({"task": "inference"}, 0),
+        ({"method": "lora", "rank": 4}, 8 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 176))),
+        ({"method": "lora", "rank": 4, "targets": "q_proj,v_proj"}, 8 * 4 * (64 + 64 + 64 + 32)),
+        ({"method": "lora", "rank": 4, "targets": "q_proj", "modules_to_save": "lm_head"}, 8 * 4 * 128 + 512 * 64),
+        ({"method": "freeze", "trainable": "layers.3.mlp,model.norm"}, MLP + 64),
+    ],
+)
+def test_trainable_parameters(options: dict[str, Any], count: int) -> None:
+    assert MODEL.parameters == TOTAL
+    assert trainable(MODEL, Job(**options)) == count
+
+
+def test_the_host_holds_a_copy_unless_bitsandbytes_loads() -> None:
+    tape = written(*load(GIB))
+    assert estimate(MODEL, Job(), producer=tape).host.size == 2 * TOTAL
+    assert estimate(MODEL, Job(precision="fp32"), producer=tape).host.size == 4 * TOTAL
+    assert estimate(MODEL, Job(method="qlora"), producer=tape).host.size == 2 * 512 * 64
+
+
+def remarks(model: Model, job: Job, cluster: Cluster | None) -> list[tuple[str, str]]:
+    found = estimate(model, job, cluster, producer=written(*load(GIB)))
+    return [(problem.level, problem.where) for problem in found.problems]
+
+
+def test_what_is_assumed_is_said() -> None:
+    from memfit.hardware import all_gpus
+
+    assert remarks(MODEL, Job(seq=128), on("t4")) == []
+    assert remarks(MODEL, Job(seq=257), on("t4")) == [("warning", "job.seq")]
+    assert remarks(MODEL, Job(task="inference", seq=200, new_tokens=57), on("t4")) == [("warning", "job.seq")]
+    assert ("warning", "gpu") in remarks(MODEL, Job(seq=128), on("mi300x"))
+    unproven = next(gpu for gpu in all_gpus() if "memory" in gpu.unchecked and gpu.vendor == "nvidia")
+    assert remarks(MODEL, Job(seq=128), Cluster(gpu=unproven)) == [("warning", "gpu")]
+    experts = build({**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2})
+    assert remarks(experts, Job(seq=128), on("t4")) == [("note", "job.router_skew")]
+    assert remarks(experts, Job(seq=128, router_skew=2.0), on("t4")) == []
+
+
+# --------------------------------------------------------------------------------------------------- reverse questions
+@given(st.integers(0, 3000), st.integers(1, 3000), st.data())
+def test_the_last_that_holds_is_found_from_anywhere(limit: int, top: int, data: st.DataObject) -> None:
+    start = data.draw(st.sampled_from((1, top)) | st.integers(1, top))
+    asked: list[int] = []
+
+    def holds(value: int) -> bool:
+        asked.append(value)
+        return value <= limit
+
+    assert last(holds, top, start) == min(limit, top)
+    assert all(1 <= value <= top for value in asked)
+    assert len(asked) <= 40
+
+
+def verdict(job: Job, cluster: Cluster) -> str | None:
+    return estimate(MODEL, job, cluster).verdict
+
+
+def test_the_largest_batch_fits_and_the_next_does_not() -> None:
+    cluster = Cluster(gpu=custom_gpu(2 * GIB))
+    answer = largest_batch(MODEL, Job(seq=128), cluster)
+    assert isinstance(answer.value, int)
+    assert answer.value > 100
+    assert verdict(Job(seq=128, batch=answer.value), cluster) == "fits"
+    assert verdict(Job(seq=128, batch=answer.value + 1), cluster) != "fits"
+    assert answer.device == estimate(MODEL, Job(seq=128, batch=answer.value), cluster).device
+
+
+def test_the_longest_sequence_ends_with_the_positions_or_the_memory() -> None:
+    roomy = longest_seq(MODEL, Job(), Cluster(gpu=custom_gpu(8 * GIB)))
+    assert (roomy.value, roomy.limit) == (256, "the model has no more positions")
+    tight = longest_seq(MODEL, Job(batch=1000), Cluster(gpu=custom_gpu(2 * GIB)))
+    assert isinstance(tight.value, int)
+    assert 0 < tight.value < 256
+    assert tight.limit == ""
+    assert verdict(Job(batch=1000, seq=tight.value + 1), Cluster(gpu=custom_gpu(2 * GIB))) != "fits"
+
+
+def test_where_nothing_fits_the_answer_is_none() -> None:
+    small = Cluster(gpu=custom_gpu(64 * MIB))
+    assert largest_batch(MODEL, Job(), small).value is None
+    assert longest_seq(MODEL, Job(), small).value is None
+    assert cheapest_precision(MODEL, Job(), small).value is None
+    assert smallest_gpu(MODEL, Job(batch=2**22), None).value is None
+
+
+def test_the_smallest_gpu_is_the_first_by_memory_that_fits() -> None:
+    def seven(model: Model, job: Job, strategy: Any, cluster: Any) -> Tape:
+        return Tape(events=load(23 * GIB + GIB // 2), source="handwritten")
+
+    answer = smallest_gpu(MODEL, Job(), None, seven)
+    assert isinstance(answer.value, str)
+    assert usable(find_gpu(answer.value)) > 23 * GIB + GIB // 2
+    assert usable(find_gpu(answer.value)) < 33 * GIB
+
+
+def test_precisions_are_tried_from_the_best_down() -> None:
+    whole = cheapest_precision(MODEL, Job(seq=128), Cluster(gpu=custom_gpu(4 * GIB)))
+    assert whole.value == "fp32"
+    assert [name for name, _, _ in whole.tried] == ["fp32", "autocast-bf16", "bf16-master", "bf16"]
+    adapters = cheapest_precision(MODEL, Job(seq=128, method="lora", precision="fp16"), Cluster(gpu=custom_gpu(4 * GIB)))
+    assert [name for name, _, _ in adapters.tried] == ["fp32", "autocast-fp16", "fp16", "int8 weights, fp16", "nf4 weights, fp16"]
+
+
+# ------------------------------------------------------------------------------------------------------ the public name
+def test_the_verb_stays_in_front_of_the_module_of_its_name() -> None:
+    code = "import memfit.estimate, memfit; print(callable(memfit.estimate), memfit.Estimate.__module__, memfit.InputError.__name__)"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root / "src")})
+    assert done.stdout.split() == ["True", "memfit.estimate", "InputError"]
+    assert set(memfit.__all__) <= set(dir(memfit))
+    with pytest.raises(AttributeError, match="nonesuch"):
+        memfit.nonesuch  # noqa: B018
+
+
+def test_python_takes_what_the_command_line_takes() -> None:
+    found = memfit.estimate(SMALL, gpu="RTX 4090", method="lora", batch=2, seq=128, targets=["q_proj", "v_proj"], longest_seq=True)
+    assert found.verdict == "fits"
+    assert found.job == Job(method="lora", batch=2, seq=128, targets="q_proj,v_proj")
+    assert found.gpu is not None
+    assert found.gpu.id == "rtx-4090"
+    assert [(answer.question, answer.value) for answer in found.answers] == [("longest_seq", 256)]
+    same = memfit.estimate(MODEL, gpu="rtx-4090", method="lora", batch=2, seq=128, targets="q_proj,v_proj")
+    assert same.memory == found.memory
+
+
+def test_memory_overrides_what_is_on_record() -> None:
+    found = memfit.estimate(SMALL, gpu="rtx-4090", memory="10GiB", seq=128)
+    assert found.usable == (10 * GIB, 10 * GIB)
+    assert found.gpu is not None
+    assert found.gpu.sm == (8, 9)
+    assert memfit.estimate(SMALL, memory=3 * GIB, seq=128).usable == (3 * GIB, 3 * GIB)
+
+
+def test_everything_wrong_is_raised_at_once() -> None:
+    with pytest.raises(InputError) as caught:
+        memfit.estimate(
+            {**SMALL, "hidden_size": -1},
+            gpu="rtx-4091",
+            memory="3 parsecs",
+            bach=1,
+            seq="long",
+            optimizer="adam_w",
+            alloc_conf="x:1",
+            by="magic",
+        )
+    where = [problem.where for problem in caught.value.problems]
+    assert {"bach", "by", "job.seq", "job.optimizer", "gpu", "memory", "config.hidden_size", "job.alloc_conf"} <= set(where)
+    hints = {problem.where: problem.hint for problem in caught.value.problems}
+    assert "`batch`" in hints["bach"]
+    assert "rtx-4090" in hints["gpu"]
+
+
+def test_a_question_that_needs_a_gpu_says_so() -> None:
+    with pytest.raises(InputError, match="depends on the GPU"):
+        memfit.estimate(SMALL, largest_batch=True)
+
+
+def test_lists_can_be_searched() -> None:
+    assert {gpu.id for gpu in memfit.gpus("a100 80gb")} == {"a100-pcie-80gb", "a100-sxm-80gb"}
+    assert "meta-llama/Llama-3.1-8B" in {entry.name for entry in memfit.models("llama*3.1 8b")}
+    assert len(memfit.gpus()) >= 70
+    for verb in (memfit.gpus, memfit.models):
+        with pytest.raises(InputError, match="matches"):
+            verb("no such thing")
