@@ -295,16 +295,15 @@ class Recorder:
             if target is None:
                 continue
             result, results[index] = results[index], None
-            leaf = type(target) is Tensor
             if result is not None:
-                key = target if leaf else key_of(target, node.slots[index])
+                key = target if isinstance(target, Tensor) else key_of(target, node.slots[index])
                 old = buffers.pop(key, None)
                 buffers[key] = result if old is None else self._sum(old, result)
                 del old
             del result
             waiting[target] -= 1
             if waiting[target] == 0:
-                if leaf:
+                if isinstance(target, Tensor):
                     self._accumulate(target, buffers)
                 elif target.outputs > 1 or target in buffers:
                     heappush(ready, (-target.seq, target))
