@@ -13,6 +13,7 @@ from heapq import heappop, heappush
 from typing import Any, TypeAlias
 
 from memfit.formats import Format
+from memfit.lower.strides import Strides, kept
 from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Part, Phase
 
 Shape: TypeAlias = tuple[int, ...]
@@ -44,24 +45,29 @@ class Storage:
 
 
 class Tensor:
-    """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the node's outputs it is."""
+    """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the node's outputs it is. `strides`
+    are None where it is contiguous; `base` is what it is a view of, where torch's own tensor would hold that."""
 
-    __slots__ = ("shape", "format", "storage", "node", "slot", "needs", "grad", "name")
+    __slots__ = ("shape", "format", "storage", "node", "slot", "needs", "grad", "name", "strides", "base")
 
     def __init__(self, shape: Shape, format: Format, storage: Storage | None, node: Node | None = None, needs: bool = False) -> None:
         self.shape, self.format, self.storage, self.node, self.needs = shape, format, storage, node, needs
         self.slot = 0
         self.grad: Tensor | None = None
         self.name = ""
+        self.strides: Strides = None
+        self.base: Tensor | None = None
 
     def view(self, *shape: int) -> Tensor:
-        """The same storage in another shape; gradients pass through unchanged."""
+        """The same storage in another shape; gradients pass through unchanged. For contiguous tensors; `views` has the rest."""
         view = Tensor(shape or self.shape, self.format, self.storage, self.node, self.needs)
         view.slot = self.slot
         return view
 
     def detach(self) -> Tensor:
-        return Tensor(self.shape, self.format, self.storage)
+        alias = Tensor(self.shape, self.format, self.storage)
+        alias.strides = self.strides
+        return alias
 
     @property
     def count(self) -> int:
@@ -140,7 +146,11 @@ class Recorder:
         return Tensor(shape, format, Storage(id, size, self.write))
 
     def like(self, tensor: Tensor, op: str, part: Part | None = None) -> Tensor:
-        return self.tensor(tensor.shape, tensor.format, op, part)
+        """`empty_like`: the same shape, and the same layout without gaps."""
+        out = self.tensor(tensor.shape, tensor.format, op, part)
+        if tensor.strides is not None:
+            out.strides = kept(tensor.shape, tensor.strides)
+        return out
 
     def scratch(self, size: int, op: str, part: Part = "workspace") -> Storage | None:
         """Bytes that a kernel takes for itself; they live while the caller keeps what is returned."""
