@@ -6,6 +6,7 @@ No framework is imported here; `lower` and `trace` use the same rows. Sizes are 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from memfit.registry import Registry
 
@@ -37,7 +38,13 @@ def up(count: int, multiple: int) -> int:
 
 # -- cuBLAS -------------------------------------------------------------------------------------------------------------
 
-_row("cublas_workspace", "32 MiB on major 9, 10 and 12, else 8.125 MiB, per thread that multiplies", "torch 2.13", "aten/src/ATen/cuda/CublasHandlePool.cpp", "process")  # fmt: skip
+_row(
+    "cublas_workspace",
+    "32 MiB on major 9, 10 and 12, else 8.125 MiB, per thread that multiplies",
+    "torch 2.13",
+    "aten/src/ATen/cuda/CublasHandlePool.cpp",
+    "process",
+)
 
 
 def cublas_workspace(capability: tuple[int, int] = (8, 0), torch: tuple[int, int] = (2, 13)) -> int:
@@ -49,7 +56,12 @@ def cublas_workspace(capability: tuple[int, int] = (8, 0), torch: tuple[int, int
     return 32 * MiB if large else 4096 * 1024 * 2 + 16 * 1024 * 8
 
 
-_row("cublaslt_workspace", "1 MiB per call up to 2.8, kept per thread in 2.9 and 2.10, shared with cuBLAS from 2.11", "torch 2.1 .. 2.13", "aten/src/ATen/cuda/CUDABlas.cpp; CublasHandlePool.cpp")  # fmt: skip
+_row(
+    "cublaslt_workspace",
+    "1 MiB per call up to 2.8, kept per thread in 2.9 and 2.10, shared with cuBLAS from 2.11",
+    "torch 2.1 .. 2.13",
+    "aten/src/ATen/cuda/CUDABlas.cpp; CublasHandlePool.cpp",
+)
 
 
 def cublaslt_workspace(torch: tuple[int, int] = (2, 13)) -> int:
@@ -59,7 +71,13 @@ def cublaslt_workspace(torch: tuple[int, int] = (2, 13)) -> int:
 
 # -- attention ----------------------------------------------------------------------------------------------------------
 
-_row("flash_forward", "log-sum-exp [B, N, S] fp32; two random-state tensors on the GPU", "torch 2.7 .. 2.13", "ATen/native/transformers/cuda/flash_attn/flash_api.cpp", "saved")  # fmt: skip
+_row(
+    "flash_forward",
+    "log-sum-exp [B, N, S] fp32; two random-state tensors on the GPU",
+    "torch 2.7 .. 2.13",
+    "ATen/native/transformers/cuda/flash_attn/flash_api.cpp",
+    "saved",
+)
 
 
 def flash_lse(batch: int, heads: int, query: int) -> int:
@@ -67,7 +85,12 @@ def flash_lse(batch: int, heads: int, query: int) -> int:
     return batch * heads * query * 4
 
 
-_row("flash_split", "fp32 partial outputs and statistics when keys are split", "torch 2.1 .. 2.13", "flash_attn/flash_api.cpp set_params_splitkv")
+_row(
+    "flash_split",
+    "fp32 partial outputs and statistics when keys are split",
+    "torch 2.1 .. 2.13",
+    "flash_attn/flash_api.cpp set_params_splitkv",
+)
 
 
 def flash_splits(batch: int, heads: int, query: int, key: int, head: int, sms: int = 108) -> int:
@@ -99,7 +122,12 @@ def flash_split_buffers(batch: int, heads: int, query: int, key: int, head: int,
     return rows, rows * up(up(head, 8), 32)
 
 
-_row("flash_backward", "softmax_d, dq_accum in fp32, and for grouped queries dk and dv at the query heads", "torch 2.1 .. 2.13", "flash_attn/flash_api.cpp mha_bwd")
+_row(
+    "flash_backward",
+    "softmax_d, dq_accum in fp32, and for grouped queries dk and dv at the query heads",
+    "torch 2.1 .. 2.13",
+    "flash_attn/flash_api.cpp mha_bwd",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +144,9 @@ class FlashBackward:
         return self.softmax_d + self.dq_accum + self.dk_expanded + self.dv_expanded
 
 
-def flash_backward(batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, element: int = 2, splits: int = 1) -> FlashBackward:
+def flash_backward(
+    batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, element: int = 2, splits: int = 1
+) -> FlashBackward:
     """Rounded to 128 queries and 32 values of the head; `splits` > 1 only with deterministic algorithms."""
     rounded, head8 = up(query, 128), up(head, 8)
     expanded = batch * key * heads * head8 * element if heads != kv_heads else 0
@@ -128,7 +158,13 @@ def flash_backward(batch: int, heads: int, kv_heads: int, query: int, key: int, 
     )
 
 
-_row("efficient_forward", "log-sum-exp with the length rounded to 32; an fp32 accumulator for heads above 128", "torch 2.1 .. 2.13", "ATen/native/transformers/cuda/attention.cu", "saved")  # fmt: skip
+_row(
+    "efficient_forward",
+    "log-sum-exp with the length rounded to 32; an fp32 accumulator for heads above 128",
+    "torch 2.1 .. 2.13",
+    "ATen/native/transformers/cuda/attention.cu",
+    "saved",
+)
 
 
 def efficient_lse(batch: int, heads: int, query: int) -> int:
@@ -140,10 +176,17 @@ def efficient_accumulator(batch: int, heads: int, query: int, head: int, value_h
     return batch * query * heads * value_head * 4 if element == 2 and max(head, value_head) > 128 else 0
 
 
-_row("efficient_backward", "delta [B, N, S] fp32 and one workspace of gradient tiles", "torch 2.1 .. 2.13", "mem_eff_attention/kernel_backward.h")
+_row(
+    "efficient_backward",
+    "delta [B, N, S] fp32 and one workspace of gradient tiles",
+    "torch 2.1 .. 2.13",
+    "mem_eff_attention/kernel_backward.h",
+)
 
 
-def efficient_backward(batch: int, heads: int, query: int, key: int, head: int, value_head: int, element: int = 2, capability: tuple[int, int] = (8, 0)) -> int:
+def efficient_backward(
+    batch: int, heads: int, query: int, key: int, head: int, value_head: int, element: int = 2, capability: tuple[int, int] = (8, 0)
+) -> int:
     """Delta plus the workspace of the tile that the kernel picks by head size and shared memory."""
     largest = max(head, value_head)
     small = capability in ((8, 6), (8, 9), (12, 0))
@@ -169,7 +212,12 @@ def efficient_backward(batch: int, heads: int, query: int, key: int, head: int, 
     return delta + 4 * batch * heads * up(tiles + kept, 4)
 
 
-_row("cpu_flash", "one tile of scores, row statistics and an output tile per thread", "torch 2.13", "ATen/native/cpu/FlashAttentionKernel.cpp; checked against the profiler")  # fmt: skip
+_row(
+    "cpu_flash",
+    "one tile of scores, row statistics and an output tile per thread",
+    "torch 2.13",
+    "ATen/native/cpu/FlashAttentionKernel.cpp; checked against the profiler",
+)
 
 
 def cpu_flash(query: int, key: int, head: int, threads: int, element: int = 4) -> int:
@@ -184,29 +232,100 @@ def cpu_flash_backward(query: int, key: int, threads: int, element: int = 4) -> 
     return threads * 2 * rows * min(512, key) * element
 
 
-Mask = str  # `none`, `causal`, `mask`
-_row("sdpa_choice", "flash, efficient, math, cuDNN in that order (cuDNN first on Hopper and Blackwell from 2.9 if it is new enough)", "torch 2.5.1 .. 2.13", "ATen/native/transformers/cuda/sdp_utils.cpp; ATen/Context.h", "saved")  # fmt: skip
+_row(
+    "cudnn",
+    "log-sum-exp fp32 and two 64-bit random-state scalars on the GPU; the graph's workspace is not known, an fp32 dq is the least",
+    "torch 2.5 .. 2.13",
+    "ATen/native/cudnn/MHA.cpp; the workspace inferred",
+    "saved",
+)
 
 
-def sdpa_backend(
-    *, element: int, half: bool, head: int, value_head: int, masked: bool, causal: bool, query: int, key: int,
-    grouped: bool = False, training: bool = True, dropout: float = 0.0, capability: tuple[int, int] = (8, 0), allowed: tuple[str, ...] = ("flash", "efficient", "math"),
-) -> str:  # fmt: skip
-    """The kernel that `scaled_dot_product_attention` takes on CUDA. `half`: fp16 or bf16. `grouped`: enable_gqa with fewer kv heads."""
-    consumer = capability in ((8, 6), (8, 9), (12, 0))
-    refused = consumer and training and (192 < head <= 224 or (head > 224 and dropout > 0))
-    if "flash" in allowed and half and not masked and head == value_head and head <= 256 and capability >= (8, 0) and not refused and (not causal or query == key):  # fmt: skip
-        return "flash"
-    aligned = head % (8 if half else 4) == 0 and value_head % (8 if half else 4) == 0
-    if "efficient" in allowed and element <= 4 and aligned and not grouped and capability >= (5, 0):
-        return "efficient"
-    return "cudnn" if "cudnn" in allowed and half and head % 8 == 0 and head <= 128 and capability >= (8, 0) else "math"
+def cudnn_backward(batch: int, heads: int, query: int, head: int) -> int:
+    """The least a backward graph needs beside dq, dk and dv: an fp32 accumulator of dq (inferred; measure it)."""
+    return batch * heads * query * head * 4
+
+
+_row(
+    "sdpa_choice",
+    "flash, efficient, math; cuDNN first on Hopper and Blackwell from torch 2.11 (whose bundled cuDNN is above 9.15)",
+    "torch 2.5.1 .. 2.13",
+    "ATen/native/transformers/cuda/sdp_utils.cpp; ATen/Context.h",
+    "saved",
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SdpaCall:
+    """One call of `scaled_dot_product_attention` on CUDA. `half`: fp16 or bf16. `grouped`: enable_gqa with fewer kv heads."""
+
+    element: int
+    half: bool
+    head: int
+    value_head: int
+    masked: bool
+    causal: bool
+    query: int
+    key: int
+    grouped: bool = False
+    training: bool = True
+    dropout: float = 0.0
+    capability: tuple[int, int] = (8, 0)
+    torch: tuple[int, int] = (2, 13)
+    allowed: tuple[str, ...] = ("flash", "efficient", "math")
+
+    @property
+    def consumer(self) -> bool:
+        """GPUs with little shared memory per multiprocessor."""
+        return self.capability in ((8, 6), (8, 9), (12, 0))
+
+    def cudnn(self) -> bool:
+        fits = self.head % 8 == 0 and self.value_head % 8 == 0 and max(self.head, self.value_head) <= 128 and self.key > 1
+        return "cudnn" in self.allowed and self.half and fits and self.capability >= (8, 0)
+
+    def flash(self) -> bool:
+        refused = self.consumer and self.training and (192 < self.head <= 224 or (self.head > 224 and self.dropout > 0))
+        square = not self.causal or self.query == self.key
+        alike = self.head == self.value_head and self.head <= 256
+        return "flash" in self.allowed and self.half and not self.masked and alike and self.capability >= (8, 0) and square and not refused
+
+    def efficient(self) -> bool:
+        step = 8 if self.half else 4
+        aligned = self.head % step == 0 and self.value_head % step == 0
+        return "efficient" in self.allowed and self.element <= 4 and aligned and not self.grouped and self.capability >= (5, 0)
+
+    @property
+    def backend(self) -> str:
+        first = self.capability[0] in (9, 10) and self.torch >= (2, 11)
+        if first and self.cudnn():
+            return "cudnn"
+        if self.flash():
+            return "flash"
+        if self.efficient():
+            return "efficient"
+        return "math" if "math" in self.allowed or not self.cudnn() else "cudnn"
+
+
+def sdpa_backend(**call: Any) -> str:
+    """The kernel that the call described by the fields of `SdpaCall` takes."""
+    return SdpaCall(**call).backend
 
 
 # -- norms, embeddings, reductions, sorting -----------------------------------------------------------------------------
 
-_row("rms_norm", "fp32 reciprocal root per row, saved (fused kernel from 2.9)", "torch 2.9 .. 2.13", "ATen/native/cuda/layer_norm_kernel.cu", "saved")
-_row("layer_norm_backward", "partial sums of the gradients of weight and bias for many rows of few values", "torch 2.7 .. 2.13", "ATen/native/cuda/layer_norm_kernel.cu")
+_row(
+    "rms_norm",
+    "fp32 reciprocal root per row, saved (fused kernel from 2.9)",
+    "torch 2.9 .. 2.13",
+    "ATen/native/cuda/layer_norm_kernel.cu",
+    "saved",
+)
+_row(
+    "layer_norm_backward",
+    "partial sums of the gradients of weight and bias for many rows of few values",
+    "torch 2.7 .. 2.13",
+    "ATen/native/cuda/layer_norm_kernel.cu",
+)
 
 
 def norm_backward(rows: int, width: int, element: int, sms: int = 108) -> int:
@@ -216,7 +335,12 @@ def norm_backward(rows: int, width: int, element: int, sms: int = 108) -> int:
     return min(-(-rows // 32), 32768 // -(-width // 32)) * width * element
 
 
-_row("embedding_backward", "sorted and original indices, segment offsets and fp32 partial sums, for more than 3072 tokens", "torch 2.6 .. 2.13", "ATen/native/cuda/EmbeddingBackwardKernel.cu")  # fmt: skip
+_row(
+    "embedding_backward",
+    "sorted and original indices, segment offsets and fp32 partial sums, for more than 3072 tokens",
+    "torch 2.6 .. 2.13",
+    "ATen/native/cuda/EmbeddingBackwardKernel.cu",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,21 +369,36 @@ def embedding_backward(tokens: int, vocabulary: int, width: int, index: int = 8)
     )
 
 
-_row("index_put_accumulate", "linear, sorted and original indices and their count, 8 bytes each", "torch 2.6 .. 2.13", "ATen/native/cuda/Indexing.cu")
+_row(
+    "index_put_accumulate",
+    "linear, sorted and original indices and their count, 8 bytes each",
+    "torch 2.6 .. 2.13",
+    "ATen/native/cuda/Indexing.cu",
+)
 
 
 def index_put_accumulate(count: int) -> int:
     return 4 * 8 * count
 
 
-_row("foreach_norm", "one fp32 value per chunk of 65536 elements and tensor", "torch 2.6 .. 2.13", "ATen/native/cuda/ForeachReduceOp.cu")
+_row(
+    "foreach_norm",
+    "one fp32 value per chunk of 65536 elements and tensor",
+    "torch 2.6 .. 2.13",
+    "ATen/native/cuda/ForeachReduceOp.cu",
+)
 
 
 def foreach_norm(sizes: tuple[int, ...]) -> int:
     return len(sizes) * max((-(-size // 65536) for size in sizes), default=0) * 4
 
 
-_row("sort", "index pairs and radix scratch, by number of rows", "torch 2.6 .. 2.13", "ATen/native/cuda/SortStable.cu")
+_row(
+    "sort",
+    "index pairs and radix scratch, by number of rows",
+    "torch 2.6 .. 2.13",
+    "ATen/native/cuda/SortStable.cu",
+)
 
 
 def sort_buffers(rows: int, length: int, element: int) -> int:

@@ -7,15 +7,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+import torch
 from memfit.tape import Alloc, Free, Mark, Tape
 
-SMALL = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 1000, "max_position_embeddings": 512}  # fmt: skip
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1000,
+    "max_position_embeddings": 512,
+}
 OLD = {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 512}
 MOE = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
-MLA = {"num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, **MOE}  # fmt: skip
+MLA = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    **MOE,
+}
 LINEAR = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -39,9 +58,27 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_bigcode": {**OLD, "model_type": "gpt_bigcode"},
     "codegen": {**OLD, "model_type": "codegen", "rotary_dim": 8, "n_ctx": 512},
     "gptj": {**OLD, "model_type": "gptj", "rotary_dim": 8},
-    "gpt_neo": {"model_type": "gpt_neo", "hidden_size": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512, "attention_types": [[["global", "local"], 1]], "window_size": 32},  # fmt: skip
+    "gpt_neo": {
+        "model_type": "gpt_neo",
+        "hidden_size": 64,
+        "num_layers": 2,
+        "num_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 512,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 32,
+    },
     "gpt_neox": {**SMALL, "model_type": "gpt_neox"},
-    "opt": {"model_type": "opt", "hidden_size": 64, "ffn_dim": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 512, "word_embed_proj_dim": 64},  # fmt: skip
+    "opt": {
+        "model_type": "opt",
+        "hidden_size": 64,
+        "ffn_dim": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 1000,
+        "max_position_embeddings": 512,
+        "word_embed_proj_dim": 64,
+    },
     "bloom": {"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000},
     "falcon": {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000},
     "mpt": {"model_type": "mpt", "d_model": 64, "n_layers": 2, "n_heads": 4, "vocab_size": 1000},
@@ -54,10 +91,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "starcoder2": {**SMALL, "model_type": "starcoder2"},
     "glm": {**SMALL, "model_type": "glm", "head_dim": 16, "pad_token_id": 0},
     "smollm3": {**SMALL, "model_type": "smollm3", "pad_token_id": 0},
-    "llama4_text": {**SMALL, "model_type": "llama4_text", "head_dim": 16, "num_local_experts": 4, "intermediate_size_mlp": 128, "pad_token_id": 0},
+    "llama4_text": {
+        **SMALL,
+        "model_type": "llama4_text",
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "intermediate_size_mlp": 128,
+        "pad_token_id": 0,
+    },
     "mamba": {"model_type": "mamba", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 1000, "state_size": 8},
-    "qwen3_next": {**SMALL, "model_type": "qwen3_next", "head_dim": 16, "num_experts": 4, "shared_expert_intermediate_size": 32, "num_hidden_layers": 4, **MOE, **LINEAR},  # fmt: skip
-}  # fmt: skip
+    "qwen3_next": {
+        **SMALL,
+        "model_type": "qwen3_next",
+        "head_dim": 16,
+        "num_experts": 4,
+        "shared_expert_intermediate_size": 32,
+        "num_hidden_layers": 4,
+        **MOE,
+        **LINEAR,
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)

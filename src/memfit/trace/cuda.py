@@ -31,7 +31,7 @@ class Device:
     capability: tuple[int, int] = (8, 0)
     sms: int = 108
     memory: int = 85_899_345_920
-    torch: tuple[int, int] = (2, 13)
+    version: tuple[int, int] = (2, 13)  # of torch
     claimed: set[int] = field(default_factory=set, compare=False)
 
     def owns(self, tensor: torch.Tensor) -> bool:
@@ -120,7 +120,7 @@ class Properties:
     multi_processor_count: int
     warp_size: int = 32
     is_integrated: bool = False
-    gcnArchName: str = ""  # noqa: N815  torch's own name
+    gcnArchName: str = ""
 
 
 def answers(device: Device) -> list[tuple[Any, str, Any]]:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-
 from memfit import kernels
 
 aten = torch.ops.aten
@@ -39,14 +38,34 @@ def named(**buffers: int) -> list[Hidden]:
 
 @row(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.addmm_.default, aten.mv.default, aten.dot.default)
 def matmul(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of its own."""
-    if recorder.device.type != "cuda":
+    """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of its own. Operands that
+    are neither row- nor column-major are copied (ATen/native/cuda/Blas.cpp `prepare_matrix_for_cublas`)."""
+    device = recorder.device
+    if device.type != "cuda":
         return []
+    found = [
+        Hidden("contiguous_operand", one.numel() * one.element_size()) for one in args if isinstance(one, torch.Tensor) and scattered(one)
+    ]
     thread = "backward" if recorder.phase == "backward" else "forward"
-    if thread in recorder.workspaces:
-        return []
-    recorder.workspaces.add(thread)
-    return [Hidden(f"cublas workspace ({thread})", kernels.cublas_workspace(recorder.device.capability, recorder.device.torch), keep=True)]
+    if thread not in recorder.workspaces:
+        recorder.workspaces.add(thread)
+        found.append(Hidden(f"cublas workspace ({thread})", kernels.cublas_workspace(device.capability, device.version), keep=True))
+    biased = result.dim() == 2 and len(args) > 2 and args[0].dim() == 1
+    if biased and kernels.cublaslt_workspace(device.version):
+        kept = device.version >= (2, 9)  # then once a thread
+        if not kept or f"lt {thread}" not in recorder.workspaces:
+            recorder.workspaces.add(f"lt {thread}")
+            found.append(Hidden("cublasLt workspace", kernels.cublaslt_workspace(device.version), keep=kept))
+    return found
+
+
+def scattered(tensor: torch.Tensor) -> bool:
+    """A matrix that cuBLAS cannot read with one leading dimension."""
+    if tensor.dim() < 2 or tensor.numel() == 0:
+        return False
+    rows, columns = tensor.shape[-2:]
+    down, across = tensor.stride()[-2:]
+    return not ((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)) or rows == 1 or columns == 1)
 
 
 @row(aten._safe_softmax.default)
@@ -92,10 +111,20 @@ def flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[H
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, head = query.shape
     buffers = kernels.flash_backward(batch, heads, key.shape[1], length, key.shape[2], head, query.element_size())
-    copy = 0 if gradient.transpose(1, 2).stride(-1) == 1 else gradient.numel() * gradient.element_size()
+    copy = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.numel() * gradient.element_size()
     return named(
-        contiguous_grad=copy, softmax_d=buffers.softmax_d, dq_accum=buffers.dq_accum, dk_expanded=buffers.dk_expanded, dv_expanded=buffers.dv_expanded
+        contiguous_grad=copy,
+        softmax_d=buffers.softmax_d,
+        dq_accum=buffers.dq_accum,
+        dk_expanded=buffers.dk_expanded,
+        dv_expanded=buffers.dv_expanded,
     )
+
+
+@row(aten._scaled_dot_product_cudnn_attention_backward.default)
+def cudnn_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    batch, heads, length, head = args[1].shape
+    return named(dq_accum=kernels.cudnn_backward(batch, heads, length, head))
 
 
 @row(aten._scaled_dot_product_efficient_attention.default)
@@ -109,7 +138,9 @@ def efficient_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> lis
 def efficient_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, key, value = args[1], args[2], args[3]
     batch, heads, length, head = query.shape
-    size = kernels.efficient_backward(batch, heads, length, key.shape[2], head, value.shape[-1], query.element_size(), recorder.device.capability)
+    size = kernels.efficient_backward(
+        batch, heads, length, key.shape[2], head, value.shape[-1], query.element_size(), recorder.device.capability
+    )
     return named(workspace=size)
 
 
@@ -134,6 +165,22 @@ def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> l
     size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms)
     copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
     return named(contiguous_grad=copy, dgamma_partial=size, dbeta_partial=size)
+
+
+@row(aten._fused_rms_norm_backward.default)
+def rms_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    if recorder.device.type != "cuda":
+        return []
+    gradient, width = args[0], args[1].shape[-1]
+    size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms)
+    copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
+    return named(contiguous_grad=copy, dgamma_partial=size)
+
+
+@row(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def softmax_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """Both operands are made contiguous (ATen/native/cuda/SoftMax.cu `host_softmax_backward`)."""
+    return named(contiguous_grad=sum(0 if one.is_contiguous() else one.numel() * one.element_size() for one in args[:2]))
 
 
 @row(aten._foreach_norm.Scalar)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from memfit import kernels
 from memfit.trace import cuda
 
@@ -44,7 +43,7 @@ def dropout(source: torch.Tensor, probability: float, train: bool) -> torch.Tens
 
 def rms_norm(source: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     """One fused op where the dtypes agree (torch >= 2.9 on CUDA), else the composite in fp32."""
-    if acting().type == "cuda" and acting().torch >= (2, 9) and (weight is None or weight.dtype == source.dtype):
+    if acting().type == "cuda" and acting().version >= (2, 9) and (weight is None or weight.dtype == source.dtype):
         return aten._fused_rms_norm(source, shape, weight, eps)[0]
     wide = source.float() if source.dtype in (torch.float16, torch.bfloat16) else source
     variance = wide.pow(2).mean(list(range(-len(shape), 0)), keepdim=True)
@@ -99,15 +98,20 @@ def attention(
         return out[..., :head] if head % 8 else out
     if choice == "efficient":
         bias = prepared(attn_mask, query, key)
-        needs = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)) or dropout_p > 0
+        needs = (torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))) or dropout_p > 0
         return aten._scaled_dot_product_efficient_attention(query, key, value, bias, needs, dropout_p, is_causal, scale=wide)[0]
     bias = additive(attn_mask, query)
+    if choice == "cudnn":
+        needs = torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value))
+        return aten._scaled_dot_product_cudnn_attention(query, key, value, bias, needs, dropout_p, is_causal, False, scale=wide)[0]
     if choice == "cpu":
         return aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, attn_mask=bias, scale=wide)[0]
     return math_attention(query, key, value, bias, dropout_p, is_causal, wide, enable_gqa)
 
 
-def chosen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool, grouping: bool) -> str:
+def chosen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, dropout: float, causal: bool, grouping: bool
+) -> str:
     """Dense fused kernels want four dimensions and the same batch and heads, but for grouping (sdp_utils `check_batch_size_and_num_heads_dense`)."""
     device = acting()
     if query.dim() != 4 or query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not grouping):
@@ -118,7 +122,7 @@ def chosen(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: to
         element=query.element_size(), half=query.dtype in (torch.float16, torch.bfloat16), head=query.shape[-1], value_head=value.shape[-1],
         masked=mask is not None, causal=causal, query=query.shape[2], key=key.shape[2], grouped=grouping and query.shape[1] != key.shape[1],
         training=torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)), dropout=dropout,
-        capability=device.capability, allowed=allowed(),
+        capability=device.capability, torch=device.version, allowed=allowed(),
     )  # fmt: skip
 
 
@@ -154,7 +158,12 @@ def math_attention(
 def allowed() -> tuple[str, ...]:
     """What `torch.nn.attention.sdpa_kernel` and its flags leave open."""
     flags = torch.backends.cuda
-    pairs = (("flash", flags.flash_sdp_enabled()), ("efficient", flags.mem_efficient_sdp_enabled()), ("math", flags.math_sdp_enabled()))
+    pairs = (
+        ("flash", flags.flash_sdp_enabled()),
+        ("efficient", flags.mem_efficient_sdp_enabled()),
+        ("math", flags.math_sdp_enabled()),
+        ("cudnn", flags.cudnn_sdp_enabled()),
+    )
     return tuple(name for name, enabled in pairs if enabled)
 
 

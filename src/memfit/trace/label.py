@@ -12,5 +12,9 @@ def settle(recorder: Recorder, vocabulary: int) -> None:
             continue
         if one.phase == "prepare" and one.part is None:
             one.part = "inputs"
-        if one.part in (None, "activations") and one.phase in ("forward", "backward", "evaluate", "prefill", "decode") and one.shape[-1:] == (vocabulary,):
+        if (
+            one.part in (None, "activations")
+            and one.phase in ("forward", "backward", "evaluate", "prefill", "decode")
+            and one.shape[-1:] == (vocabulary,)
+        ):
             one.part = "logits"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-
 from memfit.errors import InputError
 from memfit.optimizers import OPTIMIZERS
 
@@ -22,7 +21,9 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
     (the Trainer of transformers asks that for embeddings).
     """
 
-    def __init__(self, parameters: Iterable[torch.Tensor], *, states: int, bits: int, paged: bool, wide: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(
+        self, parameters: Iterable[torch.Tensor], *, states: int, bits: int, paged: bool, wide: Iterable[torch.Tensor] = ()
+    ) -> None:
         super().__init__(parameters, {"lr": 1e-4})
         self.states, self.bits, self.paged, self.wide = states, bits, paged, {id(one) for one in wide}
         self.maps: dict[str, torch.Tensor] = {}

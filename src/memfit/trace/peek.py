@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections import Counter
 from pathlib import Path
 
 from memfit.job import job_from
 from memfit.tape import Alloc, Free, Mark, Tape
+
+
+def say(text: object) -> None:
+    sys.stdout.write(f"{text}\n")
 
 
 def rounded(size: int) -> int:
@@ -59,28 +64,32 @@ def main() -> None:
     from memfit.trace import trace_config
 
     start = time.perf_counter()
-    tape = trace_config(json.loads(Path(known.config).read_text()), job, layers=known.layers, keep_outputs=known.keep_outputs, steps=known.steps)
+    tape = trace_config(
+        json.loads(Path(known.config).read_text()), job, layers=known.layers, keep_outputs=known.keep_outputs, steps=known.steps
+    )
     taken = time.perf_counter() - start
     if known.events:
         for event in tape.events:
-            print(event)
+            say(event)
         return
     best, at, moment = peak(tape)
-    print(f"peak allocated {best} B = {best / 2**30:.4f} GiB at event {at} of {len(tape)} ({moment}); traced in {taken:.1f} s, imports included")
+    say(
+        f"peak allocated {best} B = {best / 2**30:.4f} GiB at event {at} of {len(tape)} ({moment}); traced in {taken:.1f} s, imports included"
+    )
     blocks = alive(tape, at)
     parts: Counter[str] = Counter()
     for one in blocks:
         parts[one.part] += rounded(one.size)
-    print("  ".join(f"{part} {size}" for part, size in parts.most_common()))
-    groups: Counter[tuple[str, str, str, str]] = Counter()
-    count: Counter[tuple[str, str, str, str]] = Counter()
+    say("  ".join(f"{part} {size}" for part, size in parts.most_common()))
+    groups: Counter[tuple[str, ...]] = Counter()
+    count: Counter[tuple[str, ...]] = Counter()
     for one in blocks:
         where = ".".join("*" if piece.isdigit() else piece for piece in one.where.split("."))
-        key = (one.part, where, one.op, one.formula)
+        key: tuple[str, ...] = (str(one.part), where, one.op, str(one.formula))
         groups[key] += rounded(one.size)
         count[key] += 1
     for key, size in groups.most_common(known.rows):
-        print(f"{size:>16} {count[key]:>5} × {key[0]:<12} {key[1]:<44} {key[2]:<40} {key[3]}")
+        say(f"{size:>16} {count[key]:>5} × {key[0]:<12} {key[1]:<44} {key[2]:<40} {key[3]}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.trace import standins

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.tape import Tape
@@ -83,13 +82,13 @@ def device_of(options: Options) -> cuda.Device:
     major, minor = (int(one) for one in torch.__version__.split(".")[:2])
     gpu = options.gpu
     if options.device == "cpu":
-        return cuda.Device(type="cpu", name="CPU", torch=(major, minor))
+        return cuda.Device(type="cpu", name="CPU", version=(major, minor))
     if gpu is None:
-        return cuda.Device(torch=(major, minor))
+        return cuda.Device(version=(major, minor))
     known = {name: getattr(gpu, name) for name in ("name", "sms", "memory") if getattr(gpu, name, None) is not None}
     if getattr(gpu, "sm", None) is not None:
         known["capability"] = gpu.sm
-    return cuda.Device(torch=(major, minor), **known)
+    return cuda.Device(version=(major, minor), **known)
 
 
 def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:

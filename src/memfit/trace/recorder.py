@@ -9,9 +9,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import torch
 from memfit.tape import Alloc, Event, Free, Mark, Part, Phase
 from memfit.trace import cuda
 from memfit.trace.hidden import HIDDEN, Hidden
@@ -246,7 +246,7 @@ class Recorder(TorchDispatchMode):
                 self.free(dead)
 
         self.watch[key] = weakref.ref(storage, gone)
-        if not storage.device.type == "meta":
+        if storage.device.type != "meta":
             self.device.claim(key)
 
     def free(self, block: Block) -> None:
@@ -283,7 +283,8 @@ class Recorder(TorchDispatchMode):
     def finished(self) -> tuple[Event, ...]:
         """The events with every block's part settled."""
         return tuple(
-            Alloc(one.id, one.size, one.part or "temporaries", one.where, one.op, one.formula) if isinstance(one, Block) else one for one in self.events
+            Alloc(one.id, one.size, one.part or "temporaries", one.where, one.op, one.formula) if isinstance(one, Block) else one
+            for one in self.events
         )
 
 
@@ -328,11 +329,14 @@ def shadowed(value: Any, swapped: dict[int, torch.Tensor]) -> Any:
 
 
 FILLS: dict[Any, Callable[[Any], float]] = {
-    aten.full.default: lambda args: float(args[1]), aten.full_like.default: lambda args: float(args[1]), aten.scalar_tensor.default: lambda args: float(args[0]),
-    aten.new_full.default: lambda args: float(args[2]), aten.fill_.Scalar: lambda args: float(args[1]), aten.zero_.default: lambda args: 0.0,
-    aten.zeros.default: lambda args: 0.0, aten.zeros_like.default: lambda args: 0.0, aten.new_zeros.default: lambda args: 0.0,
-    aten.ones.default: lambda args: 1.0, aten.ones_like.default: lambda args: 1.0, aten.new_ones.default: lambda args: 1.0,
-}  # fmt: skip
+    aten.full.default: lambda args: float(args[1]),
+    aten.full_like.default: lambda args: float(args[1]),
+    aten.new_full.default: lambda args: float(args[2]),
+    aten.fill_.Scalar: lambda args: float(args[1]),
+    aten.scalar_tensor.default: lambda args: float(args[0]),
+    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero_.default), lambda args: 0.0),
+    **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), lambda args: 1.0),
+}
 COPIES = {aten._to_copy.default, aten.clone.default}
 
 SHADOWS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
@@ -372,5 +376,3 @@ def composite_of(func: Any) -> Any:
     if known(func.name(), "CompositeImplicitAutograd") and not known(func.name(), "CPU"):
         return func.decompose
     return False
-
-

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from memfit.errors import InputError
 
 aten = torch.ops.aten
@@ -87,7 +86,7 @@ def into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
         return NO
     recorder.follow_node()
     block = recorder.owned(args[0])
-    if block is None or block.node != recorder.node_serial or not ("zeros" in block.op):
+    if block is None or block.node != recorder.node_serial or "zeros" not in block.op:
         return NO
     return True, args[0]
 
@@ -136,7 +135,12 @@ def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
 def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A router's choice of experts depends on data: balanced here, the experts taken in turn, `skew` times more of the first."""
     scores, count = args[0], args[1]
-    if not scores.is_meta or scores.dim() < 2 or scores.shape[-1] > 4096 or scores.numel() // scores.shape[-1] * count > recorder.real_limit:
+    if (
+        not scores.is_meta
+        or scores.dim() < 2
+        or scores.shape[-1] > 4096
+        or scores.numel() // scores.shape[-1] * count > recorder.real_limit
+    ):
         return NO
     values, _ = func(*args, **kwargs)
     choices = scores.shape[-1]
@@ -177,13 +181,22 @@ def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     kind = kwargs.get("dtype")
     if tensor.is_meta and kind is not None and not kind.is_floating_point and tensor.numel() <= recorder.real_limit:
         block = recorder.owned(tensor)
-        if block is not None and block.value is not None and (device is None or torch.device(device).type in (recorder.device.type, "meta")):
+        if (
+            block is not None
+            and block.value is not None
+            and (device is None or torch.device(device).type in (recorder.device.type, "meta"))
+        ):
             return True, torch.full(tensor.shape, block.value, dtype=kind)  # its values are known: it becomes real
     if device is None:
         return NO
     target = torch.device(device).type
     dtype = kwargs.get("dtype") or tensor.dtype
-    if target == recorder.device.type and recorder.device.owns(tensor) and dtype == tensor.dtype and kwargs.get("memory_format") in (None, torch.preserve_format):
+    if (
+        target == recorder.device.type
+        and recorder.device.owns(tensor)
+        and dtype == tensor.dtype
+        and kwargs.get("memory_format") in (None, torch.preserve_format)
+    ):
         return True, aten.alias.default(tensor)
     return NO
 
@@ -199,4 +212,7 @@ def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         return True, 1.0 if block is None or block.value is None else block.value
     if tensor.dtype == torch.bool:
         return True, False
-    raise InputError.one(f"the program reads an integer of {list(tensor.shape)} whose value depends on data", where=recorder.modules[-1] if recorder.modules else "")
+    raise InputError.one(
+        f"the program reads an integer of {list(tensor.shape)} whose value depends on data",
+        where=recorder.modules[-1] if recorder.modules else "",
+    )

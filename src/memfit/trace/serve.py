@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.trace.recorder import Recorder
@@ -16,9 +15,17 @@ FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full leng
 def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     """Prefill and decode; with `decode_all` every token is generated, otherwise the middle of a long answer is skipped."""
     if job.cache == "quantized":
-        raise InputError.one("the trace cannot run a quantized cache: its backends are not part of transformers", where="job.cache", hint="use `dynamic`")
+        raise InputError.one(
+            "the trace cannot run a quantized cache: its backends are not part of transformers", where="job.cache", hint="use `dynamic`"
+        )
     model.eval()
-    settings = {"do_sample": False, "num_beams": job.beams, "pad_token_id": 0, "eos_token_id": None, "return_dict_in_generate": True}
+    settings: dict[str, Any] = {
+        "do_sample": False,
+        "num_beams": job.beams,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+        "return_dict_in_generate": True,
+    }
     if job.cache == "static":
         settings |= {"cache_implementation": "static", "disable_compile": True}
     elif job.cache == "none":

@@ -89,7 +89,9 @@ class MatMul4Bit(torch.autograd.Function):
     """Keeps the packed weight, an alias, and dequantizes again for the input's gradient."""
 
     @staticmethod
-    def forward(ctx: Any, source: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, state: QuantState, old: bool) -> torch.Tensor:
+    def forward(
+        ctx: Any, source: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, state: QuantState, old: bool
+    ) -> torch.Tensor:
         ctx.state, ctx.biased = state, bias is not None
         return multiplied(source, bias, state, old, True)
 
@@ -190,7 +192,9 @@ class Linear8bitLt(torch.nn.Linear):
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias
-        self.state = types.SimpleNamespace(has_fp16_weights=False, threshold=6.0, memory_efficient_backward=False, index=None, CB=None, SCB=None)
+        self.state = types.SimpleNamespace(
+            has_fp16_weights=False, threshold=6.0, memory_efficient_backward=False, index=None, CB=None, SCB=None
+        )
         self.index = None
 
     def quantize(self) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-
 from memfit.job import Job
 from memfit.tape import Part
 from memfit.trace import prepare, standins
