@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from memfit.formats import BOOL, FP32, INT64, Format
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.strides import joined, viewed
 from memfit.tape import Part
 
 
@@ -21,12 +22,20 @@ def cast(r: Recorder, x: Tensor, format: Format) -> Tensor:
     """`x.to(dtype)`: the tensor itself where nothing changes."""
     if x.format is format:
         return x
-    out = r.tensor(x.shape, format, "to")
-    return r.node("to", out, (x,), back_cast, extra=x.format)
+    return r.node("to", laid(r.tensor(x.shape, format, "to"), x), (x,), back_cast, extra=x.format)
 
 
 def back_cast(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return (r.tensor(g.shape, node.extra, "to", grad_part(node, 0)),)
+    return (laid(r.tensor(g.shape, node.extra, "to", grad_part(node, 0)), g),)
+
+
+def laid(out: Tensor, *operands: Tensor) -> Tensor:
+    """An element-by-element result lies as its operands do (TensorIterator)."""
+    for one in operands:
+        if one.strides is not None:
+            out.strides = joined(out.shape, *((one.shape, one.strides) for one in operands))
+            break
+    return out
 
 
 def scale(r: Recorder, x: Tensor, op: str = "scale") -> Tensor:
@@ -36,7 +45,7 @@ def scale(r: Recorder, x: Tensor, op: str = "scale") -> Tensor:
 
 
 def back_like(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return (r.tensor(node.extra, g.format, node.op),)
+    return (r.like(g, node.op) if g.shape == node.extra else r.tensor(node.extra, g.format, node.op),)
 
 
 def add_scalar(r: Recorder, x: Tensor) -> Tensor:
@@ -50,7 +59,7 @@ def back_through(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 def add(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     """a + b, promoted; `b` may be broadcast. The gradient goes to both as it is, summed where it was broadcast."""
-    out = r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), "add")
+    out = laid(r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), "add"), a, b)
     return r.node("add", out, (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format)))
 
 
@@ -66,7 +75,7 @@ def reduced(r: Recorder, node: Node, index: int, g: Tensor, shape: Shape, format
     if wanted != g.count:
         g = r.tensor(shape, g.format, "sum", grad_part(node, index))
     if format is not g.format:
-        return r.tensor(shape, format, "to", grad_part(node, index))
+        return laid(r.tensor(shape, format, "to", grad_part(node, index)), g)
     return g.view(*shape)
 
 
@@ -76,7 +85,7 @@ def promoted(a: Tensor, b: Tensor) -> Format:
 
 def mul(r: Recorder, a: Tensor, b: Tensor, op: str = "mul") -> Tensor:
     """a · b, promoted; the smaller one is broadcast."""
-    out = r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), op)
+    out = laid(r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), op), a, b)
     saved = (a if b.needs else None, b if a.needs else None)
     return r.node(op, out, (a, b), back_mul, saved, ((a.shape, a.format), (b.shape, b.format)))
 
@@ -84,8 +93,8 @@ def mul(r: Recorder, a: Tensor, b: Tensor, op: str = "mul") -> Tensor:
 def back_mul(r: Recorder, node: Node, g: Tensor) -> Grads:
     """`other` first, then `self`, both at full size; then the engine sums what was broadcast."""
     a, b = node.saved
-    to_b = r.tensor(g.shape, g.format, node.op, product_part(node, 1, g)) if a is not None else None
-    to_a = r.tensor(g.shape, g.format, node.op, product_part(node, 0, g)) if b is not None else None
+    to_b = laid(r.tensor(g.shape, g.format, node.op, product_part(node, 1, g)), g, a) if a is not None else None
+    to_a = laid(r.tensor(g.shape, g.format, node.op, product_part(node, 0, g)), g, b) if b is not None else None
     del a, b
     if to_a is not None:
         to_a = reduced(r, node, 0, to_a, *node.extra[0])
@@ -144,7 +153,7 @@ def dropout(r: Recorder, x: Tensor, p: float) -> Tensor:
     if p == 0.0 or not r.grad:
         return x
     out = r.like(x, "dropout")
-    mask = r.tensor(x.shape, BOOL, "dropout")
+    mask = laid(r.tensor(x.shape, BOOL, "dropout"), x)
     return r.node("dropout", out, (x,), back_like, (mask,), x.shape)
 
 
@@ -198,6 +207,7 @@ def back_split(r: Recorder, node: Node, given: dict[int, Tensor]) -> Grads:
 # ------------------------------------------------------------------------------------------------------------------ matmul
 def linear(r: Recorder, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
     """`F.linear`: x and W are kept for each other's gradient; the bias keeps nothing."""
+    x = packed(r, x)
     out = r.tensor((*x.shape[:-1], outputs), x.format, "linear")
     rows = x.count // x.shape[-1]
     r.compute("linear", 2 * rows * x.shape[-1] * outputs, (x.count + out.count + weight.count) * x.format.block_bytes, x.format.math)
@@ -210,18 +220,42 @@ def linear(r: Recorder, x: Tensor, weight: Tensor, bias: Tensor | None, outputs:
 def back_linear(r: Recorder, node: Node, g: Tensor) -> Grads:
     """mm: the weight's gradient first, then the input's."""
     x, weight = node.saved
+    g = rows(r, g)
     to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
     to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
-    return [to_x, to_weight]
+    return [unfolded(to_x), to_weight]
 
 
 def back_addmm(r: Recorder, node: Node, g: Tensor) -> Grads:
     """addmm: the input's gradient first, then the weight's, then the bias's."""
     x, weight = node.saved
+    g = rows(r, g)
     to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
     to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
     to_bias = r.tensor((g.shape[-1],), g.format, "sum", grad_part(node, 2)) if node.inputs[2] is not None else None
-    return [to_x, to_weight, to_bias]
+    return [unfolded(to_x), to_weight, to_bias]
+
+
+def packed(r: Recorder, x: Tensor) -> Tensor:
+    """`x.contiguous()`."""
+    if x.strides is None:
+        return x
+    return r.node("contiguous", r.tensor(x.shape, x.format, "contiguous"), (x,), back_through)
+
+
+def rows(r: Recorder, g: Tensor) -> Tensor:
+    """A gradient seen as a matrix: a copy where it does not lie so."""
+    if g.strides is None or viewed(g.shape, g.strides, (g.count // g.shape[-1], g.shape[-1]))[0]:
+        return g
+    return r.tensor(g.shape, g.format, "contiguous")
+
+
+def unfolded(gradient: Tensor | None) -> Tensor | None:
+    """The gradient of an input with more than two dimensions is a view of the matrix that the product made, and holds it:
+    nothing is added into it in place."""
+    if gradient is not None and len(gradient.shape) > 2:
+        gradient.base = gradient.detach()
+    return gradient
 
 
 def product(r: Recorder, node: Node, index: int, shape: Shape, g: Tensor) -> Tensor:

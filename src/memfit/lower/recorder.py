@@ -62,6 +62,8 @@ class Tensor:
         """The same storage in another shape; gradients pass through unchanged. For contiguous tensors; `views` has the rest."""
         view = Tensor(shape or self.shape, self.format, self.storage, self.node, self.needs)
         view.slot = self.slot
+        if view.shape == self.shape:
+            view.strides, view.base = self.strides, self.base
         return view
 
     def detach(self) -> Tensor:
