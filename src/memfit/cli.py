@@ -37,9 +37,13 @@ PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned, never raised."""
     try:
-        code = commands.main(args=None if arguments is None else list(arguments), prog_name="memfit", standalone_mode=False)
+        answer = commands.main(args=None if arguments is None else list(arguments), prog_name="memfit", standalone_mode=False)
+        code: int = answer if isinstance(answer, int) else answer[0]
+        text: str = "" if isinstance(answer, int) else answer[1]
+        if text:  # written here: click ends with 1 when a pipe closes, which is an answer
+            echo(text)
         sys.stdout.flush()
-        return code if isinstance(code, int) else FITS
+        return code
     except click.exceptions.NoArgsIsHelpError as help:
         echo(help.format_message(), sys.stderr)
         return UNUSABLE
@@ -133,19 +137,19 @@ def output(*, explain: bool) -> list[click.Parameter]:
     return found
 
 
-def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool, **given: Any) -> int:
+def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool, **given: Any) -> tuple[int, str]:
     form = "json" if as_json else form
     values = {name: value for name, value in given.items() if value is not None}
     try:
         found = estimate(one_model(words), **values)
     except InputError as error:
-        if form == "json":
-            from memfit.report.codec import refusal
+        if form != "json":
+            raise
+        from memfit.report.codec import refusal
 
-            echo(json.dumps(refusal(error.problems), indent=2, ensure_ascii=False))
-        raise
-    echo(written(found, form, explain))
-    return FITS if found.fits else DOES_NOT
+        complain(error.problems)
+        return UNUSABLE, dumped(refusal(error.problems))
+    return (FITS if found.fits else DOES_NOT), written(found, form, explain)
 
 
 def one_model(words: tuple[str, ...]) -> str:
@@ -181,20 +185,22 @@ def written(found: Estimate, form: str, explain: bool) -> str:
     return text(found, width=width, colour=coloured(sys.stdout)) + (f"\n\n{working(found, width=width)}" if explain else "")
 
 
-def run_models(words: tuple[str, ...], as_json: bool) -> int:
+def run_models(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:
     from memfit.report import tables
 
     found = models(" ".join(words))
-    echo(json.dumps(tables.models_json(found), indent=2, ensure_ascii=False) if as_json else tables.models(found))
-    return FITS
+    return FITS, dumped(tables.models_json(found)) if as_json else tables.models(found)
 
 
-def run_gpus(words: tuple[str, ...], as_json: bool) -> int:
+def run_gpus(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:
     from memfit.report import tables
 
     found = gpus(" ".join(words))
-    echo(json.dumps(tables.gpus_json(found), indent=2, ensure_ascii=False) if as_json else tables.gpus(found))
-    return FITS
+    return FITS, dumped(tables.gpus_json(found)) if as_json else tables.gpus(found)
+
+
+def dumped(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 ESTIMATE_HELP = """\
