@@ -234,16 +234,16 @@ def cpu_flash_backward(query: int, key: int, threads: int, element: int = 4) -> 
 
 _row(
     "cudnn",
-    "log-sum-exp fp32 and two 64-bit random-state scalars on the GPU; the graph's workspace is not known, an fp32 dq is the least",
+    "log-sum-exp fp32 and two 64-bit random-state scalars on the GPU; backward an fp32 dq and row sums, the plan's own workspace is not known",
     "torch 2.5 .. 2.13",
-    "ATen/native/cudnn/MHA.cpp; the workspace inferred",
+    "ATen/native/cudnn/MHA.cpp; cudnn-frontend node/scaled_dot_product_flash_attention.h get_fe_workspace_size_node",
     "saved",
 )
 
 
 def cudnn_backward(batch: int, heads: int, query: int, head: int) -> int:
-    """The least a backward graph needs beside dq, dk and dv: an fp32 accumulator of dq (inferred; measure it)."""
-    return batch * heads * query * head * 4
+    """One workspace beside dq, dk and dv: fp32 accumulators of dq and of a sum a row; what the chosen plan adds is not known."""
+    return batch * heads * query * (head + 1) * 4
 
 
 _row(
