@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memfit.formats import BOOL, FP32, INT64, Format
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
-from memfit.lower.strides import joined, viewed
+from memfit.lower.strides import contiguous, joined, normal, viewed
 from memfit.tape import Part
 
 
@@ -65,6 +65,18 @@ def add(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
 
 def back_add(r: Recorder, node: Node, g: Tensor) -> Grads:
     return [reduced(r, node, index, g, *node.extra[index]) if target is not None else None for index, target in enumerate(node.inputs)]
+
+
+def sub(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
+    """a − b, `b` broadcast; its gradient is negated at full size, and made before `a`'s."""
+    out = laid(r.tensor(a.shape, promoted(a, b), "sub"), a, b)
+    return r.node("sub", out, (a, b), back_sub, extra=((a.shape, a.format), (b.shape, b.format)))
+
+
+def back_sub(r: Recorder, node: Node, g: Tensor) -> Grads:
+    negated = r.like(g, "neg") if node.inputs[1] is not None else None
+    to_a = reduced(r, node, 0, g, *node.extra[0]) if node.inputs[0] is not None else None
+    return [to_a, None if negated is None else reduced(r, node, 1, negated, *node.extra[1])]
 
 
 def reduced(r: Recorder, node: Node, index: int, g: Tensor, shape: Shape, format: Format) -> Tensor:
@@ -183,6 +195,9 @@ def cut(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
 def split(r: Recorder, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
     """`split`, `chunk`, `unbind`: views; the backward joins the gradients, zeros where one is missing."""
     outs = [Tensor(shape, x.format, x.storage) for shape in shapes]
+    strides = contiguous(x.shape) if x.strides is None else x.strides
+    for out in outs:
+        out.strides = normal(out.shape, strides)
     if not (r.grad and x.needs):
         return outs
     r.node("split", outs[0], (x,), back_split, extra=(x.shape, shapes))
