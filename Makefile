@@ -52,7 +52,8 @@ types: setup           ## mypy --strict
 layers: setup          ## imports point down
 	$(BIN)/lint-imports --no-logo
 
-docs: setup            ## run the commands shown in the docs again and write down what they print
+docs: setup            ## write the reference pages, and what the commands shown in the docs print
+	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/transcripts.py
 
 bench: setup           ## how fast memfit itself is

@@ -1,0 +1,161 @@
+"""Writes docs/reference: the flags, the keys of a job file and the JSON format, each from the table that the program itself reads.
+
+python tools/reference.py [--check]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from click.testing import CliRunner  # noqa: E402
+
+from memfit.cli import FORMATS, GROUPS, commands  # noqa: E402
+from memfit.report import codec  # noqa: E402
+from memfit.verbs import VERBS, options  # noqa: E402
+
+FOLDER = ROOT / "docs" / "reference"
+NOTE = "<!-- Written by tools/reference.py (`make docs`); changes made here are lost. -->"
+KINDS = {"str": "text", "int": "whole number", "float": "number", "bool": "true or false"}
+
+CLI = """\
+# Command line
+
+{note}
+
+An answer goes to stdout, everything else to stderr. `--json` prints the [JSON format](json.md), also when the input is unusable;
+formats are {formats}. Every option of `memfit estimate` is also a key of a [job file](job.md) and an argument of `memfit.estimate(…)`.
+
+| exit code | says |
+|---|---|
+| 0 | it fits, or may (`tight`); without a GPU: there is an answer |
+| 1 | it does not fit |
+| 2 | the input is unusable; every problem is on stderr |
+| 70 | memfit itself is broken |
+| 130 | interrupted |
+| 141 | nobody reads the output any more |
+
+Colour is used on a terminal only, and not if `NO_COLOR` is set. Nothing is said by colour alone.
+
+For completion in bash put `eval "$(_MEMFIT_COMPLETE=bash_source memfit)"` into `~/.bashrc`; `zsh_source` and `fish_source` are the
+words for other shells.
+"""
+
+JOB = """\
+# Jobs
+
+{note}
+
+A job file is YAML: `model`, and any option below. Dashes and underscores are alike, a list stands for names with commas, and flags
+override the file. A model given as `./…` or `../…` is sought beside the file.
+
+```yaml
+model: meta-llama/Llama-3.1-8B
+gpu: rtx-4090
+method: lora
+batch: 2
+checkpointing: full
+targets: [q_proj, v_proj]
+```
+
+```console
+$ memfit estimate job.yaml --batch 1
+```
+
+In Python the same options are arguments; what is wrong with them is raised at once, as one `memfit.InputError`.
+
+```python
+memfit.estimate("meta-llama/Llama-3.1-8B", gpu="rtx-4090", method="lora", batch=2).verdict
+```
+"""
+
+JSON = """\
+# JSON format
+
+{note}
+
+`memfit estimate … --json` prints one object. Sizes are whole bytes. Keys may be added without notice; a key that goes, or means
+something else, raises `schema`. With exit code 2 the object has the same keys, and everything but `problems` is null or empty.
+As a JSON Schema: [estimate.schema.json](estimate.schema.json).
+
+`parts` sum to `device`; without `fragmentation` and `context` they sum to `allocated`
+(see [four numbers](../concepts/numbers.md)).
+"""
+
+
+def cli() -> Iterator[str]:
+    yield CLI.format(note=NOTE, formats=", ".join(f"`{name}`" for name in FORMATS))
+    for words in ((), *((name,) for name in VERBS)):
+        shown = CliRunner().invoke(commands, [*words, "--help"], prog_name="memfit", terminal_width=100, max_content_width=100, color=False)
+        yield f"## `{' '.join(('memfit', *words))}`\n\n```\n{shown.output.rstrip()}\n```\n"
+
+
+def job() -> Iterator[str]:
+    yield JOB.format(note=NOTE)
+    for group, heading in GROUPS.items():
+        rows = [row(one) for one in options().values() if one.metadata["group"] == group]
+        if rows:
+            yield f"## {heading}\n\n| option | takes | default | is |\n|---|---|---|---|\n" + "".join(rows)
+
+
+def row(one: dataclasses.Field[Any]) -> str:
+    rule, default = one.metadata, one.default
+    takes = " ".join(f"`{choice}`" for choice in rule["choices"]) or KINDS[str(one.type)]
+    if rule["low"] is not None:
+        takes += f", {rule['low']:g} to {int(rule['high']) if rule['high'] >= 1 else rule['high']}"
+    shown = str(default).lower() if isinstance(default, bool) else f"{default:g}" if isinstance(default, float) else str(default)
+    return f"| `{one.name}` | {takes} | {f'`{shown}`' if shown else ''} | {cell(rule['help'])} |\n"
+
+
+def words(kind: str) -> str:
+    """`fits|no?` as people say it."""
+    plain = kind.removesuffix("?").replace("[]", "list of ").replace("{}", "map of names to ")
+    names = ", ".join(f"`{name}`" for name in plain.split("|")) if "|" in plain else plain
+    return names + (" or null" if kind.endswith("?") else "")
+
+
+def cell(text: str) -> str:
+    """Backticks stay what they are; a line within a cell does not end it."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def json_page() -> Iterator[str]:
+    yield JSON.format(note=NOTE)
+    yield "| key | type | is |\n|---|---|---|\n" + "".join(
+        f"| `{path}` | {words(kind)} | {cell(meaning)} |\n" for path, kind, meaning in (*codec.FIELDS, *codec.EXPLAINED)
+    )
+
+
+def pages() -> dict[Path, str]:
+    return {
+        FOLDER / "cli.md": "\n".join(cli()),
+        FOLDER / "job.md": "\n".join(job()),
+        FOLDER / "json.md": "\n".join(json_page()),
+        FOLDER / "estimate.schema.json": json.dumps(codec.schema(), indent=2) + "\n",
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="write docs/reference from the tables of the program")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a page has drifted")
+    check = parser.parse_args().check
+    drifted = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    for path in drifted:
+        if check:
+            print(f"{path.relative_to(ROOT)} has drifted; run `make docs`", file=sys.stderr)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(pages()[path], encoding="utf-8")
+    return 1 if check and drifted else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
