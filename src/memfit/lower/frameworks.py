@@ -9,6 +9,7 @@ from memfit.lower.losses import LOSSES
 from memfit.lower.mlp import MLPS
 from memfit.lower.norms import NORMS
 from memfit.lower.programs import Programs
+from memfit.lower.versions import changed
 from memfit.program import Program
 
 TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, orders=ORDERS, losses=LOSSES, rotary=rotary)
@@ -17,4 +18,5 @@ FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFOR
 
 def programs_of(program: Program) -> Programs:
     """Who runs this job's model."""
-    return FRAMEWORKS.get(program.job.framework, TRANSFORMERS)
+    programs = FRAMEWORKS.get(program.job.framework, TRANSFORMERS)
+    return changed(programs, program) if program.job.framework in ("transformers", "trl") else programs

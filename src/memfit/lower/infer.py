@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import BOOL, FP32, INT64
-from memfit.lower import head, ops
+from memfit.lower import head, ops, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
@@ -72,9 +72,11 @@ def forward(
     job = program.job
     ctx = context(r, program, body.programs, (rows, tokens), keys=keys, training=False, cache=cache)
     hidden = body.forward(ids.view(rows, tokens), ctx, step)
-    if job.logits == "last" and job.new_tokens:
+    if job.logits == "last" and job.new_tokens and not versions.whole_prompt(program):
         hidden = hidden.view(rows, 1, hidden.shape[-1])
     scores = head.logits(hidden, body.model, body.ends, ctx)
+    if versions.fp32_logits(program):
+        scores = versions.wide(scores, ctx)
     del hidden
     return next_token(r, scores, rows)
 

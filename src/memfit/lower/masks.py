@@ -16,6 +16,8 @@ def windows(model: Model) -> tuple[int, ...]:
 
 def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
     """SDPA needs none for full sequences, nor for a window that holds them all; eager always adds one in the model's dtype."""
+    if ctx.job.attention.startswith("flash-attn") and not eager:
+        return None  # at most the two-dimensional mask that the caller gave
     narrow = 0 < window <= ctx.keys
     if not eager and not narrow and ctx.job.packing:
         return None

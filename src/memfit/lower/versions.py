@@ -1,0 +1,102 @@
+"""What older versions of transformers ran otherwise, a row each, read in their wheels; the formulas themselves are those of 5.23."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from memfit.formats import FP32
+from memfit.lower import head, ops
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.programs import Programs
+from memfit.lower.recorder import Tensor
+from memfit.model.modules import Model
+from memfit.program import Program
+
+Version = tuple[int, int]
+# Families whose class never made its logits fp32, and cut them for the loss in their own dtype, before loss functions were shared (4.49).
+NARROW = frozenset({"biogpt", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt", "persimmon", "stablelm", "xglm"})
+
+
+class Change(NamedTuple):
+    """Below version `until`, `apply` changes the programs of the families that `which` says."""
+
+    until: Version
+    which: Callable[[str], bool]
+    apply: Callable[[Programs], Programs]
+    cite: str
+
+
+def changed(programs: Programs, program: Program) -> Programs:
+    """The programs of the job's version of transformers."""
+    version = program.job.version("transformers")
+    for change in reversed(CHANGES):  # the newest first: older code overrides it
+        if version < change.until and change.which(program.model.family):
+            programs = change.apply(programs)
+    return programs
+
+
+# ---------------------------------------------------------------------------------------------------------------- losses
+def copied(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """fp32 logits made by the loss function, which then copies all but each sequence's last; the model's own logits still stand."""
+    scores = head.logits(hidden, model, bound, ctx)
+    del hidden
+    return shifted(ops.cast(ctx.r, scores, FP32), labels, ctx, scores)
+
+
+def widened(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """The model made its logits fp32 itself, so only those stand beside the copy."""
+    scores = wide(head.logits(hidden, model, bound, ctx), ctx)
+    del hidden
+    return shifted(scores, labels, ctx, scores)
+
+
+def narrow(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """Logits, their copy and the log-probabilities in the dtype of the weights."""
+    scores = head.logits(hidden, model, bound, ctx)
+    del hidden
+    return shifted(scores, labels, ctx, scores)
+
+
+def wide(scores: Tensor, ctx: Context) -> Tensor:
+    part, ctx.r.part = ctx.r.part, "logits"
+    found = ops.cast(ctx.r, scores, FP32)
+    ctx.r.part = part
+    return found
+
+
+def shifted(scores: Tensor, labels: Tensor, ctx: Context, output: Tensor) -> Tensor:
+    """Cross-entropy over `logits[..., :-1, :].contiguous()`: a copy unless there is one sequence. `output` is what the model returns."""
+    r, vocabulary = ctx.r, scores.shape[-1]
+    part, r.part = r.part, "logits"
+    cut = ops.cut(r, scores, (ctx.batch, ctx.tokens - 1, vocabulary))
+    cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut
+    targets = ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
+    loss = ops.cross_entropy(r, cut.view(ctx.batch * (ctx.tokens - 1), vocabulary), targets)
+    r.part = part
+    del output
+    return loss
+
+
+# ------------------------------------------------------------------------------------------------------------ generation
+def whole_prompt(program: Program) -> bool:
+    """Whether `generate` computes the logits of the whole prompt: `num_logits_to_keep` came with 4.45 to Llama's relatives."""
+    return program.job.version("transformers") < (4, 45)
+
+
+def fp32_logits(program: Program) -> bool:
+    """Whether the model makes its logits fp32, all of them, before it returns (`logits = logits.float()`, until 4.46)."""
+    return program.job.version("transformers") < (4, 46) and program.model.family not in NARROW
+
+
+# ------------------------------------------------------------------------------------------------------------- the rows
+def replaced(**losses: Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]) -> Callable[[Programs], Programs]:
+    return lambda programs: programs.replace(losses={**programs.losses, **losses})
+
+
+CHANGES: tuple[Change, ...] = (
+    Change((4, 46), lambda family: family not in NARROW, replaced(plain=widened), "4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward"),
+    Change((4, 49), lambda family: family in NARROW, replaced(plain=narrow), "4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py"),
+    Change((4, 49), lambda family: family not in NARROW, replaced(plain=copied), "4.48.1 loss/loss_utils.py ForCausalLMLoss"),
+)
