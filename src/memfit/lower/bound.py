@@ -95,7 +95,7 @@ class Bound:
 
     def trained(self) -> list[Tensor]:
         """Everything with a gradient, in the order of the model's parameters."""
-        leaves = [tensor for tensor in self.tensors.values() if tensor.needs]
+        leaves = [tensor for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values() if tensor.needs]  # a tied head stands twice
         for linear in self.linears.values():
             if linear.adapter is not None:
                 leaves += [linear.adapter.a, linear.adapter.b]
