@@ -29,6 +29,7 @@ class Context:
     cos: Tensor | None = None
     sin: Tensor | None = None
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
+    held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns
     casts: dict[int, Tensor] = field(default_factory=dict)  # autocast's cache of cast weights
 
     @property

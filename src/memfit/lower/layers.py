@@ -11,9 +11,12 @@ from memfit.model.modules import MLP, Attention, Block, Layer
 
 
 def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
-    for block in layer.blocks:
-        x = ctx.programs.orders[block.order](x, block, bound, ctx)
-    return x
+    try:
+        for block in layer.blocks:
+            x = ctx.programs.orders[block.order](x, block, bound, ctx)
+        return x
+    finally:  # a recomputation may stop anywhere
+        ctx.held.clear()
 
 
 def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:

@@ -63,6 +63,11 @@ def add(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     return r.node("add", out, (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format)))
 
 
+def add_in_place(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
+    """`a += b`."""
+    return r.node("add", a.view(*a.shape), (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format)))
+
+
 def back_add(r: Recorder, node: Node, g: Tensor) -> Grads:
     return [reduced(r, node, index, g, *node.extra[index]) if target is not None else None for index, target in enumerate(node.inputs)]
 

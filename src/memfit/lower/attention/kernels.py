@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from memfit import kernels
 from memfit.formats import BOOL, FP32
-from memfit.lower import ops
+from memfit.lower import ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.strides import joined, normal
 from memfit.model.modules import Attention
 
 
@@ -35,7 +36,8 @@ def chosen(q: Tensor, module: Attention, ctx: Context) -> str:
     half = q.format.block_bytes == 2 or ctx.autocast is not None
     return kernels.sdpa_backend(
         element=2 if half else q.format.block_bytes, half=half, head=module.head, value_head=module.head, masked=masked, causal=ctx.tokens > 1,
-        query=ctx.tokens, key=ctx.keys, grouped=not masked and module.heads != module.kv_heads, training=ctx.training, capability=ctx.capability,
+        query=ctx.tokens, key=ctx.keys, grouped=not masked and module.heads != module.kv_heads, training=ctx.training,
+        dropout=ctx.dropout(module.dropout), capability=ctx.capability,
         allowed=("flash", "efficient", "math") if asked == "sdpa" else (asked,),
     )  # fmt: skip
 
@@ -76,7 +78,7 @@ def efficient(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) 
     if ctx.autocast is not None:
         q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
     k, v = repeated(r, k, module), repeated(r, v, module)
-    out = r.like(q, "efficient_attention")
+    out = by_tokens(r, q, "efficient_attention")
     needs = r.grad and (q.needs or k.needs or v.needs)
     lse = r.scratch(kernels.efficient_lse(ctx.batch, module.heads, ctx.tokens) if needs else 0, "efficient_attention", "activations")
     held = r.scratch(
@@ -94,11 +96,19 @@ def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
     """dq, dk, dv beside row sums and the tiles' workspace."""
     q, k, v, _, _ = node.saved
     sizes, flops, capability = node.extra
-    grads = [r.like(one, "efficient_attention") for one in (q, k, v)]
+    grads = [by_tokens(r, one, "efficient_attention") for one in (q, k, v)]
     held = r.scratch(kernels.efficient_backward(*sizes, element=q.format.block_bytes, capability=capability), "efficient_attention")
     r.compute("efficient_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del held
     return grads
+
+
+def by_tokens(r: Recorder, x: Tensor, op: str) -> Tensor:
+    """As x, but always lying as (B, S, N, H)."""
+    out = r.tensor(x.shape, x.format, op)
+    _, n, s, h = x.shape
+    out.strides = normal(x.shape, (n * s * h, h, n * h, 1))
+    return out
 
 
 def math(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
@@ -107,30 +117,33 @@ def math(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Te
     r = ctx.r
     if ctx.autocast is not None:
         q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
-    result, several = q.format, ctx.batch > 1
+    result = q.format
     q, k, v = (ops.cast(r, one, FP32) for one in (q, k, v))
     q = ops.scale(r, q)
-    square = (ctx.tokens, k.shape[-2])
-    mask = mask_of(module, ctx)
+    mask = math_mask(r, ctx, mask_of(module, ctx), k.shape[-2])
+    k, v = repeated(r, k, module), repeated(r, v, module)
+    scores = views.matmul(r, q, ops.scale(r, views.transpose(r, k, 2, 3)))
+    scores = ops.add_in_place(r, scores, mask)
+    blank = r.tensor(scores.shape, BOOL, "isneginf")
+    probabilities = ops.softmax(r, scores, FP32)
+    del scores, blank
+    probabilities = ops.dropout(r, probabilities, ctx.dropout(module.dropout))
+    out = views.matmul(r, probabilities, v)
+    returned = ops.cast(r, out, result), ops.cast(r, probabilities.detach(), result)
+    del out, probabilities, q, k, v, mask
+    return returned[0]
+
+
+def math_mask(r: Recorder, ctx: Context, mask: Tensor | None, keys: int) -> Tensor:
+    """Without a mask a causal one is made for the occasion; one of truth values becomes numbers."""
     if mask is None:
+        square = (ctx.tokens, keys)
         ones = r.tensor(square, BOOL, "causal")
         lower = r.tensor(square, BOOL, "causal")
         del ones
         mask = r.tensor(square, FP32, "causal")
         del lower
-    elif mask.format is BOOL:
-        mask = r.tensor(mask.shape, FP32, "mask")
-    k, v = repeated(r, k, module), repeated(r, v, module)
-    k = ops.scale(r, k)
-    scores = ops.matmul(r, q, k, (ctx.batch, module.heads, *square), (several, False))
-    scores = ops.add(r, scores, mask)
-    blank = r.tensor(scores.shape, BOOL, "isneginf")
-    probabilities = ops.softmax(r, scores, FP32)
-    del scores, blank
-    out = ops.matmul(r, probabilities, v, (ctx.batch, module.heads, ctx.tokens, module.head))
-    returned = ops.cast(r, out, result), ops.cast(r, probabilities.detach(), result)
-    del out, probabilities, q, k, v, mask
-    return ops.clone(r, returned[0], "contiguous")
+    return mask if mask.format is not BOOL else r.tensor(mask.shape, FP32, "mask")
 
 
 def repeated(r: Recorder, x: Tensor, module: Attention) -> Tensor:
@@ -142,36 +155,34 @@ def repeated(r: Recorder, x: Tensor, module: Attention) -> Tensor:
 
 
 def back_repeated(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return (r.tensor(node.extra, g.format, "repeat_kv"),)
+    out = r.tensor(node.extra, g.format, "repeat_kv")
+    if g.strides is not None:
+        out.strides = joined(out.shape, (out.shape, g.strides))
+    return (out,)
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
     """Scores of every pair, scaled, masked, softmax in fp32, cast back (transformers 5.23 modeling_llama.py
-    eager_attention_forward). Rotated queries lie as (B, S, N, H): with several sequences matmul copies them."""
+    eager_attention_forward). The layer's `_` holds the probabilities until it returns."""
     r = ctx.r
     result = q.format
     keys, values = repeated(r, k, module), repeated(r, v, module)
-    copied = ctx.batch > 1
-    pairs = (ctx.batch, module.heads, ctx.tokens, k.shape[-2])
-    left = ops.cast(r, q, ctx.autocast) if ctx.autocast else q
-    weights = ops.matmul(r, left, ops.cast(r, keys, left.format), pairs, (copied, copied and keys is k))
-    del left
+    weights = product(r, q, views.transpose(r, keys, 2, 3), ctx)
     weights = ops.scale(r, weights)
     mask = mask_of(module, ctx)
     if mask is not None:
         weights = ops.add(r, weights, mask)
     weights = ops.cast(r, ops.softmax(r, weights, FP32), result)
     weights = ops.dropout(r, weights, ctx.dropout(module.dropout))
-    probabilities = ops.cast(r, weights, ctx.autocast) if ctx.autocast else weights
-    out = ops.matmul(
-        r,
-        probabilities,
-        ops.cast(r, values, probabilities.format),
-        (ctx.batch, module.heads, ctx.tokens, module.head),
-        (False, copied and values is v),
-    )
-    del probabilities
-    return ops.clone(r, out, "contiguous")
+    ctx.held.append(weights)
+    return product(r, weights, values, ctx)
+
+
+def product(r: Recorder, a: Tensor, b: Tensor, ctx: Context) -> Tensor:
+    """a @ b, in 16 bits under autocast."""
+    if ctx.autocast is not None:
+        a, b = ops.cast(r, a, ctx.autocast), ops.cast(r, b, ctx.autocast)
+    return views.matmul(r, a, b)
 
 
 KERNELS = {"flash": flash, "efficient": efficient, "math": math, "eager": eager}

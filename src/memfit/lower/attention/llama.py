@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.lower import views
 from memfit.lower.attention.kernels import attend, remembered
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -12,14 +13,13 @@ from memfit.model.modules import Attention
 
 def llama(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """Three projections, rotary, kernel, output (transformers 5.23 modeling_llama.py LlamaAttention)."""
-    b, s, h = ctx.batch, ctx.tokens, module.head
-    q, k, v = (linear(x, bound.linear(one), ctx).view(b, heads, s, h) for one, heads in zip(module.project, sizes(module), strict=True))
-    ctx.r.where = bound.path(module.name)
+    r = ctx.r
+    q, k, v = (views.heads(r, linear(x, bound.linear(one), ctx), heads) for one, heads in zip(module.project, sizes(module), strict=True))
+    r.where = bound.path(module.name)
     q, k = ctx.programs.rotary(q, k, ctx)
     k, v = remembered(k, v, module, bound, ctx)
-    out = attend(q, k, v, module, ctx)
-    del q, k, v
-    return linear(out.view(b, s, module.heads * h), bound.linear(module.out), ctx)
+    out = views.merged(r, attend(q, k, v, module, ctx))
+    return linear(out, bound.linear(module.out), ctx)
 
 
 def sizes(module: Attention) -> tuple[int, int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.lower import ops
+from memfit.lower import ops, views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Tensor
 
@@ -23,6 +23,5 @@ def rotate(x: Tensor, ctx: Context) -> Tensor:
 
 def half_turned(r: Recorder, x: Tensor) -> Tensor:
     """cat(−x₂, x₁): the cut views are gone before the product."""
-    half = (*x.shape[:-1], x.shape[-1] // 2)
-    first, second = ops.cut(r, x, half), ops.cut(r, x, half)
+    first, second = (views.narrow(r, x, 3, x.shape[3] // 2) for _ in range(2))
     return ops.cat(r, (ops.scale(r, second, "neg"), first), x.shape)
