@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memfit.formats import BOOL
 from memfit.lower.context import Context
-from memfit.lower.recorder import Dim, Tensor
+from memfit.lower.recorder import Recorder, Shape, Tensor
 from memfit.model.modules import Attention, Model
 
 
@@ -15,17 +15,39 @@ def windows(model: Model) -> tuple[int, ...]:
 
 
 def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
-    """SDPA needs none for full sequences, nor for a window that holds them all; eager always adds one in the model's dtype."""
+    """SDPA needs none for full sequences, nor for a window that holds them all; eager always adds one in the model's dtype;
+    the flash-attn package takes which tokens are real, if not all are."""
+    r, padded = ctx.r, not ctx.job.packing
     if ctx.job.attention.startswith("flash-attn") and not eager:
-        return None  # at most the two-dimensional mask that the caller gave
+        return r.tensor((ctx.batch, ctx.keys), BOOL, "mask") if padded else None
     narrow = 0 < window <= ctx.keys
-    if not eager and not narrow and ctx.job.packing:
+    if not eager and not narrow and not padded:
         return None
     if ctx.tokens == 1 and not eager and not narrow:
         return None
-    r = ctx.r
-    rows = ctx.batch if not ctx.job.packing else Dim(1, "1")
-    allowed = r.tensor((rows, 1, ctx.tokens, ctx.keys), BOOL, "mask")
-    if not eager:
-        return allowed
-    return r.tensor((ctx.batch, 1, ctx.tokens, ctx.keys), ctx.format, "mask")
+    allowed = crossed(ctx, narrow, padded)
+    return r.tensor((ctx.batch, 1, ctx.tokens, ctx.keys), ctx.format, "mask") if eager else allowed
+
+
+def crossed(ctx: Context, narrow: bool, padded: bool) -> Tensor:
+    """(B or 1, 1, S, keys) truth values: causal, within the window, and real tokens only. Each `and` writes a new tensor, and
+    so does the first one, with `true` (masking_utils.py and_masks)."""
+    r, square = ctx.r, (1, 1, ctx.tokens, ctx.keys)
+    real = r.tensor((ctx.batch, ctx.keys), BOOL, "mask") if padded else None
+    causal = r.tensor(square, BOOL, "mask")
+    if narrow:
+        causal = met(r, causal, square)
+        within = r.tensor(square, BOOL, "mask")
+        causal = met(r, causal, square)
+        del within
+    if real is not None:
+        causal = met(r, causal, square)
+        chosen = r.tensor((ctx.batch, 1, 1, ctx.keys), BOOL, "mask")
+        causal = met(r, causal, (ctx.batch, 1, ctx.tokens, ctx.keys))
+        del chosen, real
+    return causal
+
+
+def met(r: Recorder, before: Tensor, shape: Shape) -> Tensor:
+    """`before & other`; what was before goes."""
+    return r.tensor(shape, before.format, "and")

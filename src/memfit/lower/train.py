@@ -83,7 +83,7 @@ class Stretch:
 def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
     """Forward, loss, backward, as a Trainer runs them: the outputs are dropped before backward."""
     r.mark("forward", "", step)
-    inputs = batch_of(r, program.job.batch, program.job.seq)
+    inputs = batch_of(r, program, program.job.batch)
     loss = forward_loss(r, program, body, inputs, "forward", step)
     r.mark("backward", "", step)
     seed = r.like(loss, "ones_like")
@@ -93,15 +93,15 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
     del inputs
 
 
-def batch_of(r: Recorder, batch: int, seq: int) -> tuple[Tensor, Tensor]:
-    """Token ids and labels; the loop's variable holds them until the next batch."""
-    shape = (Dim(batch, "B"), Dim(seq, "S"))
-    return ops.integers(r, shape, "inputs"), ops.integers(r, shape, "inputs")
+def batch_of(r: Recorder, program: Program, batch: int) -> tuple[Tensor, ...]:
+    """Token ids, labels and, with padding, which tokens are real; the loop's variable holds them until the next batch."""
+    shape = (Dim(batch, "B"), Dim(program.job.seq, "S"))
+    return tuple(ops.integers(r, shape, "inputs") for _ in range(2 if program.job.packing else 3))
 
 
-def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, Tensor], phase: Phase, step: int) -> Tensor:
+def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, ...], phase: Phase, step: int) -> Tensor:
     """One forward pass with labels."""
-    ids, labels = inputs
+    ids, labels, *_ = inputs
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=phase == "forward")
     hidden = body.forward(ids, ctx, step)
     return body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
@@ -111,7 +111,7 @@ def evaluate(r: Recorder, program: Program, body: Body) -> None:
     """One evaluation batch without gradients, logits and loss alive together (transformers 5.23 trainer.py prediction_step)."""
     r.mark("evaluate", "", STEPS - 1)
     r.grad = False
-    inputs = batch_of(r, program.job.eval_batch, program.job.seq)
+    inputs = batch_of(r, program, program.job.eval_batch)
     loss = forward_loss(r, program, body, inputs, "evaluate", STEPS - 1)
     r.grad = True
     del loss, inputs
