@@ -94,7 +94,8 @@ class Node:
 
 class Frame:
     """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
-    while it is `replaying`, `fresh` collects their doubles (torch/utils/checkpoint.py, use_reentrant=False)."""
+    while it is `replaying`, `fresh` collects their doubles. The last of the nodes to run lets go of the frame, and so of the
+    input it was given (torch/utils/checkpoint.py, use_reentrant=False)."""
 
     __slots__ = ("again", "given", "nodes", "fresh", "replaying")
 
@@ -267,9 +268,9 @@ class Recorder:
         return self.node("checkpoint", out, (given,), back, (given,))
 
     def _recompute(self, frame: Frame) -> None:
-        again, given = frame.again, frame.given
-        frame.again = frame.given = None
-        assert again is not None and given is not None
+        again, given, frame.again = frame.again, frame.given, None
+        assert again is not None
+        assert given is not None
         frame.replaying, self.frame = True, frame
         phase_part, self.part, thread = self.part, "activations", self.thread
         try:
@@ -302,7 +303,7 @@ class Recorder:
             self._recompute(node.frame)
         self.where = node.where
         results = list(node.back(self, node, buffers.pop(node) if node.outputs == 1 else gathered(node, buffers)))
-        node.saved = ()
+        node.saved, node.frame = (), None
         for index, target in enumerate(node.inputs):
             if target is None:
                 continue
