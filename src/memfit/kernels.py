@@ -159,6 +159,45 @@ def flash_backward(
 
 
 _row(
+    "flash_attn_2",
+    "the flash-attn package: as torch's copy, the head rounded to 64 above 128, lengths unpadded with padding, two integers of random state always",
+    "flash-attn 2.6 .. 2.8",
+    "flash-attn v2.8.3 csrc/flash_attn/flash_api.cpp mha_bwd, mha_varlen_bwd; flash_attn/flash_attn_interface.py",
+)
+
+
+def flash_attn_2_backward(
+    batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, element: int = 2, real: int = 0
+) -> FlashBackward:
+    """`real`: tokens of the whole batch once padding is taken out (the variable-length kernels); 0 for the dense ones."""
+    head8 = up(head, 8)
+    rounded = up(head8, 32 if head8 <= 128 else 64)
+    rows = real + 128 * batch if real else batch * up(query, 128)
+    expanded = (real or batch * key) * heads * head8 * element if heads != kv_heads else 0
+    return FlashBackward(softmax_d=rows * heads * 4, dq_accum=rows * heads * rounded * 4, dk_expanded=expanded, dv_expanded=expanded)
+
+
+_row(
+    "flash_attn_3",
+    "backward: two row statistics and dq in fp32, for grouped queries dk and dv in fp32 at the kv heads, semaphores; forward one semaphore",
+    "flash-attn 3 (hopper)",
+    "flash-attn hopper/flash_api.cpp mha_bwd at 0251105a",
+)
+
+
+def flash_attn_3_backward(batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, *, real: int = 0, hopper: bool = True) -> tuple[int, ...]:
+    """softmax_d, lse_log2, dq, dk and dv accumulators, then the semaphores; causal, without softcap. Heads go up to 64, 96, 128, 192 or 256."""
+    wide = next(size for size in (64, 96, 128, 192, 256) if head <= size)
+    rows = 128 if wide <= 64 else 64
+    columns = 128 if wide <= 128 else (96 if hopper else 80) if wide <= 192 else (80 if hopper else 64)
+    queries = up(real + batch * rows, rows) if real else batch * up(query, rows)
+    keys = up(real + batch * columns, columns) if real else batch * up(key, columns)
+    grouped = keys * kv_heads * wide * 4 if heads != kv_heads else 0
+    statistics = queries * heads * 4
+    return statistics, statistics, queries * heads * wide * 4, grouped, grouped, -(-query // rows) * batch * heads * 4
+
+
+_row(
     "efficient_forward",
     "log-sum-exp with the length rounded to 32; an fp32 accumulator for heads above 128",
     "torch 2.1 .. 2.13",
