@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from memfit.trace import cuda
+from memfit.trace.ops import op
 
 LOWER = [
     "_convolution.deprecated",
@@ -128,12 +129,14 @@ PROMOTE = ["addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "g
 
 Policy = Callable[[Any, Any, Any], Any]
 KEY = "AutocastCUDA"
+TRUE_IS_CUDA = torch._C.TensorBase.is_cuda
 _LIBRARY: list[Any] = []
 _CACHE: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def eligible(tensor: torch.Tensor) -> bool:
-    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and tensor.is_meta
+    """Floats on the GPU, pretended or real: with a CUDA build these kernels serve both."""
+    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and (tensor.is_meta or TRUE_IS_CUDA.__get__(tensor))
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -156,44 +159,44 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
-def lower(op: Any, args: Any, kwargs: Any) -> Any:
+def lower(func: Any, args: Any, kwargs: Any) -> Any:
     dtype = torch.get_autocast_dtype("cuda")
-    return op(*cast(args, dtype), **{key: cast(value, dtype) for key, value in kwargs.items()})
+    return func(*cast(args, dtype), **{key: cast(value, dtype) for key, value in kwargs.items()})
 
 
-def wide(op: Any, args: Any, kwargs: Any) -> Any:
-    return op(*cast(args, torch.float32), **{key: cast(value, torch.float32) for key, value in kwargs.items()})
+def wide(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(*cast(args, torch.float32), **{key: cast(value, torch.float32) for key, value in kwargs.items()})
 
 
-def wide_output(op: Any, args: Any, kwargs: Any) -> Any:
+def wide_output(func: Any, args: Any, kwargs: Any) -> Any:
     """The op is asked for an fp32 result, unless the caller named a dtype."""
     first = args[0]
     if eligible(first) and kwargs.get("dtype") is None:
-        names = [one.name for one in op._schema.arguments]
+        names = [one.name for one in func._schema.arguments]
         index = names.index("dtype")
         if len(args) > index:
             args = (*args[:index], args[index] or torch.float32, *args[index + 1 :])
         else:
             kwargs = {**kwargs, "dtype": torch.float32}
-    return op(*args, **kwargs)
+    return func(*args, **kwargs)
 
 
-def wide_appended(op: Any, args: Any, kwargs: Any) -> Any:
+def wide_appended(func: Any, args: Any, kwargs: Any) -> Any:
     if not eligible(args[0]):
-        return op(*args, **kwargs)
+        return func(*args, **kwargs)
     power = args[1] if len(args) > 1 else kwargs.get("p", 2)
-    if op is torch.ops.aten.norm.Scalar:
+    if func is torch.ops.aten.norm.Scalar:
         return torch.ops.aten.norm.ScalarOpt_dtype(args[0], power, dtype=torch.float32)
     dims = args[2] if len(args) > 2 else kwargs.get("dim", [])
     keep = args[3] if len(args) > 3 else kwargs.get("keepdim", False)
     return torch.ops.aten.norm.ScalarOpt_dim_dtype(args[0], power, dims, keep, dtype=torch.float32)
 
 
-def promote(op: Any, args: Any, kwargs: Any) -> Any:
+def promote(func: Any, args: Any, kwargs: Any) -> Any:
     """Every tensor to the widest dtype among them."""
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and eligible(one)]
     dtype = torch.float32 if any(one.dtype == torch.float32 for one in tensors) else torch.get_autocast_dtype("cuda")
-    return op(*cast(args, dtype), **{key: cast(value, dtype) for key, value in kwargs.items()})
+    return func(*cast(args, dtype), **{key: cast(value, dtype) for key, value in kwargs.items()})
 
 
 POLICIES: tuple[tuple[list[str], Policy], ...] = (
@@ -215,17 +218,16 @@ def registered() -> Any:
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
     for names, policy in POLICIES:
         for name in names:
-            packet, _, overload = name.partition(".")
-            op = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
-            if op is not None:
-                library.impl(name, kernel(op, policy, keys), KEY)
+            found = op(name)
+            if found is not None:
+                library.impl(name, kernel(found, policy, keys), KEY)
     return library
 
 
-def kernel(op: Any, policy: Policy, keys: Any) -> Callable[..., Any]:
+def kernel(func: Any, policy: Policy, keys: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return policy(op, args, kwargs)
+            return policy(func, args, kwargs)
 
     return run
 

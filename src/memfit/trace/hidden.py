@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 from memfit import kernels
-
-aten = torch.ops.aten
+from memfit.trace.ops import table
 
 
 class Hidden(NamedTuple):
@@ -23,20 +22,14 @@ class Hidden(NamedTuple):
 HIDDEN: dict[Any, Callable[[Any, Any, Any, Any], list[Hidden]]] = {}
 
 
-def row(*ops: Any) -> Callable[[Callable[[Any, Any, Any, Any], list[Hidden]]], Callable[[Any, Any, Any, Any], list[Hidden]]]:
-    def add(function: Callable[[Any, Any, Any, Any], list[Hidden]]) -> Callable[[Any, Any, Any, Any], list[Hidden]]:
-        for op in ops:
-            HIDDEN[op] = function
-        return function
-
-    return add
+row = table(HIDDEN)
 
 
 def named(**buffers: int) -> list[Hidden]:
     return [Hidden(name, size) for name, size in buffers.items() if size]
 
 
-@row(aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default, aten.addmm_.default, aten.mv.default, aten.dot.default)
+@row("mm", "bmm", "addmm", "baddbmm", "addmm_", "mv", "dot")
 def matmul(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of its own. Operands that
     are neither row- nor column-major are copied (ATen/native/cuda/Blas.cpp `prepare_matrix_for_cublas`)."""
@@ -68,32 +61,32 @@ def scattered(tensor: torch.Tensor) -> bool:
     return not ((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)) or rows == 1 or columns == 1)
 
 
-@row(aten._safe_softmax.default)
+@row("_safe_softmax")
 def safe_softmax(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """Which scores are minus infinity, one byte each, and whether a whole row is (ATen/native/transformers/attention.cpp)."""
     scores = args[0]
     return named(masked=scores.numel(), masked_rows=scores.numel() // max(1, scores.shape[-1]))
 
 
-@row(aten.logsumexp.default)
+@row("logsumexp")
 def logsumexp(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """The largest values and the shifted exponentials (ATen/native/ReduceOps.cpp `logsumexp_out_impl`)."""
     return named(maxima=result.numel() * result.element_size(), exponentials=args[0].numel() * args[0].element_size())
 
 
-@row(aten._scaled_dot_product_flash_attention_for_cpu.default)
+@row("_scaled_dot_product_flash_attention_for_cpu")
 def cpu_flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, key = args[0], args[1]
     return named(buffer=kernels.cpu_flash(query.shape[2], key.shape[2], query.shape[3], torch.get_num_threads()))
 
 
-@row(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+@row("_scaled_dot_product_flash_attention_for_cpu_backward")
 def cpu_flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, key = args[1], args[2]
     return named(buffer=kernels.cpu_flash_backward(query.shape[2], key.shape[2], torch.get_num_threads()))
 
 
-@row(aten._scaled_dot_product_flash_attention.default)
+@row("_scaled_dot_product_flash_attention")
 def flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, key = args[0], args[1]
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
@@ -106,7 +99,7 @@ def flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hi
     return named(softmax_lse_accum=lse, out_accum=out)
 
 
-@row(aten._scaled_dot_product_flash_attention_backward.default)
+@row("_scaled_dot_product_flash_attention_backward")
 def flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, head = query.shape
@@ -121,20 +114,20 @@ def flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[H
     )
 
 
-@row(aten._scaled_dot_product_cudnn_attention_backward.default)
+@row("_scaled_dot_product_cudnn_attention_backward")
 def cudnn_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     batch, heads, length, head = args[1].shape
     return named(dq_accum=kernels.cudnn_backward(batch, heads, length, head))
 
 
-@row(aten._scaled_dot_product_efficient_attention.default)
+@row("_scaled_dot_product_efficient_attention")
 def efficient_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, value = args[0], args[2]
     batch, heads, length, head = query.shape
     return named(out_accum=kernels.efficient_accumulator(batch, heads, length, head, value.shape[-1], query.element_size()))
 
 
-@row(aten._scaled_dot_product_efficient_attention_backward.default)
+@row("_scaled_dot_product_efficient_attention_backward")
 def efficient_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, key, value = args[1], args[2], args[3]
     batch, heads, length, head = query.shape
@@ -144,7 +137,7 @@ def efficient_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> li
     return named(workspace=size)
 
 
-@row(aten.embedding_dense_backward.default)
+@row("embedding_dense_backward")
 def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     if recorder.device.type != "cuda":
         return []
@@ -154,7 +147,7 @@ def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> li
     return named(contiguous_grad=copy, indices=buffers.indices, partial_sums=max(buffers.sorting, buffers.summing))
 
 
-@row(aten.native_layer_norm_backward.default)
+@row("native_layer_norm_backward")
 def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     if recorder.device.type != "cuda":
         return []
@@ -167,7 +160,7 @@ def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> l
     return named(contiguous_grad=copy, dgamma_partial=size, dbeta_partial=size)
 
 
-@row(aten._fused_rms_norm_backward.default)
+@row("_fused_rms_norm_backward")
 def rms_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     if recorder.device.type != "cuda":
         return []
@@ -177,20 +170,20 @@ def rms_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> lis
     return named(contiguous_grad=copy, dgamma_partial=size)
 
 
-@row(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+@row("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """Both operands are made contiguous (ATen/native/cuda/SoftMax.cu `host_softmax_backward`)."""
     return named(contiguous_grad=sum(0 if one.is_contiguous() else one.numel() * one.element_size() for one in args[:2]))
 
 
-@row(aten._foreach_norm.Scalar)
+@row("_foreach_norm.Scalar")
 def foreach_norm(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     if recorder.device.type != "cuda":
         return []
     return named(partial_norms=kernels.foreach_norm(tuple(one.numel() for one in args[0])))
 
 
-@row(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+@row("index_put", "index_put_", "_index_put_impl_")
 def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     if recorder.device.type != "cuda":
         return []
@@ -201,7 +194,7 @@ def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden
     return named(sorted_indices=kernels.index_put_accumulate(count))
 
 
-@row(aten.sort.default, aten.sort.stable)
+@row("sort", "sort.stable")
 def sort(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     if recorder.device.type != "cuda":
         return []

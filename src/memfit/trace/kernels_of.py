@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from memfit import kernels
 from memfit.trace import cuda
+from memfit.trace.ops import aten, op
 
-aten = torch.ops.aten
 CURRENT: list[cuda.Device] = []
 _LIBRARY: list[Any] = []
 
@@ -19,9 +19,8 @@ def install(device: cuda.Device) -> None:
     if _LIBRARY:
         return
     library = torch.library.Library("aten", "IMPL")
-    for op, function in (CHOSEN | BACKWARD).items():
-        name = op._schema.name.removeprefix("aten::")
-        library.impl(f"{name}.{op._overloadname}" if op._overloadname != "default" else name, function, "AutogradMeta")
+    for one, function in (CHOSEN | BACKWARD).items():
+        library.impl(one.name().removeprefix("aten::"), function, "AutogradMeta")
     _LIBRARY.append(library)
 
 
@@ -190,9 +189,19 @@ def prepared(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) 
     return mask.expand(query.shape[0], query.shape[1], query.shape[2], key.shape[2])
 
 
-# Under inference_mode the autograd keys are off and these arrive at the mode whole, which then calls the function itself.
-CHOSEN = {
-    aten.scaled_dot_product_attention.default: attention, aten.dropout.default: dropout, aten.rms_norm.default: rms_norm,
-    aten.softmax.int: softmax, aten.log_softmax.int: log_softmax, aten.take_along_dim.default: take_along_dim,
-}  # fmt: skip
-BACKWARD = {aten.silu_backward.default: silu_backward, aten.mish_backward.default: mish_backward}
+def known(**functions: Any) -> dict[Any, Any]:
+    """Functions under their operators; `softmax__int` is `softmax.int`."""
+    found = {op(name.replace("__", ".")): function for name, function in functions.items()}
+    return {one: function for one, function in found.items() if one is not None}
+
+
+# Under inference_mode the autograd keys are off; these then arrive at the mode whole, which calls the function itself.
+CHOSEN = known(
+    scaled_dot_product_attention=attention,
+    dropout=dropout,
+    rms_norm=rms_norm,
+    softmax__int=softmax,
+    log_softmax__int=log_softmax,
+    take_along_dim=take_along_dim,
+)  # fmt: skip
+BACKWARD = known(silu_backward=silu_backward, mish_backward=mish_backward)

@@ -16,9 +16,9 @@ from memfit.tape import Alloc, Event, Free, Mark, Part, Phase
 from memfit.trace import cuda
 from memfit.trace.hidden import HIDDEN, Hidden
 from memfit.trace.kernels_of import CHOSEN
+from memfit.trace.ops import aten
 from memfit.trace.rules import RULES
 
-aten = torch.ops.aten
 REAL_LIMIT = 1 << 22  # integers in one tensor; larger ones become meta
 REAL_FLOATS = 1024
 

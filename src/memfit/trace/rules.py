@@ -8,19 +8,13 @@ from typing import Any
 
 import torch
 from memfit.errors import InputError
+from memfit.trace.ops import aten, table
 
-aten = torch.ops.aten
 RULES: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {}
 NO = (False, None)
 
 
-def rule(*ops: Any) -> Callable[[Callable[[Any, Any, Any, Any], tuple[bool, Any]]], Callable[[Any, Any, Any, Any], tuple[bool, Any]]]:
-    def add(function: Callable[[Any, Any, Any, Any], tuple[bool, Any]]) -> Callable[[Any, Any, Any, Any], tuple[bool, Any]]:
-        for op in ops:
-            RULES[op] = function
-        return function
-
-    return add
+rule = table(RULES)
 
 
 class References:
@@ -45,7 +39,7 @@ def counts(tensor: torch.Tensor) -> tuple[int, int, int]:
     return tensor._use_count(), torch._C._storage_Use_Count(storage._cdata), sys.getrefcount(tensor)
 
 
-@rule(aten.add.Tensor)
+@rule("add.Tensor")
 def accumulate(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """The engine adds gradients of a tensor used twice in place, if nobody else holds the first; under a mode it does not.
 
@@ -76,7 +70,7 @@ def doubled(node: Any) -> bool:
     return len({(id(one[0]), one[1]) for one in following}) < len(following)
 
 
-@rule(aten.index_put.default, aten.index_add.default, aten.scatter_add.default, aten.scatter.src, aten.scatter.value)
+@rule("index_put", "index_add", "scatter_add", "scatter.src", "scatter.value")
 def into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Backward formulas write into fresh zeros; they copy them first only under a mode (FunctionsManual.cpp `areAnyTensorSubclassLike`)."""
     if torch.is_grad_enabled() or recorder.phase != "backward":
@@ -91,7 +85,7 @@ def into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
     return True, args[0]
 
 
-@rule(aten._fused_rms_norm.default)
+@rule("_fused_rms_norm")
 def fused_rms_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """The CUDA kernel keeps the input as it is and one fp32 number per row (ATen/native/cuda/layer_norm_kernel.cu)."""
     if not args[0].is_meta or recorder.device.type != "cuda":
@@ -101,7 +95,7 @@ def fused_rms_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bo
     return True, (torch.empty_like(source, memory_format=torch.contiguous_format), torch.empty(rows, dtype=torch.float32, device="meta"))
 
 
-@rule(aten._fused_rms_norm_backward.default)
+@rule("_fused_rms_norm_backward")
 def fused_rms_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     if not args[1].is_meta or recorder.device.type != "cuda":
         return NO
@@ -112,7 +106,7 @@ def fused_rms_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) ->
     )
 
 
-@rule(aten._grouped_mm.default)
+@rule("_grouped_mm")
 def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Rows are padded to 16 bytes; every float dtype goes (by a loop over the groups where the fast kernel does not).
 
@@ -131,7 +125,7 @@ def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
     return True, torch.empty_strided(shape, [shape[1] * row, row, 1][-len(shape) :], dtype=left.dtype, device="meta")
 
 
-@rule(aten.topk.default)
+@rule("topk")
 def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A router's choice of experts depends on data: balanced here, the experts taken in turn, `skew` times more of the first."""
     scores, count = args[0], args[1]
@@ -153,7 +147,7 @@ def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     return True, (values, indices.view(*scores.shape[:-1], count))
 
 
-@rule(aten.eq.Scalar, aten.ne.Scalar, aten.lt.Scalar, aten.gt.Scalar, aten.le.Scalar, aten.ge.Scalar)
+@rule("eq.Scalar", "ne.Scalar", "lt.Scalar", "gt.Scalar", "le.Scalar", "ge.Scalar")
 def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A comparison of a tensor whose one value is known."""
     tensor = args[0]
@@ -165,7 +159,7 @@ def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     return True, func(torch.full(tensor.shape, block.value), args[1])
 
 
-@rule(aten.histc.default)
+@rule("histc")
 def histc(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Of integers: CUDA counts them, the CPU kernel takes floats only."""
     source = args[0]
@@ -174,7 +168,7 @@ def histc(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     return True, func(source.float(), *args[1:], **kwargs).to(source.dtype)
 
 
-@rule(aten._to_copy.default)
+@rule("_to_copy")
 def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Onto the GPU where it is already: the real `to` would have returned the tensor itself. A mask made of floats gets its values back."""
     tensor, device = args[0], kwargs.get("device")
@@ -201,7 +195,7 @@ def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     return NO
 
 
-@rule(aten._local_scalar_dense.default)
+@rule("_local_scalar_dense")
 def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A value that does not exist: 1.0 for a float (a loss, a norm) unless the program set it, False for a truth value."""
     tensor = args[0]

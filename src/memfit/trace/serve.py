@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -33,6 +34,8 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     model.generation_config.eos_token_id = None
     if job.logits == "all":
         model._supports_logits_to_keep = lambda: False
+    if job.beams > 1:
+        unfinished(model)
     recorder.mark("prepare")
     prompt = tokens(recorder, model, job, job.seq)
     recorder.serving = True
@@ -60,6 +63,18 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
         settings["past_key_values"] = cache
     del cache
     model.generate(longer, max_new_tokens=LAST, **settings)
+
+
+def unfinished(model: Any) -> None:
+    """Beams go on until the length is reached: whether an open beam can still win depends on scores."""
+    original = model._beam_search_has_unfinished_sequences
+    names = inspect.signature(original)
+
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        hits = names.bind(*args, **kwargs).arguments.get("next_token_hits_stopping_criteria")
+        return original(*args, **kwargs) if hits is None or hits.is_meta else ~torch.all(hits)
+
+    model._beam_search_has_unfinished_sequences = answer
 
 
 class Stop:

@@ -1,0 +1,162 @@
+"""Autocast, quantized weights and inference in a trace: lists, caches and sizes against what the libraries state."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from memfit.job import Job  # noqa: E402
+from memfit.tape import Alloc, Mark, Tape, check  # noqa: E402
+from memfit.trace import autocast, cuda, trace_config  # noqa: E402
+from memfit.trace.peek import peak  # noqa: E402
+from tests.torch.real_steps import CONFIGS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+LLAMA = CONFIGS["llama"]
+HEADER = Path(torch.__file__).parent / "include/ATen/autocast_mode.h"
+
+
+def traced(config: dict[str, Any] = LLAMA, **job: Any) -> Tape:
+    tape = trace_config(config, Job(**{"batch": 2, "seq": 64} | job))
+    check(tape)
+    return tape
+
+
+def blocks(tape: Tape, **wanted: Any) -> list[Alloc]:
+    return [one for one in tape.events if isinstance(one, Alloc) and all(getattr(one, key) == value for key, value in wanted.items())]
+
+
+@pytest.mark.skipif(not HEADER.exists(), reason="this torch comes without its headers")
+@pytest.mark.parametrize(
+    ("macro", "ours"),
+    [
+        ("AT_FORALL_LOWER_PRECISION_FP", autocast.LOWER),
+        ("AT_FORALL_FP32", autocast.WIDE),
+        ("AT_FORALL_FP32_SET_OPT_DTYPE", autocast.WIDE_OUTPUT),
+        ("AT_FORALL_PROMOTE", autocast.PROMOTE),
+    ],
+)
+def test_autocast_lists_are_torchs(macro: str, ours: list[str]) -> None:
+    text = HEADER.read_text()
+    if f"#define {macro}(_)" not in text:
+        pytest.skip("written otherwise in this version")
+    body = text.split(f"#define {macro}(_)")[1].split("\n\n")[0]
+    names = [".".join(filter(None, found)) for found in re.findall(r"_\((\w+)(?:, (\w+))?\)", body)]
+    assert sorted(names) == sorted(ours)
+
+
+def test_autocast_casts_each_weight_once_a_forward() -> None:
+    tape = traced(precision="autocast-bf16", checkpointing="none")
+    copies = [one for one in blocks(tape, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"]
+    assert len(copies) == 2  # two steps
+    adapted = traced(precision="autocast-bf16", method="lora", checkpointing="full")
+    copies = [one for one in blocks(adapted, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"]
+    assert len(copies) == 4  # a frozen weight is not cached: again for every recomputation
+
+
+def test_autocast_under_its_own_state() -> None:
+    weight = torch.empty(8, 4, device="meta", requires_grad=True)
+    from memfit.trace.recorder import Recorder
+
+    device = cuda.Device()
+    with cuda.pretended(device), autocast.emulated(), Recorder(device):
+        source = torch.empty(2, 4, device="cuda")
+        assert source.device.type == "cuda"
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            product = torch.nn.functional.linear(source, weight)
+            assert product.dtype == torch.bfloat16
+            assert product.pow(2).dtype == torch.float32
+            assert torch.softmax(product, -1).dtype == torch.float32
+            assert torch.nn.functional.silu(product).dtype == torch.bfloat16
+            with torch.autocast("cuda", enabled=False):
+                assert torch.nn.functional.linear(source, weight).dtype == torch.float32
+        assert torch.nn.functional.linear(source, weight).dtype == torch.float32
+    assert not autocast._CACHE
+
+
+def test_outputs_become_fp32_as_accelerate_makes_them() -> None:
+    tape = traced(precision="autocast-bf16")
+    assert len([one for one in blocks(tape, op="_to_copy.default", formula="[2, 64, 1000] float32")]) == 4  # in the loss, and after the forward
+
+
+BIG = {**LLAMA, "hidden_size": 512, "intermediate_size": 1024}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_4bit_weight_is_what_bitsandbytes_keeps(nested: bool) -> None:
+    tape = traced(BIG, method="qlora", double_quant=nested)
+    kept = Counter(one.formula for one in blocks(tape, part="weights", where="model.layers.0.mlp.up_proj"))
+    count = 512 * 1024
+    assert kept[f"[{count // 2}, 1] uint8"] == 1
+    if nested:
+        assert kept[f"[{count // 64}] uint8"] == 1
+        assert kept[f"[{count // 64 // 256}] float32"] == 1
+        assert kept["[256] float32"] == 1
+        assert kept["[] float32"] == 1
+    else:
+        assert kept[f"[{count // 64}] float32"] == 1
+    assert kept["[16] float32"] == 1
+
+
+def test_old_versions_dequantize_in_the_dtype_of_the_weight() -> None:
+    new, old = (traced(BIG, method="qlora", seq=256, versions=text) for text in ("", "bitsandbytes=0.45"))
+    shape = "[1024, 512] bfloat16"
+    for tape in (new, old):
+        made = [one for one in blocks(tape, op="empty.memory_format", formula=shape) if "mlp" in one.where]
+        assert made
+        assert all(one.part == "temporaries" for one in made)
+
+
+def test_kbit_preparation_makes_embeddings_fp32() -> None:
+    tape = traced(method="qlora")
+    assert len(blocks(tape, part="weights", formula="[1000, 64] float32")) == 2
+    assert not [one for one in blocks(traced(method="qlora", prepare_kbit=False), part="weights") if one.formula == "[1000, 64] float32"]
+
+
+def test_int8_keeps_its_input_for_a_frozen_weight() -> None:
+    tape = traced(method="lora", quant="int8")
+    assert blocks(tape, part="weights", formula="[128, 64] int8")
+    assert blocks(tape, part="weights", formula="[128] float32")
+
+
+def test_quantized_conv1d() -> None:
+    assert blocks(traced(CONFIGS["gpt2"], method="qlora"), part="weights", where="transformer.h.0.attn.c_attn", formula=f"[{64 * 192 // 2}, 1] uint8")
+
+
+def test_a_dynamic_cache_grows_to_its_length() -> None:
+    tape = traced(task="inference", new_tokens=40)
+    cached = [one for one in blocks(tape, part="kv_cache") if one.where == "model.layers.0.self_attn"]
+    assert max(one.size for one in cached) == 2 * 2 * (64 + 40 - 1) * 16 * 2
+    steps = [event.step for event in tape.events if isinstance(event, Mark) and event.phase == "decode"]
+    assert max(steps) == 39
+
+
+def test_a_static_cache_is_full_from_the_start() -> None:
+    cached = blocks(traced(task="inference", new_tokens=40, cache="static"), part="kv_cache", where="model.layers.0.self_attn")
+    assert {one.size for one in cached if one.size > 8} == {2 * 2 * (64 + 40 - 1) * 16 * 2}
+
+
+def test_skipping_the_middle_of_an_answer_does_not_change_the_peak() -> None:
+    job = Job(task="inference", batch=2, seq=8, new_tokens=60)
+    whole = peak(trace_config(LLAMA, job, decode_all=True))[0]
+    assert abs(peak(trace_config(LLAMA, job))[0] - whole) <= 2 * 2 * 68 * 8  # the ids so far are there twice when the answer is taken up again
+
+
+def test_logits_of_the_whole_prompt_when_asked() -> None:
+    def prefill(which: str) -> int:
+        return max(one.size for one in blocks(traced(task="inference", logits=which), part="logits"))
+
+    assert prefill("all") == 2 * 64 * 1000 * 2
+    assert prefill("last") == 2 * 1000 * 4  # in fp32, for the choice of the token
+
+
+def test_beams_widen_the_cache() -> None:
+    one, four = (max(block.size for block in blocks(traced(task="inference", new_tokens=4, beams=count), part="kv_cache")) for count in (1, 4))
+    assert four == 4 * one

@@ -1,0 +1,181 @@
+"""Training as CUDA would run it: what the parts hold, which kernels are chosen, what their hidden buffers are."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from memfit import kernels  # noqa: E402
+from memfit.errors import InputError  # noqa: E402
+from memfit.job import Job  # noqa: E402
+from memfit.tape import Alloc, Mark, Tape, check  # noqa: E402
+from memfit.trace import trace_config  # noqa: E402
+from memfit.trace.peek import alive, peak  # noqa: E402
+from tests.torch.real_steps import CONFIGS  # noqa: E402
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
+LLAMA = CONFIGS["llama"]
+LLAMA_8B = {
+    "model_type": "llama",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+}
+CUBLAS = 2 * 8519680  # one for the forward thread, one for autograd's
+HOPPER = SimpleNamespace(name="H100", sm=(9, 0), sms=132, memory=85_000_000_000)
+
+
+def traced(config: dict[str, Any] = LLAMA, *, layers: int | None = None, steps: int = 2, gpu: Any = None, keep_outputs: bool = False, **job: Any) -> Tape:
+    tape = trace_config(config, Job(**{"batch": 2, "seq": 64} | job), layers=layers, steps=steps, gpu=gpu, keep_outputs=keep_outputs)
+    check(tape)
+    return tape
+
+
+def allocations(tape: Tape, op: str) -> list[Alloc]:
+    return [event for event in tape.events if isinstance(event, Alloc) and event.op.startswith(op)]
+
+
+def test_an_8b_model_in_seconds_peaks_at_five_times_its_weights() -> None:
+    start = time.perf_counter()
+    tape = traced(LLAMA_8B, batch=1, seq=2048)
+    taken = time.perf_counter() - start
+    size, at, moment = peak(tape)
+    weights = 8_030_261_248 * 2
+    assert 5 * weights + CUBLAS <= size <= 5 * weights + CUBLAS + (1 << 20)
+    assert moment.startswith("step")
+    parts: Counter[str] = Counter()
+    for block in alive(tape, at):
+        parts[block.part] += block.size
+    assert parts["weights"] == weights
+    assert parts["gradients"] == weights
+    assert parts["optimizer"] == 2 * weights
+    assert parts["temporaries"] == weights  # the list of square roots of AdamW's foreach step
+    assert taken < 20  # two seconds on an idle machine
+
+
+def test_layers_are_alike() -> None:
+    peaks = [peak(traced(layers=count))[0] for count in (2, 3, 4)]
+    assert peaks[2] - peaks[1] == peaks[1] - peaks[0] > 0
+
+
+def test_a_trace_can_be_repeated() -> None:
+    assert traced(method="lora", checkpointing="full").events == traced(method="lora", checkpointing="full").events
+
+
+def test_the_second_step_is_the_steady_one() -> None:
+    tape = traced(steps=3)
+    ends = [index for index, event in enumerate(tape.events) if isinstance(event, Mark) and event.phase == "prepare"]
+    live = [sum(-(-block.size // 512) * 512 for block in alive(tape, index)) for index in ends[1:]]
+    assert live[0] == live[1]
+
+
+def test_outputs_that_are_kept_cost_the_logits() -> None:
+    tokens = 2 * 64 * 1000 * 2
+    assert peak(traced(keep_outputs=True))[0] - peak(traced())[0] == pytest.approx(tokens, abs=512)
+
+
+def test_a_tied_head_adds_a_second_gradient_of_the_embedding() -> None:
+    tied = traced({**LLAMA, "tie_word_embeddings": True}, steps=1)
+    shape = [one for one in tied.events if isinstance(one, Alloc) and one.formula == "[1000, 64] bfloat16"]
+    assert Counter(one.op for one in shape)["embedding_dense_backward.default"] == 1
+    assert sum(one.op == "mm.default" for one in shape) == 1  # the head's own, added into
+
+
+def test_dropout_keeps_one_byte_a_value() -> None:
+    masks = [one for one in allocations(traced(CONFIGS["gpt2"], steps=1), "native_dropout.default") if str(one.formula).endswith("bool")]
+    assert masks
+    assert all(one.part == "activations" for one in masks)
+
+
+def test_flash_attention_backward_holds_what_the_row_says() -> None:
+    tape = traced(steps=1)
+    row = kernels.flash_backward(2, 4, 2, 64, 64, 16)
+    name = "_scaled_dot_product_flash_attention_backward.default: "
+    for buffer, size in (("dq_accum", row.dq_accum), ("softmax_d", row.softmax_d), ("dk_expanded", row.dk_expanded)):
+        assert [one.size for one in allocations(tape, name + buffer)] == [size, size]
+
+
+def test_padding_takes_the_efficient_kernel_and_repeats_keys() -> None:
+    tape = traced(packing=False, steps=1)
+    assert allocations(tape, "_scaled_dot_product_efficient_attention.default")
+    assert not allocations(tape, "_scaled_dot_product_flash_attention")
+
+
+def test_hopper_takes_cudnn_and_larger_workspaces() -> None:
+    tape = traced(gpu=HOPPER, steps=1)
+    assert allocations(tape, "_scaled_dot_product_cudnn_attention.default")
+    workspaces = [one.size for one in tape.events if isinstance(one, Alloc) and "cublas workspace" in one.op]
+    assert workspaces == [32 << 20, 32 << 20]
+
+
+def test_fp32_with_grouped_queries_is_left_to_the_math_kernel() -> None:
+    assert allocations(traced(precision="fp32", steps=1), "_safe_softmax.default")
+
+
+def test_checkpointing_keeps_the_inputs_of_layers_only() -> None:
+    config = {**LLAMA, "num_hidden_layers": 8}
+    plain, kept = (peak(traced(config, seq=256, checkpointing=mode))[0] for mode in ("none", "full"))
+    assert kept < plain
+    half = peak(traced(config, seq=256, checkpointing="every", checkpoint_every=2))[0]
+    assert kept < half < plain
+
+
+def test_layers_are_marked_in_both_directions() -> None:
+    marks = [(event.phase, event.where) for event in traced(steps=1).events if isinstance(event, Mark) and event.where]
+    assert marks == [("forward", "model.layers.0"), ("forward", "model.layers.1"), ("backward", "model.layers.1"), ("backward", "model.layers.0")]
+
+
+def test_gradients_know_their_module() -> None:
+    blocks = [one for one in traced(steps=1).events if isinstance(one, Alloc)]
+    grads = [one for one in blocks if one.part == "gradients"]
+    assert {one.where for one in grads} >= {"lm_head", "model.norm", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"}
+    assert sum(one.size for one in grads) == sum(one.size for one in blocks if one.part == "weights")
+
+
+def test_a_scaled_step_is_taken() -> None:
+    tape = traced(precision="autocast-fp16", clip=1.0, steps=1)
+    assert any(isinstance(one, Alloc) and one.part == "optimizer" for one in tape.events)
+
+
+def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
+    config = CONFIGS["qwen3_moe"]
+    assert peak(traced(config))[0] == peak(traced(config, router_skew=2.0))[0]  # the grouped product does not depend on it
+
+
+@pytest.mark.parametrize(
+    ("job", "where"),
+    [
+        ({"framework": "megatron"}, "job.framework"),
+        ({"precision": "bf16-master"}, "job.precision"),
+        ({"attention": "flash-attn-3"}, "job.attention"),
+        ({"checkpointing": "selective"}, "job.checkpointing"),
+        ({"method": "freeze", "trainable": "nothing"}, "job.trainable"),
+        ({"method": "lora", "targets": "nothing"}, "job.targets"),
+        ({"quant": "nf4"}, "job.quant"),
+        ({"task": "inference", "cache": "quantized"}, "job.cache"),
+    ],
+)
+def test_what_cannot_be_traced_is_said(job: dict[str, Any], where: str) -> None:
+    with pytest.raises(InputError) as bad:
+        traced(**job)
+    assert [problem.where for problem in bad.value.problems] == [where]
+
+
+def test_an_unknown_model_type_is_said() -> None:
+    with pytest.raises(InputError, match="`nonesuch`"):
+        traced({"model_type": "nonesuch"})
+
+
+def test_the_programs_own_failure_is_an_input_error() -> None:
+    with pytest.raises(InputError, match="the program stops with"):
+        traced({**LLAMA, "num_key_value_heads": 3})
