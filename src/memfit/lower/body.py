@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32, INT64
-from memfit.lower import masks, ops
+from memfit.lower import masks, ops, versions
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.frameworks import programs_of
@@ -34,7 +34,7 @@ class Body:
             self.ends.load(module.weights(), module.linears())
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark("load", bound.prefix)
-            bound.load(entry.layer.weights(), entry.layer.linears())
+            bound.load((*entry.layer.weights(), *versions.tables(self.program)), entry.layer.linears())
         r.mark("load")
         for module in model.final:
             self.ends.load(module.weights(), module.linears())
@@ -59,7 +59,7 @@ class Body:
         x = embedded = self.embedded(ids, ctx)  # `inputs_embeds` lives until the model returns
         positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
         self.make_masks(ctx)
-        if self.model.buffers:
+        if self.model.buffers and not versions.alone(self.program):
             self.rotary_tables(ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark(phase, bound.prefix, step)
@@ -74,7 +74,7 @@ class Body:
         if not (entry.recompute and ctx.training):
             return forward(x, entry.layer, bound, ctx)
         run = ctx.r.reentrant if ctx.job.reentrant else ctx.r.checkpoint
-        return run(lambda given: forward(given, entry.layer, bound, ctx), x)
+        return run(lambda given: replayable(given, entry, bound, ctx), x)
 
     def make_masks(self, ctx: Context) -> None:
         ctx.r.where = self.model.prefix.rpartition(".")[0]
@@ -115,6 +115,15 @@ class Body:
 
     def free(self) -> None:
         self.ends, self.layers = Bound(self.r, self.program, ""), []
+
+
+def replayable(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
+    """A layer within a checkpoint: when it is recomputed, it has an autocast of its own (torch/utils/checkpoint.py recompute_fn)."""
+    try:
+        return forward(x, entry.layer, bound, ctx)
+    finally:
+        if ctx.r.phase == "backward":
+            ctx.casts.clear()
 
 
 def runs_sdpa(model: Model) -> bool:

@@ -30,7 +30,7 @@ class Context:
     sin: Tensor | None = None
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns
-    casts: dict[int, Tensor] = field(default_factory=dict)  # autocast's cache of cast weights
+    casts: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # autocast's cache of cast weights, by the span that made them
 
     @property
     def job(self) -> Job:
@@ -46,6 +46,15 @@ class Context:
 
     def dropout(self, p: float) -> float:
         return p if self.training else 0.0
+
+
+def leave_autocast(ctx: Context) -> None:
+    """The outermost autocast ends, and with it the cache of cast weights; those of a layer go in its own span."""
+    r, span = ctx.r, ctx.r.span
+    for where in list(ctx.casts):
+        r.mark(r.phase, where, r.at)
+        del ctx.casts[where]
+        r.mark(r.phase, span, r.at)
 
 
 def context(

@@ -36,9 +36,10 @@ def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
         return weight
     if not weight.needs:
         return ops.cast(ctx.r, weight, ctx.autocast)
-    known = ctx.casts.get(id(weight))
+    cache = ctx.casts.setdefault(ctx.r.span, {})
+    known = cache.get(id(weight))
     if known is None:
-        known = ctx.casts[id(weight)] = ops.cast(ctx.r, weight, ctx.autocast)
+        known = cache[id(weight)] = ops.cast(ctx.r, weight, ctx.autocast)
     return known
 
 

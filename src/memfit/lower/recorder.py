@@ -95,16 +95,16 @@ class Node:
 class Frame:
     """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
     while it is `replaying`, `fresh` collects their doubles. The last of the nodes to run lets go of the frame, and so of the
-    input it was given (torch/utils/checkpoint.py, use_reentrant=False)."""
+    input and all else it was given, masks among it (torch/utils/checkpoint.py, use_reentrant=False)."""
 
-    __slots__ = ("again", "given", "nodes", "fresh", "replaying")
+    __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done")
 
     def __init__(self, again: Callable[[Tensor], Any], given: Tensor) -> None:
         self.again: Callable[[Tensor], Any] | None = again
         self.given: Tensor | None = given
         self.nodes: list[Node] = []
         self.fresh: list[Node] = []
-        self.replaying = False
+        self.replaying = self.done = False
 
 
 class StopRecompute(Exception):
@@ -268,18 +268,17 @@ class Recorder:
         return self.node("checkpoint", out, (given,), back, (given,))
 
     def _recompute(self, frame: Frame) -> None:
-        again, given, frame.again = frame.again, frame.given, None
-        assert again is not None
-        assert given is not None
-        frame.replaying, self.frame = True, frame
+        assert frame.again is not None
+        assert frame.given is not None
+        frame.replaying = frame.done = True
+        self.frame = frame
         phase_part, self.part, thread = self.part, "activations", self.thread
         try:
-            again(given)
+            frame.again(frame.given)
         except StopRecompute:
             pass
         finally:
             self.frame, self.part, self.thread = None, phase_part, thread
-        del again, given
         for node, double in zip(frame.nodes, frame.fresh, strict=True):
             node.saved, double.saved = double.saved, ()
         frame.nodes, frame.fresh = [], []
@@ -299,7 +298,7 @@ class Recorder:
     def _run(self, node: Node, waiting: dict[Any, int], buffers: dict[Any, Tensor], ready: list[tuple[int, Node]]) -> None:
         if node.span != self.span:
             self.mark(self.phase, node.span, self.at)
-        if node.frame is not None and node.frame.again is not None:
+        if node.frame is not None and not node.frame.done:
             self._recompute(node.frame)
         self.where = node.where
         results = list(node.back(self, node, buffers.pop(node) if node.outputs == 1 else gathered(node, buffers)))

@@ -6,7 +6,7 @@ from memfit import kernels
 from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.body import Body
-from memfit.lower.context import context
+from memfit.lower.context import context, leave_autocast
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
@@ -104,7 +104,9 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     ids, labels, *_ = inputs
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=phase == "forward")
     hidden = body.forward(ids, ctx, step)
-    return body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
+    loss = body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
+    leave_autocast(ctx)
+    return loss
 
 
 def evaluate(r: Recorder, program: Program, body: Body) -> None:
