@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from memfit.errors import InputError, Problem
+from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster, Span, context, usable
 from memfit.job import Job
 from memfit.lower import lower
@@ -14,7 +15,7 @@ from memfit.program import Program, placed
 from memfit.simulate.memory import Memory, Moment, memory, moment
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
-from memfit.tape import Producer, Tape
+from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import apply
 
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
@@ -131,7 +132,7 @@ def estimate(
 ) -> Estimate:
     """`producer` writes the tape (default: the formulas). Not `precise`: live bytes only, identical layers walked once.
 
-    `total`: the number of parameters where the model was built by no family and cannot say it.
+    `total`: the number of parameters where no family built the model; without it they are counted on the tape.
     """
     _one_gpu(cluster)
     settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
@@ -145,6 +146,9 @@ def estimate(
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
     band = _band(found, outside, limited)
+    verdict = _verdict(band, room, limited)
+    known = _parameters(model, job, tape, total)
+    advice = _advice(tape, job, found, (band, room, verdict)) if precise else ()
     return Estimate(
         model=model,
         job=job,
@@ -152,14 +156,14 @@ def estimate(
         memory=found,
         context=outside,
         usable=room,
-        host=_host(model, job),
+        host=_host(model, job, known.total),
         band=band,
-        verdict=_verdict(band, room, limited),
+        verdict=verdict,
         failure=_failure(tape, limited),
         retries=0 if limited is None or limited.oom else limited.retries,
-        parameters=_parameters(model, job, total),
+        parameters=known,
         source=tape.source,
-        problems=(*problems, *_remarks(model, job, gpu, tape)),
+        problems=(*problems, *_remarks(model, job, gpu), *advice),
         versions=tape.versions,
     )
 
@@ -179,7 +183,7 @@ def _tape(model: Model, job: Job, cluster: Cluster | None, producer: Producer | 
         return lower(model, job, None, cluster, compact=not precise)
     except NotImplementedError as missing:
         raise InputError.one(
-            f"no formula yet for {str(missing)[:200] or 'this job'}",
+            f"no formula yet for {str(missing).partition('(')[0][:80] or 'this job'}",
             where="job",
             hint="`--by trace` runs the real code instead (extra `trace`)",
         ) from missing
@@ -212,30 +216,57 @@ def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -
     return "fits" if band.high <= room[0] else "tight"
 
 
+def _advice(tape: Tape, job: Job, found: Memory, judged: tuple[Band, tuple[int, int] | None, str | None]) -> tuple[Problem, ...]:
+    """Where the allocator's gaps decide, whether expandable segments would turn the verdict: they leave next to none."""
+    band, room, verdict = judged
+    if room is None or verdict == "fits" or job.alloc_conf or found.reserved is None:
+        return ()
+    saved = found.reserved - replay(tape, Settings(expandable_segments=True)).peak_reserved
+    better = _verdict(Band(low=band.low, high=band.high - saved, origin=band.origin), room, None)
+    if saved <= 0 or better == verdict:
+        return ()
+    message = f"with expandable segments it {'fits' if better == 'fits' else 'may fit'}"
+    return (Problem(message=message, where="job.alloc_conf", hint="`--alloc-conf expandable_segments:True`", level="note"),)
+
+
 def _failure(tape: Tape, limited: Replay | None) -> Failure | None:
     if limited is None or limited.oom is None:
         return None
     return Failure(at=moment(tape, limited.oom.event or 0), asked=limited.oom.asked, left=limited.oom.free)
 
 
-def _host(model: Model, job: Job) -> Host:
+def _host(model: Model, job: Job, total: int) -> Host:
     """Without a device_map, from_pretrained fills the model on the CPU and `.to` copies it over; bitsandbytes needs a device_map, and
     then tensors pass the host one at a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py)."""
-    program = apply(Program(model=model, job=job, entries=(), weights=model.dtype))
-    width = _WIDTHS[program.weights]
+    width = _width(model, job)
     if job.quantization != "none":
         largest = max((weight.count for weight in model.weights()), default=0)
         return Host(size=largest * width, why="the largest tensor on its way to the GPU")
-    return Host(size=model.parameters * width, why="a copy of the weights while they are loaded without a device_map")
+    return Host(size=total * width, why="a copy of the weights while they are loaded without a device_map")
 
 
-_WIDTHS = {"float32": 4, "bfloat16": 2, "float16": 2}
+def _width(model: Model, job: Job) -> int:
+    """Bytes of one value of the base weights."""
+    return FORMATS[apply(Program(model=model, job=job, entries=(), weights=model.dtype)).weights].block_bytes
 
 
-def _parameters(model: Model, job: Job, total: int | None) -> Parameters:
-    if total is not None:
-        return Parameters(total=total, trainable=total if job.training and job.method == "full" else 0, active=total)
-    return Parameters(total=model.parameters, trainable=trainable(model, job), active=model.active)
+def _parameters(model: Model, job: Job, tape: Tape, total: int | None) -> Parameters:
+    if model.layers:
+        return Parameters(total=model.parameters, trainable=trainable(model, job), active=model.active)
+    if total is None:
+        loaded = sum(event.size for event in _loading(tape) if event.part == "weights")
+        total = loaded // _width(model, job)
+    return Parameters(total=total, trainable=total if job.training and job.method == "full" else 0, active=total)
+
+
+def _loading(tape: Tape) -> Iterator[Alloc]:
+    """The blocks of the phase `load`."""
+    loading = False
+    for event in tape:
+        if type(event) is Mark:
+            loading = event.phase == "load"
+        elif type(event) is Alloc and loading:
+            yield event
 
 
 def trainable(model: Model, job: Job) -> int:
@@ -254,7 +285,7 @@ def trainable(model: Model, job: Job) -> int:
     return count
 
 
-def _remarks(model: Model, job: Job, gpu: GPU | None, tape: Tape) -> list[Problem]:
+def _remarks(model: Model, job: Job, gpu: GPU | None) -> list[Problem]:
     """What the answer assumes."""
     found = []
     if gpu is None:

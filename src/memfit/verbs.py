@@ -75,7 +75,7 @@ def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, 
     problems += conflicts(ask, values)
     if problems or built is None:
         raise InputError(*problems)
-    return answer(built, job, cluster, ask, () if source is None else source.problems)
+    return answer(built, job, cluster, ask, source)
 
 
 def conflicts(ask: Ask, values: Mapping[str, Any]) -> Iterator[Problem]:
@@ -94,12 +94,13 @@ def conflicts(ask: Ask, values: Mapping[str, Any]) -> Iterator[Problem]:
                 yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
 
 
-def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, problems: tuple[Problem, ...]) -> Estimate:
+def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, source: Source | None) -> Estimate:
     """The estimate, and with it the answers to the reverse questions."""
     from memfit.estimate import estimate as simulate
 
     producer = producer_of(ask.by)
-    found = simulate(model, job, cluster, producer=producer, problems=problems)
+    problems, total = ((), None) if source is None else (source.problems, source.parameters)
+    found = simulate(model, job, cluster, producer=producer, problems=problems, total=total)
     if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision")):
         from memfit.plan.reverse import QUESTIONS
 

@@ -307,3 +307,25 @@ def test_lists_can_be_searched() -> None:
     for verb in (memfit.gpus, memfit.models):
         with pytest.raises(InputError, match="matches"):
             verb("no such thing")
+
+
+def test_expandable_segments_are_offered_where_they_turn_the_verdict() -> None:
+    """3 GiB come and go in front of 4 GiB: in a segment of their own they stay cached, in an expandable one their pages serve again."""
+    events = (*load(GIB), Mark("forward"), Alloc(1, 3 * GIB, "activations"), Free(1), Alloc(2, 4 * GIB, "activations"))
+    cluster = Cluster(gpu=custom_gpu(7 * GIB))
+    found = estimate(MODEL, Job(seq=128), cluster, producer=written(*events))
+    assert [(problem.level, problem.message) for problem in found.problems] == [("note", "with expandable segments it fits")]
+    other = estimate(MODEL, Job(seq=128, alloc_conf="expandable_segments:True"), cluster, producer=written(*events))
+    assert (other.verdict, other.problems) == ("fits", ())
+
+
+def test_parameters_of_a_model_without_a_family_are_counted_on_the_tape() -> None:
+    from memfit.model.source import Source
+    from memfit.verbs import unbuilt
+
+    model = unbuilt(Source(name="acme/new", origin="a test", config={"model_type": "brand_new", "dtype": "bfloat16"}))
+    events = (*load(2_000_000), Alloc(1, 512, "buffers"), Mark("forward"), Alloc(2, 64, "weights", op="a cast"))
+    found = estimate(model, Job(), producer=written(*events))
+    assert found.parameters.total == found.parameters.trainable == 1_000_000
+    assert found.host.size == 2_000_000
+    assert estimate(model, Job(task="inference"), producer=written(*events), total=7).parameters.total == 7

@@ -37,7 +37,7 @@ def smallest_gpu(model: Model, job: Job, cluster: Cluster | None = None, produce
     """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the table."""
     for gpu in sorted((gpu for gpu in all_gpus() if gpu.vendor == "nvidia"), key=usable):
         one = Cluster(gpu=gpu)
-        if producer is None and not _may_fit(estimate(model, job, one, precise=False)):
+        if model.layers and not _may_fit(estimate(model, job, one, precise=False)):
             continue
         found = estimate(model, job, one, producer=producer)
         if found.verdict == "fits":
@@ -108,8 +108,8 @@ def _largest(
     def may(value: int) -> bool:
         return _may_fit(estimate(model, job.replace(**{field: value}), cluster, precise=False))
 
-    bound = top if producer is not None else last(may, top)
-    best = last(fits, bound, start=bound)
+    bound = last(may, top) if model.layers else top  # a model that no family knows has no formulas
+    best = last(fits, bound, start=bound if model.layers else 1) if bound else 0
     return (best, fitting[best]) if best else (None, None)
 
 
