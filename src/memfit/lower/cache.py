@@ -20,6 +20,7 @@ class Cache:
     layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
     windows: dict[str, int] = field(default_factory=dict)
+    past: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what a tuple cache still holds of the pass before
 
     def update(self, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
         """The keys and values to attend to; `k` and `v` are the new ones."""
@@ -63,4 +64,22 @@ def static(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: 
     return cache.layers[where]
 
 
-UPDATES = {"dynamic": dynamic, "static": static}
+def referenced(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """DynamicCache before 4.54: the first keys and values are kept as they come, later ones concatenated; no window."""
+    cache.windows[where] = 0
+    if where not in cache.layers:
+        cache.layers[where] = (k, v)
+        return k, v
+    return dynamic(cache, r, where, k, v, 0)
+
+
+def tuples(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    """`past_key_values` as tuples: what the caller holds of the last pass stands beside the new."""
+    old = cache.layers.get(where)
+    found = referenced(cache, r, where, k, v, 0)
+    if old is not None:
+        cache.past[where] = old
+    return found
+
+
+UPDATES = {"dynamic": dynamic, "static": static, "referenced": referenced, "tuple": tuples}

@@ -22,7 +22,9 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     rows = Dim(job.batch * job.beams, "B")
     ids = ops.integers(r, (rows, Dim(job.seq, "S")), "inputs")
     padding = r.tensor((rows, job.seq), INT64, "attention_mask", "inputs")
-    cache = None if job.cache == "none" or job.new_tokens == 0 else Cache(kind=job.cache, limit=job.seq + job.new_tokens, bits=job.cache_bits)
+    kept = job.cache != "none" and job.new_tokens > 0
+    kind = versions.growing(program) if job.cache == "dynamic" else job.cache
+    cache = Cache(kind=kind, limit=job.seq + job.new_tokens, bits=job.cache_bits) if kept else None
     r.mark("prefill")
     chosen = forward(r, program, body, ids, rows, job.seq, job.seq, cache, 0)
     for step in decoded(job.new_tokens):
@@ -52,8 +54,11 @@ def appended(r: Recorder, tokens: Tensor, rows: int, length: int) -> Tensor:
 
 def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
     """Bring a growing cache to what it is before this pass, where passes in between were not walked; behind a window it grows no more."""
-    if cache.kind != "dynamic":
+    if cache.kind == "static":
         return
+    for where in list(cache.past):
+        r.mark("decode", where, step)
+        del cache.past[where]
     for where, window in cache.windows.items():
         pair = cache.layers[where]
         room = min(length, window) if window > 0 else length

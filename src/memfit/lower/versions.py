@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from memfit.formats import FP32
 from memfit.lower import head, ops
+from memfit.lower.attention.rotary import rotary
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Tensor
-from memfit.model.modules import Model
+from memfit.model.modules import Model, Weight
 from memfit.program import Program
 
 Version = tuple[int, int]
@@ -34,7 +35,7 @@ def changed(programs: Programs, program: Program) -> Programs:
     for change in reversed(CHANGES):  # the newest first: older code overrides it
         if version < change.until and change.which(program.model.family):
             programs = change.apply(programs)
-    return programs
+    return programs.replace(rotary=own_rotary) if alone(program) else programs
 
 
 # ---------------------------------------------------------------------------------------------------------------- losses
@@ -90,13 +91,71 @@ def fp32_logits(program: Program) -> bool:
     return program.job.version("transformers") < (4, 46) and program.model.family not in NARROW
 
 
+# From which version on `generate` handed a DynamicCache through; before, the old tuple of tensors stood until the next pass began.
+CACHED = {
+    "bloom": (4, 45), "codegen": (4, 45), "falcon": (4, 45), "gpt_neo": (4, 45), "gpt_neox": (4, 45), "gptj": (4, 45), "opt": (4, 49),
+    "biogpt": (4, 53), "gpt2": (4, 53), "gpt_bigcode": (4, 54), "mpt": (4, 54), "xglm": (4, 54),
+}  # fmt: skip
+
+
+def growing(program: Program) -> str:
+    """The kind of cache that grows: `dynamic` copies from the first update on; until 4.54 (cache_utils.py) the first one was only referred
+    to, and no layer forgot what lay behind its window."""
+    version = program.job.version("transformers")
+    if version < CACHED.get(program.model.family, (4, 42)):
+        return "tuple"
+    return "referenced" if version < (4, 54) else "dynamic"
+
+
+# ---------------------------------------------------------------------------------------------------------------- rotary
+# Until which version each layer kept cos and sin of all positions as buffers (`cos_cached`), in the dtype of the weights.
+TABLES = {"llama": (4, 41), "mistral": (4, 42), "mixtral": (4, 48)} | dict.fromkeys(("qwen2", "phi", "stablelm", "gpt_neox", "falcon", "persimmon", "starcoder2"), (4, 45))  # fmt: skip
+# And until which it made its own for each pass; later the model makes them once.
+ALONE = {"llama": (4, 43), "mistral": (4, 48), "mixtral": (4, 48), "gemma": (4, 48)}
+
+
+def tables(program: Program) -> tuple[Weight, ...]:
+    """The buffers that every layer has then."""
+    model = program.model
+    if program.job.version("transformers") >= TABLES.get(model.family, (0, 0)) or not model.buffers:
+        return ()
+    shape = (model.positions, 2 * model.buffers[0].shape[0])
+    return tuple(
+        Weight(name=f"self_attn.rotary_emb.{one}_cached", shape=shape, role="buffer", format=program.weights) for one in ("cos", "sin")
+    )
+
+
+def alone(program: Program) -> bool:
+    """Whether each layer makes its own cos and sin."""
+    family = program.model.family
+    return program.job.version("transformers") < max(ALONE.get(family, (0, 0)), TABLES.get(family, (0, 0)))
+
+
+def own_rotary(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+    """Rows of the layer's tables, picked by position; the attention's variables hold them."""
+    r, size = ctx.r, ctx.program.model.buffers[0].shape[0] * 2
+    rows = ctx.batch if not ctx.training else 1
+    grad, r.grad = r.grad, False
+    ctx.cos, ctx.sin = (r.tensor((rows, 1, ctx.tokens, size), ctx.format, "index") for _ in range(2))
+    r.grad = grad
+    ctx.held += [ctx.cos, ctx.sin]
+    found = rotary(q, k, ctx)
+    ctx.cos = ctx.sin = None
+    return found
+
+
 # ------------------------------------------------------------------------------------------------------------- the rows
 def replaced(**losses: Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]) -> Callable[[Programs], Programs]:
     return lambda programs: programs.replace(losses={**programs.losses, **losses})
 
 
 CHANGES: tuple[Change, ...] = (
-    Change((4, 46), lambda family: family not in NARROW, replaced(plain=widened), "4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward"),
+    Change(
+        (4, 46),
+        lambda family: family not in NARROW,
+        replaced(plain=widened),
+        "4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward",
+    ),
     Change((4, 49), lambda family: family in NARROW, replaced(plain=narrow), "4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py"),
     Change((4, 49), lambda family: family not in NARROW, replaced(plain=copied), "4.48.1 loss/loss_utils.py ForCausalLMLoss"),
 )
