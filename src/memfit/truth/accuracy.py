@@ -1,0 +1,212 @@
+"""How far memfit and every known method are off on measured cases: one outcome a case, statistics a group, nothing averaged over lines of
+different sources."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from memfit.errors import InputError
+from memfit.estimate import Estimate, estimate
+from memfit.hardware import GPU, Cluster, usable
+from memfit.job import Job
+from memfit.model.modules import Model
+from memfit.tape import Producer
+from memfit.truth.baselines import BASELINES, Baseline
+from memfit.truth.case import Case, Refused
+from memfit.truth.published import read
+
+OURS = "memfit"
+NOTICEABLE = 0.01  # an under-estimate of less than this is noise of the figures' last digits
+PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_allocated_plus_context", "peak_unspecified")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One case with what memfit and the baselines say of it. `parts` and `moment` are of memfit's estimate."""
+
+    case: Case
+    predicted: int
+    verdict: str | None
+    seconds: float
+    parts: Mapping[str, int]
+    moment: str
+    others: Mapping[str, int] = field(default_factory=dict)
+    refusals: Mapping[str, bool] = field(default_factory=dict)  # method -> it says that the GPU is too small
+
+    def error(self, method: str = OURS) -> float | None:
+        """predicted / measured − 1; None where there is no figure, or the method does not apply."""
+        said = self.predicted if method == OURS else self.others.get(method)
+        return None if said is None or not self.case.value else said / self.case.value - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of one group: errors are shares of the measured value. `under` is the share of cases under-estimated by more than 1 %."""
+
+    cases: int
+    median: float
+    p95: float
+    worst: float
+    bias: float
+    under: float
+    deepest: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    outcomes: tuple[Outcome, ...]
+    refused: tuple[Refused, ...]
+
+    def groups(self) -> dict[tuple[str, str], list[Outcome]]:
+        """Outcomes with a figure, by source and metric."""
+        found: dict[tuple[str, str], list[Outcome]] = {}
+        for one in self.outcomes:
+            if one.case.metric != "oom":
+                found.setdefault((one.case.source, one.case.metric), []).append(one)
+        return dict(sorted(found.items()))
+
+    def reasons(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for one in self.refused:
+            counts[one.reason] = counts.get(one.reason, 0) + 1
+        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+    def worst(self, count: int) -> list[Outcome]:
+        return sorted((one for one in self.outcomes if one.case.value), key=lambda one: -abs(one.error() or 0))[:count]
+
+    def decisions(self, method: str = OURS) -> tuple[int, int]:
+        """Of the runs that went out of memory, those where the method says so, and all it was asked about."""
+        asked = [one.refusals[method] for one in self.outcomes if one.case.metric == "oom" and method in one.refusals]
+        return sum(asked), len(asked)
+
+    def fitted(self, method: str = OURS) -> tuple[int, int]:
+        """Of the runs that went through on a named GPU, those where the method says no, and all it was asked about."""
+        asked = [one.refusals[method] for one in self.outcomes if one.case.metric in PEAKS and method in one.refusals]
+        return sum(asked), len(asked)
+
+
+def accuracy(path: str | Path | None = None, *, confidence: str = "", source: str = "", producer: Producer | None = None) -> Accuracy:
+    """Every row of a file in the form of the bundled collection (None: that itself), answered or refused with a reason.
+
+    `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it."""
+    outcomes, refused = [], []
+    ask = asker(producer)
+    for row in read(path):
+        if (confidence and row.confidence != confidence) or source.lower() not in row.source.lower():
+            continue
+        found = outcome(row, ask) if isinstance(row, Case) else row
+        (outcomes if isinstance(found, Outcome) else refused).append(found)  # type: ignore[arg-type]
+    return Accuracy(outcomes=tuple(outcomes), refused=tuple(refused))
+
+
+Ask = Callable[[str, Job, GPU | None], tuple[Model, Estimate, float]]
+
+
+def asker(producer: Producer | None) -> Ask:
+    """One estimate for rows that differ only in the metric."""
+
+    @lru_cache(maxsize=64)
+    def ask(name: str, job: Job, gpu: GPU | None) -> tuple[Model, Estimate, float]:
+        model, began = built(name), time.perf_counter()
+        cluster = None if gpu is None else Cluster(gpu=gpu)
+        return model, estimate(model, job, cluster, producer=producer), time.perf_counter() - began
+
+    return ask
+
+
+@lru_cache(maxsize=32)
+def built(name: str) -> Model:
+    from memfit.model.families import build
+    from memfit.model.source import from_catalog
+
+    found = from_catalog(name)
+    return build(found.config, name=found.name, origin=found.origin)
+
+
+def outcome(case: Case, ask: Ask) -> Outcome | Refused:
+    try:
+        model, found, seconds = ask(case.model, case.job, case.gpu)
+    except InputError as bad:
+        message = bad.problems[0].message
+        return unanswered(case, "no formula yet" if message.startswith("no formula") else "memfit refuses the job", message)
+    except Exception as defect:  # noqa: BLE001 - a defect in one formula is named like any reason; the other cases are still answered
+        return unanswered(case, "a defect of memfit", f"{type(defect).__name__}: {defect}")
+    others = {one.name: said for one in BASELINES if case.metric in (*PEAKS, "oom") and (said := one.estimate(model, case.job, case.gpu))}
+    where = found.memory.at
+    return Outcome(
+        case=case, predicted=predicted(case.metric, found), verdict=found.verdict, seconds=seconds, parts=dict(found.parts),
+        moment="" if where is None else f"{where.phase} {where.step}, {where.where or '-'}, {where.op}",
+        others=others, refusals=refusals(found, case.gpu, others),
+    )  # fmt: skip
+
+
+def unanswered(case: Case, reason: str, detail: str) -> Refused:
+    return Refused(
+        id=case.id, source=case.source, reason=reason, detail=detail[:160], metric=case.metric, confidence=case.confidence,
+        task="train" if case.job.training else "inference",
+    )  # fmt: skip
+
+
+def predicted(metric: str, found: Estimate) -> int:
+    """The number that stands beside the metric. A counter that is not named is compared with what is allocated."""
+    memory = found.memory
+    if metric in ("peak_reserved",):
+        return found.held
+    if metric == "nvidia-smi":
+        return found.device
+    if metric == "peak_allocated_plus_context":
+        return memory.allocated + found.outside
+    if metric in ("allocated_end_of_step", "allocated_end_of_generation"):
+        return memory.end
+    if metric == "weights":
+        return sum(memory.parts.get(part, 0) for part in ("weights", "buffers"))
+    return memory.allocated
+
+
+def refusals(found: Estimate, gpu: GPU | None, others: Mapping[str, int]) -> dict[str, bool]:
+    if gpu is None or found.verdict is None:
+        return {}
+    margins = {one.name: one.margin for one in BASELINES}
+    return {OURS: found.verdict == "no"} | {name: size > margins[name] * usable(gpu) for name, size in others.items()}
+
+
+def figures(errors: Iterable[float]) -> Figures | None:
+    """Statistics of signed errors; the p95 is the nearest rank."""
+    found = sorted(errors)
+    if not found:
+        return None
+    sizes = sorted(abs(one) for one in found)
+    under = [one for one in found if one < -NOTICEABLE]
+    return Figures(
+        cases=len(found), median=middle(sizes), p95=sizes[-(-95 * len(sizes) // 100) - 1], worst=max(found, key=abs), bias=middle(found),
+        under=len(under) / len(found), deepest=min(found[0], 0.0),
+    )  # fmt: skip
+
+
+def middle(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str = OURS) -> Figures | None:
+    """The mean of the groups' own figures, so that no long table drowns the others; worst and deepest are of all."""
+    each = [one for group in found.values() if (one := figures(error for case in group if (error := case.error(method)) is not None))]
+    if not each:
+        return None
+
+    def mean(values: Iterable[float]) -> float:
+        return sum(values) / len(each)
+
+    return Figures(
+        cases=sum(one.cases for one in each), median=mean(one.median for one in each), p95=mean(one.p95 for one in each),
+        worst=max((one.worst for one in each), key=abs), bias=mean(one.bias for one in each), under=mean(one.under for one in each),
+        deepest=min(one.deepest for one in each),
+    )  # fmt: skip
+
+
+METHODS: tuple[str, ...] = (OURS, *(one.name for one in BASELINES))
+__all__ = ["BASELINES", "METHODS", "OURS", "Accuracy", "Baseline", "Figures", "Outcome", "accuracy", "figures", "over_sources"]

@@ -1,0 +1,59 @@
+"""A published figure as memfit understands it: a Job on a model with the figure to compare, or the reason why not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.hardware import GPU
+from memfit.job import Job
+
+# What a figure may stand for, and the words under which it is listed.
+METRICS = {
+    "peak_allocated": "allocated",
+    "peak_active": "allocated",
+    "peak_reserved": "reserved",
+    "nvidia-smi": "device",
+    "peak_allocated_plus_context": "allocated + context",
+    "peak_unspecified": "counter not named",
+    "allocated_end_of_step": "held after a step",
+    "allocated_end_of_generation": "held after generation",
+    "weights": "weights",
+    "oom": "out of memory",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`model` is a name of the catalog. `value` is in bytes; None for `oom`. `notes` say what was assumed in reading the row."""
+
+    id: str
+    source: str
+    model: str
+    job: Job
+    gpu: GPU | None
+    metric: str
+    value: int | None
+    scope: str = ""
+    confidence: str = ""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A row that was not understood, or that no formula answers: `reason` is one of few, `detail` is what it is about."""
+
+    id: str
+    source: str
+    reason: str
+    detail: str = ""
+    metric: str = ""
+    confidence: str = ""
+    task: str = ""
+
+
+class Unfit(Exception):
+    """Raised by readers: this row cannot be expressed, for this reason."""
+
+    def __init__(self, reason: str, detail: object = "") -> None:
+        self.reason, self.detail = reason, str(detail)[:120]
+        super().__init__(reason)

@@ -1,0 +1,134 @@
+"""A published row -> a `Case`, or `Refused` with the reason. What all sources share is here; what one publisher means by his words is in
+`sources/`, a file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+
+from memfit.errors import InputError
+from memfit.job import job_from
+from memfit.truth import words
+from memfit.truth.case import METRICS, Case, Refused, Unfit
+from memfit.truth.rows import Row, count, read_rows
+from memfit.truth.words import Options
+
+SERVING = ("vllm", "sglang", "llama.cpp", "ollama", "tensorrt", "mlx", "exllama", "ctranslate", "ctransformers", "onnx", "deepspeed-inference", "gptq-for-llama", "nvidia")  # fmt: skip
+PARTS = ("kv_cache", "compute_buffer", "activation_peak", "non_torch", "cuda_graph", "available_kv_cache", "weights_gpu", "peak_torch_profile")
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What a source makes of a row: options of the Job, and what it had to assume."""
+
+    options: Options
+    notes: list[str] = field(default_factory=list)
+
+
+Reader = Callable[[Row], Reading]
+_READERS: dict[str, Reader] = {}
+
+
+def reader(*origins: str) -> Callable[[Reader], Reader]:
+    """Decorator: the function that reads rows of these repositories."""
+
+    def add(function: Reader) -> Reader:
+        _READERS.update(dict.fromkeys(origins, function))
+        return function
+
+    return add
+
+
+@cache
+def readers() -> dict[str, Reader]:
+    folder = import_module("memfit.truth.sources")
+    for module in iter_modules(folder.__path__):
+        import_module(f"{folder.__name__}.{module.name}")
+    return _READERS
+
+
+def read(path: str | Path | None = None) -> Iterator[Case | Refused]:
+    """Every row of a file, understood or refused; None: the bundled collection."""
+    for row in read_rows(path):
+        yield row if isinstance(row, Refused) else understand(row)
+
+
+def understand(row: Row) -> Case | Refused:
+    """Refusals are about what memfit cannot do before they are about what the publisher left out."""
+    try:
+        beyond(row)
+        reading = readers().get(row.origin, plain)(row)
+        model = words.model(row)
+        device, remark = words.gpu(row.gpu)
+        value = measured(row)
+        if device is None and row.metric in ("nvidia-smi", "oom", "peak_allocated_plus_context"):
+            raise Unfit("the GPU is not named", row.gpu)
+        job = job_from(reading.options)
+    except Unfit as why:
+        return refused(row, why.reason, why.detail)
+    except InputError as bad:
+        return refused(row, "the options contradict each other", str(bad.problems[0]))
+    return Case(
+        id=row.id, source=row.origin, model=model, job=job, gpu=device, metric=str(row.metric), value=value, scope=str(row.scope or ""),
+        confidence=str(row.confidence or ""), notes=tuple(filter(None, (*reading.notes, remark))),
+    )  # fmt: skip
+
+
+def refused(row: Row, reason: str, detail: str) -> Refused:
+    return Refused(
+        id=row.id, source=row.origin, reason=reason, detail=detail, metric=str(row.metric), confidence=str(row.confidence or ""), task=str(row.task or "")
+    )  # fmt: skip
+
+
+def beyond(row: Row) -> None:
+    """Raise for what no reader needs to look at."""
+    if row.metric == "throughput_only":
+        raise Unfit("speed only: waits for the time model")
+    if not isinstance(row.metric, str) or (row.metric not in METRICS and row.metric not in PARTS):
+        raise Unfit("unknown metric", row.metric)
+    if str(row.model).startswith("single kernel"):
+        raise Unfit("a single kernel, no run")
+    engine = row.text("engine")
+    served = next((name for name in SERVING if name in engine), None)
+    if served:
+        raise Unfit("serving engines: not yet", served)
+    if row.metric in PARTS:
+        raise Unfit("a part that only serving engines report", row.metric)
+    gpus = count(row.gpus)
+    if gpus is None:
+        raise Unfit("no GPU" if row.gpus == 0 else "the number of GPUs is not stated", row.gpus)
+    if gpus > 1:
+        raise Unfit("several GPUs: not yet", f"{gpus} GPUs")
+    parallel = row.text("parallel")
+    if parallel not in ("", "none"):
+        raise Unfit("a strategy for several GPUs: not yet", parallel)
+
+
+def measured(row: Row) -> int | None:
+    """The figure in bytes; an OOM has none."""
+    if row.metric == "oom":
+        return None
+    found = row.bytes
+    if not found:
+        raise Unfit("the unit or the value is not settled", f"{row.value} {row.unit}")
+    return found
+
+
+def plain(row: Row) -> Reading:
+    """A source that nobody knows: the fields as they are, in the words that most sources use."""
+    options = words.numbers(row.text("dtype"))
+    options |= {"batch": words.batch(row), "attention": words.attention(row.text("attention")), "versions": words.versions(row.text("engine_version"))}
+    engine = row.text("engine")
+    framework = next((name for name in ("trl", "torchtune", "torchtitan", "litgpt", "transformers") if name in engine), None)
+    if framework is None:
+        raise Unfit("whose modelling code ran is not known", engine)
+    options["framework"] = framework
+    if str(row.task).startswith("inf"):
+        return Reading(options={**options, **words.lengths(row), "task": "inference"})
+    options |= words.adapters(row) | {"seq": words.length(row.seq), "task": "finetune"}
+    options |= {"optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing)}
+    return Reading(options=options)

@@ -1,0 +1,43 @@
+"""IBM's fms-acceleration benchmarks: TRL's SFTTrainer on A100s, read at commit 876e2ed (scripts/benchmarks, sample-configurations)."""
+
+from __future__ import annotations
+
+from memfit.truth import words
+from memfit.truth.case import Unfit
+from memfit.truth.published import Reading, reader
+from memfit.truth.rows import Row
+
+# The requirements file beside each table. a100_80gb_pf.csv was renewed together with refs_orca/requirements.txt (3cf092a).
+VERSIONS = {
+    "refs/a100_80gb.csv": "transformers=4.48.1,torch=2.4.1,peft=0.13.2,accelerate=1.0.1,bitsandbytes=0.43.3,flash-attn=2.7.3",
+    "refs/a100_80gb_granite.csv": "transformers=4.45.2,torch=2.4.1,peft=0.12.0,accelerate=0.34.2,bitsandbytes=0.43.3,flash-attn=2.6.3",
+    "refs/a100_80gb_liger.csv": "transformers=4.45.2,torch=2.4.1,peft=0.13.2,accelerate=1.0.1,bitsandbytes=0.43.3,flash-attn=2.7.0",
+    "refs/a100_80gb_moe.csv": "transformers=4.52.4,torch=2.6.0,peft=0.14.0,accelerate=1.6.0,bitsandbytes=0.45.1,flash-attn=2.7.4",
+    "refs_orca/a100_80gb_pf.csv": "transformers=4.43.3,torch=2.4.1,peft=0.12.0,accelerate=0.33.0,bitsandbytes=0.43.3,flash-attn=2.6.3",
+    "refs_orca/a100_80gb_mp.csv": "transformers=4.44.0,torch=2.4.0,peft=0.12.0,accelerate=0.33.0,bitsandbytes=0.43.3,flash-attn=2.6.3",
+}
+
+
+@reader("foundation-model-stack/fms-acceleration")
+def read(row: Row) -> Reading:
+    """Defaults of the harness: Trainer's clipping at 1.0 and, where none is named, reentrant checkpointing (transformers 4.48 training_args.py,
+    modeling_utils.py gradient_checkpointing_enable)."""
+    if row.metric == "oom" and "out of memory" not in row.text("notes"):
+        raise Unfit("a run that failed, by what is not stated")
+    plugin = str(row.more("plugin") or "").lower()
+    if "foak" in plugin or "scattermoe" in plugin or "padding-free" in plugin:
+        raise Unfit("kernels without formula", plugin)
+    options = words.numbers(row.text("dtype")) | words.adapters(row)
+    table = next((versions for name, versions in VERSIONS.items() if name in row.source), None)
+    if table is None:
+        raise Unfit("the versions of the table are not known", row.source)
+    options |= {
+        "framework": "trl", "task": "finetune", "batch": words.batch(row), "seq": words.length(row.seq), "versions": table,
+        "optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing),
+        "attention": words.attention(row.text("attention")), "reentrant": True, "clip": 1.0, "accumulate": int(row.more("grad_accum") or 1),
+    }  # fmt: skip
+    if options["method"] == "qlora":
+        # framework_plugin_bnb.py: double quantization always; a preparation of its own that casts nothing up, but for the baseline, which
+        # leaves it to TRL and so to peft
+        options |= {"double_quant": True, "prepare_kbit": "baseline" in plugin}
+    return Reading(options=options)

@@ -1,0 +1,24 @@
+"""Meta's torchtune: its own modelling code and recipes; the flags table of README.md is complete, recipe tables are not."""
+
+from __future__ import annotations
+
+from memfit.truth import words
+from memfit.truth.case import Unfit
+from memfit.truth.published import Reading, reader
+from memfit.truth.rows import Row
+
+
+@reader("pytorch/torchtune")
+def read(row: Row) -> Reading:
+    for key in ("compile", "activation_offloading", "optimizer_in_bwd"):
+        if row.more(key):
+            raise Unfit("a technique without formula", key)
+    if "not packed" in row.text("extra") or "unpacked" in row.text("extra"):
+        raise Unfit("the length of the longest sequence is not stated", "unpacked")
+    options = words.numbers(row.text("dtype")) | words.adapters(row)
+    options |= {
+        "framework": "torchtune", "task": "finetune", "batch": words.batch(row), "seq": words.length(row.seq),
+        "optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": "sdpa",
+        "loss": "chunked" if "chunked" in str(row.more("loss")).lower() else "plain", "adapter_dtype": "base",
+    }  # fmt: skip
+    return Reading(options=options)
