@@ -1,15 +1,20 @@
-"""The kernels underneath attention: SDPA's own, and the scores written out as most families write them."""
+"""How transformers reaches a kernel: through SDPA, the flash-attn package, or with the scores written out."""
 
 from __future__ import annotations
 
-from memfit import kernels
-from memfit.formats import BOOL, FP32
+from memfit.formats import FP32
 from memfit.lower import ops, views
+from memfit.lower.attention import sdpa
+from memfit.lower.attention.flash_attn import flash_attn
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
-from memfit.lower.strides import joined, normal
+from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Attention
+
+GROUPS_SINCE = (4, 54)  # transformers hands groups to SDPA as they are; until then they are always repeated
+COPIES_UNTIL = (4, 56)  # until then q, k and v are made contiguous for SDPA
+PACKS_SINCE = (5, 23)  # a single masked query is looked at as one query a group
+LARGEST_GROUPED = 256  # head size
 
 
 def remembered(k: Tensor, v: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor]:
@@ -20,145 +25,47 @@ def remembered(k: Tensor, v: Tensor, module: Attention, bound: Bound, ctx: Conte
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """The kernel that the job asks for, or the one torch picks."""
-    kernel = chosen(q, module, ctx)
-    return KERNELS[kernel](q, k, v, module, ctx)
+    """The interface that the job asks for, among those that the family's code offers."""
+    return KERNELS[interface(module, ctx)](q, k, v, module, ctx)
 
 
-def chosen(q: Tensor, module: Attention, ctx: Context) -> str:
-    """SDPA's own choice; without a mask transformers hands groups over unrepeated (integrations/sdpa_attention.py)."""
+def interface(module: Attention, ctx: Context) -> str:
     asked = ctx.job.attention
     if asked == "eager" or "sdpa" not in module.kernels:
         return "eager"
-    if asked.startswith("flash-attn"):
-        return "flash"
-    masked = mask_of(module, ctx) is not None
-    half = q.format.block_bytes == 2 or ctx.autocast is not None
-    return kernels.sdpa_backend(
-        element=2 if half else q.format.block_bytes, half=half, head=module.head, value_head=module.head, masked=masked, causal=ctx.tokens > 1,
-        query=ctx.tokens, key=ctx.keys, grouped=not masked and module.heads != module.kv_heads, training=ctx.training,
-        dropout=ctx.dropout(module.dropout), capability=ctx.capability,
-        allowed=("flash", "efficient", "math") if asked == "sdpa" else (asked,),
-    )  # fmt: skip
+    return "flash-attn" if asked.startswith("flash-attn") else "sdpa"
 
 
 def mask_of(module: Attention, ctx: Context) -> Tensor | None:
     return ctx.masks.get(module.window)
 
 
-def flash(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """Keeps q, k, v, the output and one fp32 number a row (aten/src/ATen/native/transformers/cuda/flash_attn)."""
-    r = ctx.r
-    if ctx.autocast is not None:
-        q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
-    out = r.like(q, "flash_attention")
-    lse = r.tensor((ctx.batch, module.heads, ctx.tokens), FP32, "flash_attention")
-    flops = 4 * q.count * k.shape[-2] // (2 if ctx.tokens > 1 else 1)
-    r.compute("flash_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
-    sizes = (ctx.batch, module.heads, module.kv_heads, ctx.tokens, k.shape[-2], module.head)
-    return r.node("flash_attention", out, (q, k, v), back_flash, (q, k, v, out.detach(), lse), (sizes, flops))
+def through_sdpa(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """Groups as they are without a mask, else repeated or, of one query, packed (integrations/sdpa_attention.py
+    sdpa_attention_forward of 4.52, 4.54, 4.56 and 5.23)."""
+    r, mask, version = ctx.r, mask_of(module, ctx), ctx.program.job.version("transformers")
+    batch, heads, queries, _ = q.shape
+    if k.shape[1] != heads and not (version >= GROUPS_SINCE and mask is None and k.shape[-1] == v.shape[-1] <= LARGEST_GROUPED):
+        if queries == 1 and version >= PACKS_SINCE:
+            q = views.reshape(r, q, batch, k.shape[1], heads // k.shape[1], q.shape[-1])
+        else:
+            k, v = repeated(r, k, module), repeated(r, v, module)
+    if version < COPIES_UNTIL:
+        q, k, v = (ops.packed(r, one) for one in (q, k, v))
+    causal = queries > 1 and mask is None
+    if causal and k.shape[2] > queries:  # the rest of an empty static cache
+        k, v = views.narrow(r, k, 2, queries), views.narrow(r, v, 2, queries)
+    out = sdpa.sdpa(sdpa.Call(q=q, k=k, v=v, mask=mask, causal=causal, dropout=ctx.dropout(module.dropout)), ctx)
+    return out if out.shape[1] == heads else views.reshape(r, out, batch, heads, queries, out.shape[-1])
 
 
-def back_flash(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """dq, dk, dv beside softmax_d, an fp32 dq and, for grouped heads, dk and dv of every query head."""
-    q, k, v, _, _ = node.saved
-    sizes, flops = node.extra
-    held = kernels.flash_backward(*sizes, element=q.format.block_bytes)
-    grads = [r.like(one, "flash_attention") for one in (q, k, v)]
-    scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
-    r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
-    del scratch
-    return grads
-
-
-def efficient(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """CUTLASS memory-efficient attention: heads are repeated first, since it takes none in groups; keeps q, k, v, the mask,
-    the output and a row sum rounded to 32 (aten/src/ATen/native/transformers/cuda/attention.cu)."""
-    r = ctx.r
-    if ctx.autocast is not None:
-        q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
-    k, v = repeated(r, k, module), repeated(r, v, module)
-    out = by_tokens(r, q, "efficient_attention")
-    needs = r.grad and (q.needs or k.needs or v.needs)
-    lse = r.scratch(kernels.efficient_lse(ctx.batch, module.heads, ctx.tokens) if needs else 0, "efficient_attention", "activations")
-    held = r.scratch(
-        kernels.efficient_accumulator(ctx.batch, module.heads, ctx.tokens, module.head, module.head, q.format.block_bytes),
-        "efficient_attention",
-    )
-    del held
-    sizes = (ctx.batch, module.heads, ctx.tokens, k.shape[-2], module.head, module.head)
-    flops = 4 * q.count * k.shape[-2]
-    r.compute("efficient_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
-    return r.node("efficient_attention", out, (q, k, v), back_efficient, (q, k, v, out.detach(), lse), (sizes, flops, ctx.capability))
-
-
-def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """dq, dk, dv beside row sums and the tiles' workspace."""
-    q, k, v, _, _ = node.saved
-    sizes, flops, capability = node.extra
-    grads = [by_tokens(r, one, "efficient_attention") for one in (q, k, v)]
-    held = r.scratch(kernels.efficient_backward(*sizes, element=q.format.block_bytes, capability=capability), "efficient_attention")
-    r.compute("efficient_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
-    del held
-    return grads
-
-
-def by_tokens(r: Recorder, x: Tensor, op: str) -> Tensor:
-    """As x, but always lying as (B, S, N, H)."""
-    out = r.tensor(x.shape, x.format, op)
-    _, n, s, h = x.shape
-    out.strides = normal(x.shape, (n * s * h, h, n * h, 1))
-    return out
-
-
-def math(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """The decomposition of last resort: 16-bit inputs become fp32, q and k are scaled, scores and probabilities exist whole
-    (aten/src/ATen/native/transformers/attention.cpp _scaled_dot_product_attention_math)."""
-    r = ctx.r
-    if ctx.autocast is not None:
-        q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
-    result = q.format
-    q, k, v = (ops.cast(r, one, FP32) for one in (q, k, v))
-    q = ops.scale(r, q)
-    mask = math_mask(r, ctx, mask_of(module, ctx), k.shape[-2])
-    k, v = repeated(r, k, module), repeated(r, v, module)
-    scores = views.matmul(r, q, ops.scale(r, views.transpose(r, k, 2, 3)))
-    scores = ops.add_in_place(r, scores, mask)
-    blank = r.tensor(scores.shape, BOOL, "isneginf")
-    probabilities = ops.softmax(r, scores, FP32)
-    del scores, blank
-    probabilities = ops.dropout(r, probabilities, ctx.dropout(module.dropout))
-    out = views.matmul(r, probabilities, v)
-    returned = ops.cast(r, out, result), ops.cast(r, probabilities.detach(), result)
-    del out, probabilities, q, k, v, mask
-    return returned[0]
-
-
-def math_mask(r: Recorder, ctx: Context, mask: Tensor | None, keys: int) -> Tensor:
-    """Without a mask a causal one is made for the occasion; one of truth values becomes numbers."""
-    if mask is None:
-        square = (ctx.tokens, keys)
-        ones = r.tensor(square, BOOL, "causal")
-        lower = r.tensor(square, BOOL, "causal")
-        del ones
-        mask = r.tensor(square, FP32, "causal")
-        del lower
-    return mask if mask.format is not BOOL else r.tensor(mask.shape, FP32, "mask")
+def through_flash_attn(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    return flash_attn(q, k, v, mask_of(module, ctx), ctx)
 
 
 def repeated(r: Recorder, x: Tensor, module: Attention) -> Tensor:
     """repeat_kv: the heads of a group become copies; nothing where there are no groups."""
-    if x.shape[1] == module.heads:
-        return x
-    out = r.tensor((x.shape[0], module.heads, *x.shape[2:]), x.format, "repeat_kv")
-    return r.node("repeat_kv", out, (x,), back_repeated, extra=x.shape)
-
-
-def back_repeated(r: Recorder, node: Node, g: Tensor) -> Grads:
-    out = r.tensor(node.extra, g.format, "repeat_kv")
-    if g.strides is not None:
-        out.strides = joined(out.shape, (out.shape, g.strides))
-    return (out,)
+    return sdpa.repeated(r, x, module.heads)
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
@@ -185,4 +92,4 @@ def product(r: Recorder, a: Tensor, b: Tensor, ctx: Context) -> Tensor:
     return views.matmul(r, a, b)
 
 
-KERNELS = {"flash": flash, "efficient": efficient, "math": math, "eager": eager}
+KERNELS = {"sdpa": through_sdpa, "flash-attn": through_flash_attn, "eager": eager}

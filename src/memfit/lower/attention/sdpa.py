@@ -1,0 +1,269 @@
+"""torch's `scaled_dot_product_attention` on CUDA: which backend it takes, and what each of them saves and holds.
+
+Queries are (B, N, S, H), keys and values (B, K, S, H), whatever the layout. Facts of the kernels stand in `memfit.kernels`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memfit import kernels
+from memfit.errors import InputError
+from memfit.formats import BOOL, FP32, INT64
+from memfit.lower import ops, views
+from memfit.lower.context import Context
+from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.strides import Shape, joined, normal
+
+DEFAULT = ("flash", "efficient", "math", "cudnn")  # torch.backends.cuda: all are enabled, the order is the choice's own
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """The arguments of one call. `mask` is boolean or additive; with `causal` there is none."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    causal: bool
+    dropout: float = 0.0
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int]:
+        """Sequences, query heads, key heads, queries, keys, head size."""
+        return self.q.shape[0], self.q.shape[1], self.k.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3]
+
+    @property
+    def grouped(self) -> bool:
+        return self.q.shape[1] != self.k.shape[1]
+
+
+def sdpa(call: Call, ctx: Context) -> Tensor:
+    """The result lies as its kernel leaves it. Autocast casts every float operand (ATen/autocast_mode.h lower_precision_fp)."""
+    if ctx.autocast is not None:
+        call.q, call.k, call.v = (ops.cast(ctx.r, one, ctx.autocast) for one in (call.q, call.k, call.v))
+        if call.mask is not None and call.mask.format is not BOOL:
+            call.mask = ops.cast(ctx.r, call.mask, ctx.autocast)
+    return BACKENDS[chosen(call, ctx)](call, ctx)
+
+
+def chosen(call: Call, ctx: Context) -> str:
+    """The backend; one that the job forces must be able to run (torch: `No available kernel`)."""
+    allowed = allowed_by(ctx.job.attention)
+    size = call.q.format.block_bytes
+    _, _, _, queries, keys, head = call.sizes
+    needs = ctx.r.grad and any(one.needs for one in (call.q, call.k, call.v))
+    backend = kernels.sdpa_backend(
+        element=size, half=size == 2, head=head, value_head=call.v.shape[-1], masked=call.mask is not None, causal=call.causal, query=queries,
+        key=keys, grouped=call.grouped, training=needs, dropout=call.dropout, capability=ctx.capability, torch=ctx.torch, allowed=allowed,
+    )  # fmt: skip
+    if backend not in allowed:
+        raise InputError.one(f"attention `{ctx.job.attention}` has no kernel for this call", where="job.attention", hint="use `sdpa`")
+    return backend
+
+
+def allowed_by(attention: str) -> tuple[str, ...]:
+    """What torch.nn.attention.sdpa_kernel leaves open under the job's option."""
+    return (attention,) if attention in DEFAULT else DEFAULT
+
+
+def additive(r: Recorder, mask: Tensor | None, like: Tensor) -> Tensor | None:
+    """A boolean mask becomes one of the query's dtype (attention.cpp convert_boolean_attn_mask)."""
+    if mask is None or mask.format is not BOOL:
+        return mask
+    return r.tensor(mask.shape, like.format, "mask")
+
+
+# -------------------------------------------------------------------------------------------------------------------- flash
+def flash(call: Call, ctx: Context) -> Tensor:
+    """Keeps q, k, v, the output, one fp32 number a row and the random state. Heads that are no multiple of 8 are padded first,
+    the output is cut again (attention.cpp pad_last_dim; flash_attn/flash_api.cpp)."""
+    r = ctx.r
+    head = call.q.shape[-1]
+    q, k, v = (padded(r, one) for one in (call.q, call.k, call.v))
+    batch, heads, groups, queries, keys, _ = call.sizes
+    out = r.like(q, "flash_attention")
+    lse = r.tensor((batch, heads, queries), FP32, "flash_attention")
+    state = r.tensor((2,), INT64, "flash_attention"), r.tensor((1,), INT64, "flash_attention")
+    if call.dropout == 0.0:  # a single query's heads are folded into its group's length
+        folded = (groups, heads // groups) if queries == 1 and heads != groups else (heads, queries)
+        held = [
+            r.scratch(size, "flash_attention")
+            for size in kernels.flash_split_buffers(batch, *folded, keys, q.shape[-1], ctx.program.processors)
+        ]
+        del held
+    flops = arithmetic(call)
+    traffic(r, "flash_attention", call, flops, 1)
+    out = r.node("flash_attention", out, (q, k, v), back_flash, (q, k, v, out.detach(), lse, state), (call.sizes, flops, q.shape[-1]))
+    return views.narrow(r, out, 3, head)
+
+
+def padded(r: Recorder, x: Tensor) -> Tensor:
+    """`constant_pad_nd` of the last dimension to a multiple of 8; the gradient is a view of the padded one."""
+    wide = kernels.up(x.shape[-1], 8)
+    if wide == x.shape[-1]:
+        return x
+    out = r.tensor((*x.shape[:-1], wide), x.format, "pad")
+    return r.node("pad", out, (x,), back_padded, extra=x.shape)
+
+
+def back_padded(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return (r.tensor(node.extra, g.format, "clone"),)
+
+
+def back_flash(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """dq, dk, dv beside softmax_d, an fp32 dq and, for grouped heads, dk and dv of every query head."""
+    q, k, v, *_ = node.saved
+    (batch, heads, groups, queries, keys, _), flops, head = node.extra
+    held = kernels.flash_backward(batch, heads, groups, queries, keys, head, element=q.format.block_bytes)
+    grads = [r.like(one, "flash_attention") for one in (q, k, v)]
+    scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
+    r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    del scratch
+    return grads
+
+
+# ---------------------------------------------------------------------------------------------------------------- efficient
+def efficient(call: Call, ctx: Context) -> Tensor:
+    """CUTLASS memory-efficient attention: keeps q, k, v, the mask of its own making, the output and a row sum rounded to 32
+    (aten/src/ATen/native/transformers/cuda/attention.cu)."""
+    r = ctx.r
+    q, k, v = call.q, call.k, call.v
+    mask = aligned(r, additive(r, call.mask, q))
+    batch, heads, _, queries, keys, head = call.sizes
+    value = v.shape[-1]
+    out = by_tokens(r, (batch, heads, queries, value), q, "efficient_attention")
+    needs = r.grad and (q.needs or k.needs or v.needs)
+    lse = r.scratch(kernels.efficient_lse(batch, heads, queries) if needs else 0, "efficient_attention", "activations")
+    held = r.scratch(kernels.efficient_accumulator(batch, heads, queries, head, value, q.format.block_bytes), "efficient_attention")
+    del held
+    flops = arithmetic(call)
+    traffic(r, "efficient_attention", call, flops, 1)
+    sizes = (batch, heads, queries, keys, head, value)
+    return r.node("efficient_attention", out, (q, k, v), back_efficient, (q, k, v, out.detach(), lse, mask), (sizes, flops, ctx.capability))
+
+
+def aligned(r: Recorder, mask: Tensor | None) -> Tensor | None:
+    """Rows that are no multiple of 8 long lie in a padded copy (attention.cpp pad_bias)."""
+    if mask is None or mask.shape[-1] % 8 == 0:
+        return mask
+    return r.tensor((*mask.shape[:-1], kernels.up(mask.shape[-1], 8)), mask.format, "pad")
+
+
+def by_tokens(r: Recorder, shape: Shape, like: Tensor, op: str) -> Tensor:
+    """(B, N, S, H) that always lies as (B, S, N, H)."""
+    out = r.tensor(shape, like.format, op)
+    _, heads, queries, head = shape
+    out.strides = normal(shape, (heads * queries * head, head, heads * head, 1))
+    return out
+
+
+def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """dq, dk, dv beside row sums and the tiles' workspace."""
+    q, k, v, *_ = node.saved
+    sizes, flops, capability = node.extra
+    grads = [by_tokens(r, one.shape, one, "efficient_attention") for one in (q, k, v)]
+    held = r.scratch(kernels.efficient_backward(*sizes, element=q.format.block_bytes, capability=capability), "efficient_attention")
+    r.compute("efficient_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    del held
+    return grads
+
+
+# -------------------------------------------------------------------------------------------------------------------- cuDNN
+def cudnn(call: Call, ctx: Context) -> Tensor:
+    """Keeps q, k, v, the mask, the output, one fp32 number a row and two scalars of random state (ATen/native/cudnn/MHA.cpp)."""
+    r = ctx.r
+    q, k, v = call.q, call.k, call.v
+    mask = additive(r, call.mask, q)
+    batch, heads, _, queries, _, head = call.sizes
+    out = r.like(q, "cudnn_attention")
+    needs = r.grad and (q.needs or k.needs or v.needs)
+    lse = r.tensor((batch, heads, queries, 1), FP32, "cudnn_attention") if needs else None
+    state = r.tensor((1,), INT64, "cudnn_attention"), r.tensor((1,), INT64, "cudnn_attention")
+    flops = arithmetic(call)
+    traffic(r, "cudnn_attention", call, flops, 1)
+    saved = (q, k, v, out.detach(), lse, state, mask)
+    return r.node("cudnn_attention", out, (q, k, v), back_cudnn, saved, ((batch, heads, queries, head), flops))
+
+
+def back_cudnn(r: Recorder, node: Node, g: Tensor) -> Grads:
+    q, k, v, *_ = node.saved
+    sizes, flops = node.extra
+    grads = [r.like(one, "cudnn_attention") for one in (q, k, v)]
+    held = r.scratch(kernels.cudnn_backward(*sizes), "cudnn_attention")
+    r.compute("cudnn_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    del held
+    return grads
+
+
+# --------------------------------------------------------------------------------------------------------------------- math
+def math(call: Call, ctx: Context) -> Tensor:
+    """The decomposition of last resort: 16-bit inputs become fp32, q and k are scaled, scores and probabilities exist whole
+    (attention.cpp _scaled_dot_product_attention_math)."""
+    r = ctx.r
+    result = call.q.format
+    mask = additive(r, call.mask, call.q)
+    q, k, v = (ops.cast(r, one, FP32) for one in (call.q, call.k, call.v))
+    q = ops.scale(r, q)
+    if call.causal:
+        mask = triangle(r, (q.shape[2], k.shape[2]))
+    k, v = repeated(r, k, q.shape[1]), repeated(r, v, q.shape[1])
+    scores = views.matmul(r, q, ops.scale(r, views.transpose(r, k, 2, 3)))
+    if mask is not None:
+        scores = ops.add_in_place(r, scores, mask)
+    probabilities = safe_softmax(r, scores)
+    del scores
+    probabilities = ops.dropout(r, probabilities, call.dropout)
+    out = views.matmul(r, probabilities, v)
+    returned = ops.cast(r, out, result), ops.cast(r, probabilities.detach(), result)
+    del out, probabilities
+    return returned[0]
+
+
+def triangle(r: Recorder, square: Shape) -> Tensor:
+    """ones → tril → an additive mask in fp32."""
+    ones = r.tensor(square, BOOL, "ones")
+    lower = r.tensor(square, BOOL, "tril")
+    del ones
+    return r.tensor(square, FP32, "causal") if lower is not None else lower
+
+
+def safe_softmax(r: Recorder, scores: Tensor) -> Tensor:
+    """softmax, beside a byte a score and one a row that tell where nothing is attended to (attention.cpp _safe_softmax)."""
+    out = r.tensor(scores.shape, FP32, "softmax")
+    blank = r.tensor(scores.shape, BOOL, "isneginf"), r.tensor((*scores.shape[:-1], 1), BOOL, "all")
+    del blank
+    return r.node("softmax", out, (scores,), ops.back_like, (out.detach(),), scores.shape)
+
+
+def repeated(r: Recorder, x: Tensor, heads: int) -> Tensor:
+    """The heads of a group become copies; nothing where there are no groups."""
+    if x.shape[1] == heads:
+        return x
+    out = r.tensor((x.shape[0], heads, *x.shape[2:]), x.format, "repeat_kv")
+    return r.node("repeat_kv", out, (x,), back_repeated, extra=x.shape)
+
+
+def back_repeated(r: Recorder, node: Node, g: Tensor) -> Grads:
+    out = r.tensor(node.extra, g.format, "repeat_kv")
+    if g.strides is not None:
+        out.strides = joined(out.shape, (out.shape, g.strides))
+    return (out,)
+
+
+# --------------------------------------------------------------------------------------------------------------------- cost
+def arithmetic(call: Call) -> int:
+    """Two products of queries by keys; a causal kernel skips half of the pairs."""
+    batch, heads, _, queries, keys, head = call.sizes
+    return 2 * batch * heads * queries * keys * (head + call.v.shape[-1]) // (2 if call.causal else 1)
+
+
+def traffic(r: Recorder, op: str, call: Call, flops: int, times: int) -> None:
+    moved = (call.q.count * 2 + call.k.count + call.v.count) * call.q.format.block_bytes
+    r.compute(op, flops, times * moved, call.q.format.math)
+
+
+Backend = Callable[[Call, Context], Tensor]
+BACKENDS: dict[str, Backend] = {"flash": flash, "efficient": efficient, "cudnn": cudnn, "math": math}
