@@ -44,6 +44,11 @@ class Context:
     def torch(self) -> tuple[int, int]:
         return self.program.job.version("torch")
 
+    @property
+    def decoding(self) -> bool:
+        """A pass of `generate` after the prompt's."""
+        return self.r.phase == "decode"
+
     def dropout(self, p: float) -> float:
         return p if self.training else 0.0
 

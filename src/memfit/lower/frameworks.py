@@ -7,12 +7,13 @@ from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS
 from memfit.lower.losses import LOSSES
 from memfit.lower.mlp import MLPS
+from memfit.lower.moe import MOES
 from memfit.lower.norms import NORMS
 from memfit.lower.programs import Programs
 from memfit.lower.versions import changed
 from memfit.program import Program
 
-TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, orders=ORDERS, losses=LOSSES, rotary=rotary)
+TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES, rotary=rotary)
 FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS}
 
 

@@ -7,7 +7,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.norms import norm
 from memfit.lower.recorder import Tensor
-from memfit.model.modules import MLP, Attention, Block, Layer
+from memfit.model.modules import MLP, Attention, Block, Layer, MoE
 
 
 def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
@@ -37,6 +37,8 @@ def mix(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
         return ctx.programs.attention[mixer.style](x, mixer, bound, ctx)
     if isinstance(mixer, MLP):
         return ctx.programs.mlps[mixer.style](x, mixer, bound, ctx)
+    if isinstance(mixer, MoE):
+        return ctx.programs.moes[mixer.style](x, mixer, bound, ctx)
     raise NotImplementedError(mixer)
 
 

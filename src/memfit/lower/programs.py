@@ -26,6 +26,7 @@ class Programs:
     norms: Mapping[str, Run]
     attention: Mapping[str, Run]
     mlps: Mapping[str, Run]
+    moes: Mapping[str, Run]
     orders: Mapping[str, Order]
     losses: Mapping[str, Loss]
     rotary: Rotary

@@ -64,16 +64,17 @@ class Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Module):
-    """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out)."""
+    """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out). `format`: the checkpoint stores it quantized."""
 
     inputs: int
     outputs: int
     bias: bool = False
     conv1d: bool = False
+    format: str = ""
 
     def own(self) -> Iterator[Weight]:
         shape = (self.inputs, self.outputs) if self.conv1d else (self.outputs, self.inputs)
-        yield Weight(name=f"{self.name}.weight", shape=shape, role="linear")
+        yield Weight(name=f"{self.name}.weight", shape=shape, role="linear", format=self.format)
         if self.bias:
             yield Weight(name=f"{self.name}.bias", shape=(self.outputs,), role="bias")
 
@@ -225,6 +226,10 @@ class MoE(Module):
     correction_bias: bool = False  # a buffer, as in DeepSeek-V3
     expert_bias: bool = False
     transposed: bool = False  # gpt-oss keeps (E, in, out)
+    normed: bool = False  # chosen weights are divided by their sum, where the style leaves it to the config
+    groups: int = 0  # experts are chosen within the best `open_groups` of so many groups; 0: among all
+    open_groups: int = 0
+    jitter: bool = False  # training multiplies the input by noise
     experts_name: str = "experts"
     activation: str = "silu"
     style: str = "mixtral"

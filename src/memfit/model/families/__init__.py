@@ -10,6 +10,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.model import quantized
 from memfit.model.config import Fields
 from memfit.model.modules import Model
 from memfit.registry import nearest
@@ -76,7 +77,7 @@ def build(config: Mapping[str, Any], *, name: str = "", origin: str = "") -> Mod
     if not isinstance(model_type, str) or not model_type:
         raise InputError.one("`model_type` is missing", where="config.model_type", hint="is this the config.json of a transformers model?")
     fields = Fields(config)
-    model = find(model_type).build(fields)
+    model = quantized.apply(find(model_type).build(fields), fields)
     fields.done()
     from dataclasses import replace
 

@@ -42,12 +42,16 @@ def latent_attention(fields: Fields, width: int, style: str) -> Latent:
 def routed_experts(fields: Fields, width: int, *, corrected: bool, style: str, shared_bias: bool = False) -> MoE:
     """Experts chosen within the best groups, beside shared ones; `corrected`: a bias steers the choice (DeepSeek-V3)."""
     experts = fields.count("n_routed_experts", "num_experts", "num_local_experts")
-    fields.divides(fields.count("n_group", default=1), experts, "n_group", "the experts")
+    groups = fields.count("n_group", default=1)
+    fields.divides(groups, experts, "n_group", "the experts")
+    grouped = corrected or fields.text("topk_method", default="greedy") != "greedy"
     inner, activation = fields.count("moe_intermediate_size"), fields.activation("hidden_act", default="silu")
     shared = gated_mlp("mlp.shared_experts", width, inner * fields.count("n_shared_experts"), activation, shared_bias)
     return MoE(
         name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width, width=inner,
-        shared=shared, correction_bias=corrected, activation=activation, style=style,
+        shared=shared, correction_bias=corrected, activation=activation, style=style, groups=groups if grouped else 0,
+        open_groups=fields.count("topk_group", default=1, high=groups) if grouped else 0,
+        normed=corrected and fields.flag("norm_topk_prob", default=True),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ EXAMPLE = {**V2, "model_type": "deepseek_v3", "n_group": 4, "topk_group": 2}
     ),
 )
 def build(fields: Fields) -> Model:
-    fields.assume(q_lora_rank=1536, n_shared_experts=1, first_k_dense_replace=3, n_group=8, num_experts_per_tok=8)
+    fields.assume(q_lora_rank=1536, n_shared_experts=1, first_k_dense_replace=3, n_group=8, topk_group=4, num_experts_per_tok=8)
     width = fields.count("hidden_size")
     mixer = latent_attention(fields, width, "deepseek_v3")
     dense = fields.count("first_k_dense_replace", low=0)

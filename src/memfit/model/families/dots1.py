@@ -28,7 +28,7 @@ EXAMPLE = {**GLM, "model_type": "dots1", "n_shared_experts": 2}
     ),
 )
 def build(fields: Fields) -> Model:
-    fields.assume(num_key_value_heads=32, sliding_window=4096, max_window_layers=62)
+    fields.assume(num_key_value_heads=32, sliding_window=4096, max_window_layers=62, norm_topk_prob=False)
     width, window = fields.count("hidden_size"), fields.optional("sliding_window")
     first, dense = fields.count("max_window_layers", low=0), fields.count("first_k_dense_replace", low=0, default=0)
     count = fields.layers()

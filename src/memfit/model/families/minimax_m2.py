@@ -31,6 +31,7 @@ def build(fields: Fields) -> Model:
     moe = MoE(
         name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width,
         width=fields.count("intermediate_size"), activation=fields.activation("hidden_act", default="silu"), style="minimax_m2",
+        jitter=fields.number("router_jitter_noise", default=0.0) > 0,
         extra=(Weight(name="mlp.e_score_correction_bias", shape=(experts,), role="buffer"),),
     )  # fmt: skip
     return decoder(fields, "minimax_m2", (pre_norm(mixer, moe, width),) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)

@@ -21,5 +21,6 @@ def build(fields: Fields) -> Model:
     moe = MoE(
         name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width,
         width=fields.count("intermediate_size"), activation=fields.activation("hidden_act", default="silu"), style="mixtral",
+        jitter=fields.number("router_jitter_noise", default=0.0) > 0,
     )  # fmt: skip
     return decoder(fields, "mixtral", (pre_norm(mixer, moe, width),) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)

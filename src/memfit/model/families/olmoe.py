@@ -33,5 +33,6 @@ def build(fields: Fields) -> Model:
     moe = MoE(
         name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width,
         width=fields.count("intermediate_size"), activation=fields.activation("hidden_act", default="silu"), style="qwen3_moe",
+        normed=fields.flag("norm_topk_prob", default=False),
     )  # fmt: skip
     return decoder(fields, "olmoe", (pre_norm(mixer, moe, width),) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)

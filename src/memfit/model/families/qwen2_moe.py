@@ -26,7 +26,7 @@ def experts(fields: Fields, width: int, *, shared: MLP | None = None, gate: Line
     return MoE(
         name="mlp", experts=count, active=fields.count("num_experts_per_tok", high=count), inputs=width,
         width=fields.count("moe_intermediate_size"), activation=fields.activation("hidden_act", default="silu"),
-        shared=shared, shared_gate=gate, style=style,
+        shared=shared, shared_gate=gate, style=style, normed=fields.flag("norm_topk_prob", default=False),
     )  # fmt: skip
 
 

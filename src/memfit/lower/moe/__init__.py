@@ -1,0 +1,82 @@
+"""Mixtures of experts: a function a style, made of a router, the stacked experts and what runs for every token."""
+
+from __future__ import annotations
+
+from memfit.lower import ops as plain
+from memfit.lower import views
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.linears import linear
+from memfit.lower.moe import experts, gates, routers
+from memfit.lower.programs import Run
+from memfit.lower.recorder import Tensor
+from memfit.model.modules import MLP, MoE
+
+
+def flat(ctx: Context, x: Tensor) -> Tensor:
+    """(B, S, D) as (T, D)."""
+    return views.reshape(ctx.r, x, x.count // x.shape[-1], x.shape[-1])
+
+
+def always(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+    """The shared experts, one feed-forward for all."""
+    assert isinstance(module.shared, MLP)
+    return ctx.programs.mlps[module.shared.style](x, module.shared, bound, ctx)
+
+
+def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+    """Router and experts, nothing else (modeling_mixtral.py MixtralSparseMoeBlock)."""
+    shape = x.shape
+    hidden = flat(ctx, x)
+    logits, weights, places = ROUTERS[module.style](hidden, module, bound, ctx)
+    hidden = experts.run(hidden, weights, places, module, bound, ctx, gates.GATES.get(module.style, experts.gate))
+    return views.reshape(ctx.r, hidden, *shape)
+
+
+def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+    """The shared expert runs first; its gate comes last (modeling_qwen2_moe.py Qwen2MoeSparseMoeBlock)."""
+    r, shape = ctx.r, x.shape
+    hidden = flat(ctx, x)
+    shared = always(hidden, module, bound, ctx)
+    logits, weights, places = routers.qwen2_moe(hidden, module, bound, ctx)
+    output = experts.run(hidden, weights, places, module, bound, ctx)
+    assert module.shared_gate is not None
+    opened = linear(hidden, bound.linear(module.shared_gate), ctx)
+    r.where = bound.path(module.name)
+    shared = plain.mul(r, plain.activation(r, opened, "sigmoid"), shared)
+    del opened
+    output = plain.add(r, output, shared)
+    return views.reshape(r, output, *shape)
+
+
+def deepseek(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+    """The shared experts run last, on the layer's own input (modeling_deepseek_v3.py DeepseekV3MoE)."""
+    logits, weights, places = ROUTERS[module.style](flat(ctx, x), module, bound, ctx)
+    hidden = flat(ctx, x)
+    hidden = views.reshape(ctx.r, experts.run(hidden, weights, places, module, bound, ctx), *x.shape)
+    shared = always(x, module, bound, ctx)
+    ctx.r.where = bound.path(module.name)
+    return plain.add(ctx.r, hidden, shared)
+
+
+def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+    """The shared experts run first, where there are any (modeling_ernie4_5_moe.py Ernie4_5_MoeSparseMoeBlock)."""
+    shape = x.shape
+    hidden = flat(ctx, x)
+    shared = always(hidden, module, bound, ctx) if module.shared is not None else None
+    logits, weights, places = routers.ernie4_5_moe(hidden, module, bound, ctx)
+    final = experts.run(hidden, weights, places, module, bound, ctx)
+    if shared is not None:
+        ctx.r.where = bound.path(module.name)
+        final = plain.add(ctx.r, final, shared)
+    return views.reshape(ctx.r, final, *shape)
+
+
+ROUTERS = {
+    "mixtral": routers.mixtral, "qwen3_moe": routers.qwen2_moe, "granitemoe": routers.granitemoe, "gpt_oss": routers.gpt_oss,
+    "minimax_m2": routers.minimax_m2, "deepseek_v2": routers.deepseek_v2, "deepseek_v3": routers.deepseek_v3,
+}  # fmt: skip
+MOES: dict[str, Run] = {
+    "mixtral": routed, "qwen2_moe": qwen2_moe, "qwen3_moe": routed, "granitemoe": routed, "gpt_oss": routed, "minimax_m2": routed,
+    "deepseek_v2": deepseek, "deepseek_v3": deepseek, "ernie4_5_moe": ernie4_5_moe,
+}  # fmt: skip

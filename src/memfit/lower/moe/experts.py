@@ -1,0 +1,98 @@
+"""Stacked experts: every choice of a token is a row, rows are sorted by expert, and two grouped products run over them
+(transformers 5.23 integrations/moe.py grouped_mm_experts_forward, its default), or, while decoding on a GPU, every row takes
+a copy of its expert's matrices (batched_mm_experts_forward)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memfit.formats import FP32, INT32
+from memfit.lower import views
+from memfit.lower import ops as plain
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.mlp import activate
+from memfit.lower.moe import ops
+from memfit.lower.recorder import Recorder, Tensor
+from memfit.model.modules import MoE
+
+Gate = Callable[[Tensor, MoE, Context], Tensor]
+
+
+def gate(gate_up: Tensor, module: MoE, ctx: Context) -> Tensor:
+    """act(gate) · up, cut from one tensor (_default_apply_gate)."""
+    half = gate_up.shape[-1] // 2
+    gate, up = views.split(ctx.r, gate_up, -1, half, half)
+    return plain.mul(ctx.r, activate(gate, module, ctx), up)
+
+
+def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate = gate) -> Tensor:
+    """The experts' output for the rows of x, (T, D); `weights` and `places` are (T, active)."""
+    ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
+    chosen = decoding if ctx.decoding else sorted_rows
+    return chosen(x, weights, places, module, bound, ctx, gated)
+
+
+def sorted_rows(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate) -> Tensor:
+    r, rows = ctx.r, places.count
+    name = f"{module.name}.{module.experts_name}"
+    weights = views.reshape(r, weights, rows)
+    ids, order = ops.sort(r, places.view(rows))
+    selected = ops.rows_of(r, x, r.like(order, "floor_divide"))
+    scale = ops.rows_of(r, weights, order)
+    counted = r.tensor((rows,), INT32, "to")
+    counts = r.tensor((module.experts,), INT32, "histc")
+    ends = r.tensor((module.experts,), INT32, "cumsum")
+    biases = bias(r, bound, f"{name}.gate_up_proj_bias", ids)
+    out = grouped(r, selected, bound[f"{name}.gate_up_proj"], ends, biases, module)
+    out = gated(out, module, ctx)
+    biases = bias(r, bound, f"{name}.down_proj_bias", ids)
+    out = grouped(r, out, bound[f"{name}.down_proj"], ends, biases, module)
+    weighted = plain.mul(r, out, views.reshape(r, scale, rows, 1))
+    back = r.like(order, "empty_like")
+    numbers = r.like(order, "arange")
+    del numbers
+    weighted = ops.rows_of(r, weighted, back)
+    final = summed(weighted, module, ctx)
+    del counted, counts, ends, biases
+    return plain.cast(r, final, x.format)
+
+
+def bias(r: Recorder, bound: Bound, name: str, ids: Tensor) -> Tensor | None:
+    """Each row's bias."""
+    stacked = bound.tensors.get(name)
+    return None if stacked is None else ops.rows_of(r, stacked, ids)
+
+
+def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor, biases: Tensor | None, module: MoE) -> Tensor:
+    out = ops.grouped(r, plain.cast(r, x, weight.format), weight, ends, transposed=module.transposed)
+    return out if biases is None else ops.added_into(r, out, biases)
+
+
+def summed(weighted: Tensor, module: MoE, ctx: Context) -> Tensor:
+    """The sum over a token's experts; autocast asks for it in fp32."""
+    r = ctx.r
+    apart = views.reshape(r, weighted, weighted.shape[0] // module.active, module.active, weighted.shape[-1])
+    return ops.total(r, apart, 1, kept=False, format=FP32 if ctx.autocast is not None else None)
+
+
+def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate) -> Tensor:
+    """Every row's matrices are gathered: `active` experts' worth for each token, first of the one stack, then of the other."""
+    r, rows = ctx.r, places.count
+    name = f"{module.name}.{module.experts_name}"
+    selected = r.tensor((rows, x.shape[-1]), x.format, "repeat_interleave")
+    ids = places.view(rows)
+    biases: Tensor | None = None
+    out = selected
+    for stack in ("gate_up_proj", "down_proj"):
+        matrices = ops.rows_of(r, bound[f"{name}.{stack}"], ids)
+        biases = bias(r, bound, f"{name}.{stack}_bias", ids)
+        width = matrices.shape[2] if module.transposed else matrices.shape[1]
+        out = r.tensor((rows, width), out.format, "matmul")
+        r.compute("matmul", 2 * matrices.count, matrices.count * out.format.block_bytes, out.format.math)
+        if stack == "gate_up_proj":
+            out = gated(out, module, ctx)
+    weighted = plain.mul(r, out, weights.view(rows, 1))
+    final = summed(weighted, module, ctx)
+    del selected, biases
+    return plain.cast(r, final, x.format)
