@@ -59,7 +59,7 @@ def back_through(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 def add(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     """a + b, promoted; `b` may be broadcast. The gradient goes to both as it is, summed where it was broadcast."""
-    out = laid(r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), "add"), a, b)
+    out = laid(r.tensor(wider(a, b), promoted(a, b), "add"), a, b)
     return r.node("add", out, (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format)))
 
 
@@ -96,13 +96,18 @@ def reduced(r: Recorder, node: Node, index: int, g: Tensor, shape: Shape, format
     return g.view(*shape)
 
 
+def wider(a: Tensor, b: Tensor) -> Shape:
+    """The shape of a result where the smaller operand is broadcast; of as many values, that with more dimensions (one token)."""
+    return a.shape if (a.count, len(a.shape)) >= (b.count, len(b.shape)) else b.shape
+
+
 def promoted(a: Tensor, b: Tensor) -> Format:
     return a.format if a.format.block_bytes >= b.format.block_bytes else b.format
 
 
 def mul(r: Recorder, a: Tensor, b: Tensor, op: str = "mul") -> Tensor:
     """a · b, promoted; the smaller one is broadcast."""
-    out = laid(r.tensor(a.shape if a.count >= b.count else b.shape, promoted(a, b), op), a, b)
+    out = laid(r.tensor(wider(a, b), promoted(a, b), op), a, b)
     saved = (a if b.needs else None, b if a.needs else None)
     return r.node(op, out, (a, b), back_mul, saved, ((a.shape, a.format), (b.shape, b.format)))
 
