@@ -12,11 +12,12 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.torch.real_steps import CONFIGS  # noqa: E402
+
 from memfit.job import Job  # noqa: E402
 from memfit.tape import Alloc, Mark, Tape, check  # noqa: E402
 from memfit.trace import autocast, cuda, trace_config  # noqa: E402
 from memfit.trace.peek import peak  # noqa: E402
-from tests.torch.real_steps import CONFIGS  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 LLAMA = CONFIGS["llama"]
@@ -54,10 +55,14 @@ def test_autocast_lists_are_torchs(macro: str, ours: list[str]) -> None:
 
 def test_autocast_casts_each_weight_once_a_forward() -> None:
     tape = traced(precision="autocast-bf16", checkpointing="none")
-    copies = [one for one in blocks(tape, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"]
+    copies = [
+        one for one in blocks(tape, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"
+    ]
     assert len(copies) == 2  # two steps
     adapted = traced(precision="autocast-bf16", method="lora", checkpointing="full")
-    copies = [one for one in blocks(adapted, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"]
+    copies = [
+        one for one in blocks(adapted, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"
+    ]
     assert len(copies) == 4  # a frozen weight is not cached: again for every recomputation
 
 
@@ -83,7 +88,9 @@ def test_autocast_under_its_own_state() -> None:
 
 def test_outputs_become_fp32_as_accelerate_makes_them() -> None:
     tape = traced(precision="autocast-bf16")
-    assert len([one for one in blocks(tape, op="_to_copy.default", formula="[2, 64, 1000] float32")]) == 4  # in the loss, and after the forward
+    assert (
+        len([one for one in blocks(tape, op="_to_copy.default", formula="[2, 64, 1000] float32")]) == 4
+    )  # in the loss, and after the forward
 
 
 BIG = {**LLAMA, "hidden_size": 512, "intermediate_size": 1024}
@@ -117,7 +124,7 @@ def test_old_versions_dequantize_in_the_dtype_of_the_weight() -> None:
 def test_kbit_preparation_makes_embeddings_fp32() -> None:
     tape = traced(method="qlora")
     assert len(blocks(tape, part="weights", formula="[1000, 64] float32")) == 2
-    assert not [one for one in blocks(traced(method="qlora", prepare_kbit=False), part="weights") if one.formula == "[1000, 64] float32"]
+    assert not blocks(traced(method="qlora", prepare_kbit=False), part="weights", formula="[1000, 64] float32")
 
 
 def test_int8_keeps_its_input_for_a_frozen_weight() -> None:
@@ -127,7 +134,9 @@ def test_int8_keeps_its_input_for_a_frozen_weight() -> None:
 
 
 def test_quantized_conv1d() -> None:
-    assert blocks(traced(CONFIGS["gpt2"], method="qlora"), part="weights", where="transformer.h.0.attn.c_attn", formula=f"[{64 * 192 // 2}, 1] uint8")
+    assert blocks(
+        traced(CONFIGS["gpt2"], method="qlora"), part="weights", where="transformer.h.0.attn.c_attn", formula=f"[{64 * 192 // 2}, 1] uint8"
+    )
 
 
 def test_a_dynamic_cache_grows_to_its_length() -> None:
@@ -146,7 +155,9 @@ def test_a_static_cache_is_full_from_the_start() -> None:
 def test_skipping_the_middle_of_an_answer_does_not_change_the_peak() -> None:
     job = Job(task="inference", batch=2, seq=8, new_tokens=60)
     whole = peak(trace_config(LLAMA, job, decode_all=True))[0]
-    assert abs(peak(trace_config(LLAMA, job))[0] - whole) <= 2 * 2 * 68 * 8  # the ids so far are there twice when the answer is taken up again
+    assert (
+        abs(peak(trace_config(LLAMA, job))[0] - whole) <= 2 * 2 * 68 * 8
+    )  # the ids so far are there twice when the answer is taken up again
 
 
 def test_logits_of_the_whole_prompt_when_asked() -> None:
@@ -158,5 +169,7 @@ def test_logits_of_the_whole_prompt_when_asked() -> None:
 
 
 def test_beams_widen_the_cache() -> None:
-    one, four = (max(block.size for block in blocks(traced(task="inference", new_tokens=4, beams=count), part="kv_cache")) for count in (1, 4))
+    one, four = (
+        max(block.size for block in blocks(traced(task="inference", new_tokens=4, beams=count), part="kv_cache")) for count in (1, 4)
+    )
     assert four == 4 * one

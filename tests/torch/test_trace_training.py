@@ -12,13 +12,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.torch.real_steps import CONFIGS  # noqa: E402
+
 from memfit import kernels  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.tape import Alloc, Mark, Tape, check  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 from memfit.trace.peek import alive, peak  # noqa: E402
-from tests.torch.real_steps import CONFIGS  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 LLAMA = CONFIGS["llama"]
@@ -35,7 +36,9 @@ CUBLAS = 2 * 8519680  # one for the forward thread, one for autograd's
 HOPPER = SimpleNamespace(name="H100", sm=(9, 0), sms=132, memory=85_000_000_000)
 
 
-def traced(config: dict[str, Any] = LLAMA, *, layers: int | None = None, steps: int = 2, gpu: Any = None, keep_outputs: bool = False, **job: Any) -> Tape:
+def traced(
+    config: dict[str, Any] = LLAMA, *, layers: int | None = None, steps: int = 2, gpu: Any = None, keep_outputs: bool = False, **job: Any
+) -> Tape:
     tape = trace_config(config, Job(**{"batch": 2, "seq": 64} | job), layers=layers, steps=steps, gpu=gpu, keep_outputs=keep_outputs)
     check(tape)
     return tape
@@ -132,7 +135,12 @@ def test_checkpointing_keeps_the_inputs_of_layers_only() -> None:
 
 def test_layers_are_marked_in_both_directions() -> None:
     marks = [(event.phase, event.where) for event in traced(steps=1).events if isinstance(event, Mark) and event.where]
-    assert marks == [("forward", "model.layers.0"), ("forward", "model.layers.1"), ("backward", "model.layers.1"), ("backward", "model.layers.0")]
+    assert marks == [
+        ("forward", "model.layers.0"),
+        ("forward", "model.layers.1"),
+        ("backward", "model.layers.1"),
+        ("backward", "model.layers.0"),
+    ]
 
 
 def test_gradients_know_their_module() -> None:
@@ -179,3 +187,21 @@ def test_an_unknown_model_type_is_said() -> None:
 def test_the_programs_own_failure_is_an_input_error() -> None:
     with pytest.raises(InputError, match="the program stops with"):
         traced({**LLAMA, "num_key_value_heads": 3})
+
+
+@pytest.mark.parametrize(("length", "published"), [(4000, 3.99), (8000, 15.48)])
+def test_math_attention_against_a_published_peak(length: int, published: float) -> None:
+    """ComfyUI pull request 15135: fp16, 28 query and 4 kv heads of 128, a mask and enable_gqa, GiB beyond the inputs."""
+    from memfit.trace import cuda, kernels_of
+    from memfit.trace.recorder import Recorder
+
+    device = cuda.Device()
+    kernels_of.install(device)
+    recorder = Recorder(device)
+    with cuda.pretended(device), recorder, torch.no_grad():
+        query, key = (torch.empty(1, heads, length, 128, device="cuda", dtype=torch.float16) for heads in (28, 4))
+        mask = torch.empty(1, 1, length, length, device="cuda", dtype=torch.float16)
+        inputs = sum(block.size for block in recorder.blocks.values())
+        torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=mask, enable_gqa=True)
+    found = peak(Tape(events=recorder.finished(), source="trace"))[0] - inputs
+    assert found / 2**30 == pytest.approx(published, rel=0.01)

@@ -34,21 +34,20 @@ def trainable(model: Any, job: Job, device: str) -> Any:
 def quantized(model: Any, job: Job) -> Any:
     """Linear layers become bitsandbytes' (their weights still full), but for those that transformers or the job leaves out."""
     from transformers.pytorch_utils import Conv1D
+    from transformers.quantizers.base import HfQuantizer
+    from transformers.quantizers.quantizers_utils import should_convert_module
 
-    skip = names(job.quant_skip)
+    skip = HfQuantizer.get_modules_to_not_convert(model, names(job.quant_skip) or None, list(model._keep_in_fp32_modules or ()))
+    compute = model.dtype if job.quant_compute == "weights" else getattr(torch, job.quant_compute)
     old = job.version("bitsandbytes") < (0, 50)
-    compute = torch.float16 if job.precision.startswith("fp16") or job.precision.endswith("fp16") else torch.bfloat16
     for path, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
-            module = transposed(module)
-        elif type(module) is not torch.nn.Linear:
+        if not (isinstance(module, Conv1D) or type(module) is torch.nn.Linear) or not should_convert_module(path, skip):
             continue
-        if any(path == one or path.endswith("." + one) or f".{one}." in f".{path}." for one in skip):
-            continue
+        source = transposed(module) if isinstance(module, Conv1D) else module
         made: torch.nn.Module = (
-            standins.Linear8bitLt(module)
+            standins.Linear8bitLt(source)
             if job.quantization == "int8"
-            else standins.Linear4bit(module, nested=job.double_quant, kind=job.quantization, compute=compute, old=old)
+            else standins.Linear4bit(source, nested=job.double_quant, kind=job.quantization, compute=compute, old=old)
         )
         made.requires_grad_(False)
         model.set_submodule(path, made)

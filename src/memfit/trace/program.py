@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import traceback
 import warnings
 from collections.abc import Iterator, Mapping
@@ -105,9 +106,20 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
         )
     try:
         with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=ATTENTION[job.attention])
+            model = AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=ATTENTION[job.attention])
     except ValueError as bad:
         raise InputError.one(str(bad).split(". ")[0][:300].rstrip("."), where="model.config") from None
+    keep_wide(model, kind)
+    return model
+
+
+def keep_wide(model: Any, kind: torch.dtype) -> None:
+    """What the class keeps in fp32 though the rest is loaded in 16 bits (`from_pretrained` does so, `from_config` does not)."""
+    plan = model._get_dtype_plan(kind) if hasattr(model, "_get_dtype_plan") else {}
+    patterns = [re.compile(r"(?:^|\.)" + ".*".join(map(re.escape, key.split("*"))) + r"(?:\.|$)") for key in plan]
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.dtype == kind and any(one.search(name) for one in patterns):
+            tensor.data = tensor.data.float()
 
 
 def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
