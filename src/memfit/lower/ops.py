@@ -118,11 +118,19 @@ def back_mul(r: Recorder, node: Node, g: Tensor) -> Grads:
     to_b = laid(r.tensor(g.shape, g.format, node.op, product_part(node, 1, g)), g, a) if a is not None else None
     to_a = laid(r.tensor(g.shape, g.format, node.op, product_part(node, 0, g)), g, b) if b is not None else None
     del a, b
+    spent(node)
     if to_a is not None:
         to_a = reduced(r, node, 0, to_a, *node.extra[0])
     if to_b is not None:
         to_b = reduced(r, node, 1, to_b, *node.extra[1])
     return [to_a, to_b]
+
+
+def spent(node: Node) -> None:
+    """What a checkpoint brought back goes when the formula has run; what a node saved itself goes after the engine has summed
+    and cast the result (torch/csrc/autograd/engine.cpp validate_outputs, then release_variables)."""
+    if node.frame is not None:
+        node.saved = ()
 
 
 def product_part(node: Node, index: int, g: Tensor) -> Part:
