@@ -41,6 +41,25 @@ FP8 = _row("float8_e4m3fn", 1, "fp8", "fp8", "F8_E4M3")
 FP8_E5M2 = _row("float8_e5m2", 1, "fp8", "F8_E5M2")
 FP8_E8M0 = _row("float8_e8m0fnu", 1, "fp8", "F8_E8M0")
 MXFP4 = _row("mxfp4", 17, "fp4", block=32, cite="OCP Microscaling Formats v1.0, 5.2: 32 values of 4 bits share a scale of 8 bits")
+FP8_BLOCK = _row(
+    "fp8-block128",
+    128 * 128 + 4,
+    "fp8",
+    block=128 * 128,
+    cite="transformers 5.23 integrations/finegrained_fp8.py: an fp32 scale for 128 × 128 values",
+)
+NVFP4 = _row(
+    "nvfp4", 9, "fp4", block=16, cite="modelopt 0.29 quantization/qtensor/nvfp4_tensor.py: 16 values of 4 bits share a scale of 8 bits"
+)
+for _method in ("gptq", "awq"):
+    for _group in (128, 64, 32):  # 4 bits a value; per group a scale of 16 bits and a zero point of 4
+        _row(
+            f"{_method}-4bit-g{_group}",
+            _group + 5,
+            "int4",
+            block=2 * _group,
+            cite="transformers 5.23 quantizers; AutoGPTQ qlinear, AutoAWQ gemm layouts",
+        )
 INT64 = _row("int64", 8, "int64", "long", "I64")
 INT32 = _row("int32", 4, "int32", "int", "I32")
 INT16 = _row("int16", 2, "int16", "short", "I16")

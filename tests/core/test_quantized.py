@@ -1,0 +1,69 @@
+"""Checkpoints stored quantized: the bytes of their weights, by hand, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.formats import FORMATS
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build
+from memfit.simulate.memory import memory
+
+SMALL: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 128, "dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+PRODUCTS = 2 * (4 * 256 * 256 + 3 * 256 * 512)  # values in the linear layers of both layers
+REST = 2 * (2 * 1024 * 256 + 5 * 256)  # embedding, head and norms in bf16
+
+
+def weights(settings: dict[str, Any] | None) -> int:
+    config = SMALL if settings is None else {**SMALL, "quantization_config": settings}
+    job = Job(task="inference", seq=16, new_tokens=1)
+    parts = memory(lower(build(config), job)).parts
+    return parts["weights"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (None, 2 * PRODUCTS),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, PRODUCTS // 16384 * 16388),
+        ({"quant_method": "fp8"}, PRODUCTS),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, PRODUCTS // 256 * 133),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, PRODUCTS // 128 * 69),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, PRODUCTS // 16 * 9),
+    ],
+)
+def test_stored_bytes(settings: dict[str, Any] | None, expected: int) -> None:
+    assert weights(settings) == expected + REST
+
+
+def test_names_and_patterns_stay_as_they_are() -> None:
+    base = {"quant_method": "fp8"}
+    half = 4 * 256 * 256  # the attention of one layer, which stays at two bytes
+    assert weights({**base, "ignore": ["model.layers.0.self_attn*"]}) == weights(base) + half
+    assert weights({**base, "modules_to_not_convert": ["self_attn"]}) == weights(base) + 2 * half
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"quant_method": "quip"}, {"quant_method": "gptq", "bits": 3, "group_size": 128}, {"quant_method": "fp8", "weight_block_size": [7]},
+        {"quant_method": 5}, {}, {"bits": 4},
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused(settings: dict[str, Any]) -> None:
+    if not settings:
+        assert weights(settings) == weights(None)
+        return
+    with pytest.raises(InputError, match="quantization_config"):
+        weights(settings)
+
+
+def test_rows_hold_what_they_say() -> None:
+    assert FORMATS["gptq-4bit-g128"].bytes(4096 * 4096) == 4096 * 4096 // 2 + 4096 * 4096 // 128 * 5 // 2
