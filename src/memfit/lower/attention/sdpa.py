@@ -14,7 +14,7 @@ from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import ops, views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
-from memfit.lower.strides import Shape, joined, normal
+from memfit.lower.strides import Shape, normal
 
 DEFAULT = ("flash", "efficient", "math", "cudnn")  # torch.backends.cuda: all are enabled, the order is the choice's own
 
@@ -247,10 +247,7 @@ def repeated(r: Recorder, x: Tensor, heads: int) -> Tensor:
 
 
 def back_repeated(r: Recorder, node: Node, g: Tensor) -> Grads:
-    out = r.tensor(node.extra, g.format, "repeat_kv")
-    if g.strides is not None:
-        out.strides = joined(out.shape, (out.shape, g.strides))
-    return (out,)
+    return (r.tensor(node.extra, g.format, "repeat_kv"),)
 
 
 # --------------------------------------------------------------------------------------------------------------------- cost
