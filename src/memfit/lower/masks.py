@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import BOOL
+from memfit.lower import views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Shape, Tensor
 from memfit.model.modules import Attention, Model
@@ -25,7 +26,7 @@ def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
         return None
     if ctx.tokens == 1 and not eager and not narrow:
         return None
-    allowed = crossed(ctx, narrow, padded)
+    allowed = views.expand(r, crossed(ctx, narrow, padded), ctx.batch, 1, ctx.tokens, ctx.keys)
     return r.tensor((ctx.batch, 1, ctx.tokens, ctx.keys), ctx.format, "mask") if eager else allowed
 
 
