@@ -236,10 +236,10 @@ def _failure(tape: Tape, limited: Replay | None) -> Failure | None:
 
 
 def _host(model: Model, job: Job, total: int) -> Host:
-    """Without a device_map, from_pretrained fills the model on the CPU and `.to` copies it over; bitsandbytes needs a device_map, and
-    then tensors pass the host one at a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py)."""
+    """Without a device_map, from_pretrained fills the model on the CPU and `.to` copies it over; with one, tensors pass the host one at
+    a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py, core_model_loading.py)."""
     width = _width(model, job)
-    if job.quantization != "none":
+    if job.mapped:
         largest = max((weight.count for weight in model.weights()), default=0)
         return Host(size=largest * width, why="the largest tensor on its way to the GPU")
     return Host(size=total * width, why="a copy of the weights while they are loaded without a device_map")

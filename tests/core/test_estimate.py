@@ -155,11 +155,14 @@ def test_trainable_parameters(options: dict[str, Any], count: int) -> None:
     assert trainable(MODEL, Job(**options)) == count
 
 
-def test_the_host_holds_a_copy_unless_bitsandbytes_loads() -> None:
-    tape = written(*load(GIB))
-    assert estimate(MODEL, Job(), producer=tape).host.size == 2 * TOTAL
-    assert estimate(MODEL, Job(precision="fp32"), producer=tape).host.size == 4 * TOTAL
-    assert estimate(MODEL, Job(method="qlora"), producer=tape).host.size == 2 * 512 * 64
+def test_the_host_holds_a_copy_unless_tensors_go_straight_to_the_gpu() -> None:
+    def host(**options: Any) -> int:
+        return estimate(MODEL, Job(**options), producer=written(*load(GIB))).host.size
+
+    largest = 512 * 64
+    assert (host(), host(precision="fp32")) == (2 * TOTAL, 4 * TOTAL)
+    assert (host(method="qlora"), host(task="inference"), host(load="device_map")) == (2 * largest,) * 3
+    assert host(task="inference", load="host") == 2 * TOTAL
 
 
 def remarks(model: Model, job: Job, cluster: Cluster | None) -> list[tuple[str, str]]:
