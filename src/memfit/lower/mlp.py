@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memfit.lower import ops
+from memfit.lower.activations import activate
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -14,14 +15,20 @@ def gated(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     """down(act(gate(x)) · up(x)) (transformers 5.23 modeling_llama.py LlamaMLP)."""
     assert module.gate is not None
     r = ctx.r
-    opened = activate(linear(x, bound.linear(module.gate), ctx), module, ctx)
+    opened = activate(linear(x, bound.linear(module.gate), ctx), module.activation, ctx)
     inner = ops.mul(r, opened, linear(x, bound.linear(module.up), ctx))
     del opened
     return linear(inner, bound.linear(module.down), ctx)
 
 
-def activate(x: Tensor, module: MLP, ctx: Context) -> Tensor:
-    return ops.activation(ctx.r, x, module.activation)
+def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
+    """down(act(up(x))); the variable is one all along (transformers 5.23 modeling_gpt2.py GPT2MLP; the layer itself in OPT)."""
+    r = ctx.r
+    x = linear(x, bound.linear(module.up), ctx)
+    x = activate(x, module.activation, ctx)
+    x = ops.dropout(r, x, ctx.dropout(module.inner_dropout))
+    x = linear(x, bound.linear(module.down), ctx)
+    return ops.dropout(r, x, ctx.dropout(module.dropout))
 
 
-MLPS = {"gated": gated}
+MLPS = {"gated": gated, "plain": plain}

@@ -123,3 +123,17 @@ def bmm(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     flops = 2 * out.count * a.shape[-1]
     r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math)
     return r.node("matmul", out, (a, b), ops.back_matmul, (a if b.needs else None, b if a.needs else None), (a.shape, b.shape, flops))
+
+
+def baddbmm(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
+    """β·start + α·a @ b, where `start` wants no gradient and α is not 1."""
+    out = r.tensor((*a.shape[:-1], b.shape[-1]), a.format, "matmul")
+    flops = 2 * out.count * a.shape[-1]
+    r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math)
+    return r.node("matmul", out, (a, b), back_baddbmm, (a if b.needs else None, b if a.needs else None), (a.shape, b.shape, flops))
+
+
+def back_baddbmm(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """The products, then α times them; `batch1` first."""
+    a, b = node.saved
+    return [None if other is None else r.like(ops.product(r, node, index, node.extra[index], g), "scale") for index, other in enumerate((b, a))]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memfit.lower.attention import llama
+from memfit.lower.attention import gpt2, llama
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.recorder import Tensor
 from memfit.model.modules import Attention
 
 Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
-ATTENTION: dict[str, Program] = {"llama": llama.llama}
+ATTENTION: dict[str, Program] = {
+    "gpt2": gpt2.gpt2, "gpt2_upcast": gpt2.gpt2_upcast, "gpt_bigcode": gpt2.gpt_bigcode, "llama": llama.llama,
+}  # fmt: skip

@@ -1,0 +1,98 @@
+"""Attention of GPT-2 and GPT-BigCode: one projection for queries, keys and values, a dropout behind the output."""
+
+from __future__ import annotations
+
+from memfit.formats import FP32
+from memfit.lower import ops, views
+from memfit.lower.attention.kernels import attend, mask_of, product, remembered
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.linears import linear
+from memfit.lower.recorder import Tensor
+from memfit.model.modules import Attention
+
+
+def gpt2(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """transformers 5.23 modeling_gpt2.py GPT2Attention."""
+    q, k, v = thirds(x, module, bound, ctx)
+    out = attend(q, k, v, module, ctx, unwidened)
+    return projected(out, module, bound, ctx)
+
+
+def gpt2_upcast(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """`reorder_and_upcast_attn` changes what eager attention does."""
+    q, k, v = thirds(x, module, bound, ctx)
+    out = attend(q, k, v, module, ctx, upcast)
+    return projected(out, module, bound, ctx)
+
+
+def gpt_bigcode(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """With one key/value head the parts lie behind each other, else head by head (transformers 5.23 modeling_gpt_bigcode.py)."""
+    r, head = ctx.r, module.head
+    fused = linear(x, bound.linear(module.project[0]), ctx)
+    r.where = bound.path(module.name)
+    b, s, _ = fused.shape
+    if module.kv_heads == 1:
+        q, k, v = views.split(r, views.reshape(r, fused, b, 1, s, fused.shape[-1]), 3, module.heads * head, head, head)
+        q = views.transpose(r, views.reshape(r, q, b, s, module.heads, head), 1, 2)
+    else:
+        q, k, v = views.split(r, views.transpose(r, views.reshape(r, fused, b, s, module.heads, 3 * head), 1, 2), 3, head, head, head)
+    k, v = remembered(k, v, module, bound, ctx)
+    out = attend(q, k, v, module, ctx)
+    return projected(out, module, bound, ctx)
+
+
+def thirds(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values side by side in one projection, each head by head."""
+    fused = linear(x, bound.linear(module.project[0]), ctx)
+    ctx.r.where = bound.path(module.name)
+    width = fused.shape[-1] // 3
+    q, k, v = (views.heads(ctx.r, one, module.heads) for one in views.split(ctx.r, fused, 2, width, width, width))
+    return q, *remembered(k, v, module, bound, ctx)
+
+
+def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """The output and its dropout; the layer's variable `attn_output` keeps what comes out of it."""
+    out = linear(views.merged(ctx.r, out), bound.linear(module.out), ctx)
+    ctx.r.where = bound.path(module.name)
+    out = ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
+    ctx.held.append(out)
+    return out
+
+
+def unwidened(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """The softmax in the scores' own dtype (modeling_gpt2.py eager_attention_forward)."""
+    return weighed(ops.cast(ctx.r, softmax(scaled(q, k, ctx), mask_of(module, ctx), ctx), v.format), v, module, ctx)
+
+
+def scaled(q: Tensor, k: Tensor, ctx: Context) -> Tensor:
+    return ops.scale(ctx.r, product(ctx.r, q, views.transpose(ctx.r, k, 2, 3), ctx))
+
+
+def softmax(scores: Tensor, mask: Tensor | None, ctx: Context) -> Tensor:
+    """Masked, and in fp32 under autocast only."""
+    r = ctx.r
+    if mask is not None:
+        scores = ops.add(r, scores, mask)
+    return ops.softmax(r, scores, FP32 if ctx.autocast else scores.format)
+
+
+def weighed(weights: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """Values by their weights, which the layer keeps until it returns."""
+    weights = ops.dropout(ctx.r, weights, ctx.dropout(module.dropout))
+    ctx.held.append(weights)
+    return product(ctx.r, weights, v, ctx)
+
+
+def upcast(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """Scores in fp32 by `baddbmm`, autocast or not (modeling_gpt2.py _upcast_and_reordered_attn)."""
+    r = ctx.r
+    b, n, s, h = q.shape
+    keys = k.shape[2]
+    start = [r.tensor((b * n, s, keys), FP32, "empty")]
+    wide_q = views.reshape(r, q, b * n, s, h)
+    wide_k = views.reshape(r, views.transpose(r, k, 2, 3), b * n, h, keys)
+    scores = [views.baddbmm(r, ops.cast(r, wide_q, FP32), ops.cast(r, wide_k, FP32))]
+    start.clear()
+    weights = softmax(views.reshape(r, scores.pop(), b, n, s, keys), mask_of(module, ctx), ctx)
+    return weighed(ops.cast(r, weights, v.format), v, module, ctx)
