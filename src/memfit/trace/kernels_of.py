@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -89,6 +91,8 @@ def attention(
 ) -> torch.Tensor:  # fmt: skip
     """The kernel that the device would choose, by its own op, so that autograd saves what that kernel saves."""
     choice = chosen(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    if acting().type == "cuda" and choice not in allowed():
+        raise RuntimeError("No available kernel. Aborting execution.")
     wide = query.shape[-1] ** -0.5 if scale is None else scale
     if choice == "flash":
         head = query.shape[-1]
@@ -152,6 +156,18 @@ def math_attention(
         weights = torch.nn.functional.dropout(weights, dropout_p)
     result, _ = torch.matmul(weights, value).to(kind), weights.to(kind)
     return result
+
+
+@contextlib.contextmanager
+def forced(attention: str) -> Iterator[None]:
+    """Inside, `scaled_dot_product_attention` may take no other backend than the one named, if it is one."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    backends = {
+        "flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH, "cudnn": SDPBackend.CUDNN_ATTENTION,
+    }  # fmt: skip
+    with sdpa_kernel(backends[attention]) if attention in backends else contextlib.nullcontext():
+        yield
 
 
 def allowed() -> tuple[str, ...]:

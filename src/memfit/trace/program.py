@@ -28,7 +28,14 @@ DTYPES = {
     "fp16-autocast": torch.float16,
 }
 
-ATTENTION = {"sdpa": None, "flash": "sdpa", "efficient": "sdpa", "math": "sdpa", "eager": "eager"}  # None: what the class takes by default
+ATTENTION = {
+    "sdpa": None,
+    "flash": "sdpa",
+    "efficient": "sdpa",
+    "math": "sdpa",
+    "cudnn": "sdpa",
+    "eager": "eager",
+}  # None: what the class takes by default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +68,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         if job.quantization != "none":
             prepare.quantized(model, job)
         recorder = Recorder(device, job.router_skew)
-        with cuda.pretended(device), autocast.emulated(), module_stack(recorder), failing(), recorder:
+        with cuda.pretended(device), autocast.emulated(), kernels_of.forced(job.attention), module_stack(recorder), failing(), recorder:
             steps.load(recorder, model)
             if job.quantization != "none" and job.training and job.prepare_kbit:
                 model = prepare.kbit(model, job)
