@@ -6,7 +6,7 @@ was watched on the meta device. `back_*` functions return one gradient per input
 
 from __future__ import annotations
 
-from memfit.formats import BOOL, FP32, INT64, Format
+from memfit.formats import BOOL, FP16, FP32, INT64, Format
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
 from memfit.lower.strides import contiguous, joined, normal, viewed
 from memfit.tape import Part
@@ -317,11 +317,17 @@ def back_matmul(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def softmax(r: Recorder, x: Tensor, format: Format) -> Tensor:
-    """`softmax(dtype=…)`: on CUDA a 16-bit input is read and written in fp32 by one kernel, no cast of its own
-    (aten/src/ATen/native/cuda/SoftMax.cu, half_to_float is for fp16 only: bf16 goes through a cast)."""
-    x = cast(r, x, format)
+    """`softmax(dtype=…)`: on CUDA an fp16 input is read as it is and written in fp32 by one kernel; bf16 goes through a cast
+    (aten/src/ATen/native/SoftMax.cpp softmax: half_to_float is for Half on CUDA alone)."""
+    if not (x.format is FP16 and format is FP32):
+        x = cast(r, x, format)
     out = r.tensor(x.shape, format, "softmax")
-    return r.node("softmax", out, (x,), back_like, (out.detach(),), x.shape)
+    return r.node("softmax", out, (x,), back_softmax, (out.detach(),), x.format)
+
+
+def back_softmax(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """In the dtype of the input."""
+    return (laid(r.tensor(g.shape, node.extra, "softmax"), g),)
 
 
 # ------------------------------------------------------------------------------------------------------- tables and tokens
