@@ -69,13 +69,23 @@ def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, 
     problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
     asked = {name: value for name, value in values.items() if name in Ask.__dataclass_fields__ and name != "model"}
     ask = ask_from(asked, problems)
-    job = gather(problems, Job, lambda: job_from({name: value for name, value in values.items() if name in Job.__dataclass_fields__}))
+    job = job_of({name: value for name, value in values.items() if name in Job.__dataclass_fields__}, problems)
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
+    if built is not None:
+        gather(problems, lambda: None, lambda: applied(built, job))
     problems += conflicts(ask, values)
     if problems or built is None:
         raise InputError(*problems)
     return answer(built, job, cluster, ask, source)
+
+
+def applied(model: Model, job: Job) -> None:
+    """Let every technique that the job asks for say what is wrong with it on this model."""
+    from memfit.program import Program
+    from memfit.techniques import apply
+
+    apply(Program(model=model, job=job, entries=(), weights=model.dtype))
 
 
 def conflicts(ask: Ask, values: Mapping[str, Any]) -> Iterator[Problem]:
@@ -99,7 +109,7 @@ def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, source: So
     from memfit.estimate import estimate as simulate
 
     producer = producer_of(ask.by)
-    problems, total = ((), None) if source is None else (source.problems, source.parameters)
+    problems, total = ((), None) if source is None else ((*source.problems, *compared(source, model)), source.parameters)
     found = simulate(model, job, cluster, producer=producer, problems=problems, total=total)
     if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision")):
         from memfit.plan.reverse import QUESTIONS
@@ -167,6 +177,16 @@ def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:
     return Ask(**good)
 
 
+def job_of(values: Mapping[str, Any], problems: list[Problem]) -> Job:
+    """The Job; where something is wrong with it, that of the options that are not to blame, so that the rest can be looked at, too."""
+    try:
+        return job_from(values)
+    except InputError as bad:
+        problems += bad.problems
+        blamed = {problem.where for problem in bad.problems}
+    return gather([], Job, lambda: job_from({name: value for name, value in values.items() if f"job.{name}" not in blamed}))
+
+
 def cluster_of(gpu: str, memory: str) -> Cluster | None:
     """Where it runs; `memory` overrides what the record of `gpu` says."""
     if not gpu and not memory:
@@ -207,11 +227,31 @@ def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
 
     source = read(subject, offline=ask.offline)
     try:
-        return source, build(source.config, name=source.name, origin=source.origin)
+        return source, exact(source, build(source.config, name=source.name, origin=source.origin))
     except InputError:
         if ask.by != "trace":
             raise
         return source, unbuilt(source)
+
+
+def exact(source: Source, model: Model) -> Model:
+    """A GGUF's tensors in place of the weights that its config would have in 16 bits."""
+    from memfit.model.stored import with_blocks
+
+    gguf = source.config.get("quantization_config", {}).get("quant_method") == "gguf"
+    return with_blocks(model, source.tensors) if gguf and source.tensors else model
+
+
+def compared(source: Source, model: Model) -> tuple[Problem, ...]:
+    """What the exact tensors of a file say of the model that its config describes."""
+    from memfit.model.stored import doubts
+
+    if model.stored:
+        message = "weights are counted as the file stores them; everything else is what transformers' code holds, not llama.cpp's"
+        return (Problem(message=message, where="model", level="note"),)
+    if source.tensors is None or source.config.get("quantization_config") or not model.layers:
+        return ()
+    return tuple(doubts(model, source.tensors))
 
 
 def unbuilt(source: Source) -> Model:

@@ -42,7 +42,9 @@ def test_weights_hold_the_untied_head_and_three_matrices(name: str, gib: float) 
     assert weights / GIB == pytest.approx(gib, abs=0.01)
 
 
-@pytest.mark.parametrize(("name", "gib"), [("meta-llama/Llama-3.1-8B", 1.0), ("Qwen/Qwen2.5-7B", 0.4375), ("deepseek-ai/DeepSeek-V3", 0.536)])
+@pytest.mark.parametrize(
+    ("name", "gib"), [("meta-llama/Llama-3.1-8B", 1.0), ("Qwen/Qwen2.5-7B", 0.4375), ("deepseek-ai/DeepSeek-V3", 0.536)]
+)
 def test_cache_of_8192_tokens_knows_groups_and_latents(name: str, gib: float) -> None:
     """Others count a key and a value for every query head (2 × to 25 × too much)."""
     assert model(name).cached * 2 * 8192 / GIB == pytest.approx(gib, abs=0.001)

@@ -18,6 +18,7 @@ from memfit.techniques import apply
 
 def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
+    compact = compact and not model.stored  # a file's blocks differ from layer to layer
     program = apply(Program(model=model, job=job, entries=placed(model.layers, compact), weights=model.dtype, gpu=cluster.gpu if cluster else None))
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memfit.formats import FP32, INT64
 from memfit.lower import masks, ops, versions
 from memfit.lower.bound import Bound
@@ -9,8 +11,9 @@ from memfit.lower.context import Context
 from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
-from memfit.lower.recorder import Recorder, Tensor
-from memfit.model.modules import Attention, Embedding, Model
+from memfit.lower.load import idle_linears, prepare, warm_up
+from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.model.modules import Attention, Embedding, Model, Module
 from memfit.program import Entry, Program
 
 
@@ -21,7 +24,9 @@ class Body:
         self.r, self.program, self.model = r, program, program.model
         self.programs = programs_of(program)
         self.ends = Bound(r, program, "")
+        self.blocks: list[Storage | None] = []  # of a quantized file
         self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
+        self.shared: list[Tensor] = []
 
     def path(self, entry: Entry) -> str:
         return f"{self.model.prefix}.{entry.number}"
@@ -30,6 +35,13 @@ class Body:
         """Weights in the order in which the model builds them."""
         model, r = self.model, self.r
         r.mark("load")
+        if self.stored:
+            self.load_stored()
+            return
+        warm_up(r, self.program)
+        self.ends.load(model.towers, idle_linears(model.towers))
+        if self.program.quant is not None and self.program.quant.double:
+            self.shared.append(r.tensor((256,), FP32, "code", "weights"))  # bitsandbytes functional.py name2qmap: one table, made once
         for module in model.embed:
             self.ends.load(module.weights(), module.linears())
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
@@ -45,13 +57,51 @@ class Body:
         else:
             self.ends.load(model.head.weights(), (model.head,))
 
+    @property
+    def stored(self) -> bool:
+        """Are the weights the blocks of a quantized file? Training code unpacks them first."""
+        return bool(self.model.stored) and not self.program.job.training
+
+    def load_stored(self) -> None:
+        """The file's blocks stay as they are; the weights that the programs name are views of them, of no size of their own."""
+        model, r = self.model, self.r
+        places: list[tuple[int, Bound, tuple[Module, ...]]] = [(-1, self.ends, (*model.embed, *model.final, model.head))]
+        places += [(entry.number, bound, (entry.layer,)) for entry, bound in zip(self.program.entries, self.layers, strict=True)]
+        for number, bound, modules in places:
+            r.mark("load", bound.prefix)
+            for weight in (weight for module in modules for weight in module.weights()):
+                bound.tensors[weight.name] = Tensor(weight.shape, bound.format(weight), None)
+            for block in (block for block in model.stored if block.layer == number):
+                r.where = bound.path(block.name)
+                self.blocks.append(r.scratch(block.bytes, "parameter", "weights"))
+        r.mark("load")
+        self.ends.load(model.buffers, ())
+
     def adapt(self) -> None:
-        """Adapters, layer by layer."""
-        if self.program.adapter is None:
+        """What stands before the training of a part: packed models are prepared, then adapters are added, then copies of the modules
+        that are trained whole."""
+        program, r = self.program, self.r
+        if program.quant is not None and program.quant.prepared:
+            self.everywhere(prepare)
+        if program.adapter is None:
             return
-        for entry, bound in zip(self.program.entries, self.layers, strict=True):
-            self.r.mark("prepare", bound.prefix)
+        for entry, bound in zip(program.entries, self.layers, strict=True):
+            r.mark("prepare", bound.prefix)
             bound.adapt(entry.layer.linears())
+        r.mark("prepare")
+        self.ends.adapt(idle_linears(self.model.towers), idle=True)
+        for module in (*self.model.embed, *self.model.final, self.model.head):
+            self.ends.adapt(module.linears())
+        if program.adapter.saved:
+            self.everywhere(Bound.copy_saved)
+
+    def everywhere(self, change: Callable[[Bound], None]) -> None:
+        """Do it to the ends' weights and to every layer's, each in its own span."""
+        self.r.mark("prepare")
+        change(self.ends)
+        for bound in self.layers:
+            self.r.mark("prepare", bound.prefix)
+            change(bound)
 
     def forward(self, ids: Tensor, ctx: Context, step: int) -> Tensor:
         r = ctx.r

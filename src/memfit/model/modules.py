@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Role = Literal["linear", "embedding", "norm", "bias", "expert", "router", "other", "buffer"]
 
@@ -293,6 +293,14 @@ class Layer(Module):
         return iter(self.products)
 
 
+class Stored(NamedTuple):
+    """A tensor as a file keeps it: its layer (−1 for the ends), its name there, its bytes."""
+
+    layer: int
+    name: str
+    bytes: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """A causal language model, from embedding to head; `prefix` is where its layers live (`model.layers`)."""
@@ -314,6 +322,7 @@ class Model:
     embed_dropout: float = 0.0
     buffers: tuple[Weight, ...] = ()  # of the model itself: rotary frequencies and the like
     towers: tuple[Weight, ...] = ()  # held beside the language model and idle while it reads text (a vision tower and its projector)
+    stored: tuple[Stored, ...] = field(default=(), repr=False)  # exact blocks of a quantized file, in place of the weights below
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     origin: str = ""
 
