@@ -298,6 +298,12 @@ def test_everything_wrong_is_raised_at_once() -> None:
     assert "rtx-4090" in hints["gpu"]
 
 
+def test_techniques_speak_up_together_with_the_rest() -> None:
+    with pytest.raises(InputError) as caught:
+        memfit.estimate(SMALL, gpu="nonesuch", quant="nf4", seq=0)
+    assert [problem.where for problem in caught.value.problems] == ["job.seq", "gpu", "job.quant"]
+
+
 def test_a_question_that_needs_a_gpu_says_so() -> None:
     with pytest.raises(InputError, match="depends on the GPU"):
         memfit.estimate(SMALL, largest_batch=True)
