@@ -18,9 +18,9 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 128, "tie_word_embeddings": False,
 }  # fmt: skip
-SHAPES = {
-    "attn_q": (256, 256), "attn_k": (256, 256), "attn_v": (256, 256), "attn_output": (256, 256), "ffn_gate": (512, 256), "ffn_up": (512, 256), "ffn_down": (256, 512),
-}  # fmt: skip
+SQUARE = dict.fromkeys(("attn_q", "attn_k", "attn_v", "attn_output"), (256, 256))
+SHAPES = {**SQUARE, "ffn_gate": (512, 256), "ffn_up": (512, 256), "ffn_down": (256, 512)}
+SIZES = {"block_count": 2, "embedding_length": 256, "feed_forward_length": 512, "head_count": 4, "head_count_kv": 4, "context_length": 128}
 
 
 def test_names_tell_their_layer() -> None:
@@ -42,14 +42,7 @@ def test_a_gguf_is_counted_as_it_is_stored(tmp_path: Path) -> None:
     package, numpy = pytest.importorskip("gguf"), pytest.importorskip("numpy")
     path = tmp_path / "mine.gguf"
     writer = package.GGUFWriter(path, "llama")
-    for add, value in (
-        ("block_count", 2),
-        ("embedding_length", 256),
-        ("feed_forward_length", 512),
-        ("head_count", 4),
-        ("head_count_kv", 4),
-        ("context_length", 128),
-    ):
+    for add, value in SIZES.items():
         getattr(writer, f"add_{add}")(value)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_token_list([f"token {index}" for index in range(1024)])
