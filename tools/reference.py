@@ -18,8 +18,8 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from click.testing import CliRunner  # noqa: E402
 
-from memfit.cli import FORMATS, GROUPS, commands  # noqa: E402
-from memfit.report import codec  # noqa: E402
+from memfit.cli import GROUPS, commands  # noqa: E402
+from memfit.report import FORMATS, codec  # noqa: E402
 from memfit.verbs import VERBS, options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from memfit.errors import InputError, MemfitError, MissingExtra, Problem, SourceError
     from memfit.estimate import Estimate
     from memfit.job import Job
+    from memfit.report import write
     from memfit.verbs import estimate, gpus, models
 
 __version__ = "0.1.0"
-__all__ = ["Estimate", "InputError", "Job", "MemfitError", "MissingExtra", "Problem", "SourceError", "estimate", "gpus", "models"]
+__all__ = ["Estimate", "InputError", "Job", "MemfitError", "MissingExtra", "Problem", "SourceError", "estimate", "gpus", "models", "write"]
 
 _VERBS = ("estimate", "gpus", "models")
-_HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job"}
+_HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job", "write": "memfit.report"}
 
 
 class _Package(ModuleType):

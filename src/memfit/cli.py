@@ -12,20 +12,17 @@ import shutil
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
 
 from memfit import __version__
 from memfit.errors import InputError, MemfitError, Problem
+from memfit.report import FORMATS, write
 from memfit.verbs import VERBS, estimate, gpus, models, offer, options
 
-if TYPE_CHECKING:
-    from memfit.estimate import Estimate
-
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
-FORMATS = ("text", "markdown", "json")
 # Headings of the help page, by the group of an option.
 GROUPS = {
     "question": "Question", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
@@ -149,7 +146,7 @@ def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool
 
         complain(error.problems)
         return UNUSABLE, dumped(refusal(error.problems))
-    return (FITS if found.fits else DOES_NOT), written(found, form, explain)
+    return (FITS if found.fits else DOES_NOT), write(found, form, explain=explain, width=columns(), colour=coloured(sys.stdout))
 
 
 def one_model(words: tuple[str, ...]) -> str:
@@ -166,23 +163,6 @@ def one_model(words: tuple[str, ...]) -> str:
     listed = ", ".join(f"`{word[:40]}`" for word in words[:4])
     message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is named"
     raise InputError.one(message, where="model", hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)")
-
-
-def written(found: Estimate, form: str, explain: bool) -> str:
-    if form == "json":
-        from memfit.report.codec import to_json
-
-        return to_json(found, explain=explain)
-    from memfit.report.explain import working
-
-    if form == "markdown":
-        from memfit.report.markdown import markdown
-
-        return markdown(found) + (f"\n\n```\n{working(found)}\n```" if explain else "")
-    from memfit.report.text import text
-
-    width = columns()
-    return text(found, width=width, colour=coloured(sys.stdout)) + (f"\n\n{working(found, width=width)}" if explain else "")
 
 
 def run_models(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:

@@ -73,9 +73,9 @@ class Answer:
 class Estimate:
     """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the kernels are those of an A100."""
 
-    model: Model
+    model: Model = field(repr=False)
     job: Job
-    cluster: Cluster | None
+    cluster: Cluster | None = field(repr=False)
     memory: Memory
     context: Span
     usable: tuple[int, int] | None
@@ -145,6 +145,8 @@ def estimate(
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
+        if limited.oom is None:
+            found = memory(tape, limited)  # on this GPU it gives back what it caches before it asks for more
     band = _band(found, outside, limited)
     verdict = _verdict(band, room, limited)
     known = _parameters(model, job, tape, total)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from memfit.errors import Problem
+from memfit.errors import InputError, Problem
 from memfit.estimate import Answer, Estimate, estimate
 from memfit.hardware import Cluster, custom_gpu, find_gpu
 from memfit.job import Job
 from memfit.model.families import build
-from memfit.report import codec
+from memfit.report import codec, write
 from memfit.report.explain import working, workings
 from memfit.report.figures import bar, count, gib, percent, with_unit
 from memfit.report.markdown import escape, markdown
@@ -179,6 +179,16 @@ def test_packed_values_are_no_product() -> None:
     events = (Mark("load"), Alloc(0, 2048, "weights", "w", "parameter", (64, 64, 1)))
     found = estimate(MODEL, Job(), producer=lambda *_: Tape(events=events, source="handwritten"))
     assert next(iter(workings(found))).letters == "D·D values, packed"
+
+
+def test_one_function_writes_every_format() -> None:
+    answer = made(None)
+    assert write(answer) == text(answer)
+    assert write(answer, explain=True, width=100) == f"{text(answer, width=100)}\n\n{working(answer, width=100)}"
+    assert write(answer, "markdown", explain=True).startswith(markdown(answer) + "\n\n```\nthe working")
+    assert json.loads(write(answer, "json", explain=True))["workings"]
+    with pytest.raises(InputError, match="`yaml`"):
+        write(answer, "yaml")
 
 
 # --------------------------------------------------------------------------------------------------- Markdown and JSON
