@@ -145,8 +145,6 @@ def estimate(
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
-        if limited.oom is None:
-            found = memory(tape, limited)  # on this GPU it gives back what it caches before it asks for more
     band = _band(found, outside, limited)
     verdict = _verdict(band, room, limited)
     known = _parameters(model, job, tape, total)
