@@ -14,6 +14,8 @@ from memfit.estimate import Estimate, estimate
 from memfit.hardware import GPU, Cluster, usable
 from memfit.job import Job
 from memfit.model.modules import Model
+from memfit.simulate.replay import replay
+from memfit.simulate.settings import Settings
 from memfit.tape import Producer
 from memfit.truth.baselines import BASELINES, Baseline
 from memfit.truth.case import Case, Refused
@@ -154,10 +156,10 @@ def unanswered(case: Case, reason: str, detail: str) -> Refused:
 def predicted(metric: str, found: Estimate) -> int:
     """The number that stands beside the metric. A counter that is not named is compared with what is allocated."""
     memory = found.memory
-    if metric in ("peak_reserved",):
-        return found.held
+    if metric == "peak_reserved":
+        return held(found)
     if metric == "nvidia-smi":
-        return found.device
+        return held(found) + found.outside
     if metric == "peak_allocated_plus_context":
         return memory.allocated + found.outside
     if metric in ("allocated_end_of_step", "allocated_end_of_generation"):
@@ -165,6 +167,14 @@ def predicted(metric: str, found: Estimate) -> int:
     if metric == "weights":
         return sum(memory.parts.get(part, 0) for part in ("weights", "buffers"))
     return memory.allocated
+
+
+def held(found: Estimate) -> int:
+    """What the allocator holds at most on this GPU: where it has to give back what it caches, less than it would like to."""
+    if not found.retries or found.usable is None:
+        return found.held
+    settings = Settings.parse(found.job.alloc_conf)
+    return replay(found.memory.tape, settings, max(0, found.usable[1] - found.context.low)).peak_reserved
 
 
 def refusals(found: Estimate, gpu: GPU | None, others: Mapping[str, int]) -> dict[str, bool]:
