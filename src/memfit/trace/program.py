@@ -64,7 +64,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         learn(Recorder(device))
     kernels_of.install(device)
     with quiet():
-        model = built(config, job, options)
+        with failing():
+            model = built(config, job, options)
         if job.quantization != "none":
             prepare.quantized(model, job)
         recorder = Recorder(device, job.router_skew)
@@ -116,8 +117,22 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
             model = AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=ATTENTION[job.attention])
     except ValueError as bad:
         raise InputError.one(str(bad).split(". ")[0][:300].rstrip("."), where="model.config") from None
+    off_host(model)
     keep_wide(model, kind)
     return model
+
+
+def off_host(model: Any) -> None:
+    """Parameters that a class makes with values of its own (`torch.normal`) are real; like the others they become meta."""
+    moved: dict[int, torch.Tensor] = {}
+    for module in model.modules():
+        for name, tensor in module._parameters.items():
+            if tensor is not None and not tensor.is_meta:
+                made = moved.setdefault(id(tensor), torch.nn.Parameter(tensor.to("meta"), requires_grad=tensor.requires_grad))
+                module._parameters[name] = made
+        for name, tensor in module._buffers.items():
+            if tensor is not None and not tensor.is_meta and tensor.is_floating_point():
+                module._buffers[name] = tensor.to("meta")
 
 
 def keep_wide(model: Any, kind: torch.dtype) -> None:

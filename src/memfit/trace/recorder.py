@@ -182,21 +182,27 @@ class Recorder(TorchDispatchMode):
         for one in before:
             self.hidden(one, func)
         if isinstance(result, torch.Tensor):
-            result = self.tensor(result, func)
+            result = self.tensor(result, func, ruled)
             self.constant(result, func, args, kwargs)
         elif isinstance(result, (tuple, list)):
-            result = type(result)(self.tensor(one, func) if isinstance(one, torch.Tensor) else one for one in result)
+            result = type(result)(self.tensor(one, func, ruled) if isinstance(one, torch.Tensor) else one for one in result)
         passing = [self.hidden(one, func) for one in extra if not one.keep]
         for block in passing:
             self.free(block)
         return result
 
-    def tensor(self, tensor: torch.Tensor, func: Any) -> torch.Tensor:
+    def tensor(self, tensor: torch.Tensor, func: Any, known: bool = False) -> torch.Tensor:
+        """Record the storage of a result, if it is new. Real floats of any length become meta, unless a rule gave them."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.blocks:
             return tensor
-        if not tensor.is_meta and (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel() > REAL_FLOATS:
+        if (
+            not known
+            and not tensor.is_meta
+            and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+            and tensor.numel() > REAL_FLOATS
+        ):
             tensor = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
             storage = tensor.untyped_storage()
             key = storage._cdata

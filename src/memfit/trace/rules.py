@@ -70,7 +70,7 @@ def doubled(node: Any) -> bool:
     return len({(id(one[0]), one[1]) for one in following}) < len(following)
 
 
-@rule("index_put", "index_add", "scatter_add", "scatter.src", "scatter.value")
+@rule("index_put", "index_add", "scatter_add", "scatter.src")
 def into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Backward formulas write into fresh zeros; they copy them first only under a mode (FunctionsManual.cpp `areAnyTensorSubclassLike`)."""
     if torch.is_grad_enabled() or recorder.phase != "backward":
@@ -157,6 +157,16 @@ def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     if block is None or block.value is None:
         return NO
     return True, func(torch.full(tensor.shape, block.value), args[1])
+
+
+@rule("scatter.value")
+def scatter(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """One value into a tensor of one value at known places: a mask that routers make of floats and count."""
+    tensor, dim, index, value = args[:4]
+    block = recorder.owned(tensor)
+    if not tensor.is_meta or index.is_meta or block is None or block.value is None or tensor.numel() > recorder.real_limit or kwargs:
+        return into_zeros(recorder, func, args, kwargs)
+    return True, torch.full(tensor.shape, block.value, dtype=tensor.dtype).scatter(dim, index, value)
 
 
 @rule("histc")
