@@ -228,8 +228,8 @@ def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
     source = read(subject, offline=ask.offline)
     try:
         return source, exact(source, build(source.config, name=source.name, origin=source.origin))
-    except InputError:
-        if ask.by != "trace":
+    except InputError as bad:
+        if ask.by != "trace" or {problem.where for problem in bad.problems} != {"config.model_type"}:
             raise
         return source, unbuilt(source)
 
