@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memfit.formats import FP32, INT64
+from memfit.formats import FP32
 from memfit.lower import masks, ops, versions
+from memfit.lower.attention import SHARED
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.embed import embedded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.load import idle_linears, prepare, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
-from memfit.model.modules import Attention, Embedding, Model, Module
+from memfit.model.modules import Attention, Model, Module, Weight
 from memfit.program import Entry, Program
 
 
@@ -106,17 +108,17 @@ class Body:
     def forward(self, ids: Tensor, ctx: Context, step: int) -> Tensor:
         r = ctx.r
         phase = r.phase
-        x = embedded = self.embedded(ids, ctx)  # `inputs_embeds` lives until the model returns
-        positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
+        held: list[Tensor] = []
+        x = embedded(ids, self.model, self.ends, ctx, held)
         self.make_masks(ctx)
-        if self.model.buffers and not versions.alone(self.program):
+        if self.turning and not versions.alone(self.program):
             self.rotary_tables(ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark(phase, bound.prefix, step)
             x = self.layer(x, entry, bound, ctx)
         r.mark(phase, "", step)
         x = final(x, self.model, self.ends, ctx)
-        del positions, embedded
+        del held
         return x
 
     def layer(self, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
@@ -130,23 +132,19 @@ class Body:
         ctx.r.where = self.model.prefix.rpartition(".")[0]
         eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
         ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model)}
+        for mixer in {block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}.values():
+            if mixer.style in SHARED:
+                SHARED[mixer.style](mixer, self.model, ctx)
 
-    def embedded(self, ids: Tensor, ctx: Context) -> Tensor:
-        r = ctx.r
-        x = None
-        for module in self.model.embed:
-            r.where = module.name
-            if isinstance(module, Embedding):
-                x = ops.embedding(r, ids, self.ends[f"{module.name}.weight"])
-        assert x is not None
-        if self.program.input_gradients and ctx.training:
-            x.needs = True  # enable_input_require_grads: the embedding's output becomes a leaf
-        return x
+    @property
+    def turning(self) -> list[Weight]:
+        """The inverse frequencies of rotary positions, where the model has them in one place."""
+        return [buffer for buffer in self.model.buffers if buffer.name.endswith("inv_freq")]
 
     def rotary_tables(self, ctx: Context) -> None:
         """cos and sin for every position, made once in fp32 and cast (modeling_llama.py LlamaRotaryEmbedding)."""
-        r, half = ctx.r, self.model.buffers[0].shape[0]
-        r.where = self.model.buffers[0].name.rpartition(".")[0]
+        r, half = ctx.r, self.turning[0].shape[0]
+        r.where = self.turning[0].name.rpartition(".")[0]
         grad, r.grad = r.grad, False
         freqs = r.tensor((1, ctx.tokens, half), FP32, "rotary")
         emb = r.tensor((1, ctx.tokens, 2 * half), FP32, "rotary")

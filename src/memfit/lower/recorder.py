@@ -224,7 +224,7 @@ class Recorder:
             return
         frame.fresh.append(node)
         if len(frame.fresh) == len(frame.nodes):
-            if out.storage is not None and not any(isinstance(one, Tensor) and one.storage is out.storage for one in node.saved):
+            if out.storage is not None and newest(node.saved) < out.storage.id:
                 self._unwrite(out.storage)
             raise StopRecompute
 
@@ -334,6 +334,12 @@ class Recorder:
         new = buffers.pop(leaf, None)
         if new is not None and leaf.grad is None:
             leaf.grad = new.detach()
+
+
+def newest(saved: Sequence[Any]) -> int:
+    """The last block among what is saved: one that came with the output, or after it, is saved when the kernel has run."""
+    storages = [one.storage if isinstance(one, Tensor) else one for one in saved if not isinstance(one, tuple)]
+    return max([storage.id for storage in storages if storage is not None] + [newest(one) for one in saved if isinstance(one, tuple)], default=-1)
 
 
 def key_of(node: Node, slot: int) -> Any:
