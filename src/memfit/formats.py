@@ -60,6 +60,7 @@ for _method in ("gptq", "awq"):
             block=2 * _group,
             cite="transformers 5.23 quantizers; AutoGPTQ qlinear, AutoAWQ gemm layouts",
         )
+COMPLEX64 = _row("complex64", 8, "fp32", "C64")
 INT64 = _row("int64", 8, "int64", "long", "I64")
 INT32 = _row("int32", 4, "int32", "int", "I32")
 INT16 = _row("int16", 2, "int16", "short", "I16")

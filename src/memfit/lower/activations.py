@@ -111,17 +111,17 @@ def back_erf(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (result,)
 
 
-def clamp(r: Recorder, x: Tensor) -> Tensor:
-    """Between two numbers; also MPT's and OLMo's clipped projections."""
-    return r.node("clamp", r.like(x, "clamp"), (x,), back_clamp, (x,))
+def clamp(r: Recorder, x: Tensor, bounds: int = 2) -> Tensor:
+    """Between two numbers, or held to one; also MPT's and OLMo's clipped projections."""
+    return r.node("clamp", r.like(x, "clamp"), (x,), back_clamp, (x,), bounds)
 
 
 def back_clamp(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """where((x ≥ low) and (x ≤ high), grad, 0) (FunctionsManual.cpp clamp_backward)."""
+    """where((x ≥ low) and (x ≤ high), grad, 0); two masks are joined in place (FunctionsManual.cpp clamp_backward)."""
     x = node.saved[0]
-    low, high = (ops.laid(r.tensor(x.shape, BOOL, "clamp"), x) for _ in range(2))
-    result = ops.laid(r.tensor(x.shape, g.format, "clamp"), low, g)
-    del low, high
+    masks = [ops.laid(r.tensor(x.shape, BOOL, "clamp"), x) for _ in range(node.extra)]
+    result = ops.laid(r.tensor(x.shape, g.format, "clamp"), masks[0], g)
+    del masks
     return (result,)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.formats import FP32
-from memfit.lower import masks, ops, versions
-from memfit.lower.attention import SHARED
+from memfit.lower import masks, versions
+from memfit.lower.attention import SHARED, tables
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.embed import embedded
@@ -15,7 +15,7 @@ from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.load import idle_linears, prepare, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
-from memfit.model.modules import Attention, Model, Module, Weight
+from memfit.model.modules import Attention, Model, Module
 from memfit.program import Entry, Program
 
 
@@ -111,8 +111,8 @@ class Body:
         held: list[Tensor] = []
         x = embedded(ids, self.model, self.ends, ctx, held)
         self.make_masks(ctx)
-        if self.turning and not versions.alone(self.program):
-            self.rotary_tables(ctx)
+        if not versions.alone(self.program):
+            tables.make(self.model, ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark(phase, bound.prefix, step)
             x = self.layer(x, entry, bound, ctx)
@@ -135,27 +135,6 @@ class Body:
         for mixer in {block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}.values():
             if mixer.style in SHARED:
                 SHARED[mixer.style](mixer, self.model, ctx)
-
-    @property
-    def turning(self) -> list[Weight]:
-        """The inverse frequencies of rotary positions, where the model has them in one place."""
-        return [buffer for buffer in self.model.buffers if buffer.name.endswith("inv_freq")]
-
-    def rotary_tables(self, ctx: Context) -> None:
-        """cos and sin for every position, made once in fp32 and cast (modeling_llama.py LlamaRotaryEmbedding)."""
-        r, half = ctx.r, self.turning[0].shape[0]
-        r.where = self.turning[0].name.rpartition(".")[0]
-        grad, r.grad = r.grad, False
-        freqs = r.tensor((1, ctx.tokens, half), FP32, "rotary")
-        emb = r.tensor((1, ctx.tokens, 2 * half), FP32, "rotary")
-        tables = []
-        for _ in ("cos", "sin"):
-            raw = ops.scale(r, emb)
-            tables.append(ops.scale(r, raw))
-            del raw
-        ctx.cos, ctx.sin = ops.cast(r, tables[0], ctx.format), ops.cast(r, tables[1], ctx.format)
-        r.grad = grad
-        del freqs, emb, tables
 
     def trained(self) -> list[tuple[str, list[Tensor]]]:
         """Trained tensors by the span they belong to: the ends, then layer by layer."""

@@ -28,6 +28,7 @@ class Context:
     cache: Cache | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
+    tables: dict[bool, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)  # of layers that slide, and that do not
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns
     casts: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # autocast's cache of cast weights, by the span that made them
@@ -68,6 +69,6 @@ def context(
     """The context of a pass over `shape` = (sequences, tokens)."""
     autocast = FORMATS[program.autocast] if program.autocast else None
     return Context(
-        r=r, program=program, programs=programs, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training, format=FORMATS[program.weights],
+        r=r, program=program, programs=programs, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training, format=FORMATS[program.hidden],
         autocast=autocast, cache=cache,
     )  # fmt: skip

@@ -12,7 +12,7 @@ from memfit.model.modules import Attention, Model
 
 Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
 ATTENTION: dict[str, Program] = {
-    "gpt2": gpt2.gpt2, "gpt2_upcast": gpt2.gpt2_upcast, "gpt_bigcode": gpt2.gpt_bigcode, "llama": llama.llama,
+    "gpt2": gpt2.gpt2, "gpt2_upcast": gpt2.gpt2_upcast, "gpt_bigcode": gpt2.gpt_bigcode, **llama.styles(),
 }  # fmt: skip
 # What all layers share beside masks and rotary tables, made once a pass.
 Shared = Callable[[Attention, Model, Context], None]

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from memfit.formats import FP32, INT32
 from memfit.lower import views
 from memfit.lower import ops as plain
+from memfit.lower.activations import activate
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.mlp import activate
 from memfit.lower.moe import ops
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import MoE
@@ -23,7 +23,7 @@ def gate(gate_up: Tensor, module: MoE, ctx: Context) -> Tensor:
     """act(gate) · up, cut from one tensor (_default_apply_gate)."""
     half = gate_up.shape[-1] // 2
     gate, up = views.split(ctx.r, gate_up, -1, half, half)
-    return plain.mul(ctx.r, activate(gate, module, ctx), up)
+    return plain.mul(ctx.r, activate(gate, module.activation, ctx), up)
 
 
 def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate = gate) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from memfit import kernels
 from memfit.formats import BOOL, INT64, Format
-from memfit.lower.ops import grad_part, laid
+from memfit.lower.ops import grad_part
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
 from memfit.lower.strides import contiguous
 from memfit.lower.views import seen
@@ -152,17 +152,3 @@ def added_into(r: Recorder, x: Tensor, b: Tensor) -> Tensor:
 
 def back_added(r: Recorder, node: Node, g: Tensor) -> Grads:
     return [g.view(*g.shape) if target is not None else None for target in node.inputs]
-
-
-def clamp(r: Recorder, x: Tensor, bounds: int) -> Tensor:
-    """Clamped from one side or both; the input is kept."""
-    return r.node("clamp", r.like(x, "clamp"), (x,), back_clamp, (x,), bounds)
-
-
-def back_clamp(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """`where(mask, g, 0)`; two bounds make two masks, joined in place (FunctionsManual.cpp clamp_backward)."""
-    zero = r.tensor((1,), g.format, "scalar_tensor")
-    masks = [laid(r.tensor(g.shape, BOOL, "clamp"), node.saved[0]) for _ in range(node.extra)]
-    result = r.like(g, "where")
-    del masks, zero
-    return (result,)

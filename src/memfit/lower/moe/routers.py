@@ -6,6 +6,7 @@ from __future__ import annotations
 from memfit.formats import FP32
 from memfit.lower import ops as plain
 from memfit.lower import views
+from memfit.lower.activations import clamp
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import plain as product
@@ -147,5 +148,5 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
     places = ops.topk(r, corrected, module.active)[1]
     del corrected
     weights = ops.gather(r, weights, places)
-    weights = ops.ratio(r, weights, ops.clamp(r, ops.total(r, weights), 1))
+    weights = ops.ratio(r, weights, clamp(r, ops.total(r, weights), 1))
     return logits, plain.cast(r, weights, x.format), places
