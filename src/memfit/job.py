@@ -88,7 +88,13 @@ class Job:
 
     quant: str = option("none", "weights quantized by bitsandbytes; qlora implies nf4", choices=QUANTS, group="quantization")
     double_quant: bool = option(True, "nested quantization of the absmax constants", group="quantization")
-    quant_skip: str = option("lm_head", "modules left unquantized, names with commas", group="quantization")
+    quant_skip: str = option("", "modules left unquantized, names with commas; empty: the head, as transformers does", group="quantization")
+    quant_compute: str = option(
+        "weights",
+        "dtype that 4-bit layers compute in: that of the weights, or one named (transformers' own default is float32)",
+        choices=("weights", "float32", "bfloat16", "float16"),
+        group="quantization",
+    )
     prepare_kbit: bool = option(True, "call prepare_model_for_kbit_training: 16-bit leftovers become fp32", group="quantization")
 
     new_tokens: int = option(128, "tokens generated after the prompt", low=0, high=2**28, group="inference")
@@ -102,6 +108,12 @@ class Job:
     )
     beams: int = option(1, "beams", low=1, high=1024, group="inference")
 
+    load: str = option(
+        "auto",
+        "how weights come to the GPU: straight (`device_map`), or over a copy on the host; auto: straight where bitsandbytes asks for it or nothing is trained",
+        choices=("auto", "device_map", "host"),
+        group="moments",
+    )
     evaluate: bool = option(False, "a training run that also evaluates", group="moments")
     eval_batch: int = option(8, "batch of the evaluation", low=1, high=2**24, group="moments")
     merge: bool = option(False, "adapters are merged into the weights on the GPU at the end", group="moments")
@@ -119,8 +131,6 @@ class Job:
             yield from field_problems(one, getattr(self, one.name))
         if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
             yield unknown("optimizer", self.optimizer, "job.optimizer", tuple(OPTIMIZERS))
-        if self.method == "qlora" and self.quant == "int8" and self.double_quant is None:
-            yield Problem(message="int8 has no double quantization", where="job.double_quant")
         if isinstance(self.versions, str):
             yield from version_problems(self.versions)
         if self.task == "pretrain" and self.method != "full":
@@ -138,6 +148,11 @@ class Job:
     def quantization(self) -> str:
         """The bitsandbytes format in force: qlora means nf4 unless another is named."""
         return "nf4" if self.method == "qlora" and self.training and self.quant == "none" else self.quant
+
+    @property
+    def mapped(self) -> bool:
+        """Weights are loaded with a `device_map`."""
+        return self.load == "device_map" or (self.load == "auto" and (self.quantization != "none" or not self.training))
 
     @property
     def autocast(self) -> bool:

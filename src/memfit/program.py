@@ -22,23 +22,32 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """LoRA: which linear layers get one (`targets` are last names, or empty for all but the head) and how it is kept."""
+    """LoRA: which linear layers get one (`targets` are ends of paths, or empty for all but the head) and how it is kept."""
 
     rank: int
     dropout: float
     format: str
     targets: frozenset[str]
-    saved: tuple[str, ...] = ()  # modules trained whole beside the adapters
+    saved: tuple[str, ...] = ()  # ends of paths of modules that are trained whole, as copies
+
+    def saves(self, path: str) -> bool:
+        """Is the module of this path, or one that holds it, trained whole? (peft 0.21 utils/other.py _set_trainable)"""
+        if not self.saved:
+            return False
+        parts = path.split(".")
+        return any(".".join(parts[:count]).endswith(self.saved) for count in range(1, len(parts) + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quant:
-    """Weights of linear layers stored by bitsandbytes; `prepared`: prepare_model_for_kbit_training was called."""
+    """Weights of linear layers stored by bitsandbytes, which casts their input to `compute`. `skip`: starts or ends of paths left as
+    they are; `prepared`: prepare_model_for_kbit_training was called."""
 
     format: str
     double: bool
-    skip: frozenset[str]
+    skip: tuple[str, ...]
     prepared: bool
+    compute: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +75,35 @@ class Program:
         return self.gpu.sm if self.gpu is not None and self.gpu.sm is not None else (8, 0)
 
     @property
+    def hidden(self) -> str:
+        """The format of activations between layers: that of the embedding, which prepare_model_for_kbit_training makes fp32."""
+        return "float32" if self.quant is not None and self.quant.prepared else self.weights
+
+    @property
     def processors(self) -> int:
         """Streaming multiprocessors, which decide how kernels split their work."""
         return self.gpu.sms if self.gpu is not None and self.gpu.sms is not None else 108
 
-    def trains(self, weight: Weight) -> bool:
-        """Is this base weight trained? Adapters are, always."""
-        return weight.role != "buffer" and (self.trained is None or any(part in weight.name for part in self.trained))
+    def trains(self, weight: Weight, path: str = "") -> bool:
+        """Is this base weight (of the full name `path`) trained? Adapters are, always."""
+        return weight.role != "buffer" and (self.trained is None or any(part in (path or weight.name) for part in self.trained))
 
     def adapted(self, linear: Linear) -> bool:
-        if self.adapter is None or linear is self.model.head:
+        """Does it get an adapter? A name means the end of a path; a module that is trained whole gets none (peft 0.21
+        tuners/tuners_utils.py check_target_module_exists)."""
+        adapter = self.adapter
+        if adapter is None or (adapter.saved and adapter.saves(linear.name)):
             return False
-        last = linear.name.rsplit(".", 1)[-1]
-        return not self.adapter.targets or last in self.adapter.targets or linear.name in self.adapter.targets
+        if not adapter.targets:
+            return linear is not self.model.head
+        return any(linear.name == one or linear.name.endswith(f".{one}") for one in adapter.targets)
 
     def quantized(self, linear: Linear) -> bool:
-        return self.quant is not None and not self.quant.skip.intersection(linear.name.split("."))
+        """Does bitsandbytes store it? The names to skip are those of the job, else the head (transformers 5.23
+        quantizers/quantizers_utils.py should_convert_module)."""
+        if self.quant is None:
+            return False
+        return not any(linear.name.endswith(one) or f"{linear.name}.".startswith(f"{one}.") for one in self.quant.skip)
 
 
 def placed(layers: tuple[Layer, ...], compact: bool) -> tuple[Entry, ...]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from memfit.formats import FORMATS, Format
+from memfit.formats import FORMATS, FP32, Format
+from memfit.lower.packed import Packed, pack
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear, Weight
 from memfit.program import Program
-from memfit.tape import Part
 
 
 @dataclass(slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Adapted:
 
 @dataclass(slots=True, kw_only=True)
 class BoundLinear:
-    """A linear layer ready to run. `stored` keeps the quantization constants alive beside the weight."""
+    """A linear layer ready to run."""
 
     path: str
     inputs: int
@@ -32,9 +32,8 @@ class BoundLinear:
     weight: Tensor
     bias: Tensor | None
     adapter: Adapted | None = None
-    quant: str = ""
-    absmax: int = 0  # bytes of the fp32 constants that nested quantization unpacks
-    stored: tuple[Tensor, ...] = ()
+    packed: Packed | None = None
+    conv1d: bool = False
 
 
 class Bound:
@@ -43,51 +42,78 @@ class Bound:
     def __init__(self, r: Recorder, program: Program, prefix: str) -> None:
         self.r, self.program, self.prefix = r, program, prefix
         self.tensors: dict[str, Tensor] = {}
+        self.buffers: set[str] = set()
+        self.packed: dict[str, Packed] = {}
         self.linears: dict[str, BoundLinear] = {}
+        self.idle: list[Tensor] = []  # held, and never used
 
     def path(self, name: str) -> str:
         return f"{self.prefix}.{name}" if self.prefix else name
 
     def load(self, weights: Iterable[Weight], linears: Iterable[Linear]) -> None:
         """Bring every weight to the device, in the model's order."""
-        quantized = {linear.name: linear for linear in linears if self.program.quantized(linear)}
+        quantized = {f"{linear.name}.weight": linear for linear in linears if self.program.quantized(linear)} if self.program.quant else {}
         for weight in weights:
-            owner = quantized.get(weight.name.removesuffix(".weight")) if weight.role == "linear" else None
             self.r.where = self.path(weight.name.rpartition(".")[0])
-            if owner is not None:
-                self.linears[owner.name] = quantize(self, owner)
+            if weight.name in quantized:
+                linear = quantized[weight.name]
+                self.packed[linear.name] = pack(self.r, self.program, linear, self.format(weight))
             else:
                 self.tensors[weight.name] = self.parameter(weight)
 
     def parameter(self, weight: Weight) -> Tensor:
-        needs = self.program.trains(weight)
-        part: Part = "buffers" if weight.role == "buffer" else "weights"
-        return self.r.leaf(weight.shape, self.format(weight), weight.name, part, needs)
+        if weight.role == "buffer":
+            self.buffers.add(weight.name)
+            return self.r.leaf(weight.shape, self.format(weight), weight.name, "buffers", False)
+        needs = self.program.trains(weight, self.path(weight.name))
+        return self.r.leaf(weight.shape, self.format(weight), weight.name, "weights", needs)
 
     def format(self, weight: Weight) -> Format:
         return FORMATS[weight.format or self.program.weights]
 
-    def adapt(self, linears: Iterable[Linear]) -> None:
-        """Add the LoRA matrices (peft.tuners.lora.layer: A is (rank, in), B is (out, rank))."""
+    def parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights that are neither packed nor buffers, by name."""
+        return ((name, tensor) for name, tensor in self.tensors.items() if name not in self.buffers)
+
+    def adapt(self, linears: Iterable[Linear], idle: bool = False) -> None:
+        """Add the LoRA matrices: A is (rank, in), B is (out, rank) (peft 0.21 tuners/lora/layer.py). Those of a packed weight are
+        always fp32, since its storage is no floating-point dtype to follow (tuners_utils.py _move_adapter_to_device_of_base_layer).
+        `idle`: what they stand beside is never run."""
         adapter = self.program.adapter
         if adapter is None:
             return
         for linear in linears:
             if not self.program.adapted(linear):
                 continue
-            bound = self.linear(linear)
-            self.r.where = bound.path
-            format = FORMATS[adapter.format]
-            a = self.r.leaf((adapter.rank, linear.inputs), format, f"{linear.name}.lora_A", "weights", True)
-            b = self.r.leaf((linear.outputs, adapter.rank), format, f"{linear.name}.lora_B", "weights", True)
-            bound.adapter = Adapted(a=a, b=b, rank=adapter.rank, dropout=adapter.dropout)
+            self.r.where = self.path(linear.name)
+            format = FP32 if linear.name in self.packed else FORMATS[adapter.format]
+            a = self.r.leaf((adapter.rank, linear.inputs), format, f"{linear.name}.lora_A", "weights", not idle)
+            b = self.r.leaf((linear.outputs, adapter.rank), format, f"{linear.name}.lora_B", "weights", not idle)
+            if idle:
+                self.idle += [a, b]
+            else:
+                self.linear(linear).adapter = Adapted(a=a, b=b, rank=adapter.rank, dropout=adapter.dropout)
+
+    def copy_saved(self) -> None:
+        """Modules that are trained whole: a copy is trained, the original stays (peft 0.21 utils/other.py ModulesToSaveWrapper)."""
+        adapter = self.program.adapter
+        if adapter is None or not adapter.saved:
+            return
+        for name, tensor in tuple(self.parameters()):
+            if adapter.saves(self.path(name.rpartition(".")[0])):
+                self.r.where = self.path(name.rpartition(".")[0])
+                self.idle.append(tensor)
+                self.tensors[name] = self.r.leaf(tensor.shape, tensor.format, tensor.name, "weights", True)
 
     def linear(self, linear: Linear) -> BoundLinear:
         bound = self.linears.get(linear.name)
         if bound is None:
-            weight, bias = self.tensors[f"{linear.name}.weight"], self.tensors.get(f"{linear.name}.bias")
-            bound = BoundLinear(path=self.path(linear.name), inputs=linear.inputs, outputs=linear.outputs, weight=weight, bias=bias)
-            self.linears[linear.name] = bound
+            packed = self.packed.get(linear.name)
+            weight = self.tensors[f"{linear.name}.weight"] if packed is None else packed.weight
+            bias = self.tensors.get(f"{linear.name}.bias")
+            bound = self.linears[linear.name] = BoundLinear(
+                path=self.path(linear.name), inputs=linear.inputs, outputs=linear.outputs, weight=weight, bias=bias, packed=packed, conv1d=linear.conv1d
+            )
         return bound
 
     def __getitem__(self, name: str) -> Tensor:
@@ -100,8 +126,3 @@ class Bound:
             if linear.adapter is not None:
                 leaves += [linear.adapter.a, linear.adapter.b]
         return leaves
-
-
-def quantize(bound: Bound, linear: Linear) -> BoundLinear:
-    """A weight in bitsandbytes' 4 or 8 bits with its constants (bitsandbytes 0.50 functional.py quantize_4bit, nn/modules.py)."""
-    raise NotImplementedError

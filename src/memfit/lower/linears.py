@@ -1,10 +1,9 @@
-"""Linear layers as they run: plain, under autocast, with a LoRA adapter, from quantized weights."""
+"""Linear layers as they run: plain, under autocast, from packed weights, with a LoRA adapter."""
 
 from __future__ import annotations
 
-from memfit.formats import BF16, FP16, FP32, Format
-from memfit.lower import ops
-from memfit.lower.bound import BoundLinear
+from memfit.lower import bnb, ops
+from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Tensor
 
@@ -13,12 +12,10 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     """The layer's output for x; where nothing special applies, one matrix product."""
     r = ctx.r
     r.where = layer.path
-    out = base(x, layer, ctx)
-    return out if layer.adapter is None else adapted(r, x, out, layer, ctx)
-
-
-def base(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
-    return plain(x, layer.weight, layer.bias, layer.outputs, ctx)
+    out = bnb.forward(x, layer, ctx) if layer.packed is not None else plain(x, layer.weight, layer.bias, layer.outputs, ctx)
+    if layer.adapter is None:
+        return out
+    return adapted(r, x, out, layer.adapter, ctx) if layer.packed is None else adapted_packed(r, x, out, layer, ctx)
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
@@ -43,21 +40,38 @@ def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
     return known
 
 
-def adapted(r: Recorder, x: Tensor, out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+def adapted(r: Recorder, x: Tensor, out: Tensor, adapter: Adapted, ctx: Context) -> Tensor:
     """PEFT's LoRA layer: the input cast to the adapter's dtype, through A and B, scaled and added, cast back
     (peft 0.21 tuners/lora/layer.py Linear.forward)."""
-    adapter = layer.adapter
-    assert adapter is not None
-    result: Format = out.format
+    result = out.format
     x = ops.cast(r, x, adapter.a.format)  # the cast input is a variable of the layer's: it lives until the layer returns
-    low = plain(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, None, adapter.rank, ctx)
-    high = plain(low, adapter.b, None, layer.outputs, ctx)
-    del low
-    high = ops.scale(r, high)
+    high = low_rank(r, x, out.shape[-1], adapter, ctx)
     out = ops.add(r, out, high)
     del high
     return ops.cast(r, out, result)
 
 
-SIXTEEN = (BF16, FP16)
-__all__ = ["FP32", "linear", "plain"]
+def adapted_packed(r: Recorder, x: Tensor, out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+    """PEFT's layers over packed weights: the result of 4 bits is cloned first, the adapter's is cast before it is added, and under
+    autocast nothing is cast (peft 0.21 tuners/lora/bnb.py)."""
+    assert layer.adapter is not None and layer.packed is not None
+    result = out.format
+    if layer.packed.bits == 4:
+        out = ops.clone(r, out)
+    if ctx.autocast is None:
+        x = ops.cast(r, x, layer.adapter.a.format)
+    high = low_rank(r, x, layer.outputs, layer.adapter, ctx)
+    if ctx.autocast is None:
+        high = ops.cast(r, high, result)
+    return ops.add(r, out, high)
+
+
+def low_rank(r: Recorder, x: Tensor, outputs: int, adapter: Adapted, ctx: Context) -> Tensor:
+    """dropout(x)·Aᵀ·Bᵀ, scaled."""
+    low = plain(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, None, adapter.rank, ctx)
+    high = plain(low, adapter.b, None, outputs, ctx)
+    del low
+    return ops.scale(r, high)
+
+
+__all__ = ["linear", "plain"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.errors import Problem, raise_errors
 from memfit.program import Program
 from memfit.techniques import freeze, lora, precision, quantize, recompute
 from memfit.techniques.base import Technique
@@ -10,8 +11,11 @@ TECHNIQUES: tuple[Technique, ...] = (precision.TECHNIQUE, freeze.TECHNIQUE, quan
 
 
 def apply(program: Program) -> Program:
-    """Every technique that the job asks for, in order."""
+    """Every technique that the job asks for, in order; what is wrong with any of them is raised together."""
+    problems: list[Problem] = []
     for technique in TECHNIQUES:
         if technique.wanted(program.job):
             program = technique.apply(program)
+            problems += technique.check(program)
+    raise_errors(problems)
     return program

@@ -2,17 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from memfit.errors import Problem
+from memfit.model.modules import Embedding, Model
 from memfit.program import Adapter, Program
+from memfit.registry import nearest
 from memfit.techniques.base import Technique, names
+
+UPCAST = (0, 12)  # the first peft that keeps adapters in fp32 over a 16-bit base (peft_model.py autocast_adapter_dtype)
 
 
 def apply(program: Program) -> Program:
     job = program.job
     targets = frozenset() if job.targets == "all-linear" else frozenset(names(job.targets))
-    base = program.weights
-    kept = "float32" if job.adapter_dtype == "float32" and base in ("bfloat16", "float16") else base
-    adapter = Adapter(rank=job.rank, dropout=job.dropout, format=kept, targets=targets, saved=names(job.modules_to_save))
-    return program.replace(adapter=adapter, trained=(), input_gradients=job.checkpointing != "none")
+    wide = job.adapter_dtype == "float32" and job.version("peft") >= UPCAST
+    adapter = Adapter(
+        rank=job.rank, dropout=job.dropout, format="float32" if wide else program.weights, targets=targets, saved=names(job.modules_to_save)
+    )
+    # Checkpointing calls enable_input_require_grads always from transformers 5 on (modeling_utils.py _activation_checkpointing_enable);
+    # before, PEFT and TRL did for reentrant checkpoints, which need it (peft 0.21 utils/other.py prepare_model_for_kbit_training).
+    hooked = job.checkpointing != "none" and (job.reentrant or job.version("transformers") >= (5, 0))
+    return program.replace(adapter=adapter, trained=(), input_gradients=hooked)
 
 
-TECHNIQUE = Technique(name="lora", cite="peft 0.21 tuners/lora/layer.py", wanted=lambda job: job.adapters, apply=apply)
+def check(program: Program) -> Iterator[Problem]:
+    adapter, model = program.adapter, program.model
+    assert adapter is not None
+    linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
+    linears |= {linear.name for module in (*model.embed, *model.final, model.head) for linear in module.linears()}
+    for target in sorted(adapter.targets):
+        if any(name == target or name.endswith(f".{target}") for name in linears):
+            continue
+        if any(isinstance(module, Embedding) and module.name.endswith(target) for module in model.embed):
+            yield Problem(message=f"no formula yet for an adapter on the embedding `{target[:60]}`", where="job.targets", hint=TRACE)
+        elif any(part.isdigit() for part in target.split(".")):
+            yield Problem(message=f"`{target[:60]}` names one layer, and adapters go into all", where="job.targets", hint=TRACE)
+        else:
+            known = sorted({name.rsplit(".", 1)[-1] for name in linears})
+            close = nearest(target, known) or tuple(known[:8])
+            hint = "there are " + ", ".join(f"`{one}`" for one in close)
+            yield Problem(message=f"no linear layer is called `{target[:60]}`", where="job.targets", hint=hint)
+    paths = module_paths(model)
+    for saved in adapter.saved:
+        if f"{model.prefix}.0".endswith(saved) or any(part.endswith(saved) for part in whole(model.prefix)):
+            yield Problem(message=f"`{saved[:60]}` is the model itself", where="job.modules_to_save", hint="method `full` trains all of it")
+        elif not any(path.endswith(saved) for path in paths):
+            close = nearest(saved, sorted({path.rsplit(".", 1)[-1] for path in paths}))
+            hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "for example `lm_head` or `embed_tokens`"
+            yield Problem(message=f"no module's path ends with `{saved[:60]}`", where="job.modules_to_save", hint=hint)
+
+
+def module_paths(model: Model) -> set[str]:
+    """Every module that has parameters: in a layer by its path there, else by its full one."""
+    found = [weight.name for layer, _ in model.kinds for weight in layer.weights()]
+    found += [weight.name for module in (*model.embed, *model.final, model.head) for weight in module.weights()]
+    return {path for name in found for path in whole(name.rpartition(".")[0])}
+
+
+def whole(path: str) -> list[str]:
+    """`a.b.c` as `a`, `a.b` and `a.b.c`."""
+    parts = path.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+TRACE = "`--by trace` runs the real code instead (extra `trace`)"
+TECHNIQUE = Technique(name="lora", cite="peft 0.21 tuners/lora/layer.py", wanted=lambda job: job.adapters, apply=apply, check=check)

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from memfit.errors import Problem
 from memfit.program import Program, Quant
 from memfit.techniques.base import Technique, names
 
 
 def apply(program: Program) -> Program:
+    """Left as they are: what the job names, or else the head (transformers 5.23 quantizers/base.py get_keys_to_not_convert)."""
     job = program.job
-    quant = Quant(format=job.quantization, double=job.double_quant, skip=frozenset(names(job.quant_skip)), prepared=job.adapters and job.prepare_kbit)
+    skip = names(job.quant_skip) or (program.model.head.name,)
+    compute = program.weights if job.quant_compute == "weights" else job.quant_compute
+    quant = Quant(format=job.quantization, double=job.double_quant, skip=skip, prepared=job.adapters and job.prepare_kbit, compute=compute)
     return program.replace(quant=quant)
 
 
-TECHNIQUE = Technique(name="quantize", cite="bitsandbytes 0.50 functional.py", wanted=lambda job: job.quantization != "none", apply=apply)
+def check(program: Program) -> Iterator[Problem]:
+    job = program.job
+    if job.training and not job.adapters:
+        yield Problem(message="a quantized weight cannot be trained", where="job.quant", hint="use method `lora` or `qlora`")
+    if job.quantization == "int8" and job.version("bitsandbytes") < (0, 45):
+        yield Problem(
+            message="no formula for int8 before bitsandbytes 0.45, which kept its weights in another layout",
+            where="job.versions",
+            hint="0.45 or newer has one",
+        )
+
+
+TECHNIQUE = Technique(name="quantize", cite="bitsandbytes 0.50 functional.py", wanted=lambda job: job.quantization != "none", apply=apply, check=check)

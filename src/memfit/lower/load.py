@@ -1,0 +1,78 @@
+"""How weights come to the GPU: the warm-up of the allocator, packing as they arrive, and PEFT's preparation of packed models.
+
+Without packing, a weight that arrives is there once and nothing else: `from_pretrained` without a device_map fills the model on
+the host, and with one copies tensor by tensor; a change of dtype happens on the host in both (transformers 5.23
+core_model_loading.py opens files on the CPU; aten/src/ATen/native/cuda/Copy.cu converts a blocking copy there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from memfit.formats import BF16, FORMATS, FP16, FP32
+from memfit.lower.bound import Bound
+from memfit.lower.recorder import Recorder
+from memfit.model.modules import Linear, Weight
+from memfit.program import Program
+
+WARMED = (4, 50)  # the first transformers that does so
+KEPT_FREE = int(1.2 * 2**30)  # left over by the warm-up (modeling_utils.py caching_allocator_warmup)
+
+
+def warm_up(r: Recorder, program: Program) -> None:
+    """One block as large as the whole model, given back at once: what it was cut from then takes the weights (transformers 5.23
+    modeling_utils.py caching_allocator_warmup; 4.51 halved the bytes of every packed model instead)."""
+    job, model = program.job, program.model
+    version = job.version("transformers")
+    if not job.mapped or version < WARMED:
+        return
+    packed = {f"{name}.weight" for name in packed_names(program)}
+    half = program.quant is not None and version < (4, 57)
+    size = 0.0
+    for weight in model.tensors():
+        bytes = float(FORMATS[weight.format or program.weights].bytes(weight.count))
+        if half:
+            bytes /= 2
+        elif weight.name in packed:
+            bytes = weight.count * (1.0 if job.quantization == "int8" else 0.5)
+        size += bytes
+    limit = program.gpu.memory - KEPT_FREE if program.gpu is not None else size
+    block = r.scratch(2 * int(min(size, max(limit, 0)) // 2), "warmup", "weights")
+    del block
+
+
+def packed_names(program: Program) -> Iterator[str]:
+    """Paths of the linear layers that bitsandbytes stores."""
+    if program.quant is None:
+        return
+    model = program.model
+    for index, layer in enumerate(model.layers):
+        yield from (f"{model.prefix}.{index}.{linear.name}" for linear in layer.linears() if program.quantized(linear))
+    for module in (*model.embed, *model.final, model.head):
+        yield from (linear.name for linear in module.linears() if program.quantized(linear))
+
+
+def idle_linears(weights: Iterable[Weight]) -> list[Linear]:
+    """The linear layers among the weights of an idle tower."""
+    return [
+        Linear(name=weight.name.removesuffix(".weight"), inputs=weight.shape[1], outputs=weight.shape[0])
+        for weight in weights
+        if weight.role == "linear" and len(weight.shape) == 2 and weight.name.endswith(".weight")
+    ]
+
+
+def prepare(bound: Bound) -> None:
+    """PEFT's prepare_model_for_kbit_training: every 16-bit parameter that is not packed becomes fp32, the stacked experts too, one
+    after the other (peft 0.21 utils/other.py). The bias of a 4-bit layer goes back to its compute dtype in the first forward
+    (bitsandbytes 0.50 nn/modules.py Linear4bit.forward), and is left as it is here."""
+    r, tensors = bound.r, bound.tensors
+    for name in [name for name, _ in bound.parameters()]:
+        packed = bound.packed.get(name.removesuffix(".bias"))
+        if tensors[name].format not in (BF16, FP16) or (packed is not None and packed.bits == 4):
+            continue
+        r.where = bound.path(name.rpartition(".")[0])
+        old = tensors[name]
+        wide = r.leaf(old.shape, FP32, old.name, "weights", old.needs)
+        for tied in [other for other, tensor in tensors.items() if tensor is old]:
+            tensors[tied] = wide
+        del old

@@ -1,0 +1,75 @@
+"""A weight as bitsandbytes stores it, and how it is made of a whole one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.formats import FP16, FP32, INT8, UINT8, Format
+from memfit.lower.recorder import Recorder, Tensor
+from memfit.model.modules import Linear
+from memfit.program import Program
+
+BLOCK = 64  # values of a 4-bit weight that share a scale (bitsandbytes 0.50 nn/modules.py Params4bit, on CUDA)
+NESTED = 256  # scales that share one of their own (functional.py quantize_4bit)
+
+
+@dataclass(slots=True, kw_only=True)
+class Packed:
+    """A packed weight and what undoes that. `source` is the format it was packed from, and comes back in."""
+
+    weight: Tensor
+    source: Format
+    shape: tuple[int, int]
+    scales: Tensor  # int8: fp32, one a row; 4 bits: one a block, fp32 or, with `nested`, in 8 bits
+    nested: tuple[Tensor, ...] = ()  # the mean of the scales, their own scales, and the code of those
+    code: Tensor | None = None
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.code is not None else 8
+
+
+def pack(r: Recorder, program: Program, linear: Linear, format: Format) -> Packed:
+    """A weight as bitsandbytes stores it; the whole one is on the GPU until its packed form is made (transformers 5.23
+    integrations/bitsandbytes.py Bnb4bitQuantize, Bnb8bitQuantize)."""
+    assert program.quant is not None
+    count = linear.inputs * linear.outputs
+    if program.quant.format == "int8":
+        straight = program.job.version("transformers") >= (5, 0)  # before, the weight came from the host
+        arrived = r.tensor((linear.outputs, linear.inputs), format, "load", "temporaries") if straight else None
+        return eight_bits(r, linear, format, arrived)
+    arrived = r.tensor((linear.outputs, linear.inputs), format, "load", "temporaries")
+    turned = r.like(arrived, "contiguous", "temporaries") if linear.conv1d and program.job.version("transformers") >= (5, 0) else None
+    packed = four_bits(r, count, (linear.outputs, linear.inputs), format, program)
+    del arrived, turned
+    return packed
+
+
+def four_bits(r: Recorder, count: int, shape: tuple[int, int], format: Format, program: Program) -> Packed:
+    """Two values a byte and an fp32 scale per block; `double`: the scales' mean is taken off, and they become bytes with scales of
+    their own (bitsandbytes 0.50 functional.py quantize_4bit). From 0.46 on every weight has its own code table for those."""
+    assert program.quant is not None
+    scales = r.tensor((-(-count // BLOCK),), FP32, "quantize", "weights")
+    weight = r.tensor(((count + 1) // 2, 1), UINT8, "quantize", "weights")
+    code = r.tensor((16,), FP32, "code", "weights")
+    nested: tuple[Tensor, ...] = ()
+    if program.quant.double:
+        version = program.job.version("bitsandbytes")
+        mean = r.tensor((1,), FP32, "mean", "weights")
+        shifted = r.tensor(scales.shape, FP32, "sub", "temporaries") if version >= (0, 46) else scales
+        second = r.tensor((-(-scales.count // NESTED),), FP32, "quantize", "weights")
+        small = r.tensor(scales.shape, UINT8, "quantize", "weights")
+        table = (r.tensor((256,), FP32, "code", "weights"),) if version >= (0, 46) else ()
+        scales, nested = small, (mean, second, *table)
+        del shifted
+    return Packed(weight=weight, source=format, shape=shape, scales=scales, nested=nested, code=code)
+
+
+def eight_bits(r: Recorder, linear: Linear, format: Format, arrived: Tensor | None) -> Packed:
+    """One byte a value and an fp32 scale a row, made from an fp16 copy (bitsandbytes 0.50 nn/modules.py Int8Params._quantize)."""
+    shape = (linear.outputs, linear.inputs)
+    half = r.tensor(shape, FP16, "to", "temporaries")
+    scales = r.tensor((linear.outputs,), FP32, "quantize", "weights")
+    weight = r.tensor(shape, INT8, "quantize", "weights")
+    del half, arrived
+    return Packed(weight=weight, source=format, shape=shape, scales=scales)
