@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
 
 T = TypeVar("T")
 PRODUCERS = ("formula", "trace")
+TRACED_TOKENS = 2**26  # half a GiB of token ids, a few times over
 JOB_FILE_LIMIT = 2**16  # bytes: an honest job file is a hundredth of it
 
 
@@ -74,7 +75,7 @@ def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, 
     source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
     if built is not None:
         gather(problems, lambda: None, lambda: applied(built, job))
-    problems += conflicts(ask, values)
+    problems += conflicts(ask, job, values)
     if problems or built is None:
         raise InputError(*problems)
     return answer(built, job, cluster, ask, source)
@@ -88,7 +89,7 @@ def applied(model: Model, job: Job) -> None:
     apply(Program(model=model, job=job, entries=(), weights=model.dtype))
 
 
-def conflicts(ask: Ask, values: Mapping[str, Any]) -> Iterator[Problem]:
+def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem]:
     """What only shows where options meet, or is read later; told with everything else."""
     from memfit.simulate.settings import Settings
 
@@ -97,6 +98,9 @@ def conflicts(ask: Ask, values: Mapping[str, Any]) -> Iterator[Problem]:
     if isinstance(text, str):
         gather(found, Settings, lambda: Settings.parse(text, where="job.alloc_conf"))
     yield from found
+    if ask.by == "trace" and job.batch * job.beams * job.seq > TRACED_TOKENS:
+        message = f"{job.batch * job.beams * job.seq} tokens are too many to trace: their numbers would be real"
+        yield Problem(message=message, where="by", hint=f"at most {TRACED_TOKENS}; the formulas have no limit")
     if not values.get("gpu") and not values.get("memory"):
         for name in ("largest_batch", "longest_seq", "cheapest_precision"):
             if getattr(ask, name):
@@ -229,7 +233,8 @@ def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
     try:
         return source, exact(source, build(source.config, name=source.name, origin=source.origin))
     except InputError as bad:
-        if ask.by != "trace" or {problem.where for problem in bad.problems} != {"config.model_type"}:
+        unknown_type = {problem.where for problem in bad.problems} == {"config.model_type"} and source.config.get("model_type")
+        if ask.by != "trace" or not unknown_type:
             raise
         return source, unbuilt(source)
 
@@ -256,11 +261,15 @@ def compared(source: Source, model: Model) -> tuple[Problem, ...]:
 
 def unbuilt(source: Source) -> Model:
     """A model that no family knows: only its config, for the trace."""
+    from memfit.model.config import LARGEST_LAYERS, Fields
     from memfit.model.modules import Linear, Model
 
-    kind = source.config.get("model_type")
-    if not isinstance(kind, str):
-        raise InputError.one("`model_type` is missing", where="config.model_type", hint="is this the config.json of a transformers model?")
+    fields = Fields(source.config)
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        if fields.value(key, default=None) is not None:
+            fields.count(key, high=LARGEST_LAYERS)  # each would be built
+    fields.done()
+    kind = str(source.config.get("model_type"))
     head = Linear(name="lm_head", inputs=1, outputs=1)
     return Model(
         name=source.name, family=kind, prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,

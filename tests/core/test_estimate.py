@@ -338,3 +338,11 @@ def test_parameters_of_a_model_without_a_family_are_counted_on_the_tape() -> Non
     assert found.parameters.total == found.parameters.trainable == 1_000_000
     assert found.host.size == 2_000_000
     assert estimate(model, Job(task="inference"), producer=written(*events), total=7).parameters.total == 7
+
+
+def test_a_trace_is_not_begun_where_it_would_not_end(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "brand_new", "num_hidden_layers": 1000000, "hidden_size": 64}')
+    with pytest.raises(InputError, match="num_hidden_layers"):
+        memfit.estimate(tmp_path, by="trace")
+    with pytest.raises(InputError, match="too many to trace"):
+        memfit.estimate(SMALL, by="trace", batch=2**20, seq=2**20)
