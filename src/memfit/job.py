@@ -18,7 +18,7 @@ TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
 PRECISIONS = ("bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast", "fp16-autocast", "bf16-master")
 ATTENTIONS = ("sdpa", "flash", "efficient", "math", "cudnn", "eager", "flash-attn-2", "flash-attn-3")
-LOSSES = ("plain", "chunked", "liger")
+LOSSES = ("plain", "chunked", "liger", "liger-ce")
 CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
 CACHES = ("dynamic", "static", "quantized", "none")
@@ -26,6 +26,7 @@ QUANTS = ("none", "nf4", "fp4", "int8")
 # The versions that the formulas were read from; `versions` names older ones.
 NEWEST = {
     "transformers": (5, 23), "torch": (2, 13), "peft": (0, 21), "accelerate": (1, 15), "bitsandbytes": (0, 50), "flash-attn": (2, 8),
+    "liger-kernel": (0, 8),
 }  # fmt: skip
 _VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
@@ -69,7 +70,7 @@ class Job:
     attention: str = option("sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory")
     loss: str = option(
         "plain",
-        "cross-entropy: as that version of the framework computes it, in chunks, or Liger's fused linear",
+        "cross-entropy: as that version of the framework computes it, in chunks, Liger's fused linear, or Liger's without the head",
         choices=LOSSES,
         group="memory",
     )

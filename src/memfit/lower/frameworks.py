@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from memfit.lower import liger
 from memfit.lower.attention import ATTENTION
-from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS
 from memfit.lower.losses import LOSSES
 from memfit.lower.mlp import MLPS
@@ -13,11 +13,13 @@ from memfit.lower.programs import Programs
 from memfit.lower.versions import changed
 from memfit.program import Program
 
-TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES, rotary=rotary)
+TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES)
 FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS}
 
 
 def programs_of(program: Program) -> Programs:
     """Who runs this job's model."""
     programs = FRAMEWORKS.get(program.job.framework, TRANSFORMERS)
-    return changed(programs, program) if program.job.framework in ("transformers", "trl") else programs
+    if program.job.framework in ("transformers", "trl"):
+        programs = changed(programs, program)
+    return liger.overlay(programs, program.model.family) if program.job.liger else programs

@@ -29,7 +29,7 @@ class Programs:
     moes: Mapping[str, Run]
     orders: Mapping[str, Order]
     losses: Mapping[str, Loss]
-    rotary: Rotary
+    rotary: Rotary | None = None  # in place of the family's own
 
     def replace(self, **changes: Any) -> Programs:
         return replace(self, **changes)

@@ -56,7 +56,7 @@ def turned(q: Tensor, k: Tensor, module: Attention, bound: Bound, ctx: Context, 
     if not module.rotary:
         return q, k
     tables.choose(ctx, module.window)
-    return (turn or ctx.programs.rotary)(q, k, ctx)
+    return (ctx.programs.rotary or turn or rotary.rotary)(q, k, ctx)
 
 
 def straight(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
