@@ -114,6 +114,28 @@ def test_padding_takes_the_efficient_kernel_and_repeats_keys() -> None:
     assert not allocations(tape, "_scaled_dot_product_flash_attention")
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_flash_attn_saves_and_holds_what_its_row_says(version: int) -> None:
+    tape = traced(attention=f"flash-attn-{version}", steps=1)
+    inside = [
+        one.size
+        for one in tape.events
+        if isinstance(one, Alloc) and one.where == "model.layers.0.self_attn" and one.op.startswith("empty.")
+    ]
+    kept, held = inside[:2], inside[2:]
+    assert kept == [2 * 4 * 64 * 4, 16 if version == 2 else 4]  # statistics, and the state of random numbers or a semaphore
+    if version == 2:
+        row = kernels.flash_attn_2_backward(2, 4, 2, 64, 64, 16)
+        assert held == [row.softmax_d, row.dq_accum, row.dk_expanded, row.dv_expanded]
+    else:
+        assert held == [size for size in kernels.flash_attn_3_backward(2, 4, 2, 64, 64, 16, hopper=False) if size]
+
+
+def test_flash_attn_takes_padding_out() -> None:
+    tape = traced(attention="flash-attn-2", packing=False, steps=1)
+    assert [one for one in allocations(tape, "index.Tensor") if one.formula == "[126, 4, 16] bfloat16"]  # one token of 64 is padding
+
+
 def test_hopper_takes_cudnn_and_larger_workspaces() -> None:
     tape = traced(gpu=HOPPER, steps=1)
     assert allocations(tape, "_scaled_dot_product_cudnn_attention.default")
@@ -165,7 +187,6 @@ def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
     [
         ({"framework": "megatron"}, "job.framework"),
         ({"precision": "bf16-master"}, "job.precision"),
-        ({"attention": "flash-attn-3"}, "job.attention"),
         ({"checkpointing": "selective"}, "job.checkpointing"),
         ({"method": "freeze", "trainable": "nothing"}, "job.trainable"),
         ({"method": "lora", "targets": "nothing"}, "job.targets"),

@@ -14,7 +14,7 @@ import torch
 from memfit.errors import InputError, Problem
 from memfit.job import Job
 from memfit.tape import Tape
-from memfit.trace import autocast, cuda, kernels_of, label, prepare, serve, steps
+from memfit.trace import autocast, cuda, flash_attn, kernels_of, label, prepare, serve, steps
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
@@ -35,6 +35,8 @@ ATTENTION = {
     "math": "sdpa",
     "cudnn": "sdpa",
     "eager": "eager",
+    "flash-attn-2": "flash_attention_2",
+    "flash-attn-3": "flash_attention_3",
 }  # None: what the class takes by default
 
 
@@ -63,7 +65,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     if not References.known[0]:
         learn(Recorder(device))
     kernels_of.install(device)
-    with quiet():
+    with quiet(), flash_attn.installed(job.attention):
         with failing():
             model = built(config, job, options)
         if job.quantization != "none":
