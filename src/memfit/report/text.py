@@ -48,13 +48,14 @@ def verdict(estimate: Estimate) -> Iterator[str]:
         yield f"needs {device} GiB on a GPU, between {low} and {high} GiB"
         return
     room, spare = gib(estimate.usable[0]), estimate.usable[0] - estimate.device
-    name = VERDICTS[estimate.verdict]
+    name, listed = VERDICTS[estimate.verdict], estimate.gpu.id != "custom"
+    on = f" on {estimate.gpu.name}" if listed else ""
     if estimate.verdict == "no":
-        yield f"{name}: needs {device} GiB, {estimate.gpu.name} offers {room} GiB"
+        yield f"{name}: needs {device} GiB, {estimate.gpu.name if listed else 'the GPU'} offers {room} GiB"
     elif estimate.verdict == "tight":
-        yield f"{name}: {device} GiB of {room} GiB on {estimate.gpu.name}"
+        yield f"{name}: {device} GiB of {room} GiB{on}"
     else:
-        yield f"{name}: {device} GiB of {room} GiB on {estimate.gpu.name}, {gib(spare)} GiB to spare"
+        yield f"{name}: {device} GiB of {room} GiB{on}, {gib(spare)} GiB to spare"
     yield f"the estimate reaches from {low} to {high} GiB"
     if estimate.failure is not None:
         asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
