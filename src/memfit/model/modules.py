@@ -179,7 +179,13 @@ class Latent(Module):
     out: Linear
     kernels: tuple[str, ...] = ("eager", "sdpa", "flash")
     dropout: float = 0.0
+    interleaved: bool = True  # neighbours make the pairs that rotate, not the halves (deepseek_v3)
     style: str = "deepseek_v3"
+
+    @property
+    def window(self) -> int:
+        """It sees all there is."""
+        return 0
 
     @property
     def cached(self) -> int:

@@ -147,8 +147,12 @@ def gpt_oss(q: Tensor, k: Tensor, ctx: Context) -> Pair:
 
     def one(x: Tensor) -> Tensor:
         first, second = views.split(r, x, 3, x.shape[3] // 2, x.shape[3] // 2)
-        lower = ops.sub(r, ops.mul(r, first, cos), ops.mul(r, second, sin))
-        upper = ops.add(r, ops.mul(r, second, cos), ops.mul(r, first, sin))
-        return ops.cat(r, (lower, upper), x.shape)
+        return halves_turned(r, first, second, cos, sin)
 
     return one(q), one(k)
+
+
+def halves_turned(r: Recorder, first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    lower = ops.sub(r, ops.mul(r, first, cos), ops.mul(r, second, sin))
+    upper = ops.add(r, ops.mul(r, second, cos), ops.mul(r, first, sin))
+    return ops.cat(r, (lower, upper), (*first.shape[:-1], 2 * first.shape[-1]))

@@ -35,7 +35,7 @@ def latent_attention(fields: Fields, width: int, style: str) -> Latent:
         q_b=linear("q_b_proj", q_latent, heads * (nope + rope)) if q_latent else None,
         kv_a=linear("kv_a_proj_with_mqa", width, latent + rope, bias), kv_norm=Norm(name="self_attn.kv_a_layernorm", width=latent),
         kv_b=linear("kv_b_proj", latent, heads * (nope + value)), out=linear("o_proj", heads * value, width, bias),
-        dropout=dropout(fields, "attention_dropout"),
+        dropout=dropout(fields, "attention_dropout"), interleaved=fields.flag("rope_interleave", default=True),
     )  # fmt: skip
 
 
