@@ -7,7 +7,8 @@ from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
-from memfit.lower.moe import experts, gates, routers
+from memfit.lower.moe import experts, gates, ops, routers
+from memfit.lower.moe.phimoe import phimoe
 from memfit.lower.programs import Run
 from memfit.lower.recorder import Tensor
 from memfit.model.modules import MLP, MoE
@@ -27,8 +28,8 @@ def always(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     """Router and experts, nothing else (modeling_mixtral.py MixtralSparseMoeBlock)."""
     shape = x.shape
-    hidden = flat(ctx, x)
-    logits, weights, places = ROUTERS[module.style](hidden, module, bound, ctx)
+    hidden = flat(ctx, ops.jittered(ctx.r, x, module.jitter and ctx.training))
+    _logits, weights, places = ROUTERS[module.style](hidden, module, bound, ctx)
     hidden = experts.run(hidden, weights, places, module, bound, ctx, gates.GATES.get(module.style, experts.gate))
     return views.reshape(ctx.r, hidden, *shape)
 
@@ -38,7 +39,7 @@ def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     r, shape = ctx.r, x.shape
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx)
-    logits, weights, places = routers.qwen2_moe(hidden, module, bound, ctx)
+    _logits, weights, places = routers.qwen2_moe(hidden, module, bound, ctx)
     output = experts.run(hidden, weights, places, module, bound, ctx)
     assert module.shared_gate is not None
     opened = linear(hidden, bound.linear(module.shared_gate), ctx)
@@ -51,7 +52,7 @@ def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 
 def deepseek(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     """The shared experts run last, on the layer's own input (modeling_deepseek_v3.py DeepseekV3MoE)."""
-    logits, weights, places = ROUTERS[module.style](flat(ctx, x), module, bound, ctx)
+    _logits, weights, places = ROUTERS[module.style](flat(ctx, x), module, bound, ctx)
     hidden = flat(ctx, x)
     hidden = views.reshape(ctx.r, experts.run(hidden, weights, places, module, bound, ctx), *x.shape)
     shared = always(x, module, bound, ctx)
@@ -64,7 +65,7 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     shape = x.shape
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx) if module.shared is not None else None
-    logits, weights, places = routers.ernie4_5_moe(hidden, module, bound, ctx)
+    _logits, weights, places = routers.ernie4_5_moe(hidden, module, bound, ctx)
     final = experts.run(hidden, weights, places, module, bound, ctx)
     if shared is not None:
         ctx.r.where = bound.path(module.name)
@@ -75,8 +76,9 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 ROUTERS = {
     "mixtral": routers.mixtral, "qwen3_moe": routers.qwen2_moe, "granitemoe": routers.granitemoe, "gpt_oss": routers.gpt_oss,
     "minimax_m2": routers.minimax_m2, "deepseek_v2": routers.deepseek_v2, "deepseek_v3": routers.deepseek_v3,
+    "phimoe": phimoe,
 }  # fmt: skip
 MOES: dict[str, Run] = {
     "mixtral": routed, "qwen2_moe": qwen2_moe, "qwen3_moe": routed, "granitemoe": routed, "gpt_oss": routed, "minimax_m2": routed,
-    "deepseek_v2": deepseek, "deepseek_v3": deepseek, "ernie4_5_moe": ernie4_5_moe,
+    "deepseek_v2": deepseek, "deepseek_v3": deepseek, "ernie4_5_moe": ernie4_5_moe, "phimoe": routed,
 }  # fmt: skip

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.formats import FP32, INT32
-from memfit.lower import views
 from memfit.lower import ops as plain
+from memfit.lower import views
 from memfit.lower.activations import activate
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe import ops
 from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.stacks import Replaced
 from memfit.model.modules import MoE
 
 Gate = Callable[[Tensor, MoE, Context], Tensor]
@@ -36,6 +37,7 @@ def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, c
 def sorted_rows(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate) -> Tensor:
     r, rows = ctx.r, places.count
     name = f"{module.name}.{module.experts_name}"
+    stacks = Replaced((f"{name}.down_proj", f"{name}.gate_up_proj"), bound, ctx)
     weights = views.reshape(r, weights, rows)
     ids, order = ops.sort(r, places.view(rows))
     selected = ops.rows_of(r, x, r.like(order, "floor_divide"))
@@ -44,10 +46,10 @@ def sorted_rows(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: 
     counts = r.tensor((module.experts,), INT32, "histc")
     ends = r.tensor((module.experts,), INT32, "cumsum")
     biases = bias(r, bound, f"{name}.gate_up_proj_bias", ids)
-    out = grouped(r, selected, bound[f"{name}.gate_up_proj"], ends, biases, module)
+    out = grouped(r, selected, stacks[f"{name}.gate_up_proj"], ends, biases, module)
     out = gated(out, module, ctx)
     biases = bias(r, bound, f"{name}.down_proj_bias", ids)
-    out = grouped(r, out, bound[f"{name}.down_proj"], ends, biases, module)
+    out = grouped(r, out, stacks[f"{name}.down_proj"], ends, biases, module)
     weighted = plain.mul(r, out, views.reshape(r, scale, rows, 1))
     back = r.like(order, "empty_like")
     numbers = r.like(order, "arange")

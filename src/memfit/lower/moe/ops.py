@@ -80,6 +80,15 @@ def ratio(r: Recorder, x: Tensor, by: Tensor) -> Tensor:
     return r.node("div", r.like(x, "div"), (x, by), back_divided, (x if by.needs else None, by if x.needs else None), (x.shape, by.shape))
 
 
+def jittered(r: Recorder, x: Tensor, training: bool) -> Tensor:
+    """`x *= noise` while training: the noise is kept."""
+    return r.node("mul", x.detach(), (x,), back_jittered, (r.like(x, "uniform_"),)) if training else x
+
+
+def back_jittered(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return (r.like(g, "mul"),)
+
+
 def masked(r: Recorder, x: Tensor, mask: Tensor) -> Tensor:
     """`x.masked_fill(mask, value)`: keeps the mask."""
     return r.node("masked_fill", r.like(x, "masked_fill"), (x,), back_masked, (mask,))

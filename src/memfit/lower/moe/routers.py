@@ -12,6 +12,7 @@ from memfit.lower.context import Context
 from memfit.lower.linears import plain as product
 from memfit.lower.moe import ops
 from memfit.lower.recorder import Tensor
+from memfit.lower.stacks import Replaced
 from memfit.model.modules import MoE
 
 Routed = tuple[Tensor, Tensor, Tensor]
@@ -21,7 +22,7 @@ def parts(module: MoE, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor | Non
     """The router's weight and bias."""
     name = f"{module.name}.{module.router}"
     ctx.r.where = bound.path(name)
-    return bound[f"{name}.weight"], bound.tensors.get(f"{name}.bias")
+    return Replaced((f"{name}.weight",), bound, ctx)[f"{name}.weight"], bound.tensors.get(f"{name}.bias")
 
 
 def logits_of(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:

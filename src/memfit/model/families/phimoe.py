@@ -29,6 +29,7 @@ def build(fields: Fields) -> Model:
     moe = MoE(
         name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width, router="router",
         width=fields.count("intermediate_size"), activation=fields.activation("hidden_act", default="silu"), style="phimoe",
+        jitter=fields.number("input_jitter_noise", default=0.0) > 0,
     )  # fmt: skip
     layers = (pre_norm(mixer, moe, width, "layer", bias=True),) * fields.layers()
     model = decoder(fields, "phimoe", layers, width=width, rotary=mixer.rotary, tied=False)
