@@ -12,23 +12,28 @@ from memfit.model.modules import Layer, Linear, Model, Weight
 
 
 class Entry(NamedTuple):
-    """A layer as it runs: `times` identical neighbours that it stands for, and whether it recomputes its activations."""
+    """A layer as it runs: `times` identical neighbours that it stands for, and whether it recomputes its activations. Where
+    layers alternate, `period` of them repeat together."""
 
     number: int
     layer: Layer
     times: int = 1
     recompute: bool = False
+    period: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """LoRA: which linear layers get one (`targets` are ends of paths, or empty for all but the head) and how it is kept."""
+    """LoRA: which linear layers get one (`targets` are ends of paths) and how it is kept."""
 
     rank: int
     dropout: float
     format: str
     targets: frozenset[str]
+    parameters: tuple[tuple[str, int], ...] = ()  # ends of names of parameters outside linear layers, and the rank of theirs
+    everywhere: bool = False  # every linear layer but the head is meant
     saved: tuple[str, ...] = ()  # ends of paths of modules that are trained whole, as copies
+    scaling: float = 1.0
 
     def saves(self, path: str) -> bool:
         """Is the module of this path, or one that holds it, trained whole? (peft 0.21 utils/other.py _set_trainable)"""
@@ -94,7 +99,7 @@ class Program:
         adapter = self.adapter
         if adapter is None or (adapter.saved and adapter.saves(linear.name)):
             return False
-        if not adapter.targets:
+        if adapter.everywhere:
             return linear is not self.model.head
         return any(linear.name == one or linear.name.endswith(f".{one}") for one in adapter.targets)
 
@@ -106,18 +111,19 @@ class Program:
         return not any(linear.name.endswith(one) or f"{linear.name}.".startswith(f"{one}.") for one in self.quant.skip)
 
 
-def placed(layers: tuple[Layer, ...], compact: bool) -> tuple[Entry, ...]:
+def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1) -> tuple[Entry, ...]:
     """The layers one by one; or, compact, with one period of each long run standing for its inner repetitions.
 
-    The first and the last period of a run stay themselves: they touch what is not like them."""
+    The first and the last period of a run stay themselves: they touch what is not like them. `every`: only each such layer
+    is treated like the one before (a period cannot be shorter)."""
     entries: list[Entry] = []
     index = 0
     while index < len(layers):
-        period, repeats = _run(layers, index) if compact else (1, 1)
+        period, repeats = _run(layers, index, every) if compact else (1, 1)
         if repeats > 3:
             for block in (0, 1, repeats - 1):
                 times = repeats - 2 if block == 1 else 1
-                entries += [Entry(index + block * period + k, layers[index + block * period + k], times) for k in range(period)]
+                entries += [Entry(index + block * period + k, layers[index + block * period + k], times, False, period) for k in range(period)]
             index += period * repeats
         else:
             entries.append(Entry(index, layers[index]))
@@ -125,12 +131,15 @@ def placed(layers: tuple[Layer, ...], compact: bool) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _run(layers: tuple[Layer, ...], start: int) -> tuple[int, int]:
+LONGEST_PERIOD = 12
+
+
+def _run(layers: tuple[Layer, ...], start: int, every: int) -> tuple[int, int]:
     """The (period, repetitions) from `start` on that covers the most layers."""
     best = (1, 1)
     same = {id(layer): number for layer, number in _numbered(layers)}
-    kinds = [same[id(layer)] for layer in layers]
-    for period in range(1, 9):
+    kinds = [(same[id(layer)], number % every) for number, layer in enumerate(layers)]
+    for period in range(1, LONGEST_PERIOD + 1):
         repeats = 1
         pattern = kinds[start : start + period]
         while len(pattern) == period and kinds[start + repeats * period : start + (repeats + 1) * period] == pattern:

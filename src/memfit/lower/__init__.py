@@ -19,7 +19,8 @@ from memfit.techniques import apply
 def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
     compact = compact and not model.stored  # a file's blocks differ from layer to layer
-    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact), weights=model.dtype, gpu=cluster.gpu if cluster else None))
+    every = job.checkpoint_every if job.checkpointing == "every" else 1
+    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact, every), weights=model.dtype, gpu=cluster.gpu if cluster else None))
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     held = (train if job.training else infer)(r, program)
@@ -29,13 +30,20 @@ def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None 
 
 
 def repeats(r: Recorder, program: Program) -> tuple[Repeat, ...]:
-    """The spans between marks that stand for several layers."""
-    times = {f"{program.model.prefix}.{entry.number}": entry.times for entry in program.entries if entry.times > 1}
-    spans = []
+    """The spans between marks that stand for several layers; layers that alternate repeat together, in one span."""
+    standing = {f"{program.model.prefix}.{entry.number}": entry for entry in program.entries if entry.times > 1}
+    spans: list[Repeat] = []
+    gathered, begin = 0, 0
     for first, last in zip(r.marks, [*r.marks[1:], len(r.events)], strict=True):
         mark = r.events[first]
-        assert type(mark) is Mark
-        count = times.get(mark.where)
-        if count is not None and last > first + 1:
-            spans.append(Repeat(first, last, count))
+        assert isinstance(mark, Mark)
+        entry = standing.get(mark.where)
+        if entry is None:
+            gathered = 0
+            continue
+        begin = first if gathered == 0 else begin
+        gathered += 1
+        if gathered == entry.period:
+            spans.append(Repeat(begin, last, entry.times))
+            gathered = 0
     return tuple(spans)

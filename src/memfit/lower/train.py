@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from memfit import kernels
 from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.body import Body
 from memfit.lower.context import context, leave_autocast
-from memfit.lower.optimize import Stepper
+from memfit.lower.optimize import Stepper, release
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
@@ -40,7 +42,7 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
             first = Stretch(r, begin, leaves) if fresh else None
         r.mark("step", "", step)
         if job.clip:
-            clip(r, stepper, step)
+            clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
         stepper.step(step)
         if job.zero_grad == "after_step":
             stepper.drop_gradients(step)
@@ -119,14 +121,17 @@ def evaluate(r: Recorder, program: Program, body: Body) -> None:
     del loss, inputs
 
 
-def clip(r: Recorder, stepper: Stepper, step: int) -> None:
-    """A norm per tensor, stacked, and the coefficient; gradients are scaled in place (torch 2.13 nn/utils/clip_grad.py)."""
-    tensors = [tensor for _, some in stepper.model_spans for tensor in some]
-    partial = r.scratch(kernels.foreach_norm(tuple(tensor.count for tensor in tensors)), "foreach_norm")
+def clip(r: Recorder, stepper: Stepper, times: Mapping[str, int], step: int) -> None:
+    """A norm per tensor, stacked, and the coefficient; gradients are scaled in place (torch 2.13 nn/utils/clip_grad.py).
+    `times` says how many layers a span stands for."""
+    sizes = [tensor.count for where, some in stepper.model_spans for tensor in some for _ in range(times.get(where, 1))]
+    partial = r.scratch(kernels.foreach_norm(tuple(sizes)), "foreach_norm")
     norms = []
     for where, some in stepper.model_spans:
         r.mark("step", where, step)
-        norms.append([r.tensor((1,), tensor.format, "norm") for tensor in some])
+        norms.append((where, [r.tensor((1,), tensor.format, "norm") for tensor in some]))
     r.mark("step", "", step)
-    stacked = r.tensor((len(tensors),), FP32, "stack")
-    del partial, norms, stacked
+    stacked = r.tensor((len(sizes),), FP32, "stack")
+    del partial, stacked
+    release(r, norms, step)
+    r.mark("step", "", step)
