@@ -90,6 +90,7 @@ class Body:
         for entry, bound in zip(program.entries, self.layers, strict=True):
             r.mark("prepare", bound.prefix)
             bound.adapt(entry.layer.linears())
+            bound.adapt_parameters()
         r.mark("prepare")
         self.ends.adapt(idle_linears(self.model.towers), idle=True)
         for module in (*self.model.embed, *self.model.final, self.model.head):

@@ -20,6 +20,7 @@ class Adapted:
     b: Tensor
     rank: int
     dropout: float
+    scaled: bool = True  # the scaling is not 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,6 +46,7 @@ class Bound:
         self.buffers: set[str] = set()
         self.packed: dict[str, Packed] = {}
         self.linears: dict[str, BoundLinear] = {}
+        self.stacks: dict[str, Adapted] = {}  # adapters of parameters outside linear layers
         self.idle: list[Tensor] = []  # held, and never used
 
     def path(self, name: str) -> str:
@@ -94,6 +96,22 @@ class Bound:
             else:
                 self.linear(linear).adapter = Adapted(a=a, b=b, rank=adapter.rank, dropout=adapter.dropout)
 
+    def adapt_parameters(self) -> None:
+        """The adapters of a stack of E matrices (out, in) are (E·rank, in) and (out, E·rank), in fp32 or the stack's own dtype."""
+        adapter = self.program.adapter
+        if adapter is None or not adapter.parameters:
+            return
+        for name, tensor in tuple(self.parameters()):
+            rank = next((rank for end, rank in adapter.parameters if self.path(name).endswith(f".{end}")), 0)
+            if rank == 0:
+                continue
+            experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
+            self.r.where = self.path(name.rpartition(".")[0])
+            format = tensor.format if adapter.format == self.program.weights else FORMATS[adapter.format]
+            a = self.r.leaf((experts * rank, tensor.shape[-1]), format, f"{name}.lora_A", "weights", True)
+            b = self.r.leaf((tensor.shape[-2], experts * rank), format, f"{name}.lora_B", "weights", True)
+            self.stacks[name] = Adapted(a=a, b=b, rank=rank, dropout=0.0, scaled=adapter.scaling != 1.0)
+
     def copy_saved(self) -> None:
         """Modules that are trained whole: a copy is trained, the original stays (peft 0.21 utils/other.py ModulesToSaveWrapper)."""
         adapter = self.program.adapter
@@ -122,7 +140,5 @@ class Bound:
     def trained(self) -> list[Tensor]:
         """Everything with a gradient, in the order of the model's parameters."""
         leaves = [tensor for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values() if tensor.needs]  # a tied head stands twice
-        for linear in self.linears.values():
-            if linear.adapter is not None:
-                leaves += [linear.adapter.a, linear.adapter.b]
-        return leaves
+        adapters = [*(linear.adapter for linear in self.linears.values()), *self.stacks.values()]
+        return leaves + [matrix for adapter in adapters if adapter is not None for matrix in (adapter.a, adapter.b)]

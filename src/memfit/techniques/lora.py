@@ -15,20 +15,44 @@ UPCAST = (0, 12)  # the first peft that keeps adapters in fp32 over a 16-bit bas
 
 def apply(program: Program) -> Program:
     job = program.job
-    targets = frozenset() if job.targets == "all-linear" else frozenset(names(job.targets))
     wide = job.adapter_dtype == "float32" and job.version("peft") >= UPCAST
+    targets, parameters = fused(program, frozenset(names(job.targets)))
     adapter = Adapter(
-        rank=job.rank, dropout=job.dropout, format="float32" if wide else program.weights, targets=targets, saved=names(job.modules_to_save)
-    )
+        rank=job.rank, dropout=job.dropout, format="float32" if wide else program.weights, targets=targets, parameters=parameters,
+        everywhere=job.targets == "all-linear" and not parameters, saved=names(job.modules_to_save),
+        scaling=job.alpha / (job.rank**0.5 if job.rslora else job.rank),
+    )  # fmt: skip
     # Checkpointing calls enable_input_require_grads always from transformers 5 on (modeling_utils.py _activation_checkpointing_enable);
     # before, PEFT and TRL did for reentrant checkpoints, which need it (peft 0.21 utils/other.py prepare_model_for_kbit_training).
     hooked = job.checkpointing != "none" and (job.reentrant or job.version("transformers") >= (5, 0))
     return program.replace(adapter=adapter, trained=(), input_gradients=hooked)
 
 
+def fused(program: Program, targets: frozenset[str]) -> tuple[frozenset[str], tuple[tuple[str, int], ...]]:
+    """Where transformers 5 keeps experts in stacks and older versions kept linear layers, PEFT turns the old names into the stacks'
+    own, and lets go of them everywhere else: `all-linear` then means attention, experts and router, but no dense feed-forward
+    (peft 0.21 utils/transformers_weight_conversion.py). Two matrices in one stack get twice the rank."""
+    mapping = FUSED.get(program.model.family)
+    everywhere = program.job.targets == "all-linear"
+    if mapping is None or program.job.version("transformers") < (5, 0):
+        return frozenset() if everywhere else targets, ()
+    if everywhere:
+        linears = {linear.name for layer, _ in program.model.kinds for linear in layer.linears()}
+        linears |= {linear.name for module in (*program.model.embed, *program.model.final) for linear in module.linears()}
+        targets = frozenset({name.rsplit(".", 1)[-1] for name in linears} | mapping.keys())
+    found = {target: new for target in targets for old, new in mapping.items() if target == old or target.endswith(f".{old}")}
+    matrices = {new: sum(other == new for other in mapping.values()) for new in found.values()}
+    ranks = tuple((new, program.job.rank * count) for new, count in sorted(matrices.items()))
+    return frozenset(target for target in targets if target not in found), ranks
+
+
 def check(program: Program) -> Iterator[Problem]:
     adapter, model = program.adapter, program.model
     assert adapter is not None
+    if adapter.parameters and adapter.dropout:
+        message = "PEFT has no dropout before adapters of stacked experts"
+        yield Problem(message=message, where="job.dropout", hint="0, or `targets` that name attention alone")
+    yield from half_fused(program)
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
     linears |= {linear.name for module in (*model.embed, *model.final, model.head) for linear in module.linears()}
     for target in sorted(adapter.targets):
@@ -53,6 +77,20 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(message=f"no module's path ends with `{saved[:60]}`", where="job.modules_to_save", hint=hint)
 
 
+def half_fused(program: Program) -> Iterator[Problem]:
+    """PEFT refuses one of two matrices that share a stack."""
+    mapping = FUSED.get(program.model.family, {})
+    targets = names(program.job.targets)
+    if program.job.targets == "all-linear" or program.job.version("transformers") < (5, 0):
+        return
+    for stack in sorted(set(mapping.values())):
+        olds = [old for old, new in mapping.items() if new == stack]
+        missing = [old for old in olds if not any(target == old or target.endswith(f".{old}") for target in targets)]
+        if 0 < len(missing) < len(olds):
+            message = f"`{olds[0]}` and `{olds[1]}` lie in one stack, `{stack}`, and are adapted together"
+            yield Problem(message=message, where="job.targets", hint=f"add `{missing[0]}`")
+
+
 def module_paths(model: Model) -> set[str]:
     """Every module that has parameters: in a layer by its path there, else by its full one."""
     found = [weight.name for layer, _ in model.kinds for weight in layer.weights()]
@@ -66,5 +104,12 @@ def whole(path: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
+MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
+QWEN2_MOE = {"gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
+# Of the families here, those in transformers 5.23 conversion_mapping.py _MODEL_TO_CONVERSION_PATTERN (and mixtral, which PEFT adds).
+FUSED = {
+    "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "deepseek_v2": QWEN2_MOE, "deepseek_v3": QWEN2_MOE, "dots1": QWEN2_MOE,
+    "ernie4_5_moe": QWEN2_MOE, "glm4_moe": QWEN2_MOE, "glm4_moe_lite": QWEN2_MOE, "olmoe": QWEN2_MOE, "qwen3_moe": QWEN2_MOE,
+}  # fmt: skip
 TRACE = "`--by trace` runs the real code instead (extra `trace`)"
 TECHNIQUE = Technique(name="lora", cite="peft 0.21 tuners/lora/layer.py", wanted=lambda job: job.adapters, apply=apply, check=check)
