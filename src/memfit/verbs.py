@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.model.modules import Model
     from memfit.model.source import Source
     from memfit.tape import Producer
+    from memfit.truth.accuracy import Accuracy
 
 T = TypeVar("T")
 PRODUCERS = ("formula", "trace")
@@ -146,12 +147,20 @@ def gpus(pattern: str = "") -> tuple[GPU, ...]:
     return found
 
 
+def accuracy(path: str | os.PathLike[str] = "", *, confidence: str = "", source: str = "", by: str = "formula") -> Accuracy:
+    """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form."""
+    from memfit.truth.accuracy import accuracy as compare
+
+    return compare(path or None, confidence=confidence, source=source, producer=producer_of(by))
+
+
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
         Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
         Verb(name="models", help="the models known without a network", function=models),
         Verb(name="gpus", help="the GPUs on record", function=gpus),
+        Verb(name="accuracy", help="how far memfit and other methods are off on measured cases", function=accuracy),
     )
 }
 
@@ -358,4 +367,4 @@ def offer(close: list[str]) -> str:
     return "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else ""
 
 
-__all__ = ["VERBS", "Ask", "Verb", "estimate", "gpus", "models", "options"]
+__all__ = ["VERBS", "Ask", "Verb", "accuracy", "estimate", "gpus", "models", "options"]

@@ -203,18 +203,22 @@ def middle(ordered: list[float]) -> float:
 
 
 def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str = OURS) -> Figures | None:
-    """The mean of the groups' own figures, so that no long table drowns the others; worst and deepest are of all."""
-    each = [one for group in found.values() if (one := figures(error for case in group if (error := case.error(method)) is not None))]
-    if not each:
+    """The mean over sources of the mean over a source's metrics, so that no long table drowns the others; worst and deepest are of all."""
+    sources: dict[str, list[Figures]] = {}
+    for (source, _), group in found.items():
+        one = figures(error for case in group if (error := case.error(method)) is not None)
+        if one is not None:
+            sources.setdefault(source, []).append(one)
+    every = [one for group in sources.values() for one in group]
+    if not every:
         return None
 
-    def mean(values: Iterable[float]) -> float:
-        return sum(values) / len(each)
+    def mean(name: str) -> float:
+        return sum(sum(getattr(one, name) for one in group) / len(group) for group in sources.values()) / len(sources)
 
     return Figures(
-        cases=sum(one.cases for one in each), median=mean(one.median for one in each), p95=mean(one.p95 for one in each),
-        worst=max((one.worst for one in each), key=abs), bias=mean(one.bias for one in each), under=mean(one.under for one in each),
-        deepest=min(one.deepest for one in each),
+        cases=sum(one.cases for one in every), median=mean("median"), p95=mean("p95"), worst=max((one.worst for one in every), key=abs),
+        bias=mean("bias"), under=mean("under"), deepest=min(one.deepest for one in every),
     )  # fmt: skip
 
 
