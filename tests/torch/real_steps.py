@@ -147,6 +147,7 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
             model.gradient_checkpointing_enable(checkpoint)
         trained = [one for one in model.parameters() if one.requires_grad]
         stepper = optimizer(trained)
+        before = held(*model.parameters(), *model.buffers(), *(one for state in stepper.state.values() for one in state.values()))
         with record_function("first step"):
             pass
         for _ in range(steps):
@@ -159,7 +160,7 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
                 torch.nn.utils.clip_grad_norm_(trained, clip)
             stepper.step()
             stepper.zero_grad()
-    return split(profiler)
+    return split(profiler, before)
 
 
 def generated(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: int = 4, **settings: Any) -> Changes:
@@ -172,19 +173,26 @@ def generated(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: 
         model: Any = AutoModelForCausalLM.from_config(wanted, dtype=torch.float32)
         model.eval()
         model.generation_config.eos_token_id = None
+        before = held(*model.parameters(), *model.buffers())
         with record_function("first step"):
             pass
         prompt = torch.randint(1, wanted.get_text_config().vocab_size, (batch, seq))
-        held = model.generate(prompt, max_new_tokens=new, do_sample=False, pad_token_id=0, return_dict_in_generate=True, **settings)
-        del held
-    return split(profiler)
+        answer = model.generate(prompt, max_new_tokens=new, do_sample=False, pad_token_id=0, return_dict_in_generate=True, **settings)
+        del answer
+    return split(profiler, before)
 
 
-def split(profiler: Any) -> Changes:
+def held(*values: Any) -> int:
+    """Bytes of the storages behind these tensors, each once."""
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in values if isinstance(one, torch.Tensor)}
+    return sum(storages.values())
+
+
+def split(profiler: Any, before: int) -> Changes:
     events = profiler.profiler.kineto_results.events()
     start = next(one.start_ns() for one in events if one.name() == "first step")
     memory = sorted(((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"), key=lambda one: one[0])
-    return Changes(before=sum(size for at, size in memory if at < start), changes=tuple(size for at, size in memory if at >= start))
+    return Changes(before=before, changes=tuple(size for at, size in memory if at >= start))
 
 
 def traced(tape: Tape) -> Changes:

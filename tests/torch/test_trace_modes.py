@@ -88,9 +88,7 @@ def test_autocast_under_its_own_state() -> None:
 
 def test_outputs_become_fp32_as_accelerate_makes_them() -> None:
     tape = traced(precision="autocast-bf16")
-    assert (
-        len([one for one in blocks(tape, op="_to_copy.default", formula="[2, 64, 1000] float32")]) == 4
-    )  # in the loss, and after the forward
+    assert len(blocks(tape, op="_to_copy.default", formula="[2, 64, 1000] float32")) == 4  # in the loss, and after the forward
 
 
 BIG = {**LLAMA, "hidden_size": 512, "intermediate_size": 1024}
@@ -166,6 +164,14 @@ def test_logits_of_the_whole_prompt_when_asked() -> None:
 
     assert prefill("all") == 2 * 64 * 1000 * 2
     assert prefill("last") == 2 * 1000 * 4  # in fp32, for the choice of the token
+
+
+def test_a_device_map_warms_the_allocator_up() -> None:
+    tape = traced(task="inference", new_tokens=0)
+    first = next(event for event in tape.events if isinstance(event, Alloc))
+    weights = sum(one.size for one in blocks(tape) if one.op == "load")
+    assert weights - 2 <= first.size <= weights
+    assert not [one for one in blocks(traced(), op="load") if one.size == first.size]
 
 
 def test_beams_widen_the_cache() -> None:

@@ -188,6 +188,9 @@ def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
         ({"framework": "megatron"}, "job.framework"),
         ({"precision": "bf16-master"}, "job.precision"),
         ({"checkpointing": "selective"}, "job.checkpointing"),
+        ({"loss": "liger"}, "job.loss"),
+        ({"liger": True}, "job.liger"),
+        ({"versions": "torch=2.1"}, "job.versions"),
         ({"method": "freeze", "trainable": "nothing"}, "job.trainable"),
         ({"method": "lora", "targets": "nothing"}, "job.targets"),
         ({"quant": "nf4"}, "job.quant"),
@@ -198,6 +201,12 @@ def test_what_cannot_be_traced_is_said(job: dict[str, Any], where: str) -> None:
     with pytest.raises(InputError) as bad:
         traced(**job)
     assert [problem.where for problem in bad.value.problems] == [where]
+
+
+def test_all_that_cannot_be_traced_is_said_at_once() -> None:
+    with pytest.raises(InputError) as bad:
+        traced(framework="megatron", precision="bf16-master", liger=True)
+    assert [problem.where for problem in bad.value.problems] == ["job.framework", "job.precision", "job.liger"]
 
 
 def test_an_unknown_model_type_is_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import re
 import traceback
 import warnings
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from memfit.errors import InputError, Problem
+from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.tape import Tape
 from memfit.trace import autocast, cuda, flash_attn, kernels_of, label, prepare, serve, steps
@@ -43,7 +44,7 @@ ATTENTION = {
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a trace needs beside the Job. `keep_outputs`: the loop holds the model's outputs through backward, as hand-written ones do.
-    `decode_all`: every token of an answer is generated, not only the first and the last ones."""
+    `decode_all`: every token of an answer is generated, not only the first and the last ones. `watch` is shown the recorder."""
 
     layers: int | None = None
     steps: int = 2
@@ -51,16 +52,14 @@ class Options:
     decode_all: bool = False
     gpu: Any = None
     device: str = "cuda"
+    watch: Any = None
 
 
 def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     """Trace `job` on the model of `config`."""
     import transformers
 
-    if job.framework not in ("transformers", "trl"):
-        raise InputError.one(
-            f"the trace runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers` or `trl`"
-        )
+    raise_errors(refusals(job))
     device = device_of(options)
     if not References.known[0]:
         learn(Recorder(device))
@@ -71,7 +70,10 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         if job.quantization != "none":
             prepare.quantized(model, job)
         recorder = Recorder(device, job.router_skew)
+        if options.watch is not None:
+            options.watch(recorder)
         with cuda.pretended(device), autocast.emulated(), kernels_of.forced(job.attention), module_stack(recorder), failing(), recorder:
+            steps.warm_up(recorder, model, job)
             steps.load(recorder, model)
             if job.quantization != "none" and job.training and job.prepare_kbit:
                 model = prepare.kbit(model, job)
@@ -86,6 +88,44 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         label.settle(recorder, model.config.get_text_config().vocab_size)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return Tape(events=recorder.finished(), source="trace", versions=versions)
+
+
+def refusals(job: Job) -> Iterator[Problem]:
+    """What the job asks for that the code run here is not, all at once."""
+    if job.framework not in ("transformers", "trl"):
+        message = f"the trace runs transformers' code, not `{job.framework}`"
+        yield Problem(message=message, where="job.framework", hint="use `transformers` or `trl`")
+    if job.precision not in DTYPES:
+        yield Problem(
+            message=f"the trace cannot run precision `{job.precision}`", where="job.precision", hint="one of " + ", ".join(DTYPES)
+        )
+    if job.attention not in ATTENTION:
+        yield Problem(
+            message=f"the trace cannot run attention `{job.attention}`", where="job.attention", hint="one of " + ", ".join(ATTENTION)
+        )
+    if job.training and job.loss != "plain":
+        yield Problem(
+            message=f"the trace runs transformers' own loss, not `{job.loss}`", where="job.loss", hint="use `plain`, or the formulas"
+        )
+    for name, wanted in (("liger", job.liger), ("merge", job.merge)):
+        if wanted:
+            yield Problem(message=f"the trace cannot run `{name}`", where=f"job.{name}", hint="the formulas can")
+    if not job.training and job.cache == "quantized":
+        message = "the trace cannot run a quantized cache: its backends are not part of transformers"
+        yield Problem(message=message, where="job.cache", hint="use `dynamic`")
+    for library in ("torch", "transformers", "peft", "accelerate"):
+        asked, installed = job.version(library), version_of(library)
+        if f"{library}=" in job.versions.replace(" ", "") and installed is not None and asked != installed:
+            message = f"the trace runs the installed {library} {installed[0]}.{installed[1]}, not {asked[0]}.{asked[1]}"
+            yield Problem(message=message, where="job.versions", hint="trace with the interpreter of an environment that has it")
+
+
+def version_of(library: str) -> tuple[int, int] | None:
+    try:
+        major, minor = importlib.metadata.version(library).split(".")[:2]
+        return int(major), int(minor)
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return None
 
 
 def device_of(options: Options) -> cuda.Device:
@@ -107,13 +147,7 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
     from transformers import AutoModelForCausalLM
 
     wanted = configuration(config, options.layers)
-    kind = DTYPES.get(job.precision)
-    if kind is None:
-        raise InputError.one(f"the trace cannot run precision `{job.precision}`", where="job.precision", hint="one of " + ", ".join(DTYPES))
-    if job.attention not in ATTENTION:
-        raise InputError.one(
-            f"the trace cannot run attention `{job.attention}` yet", where="job.attention", hint="one of " + ", ".join(ATTENTION)
-        )
+    kind = DTYPES[job.precision]
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=ATTENTION[job.attention])
@@ -214,5 +248,5 @@ def failing() -> Iterator[None]:
     except Exception as bad:
         frames = [one for one in traceback.extract_tb(bad.__traceback__) if "memfit" not in one.filename and "/torch/" not in one.filename]
         place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
-        text = str(bad).strip().splitlines()[0][:300] if str(bad).strip() else ""
+        text = " ".join(str(bad).split())[:300]
         raise InputError.one(f"the program stops with {type(bad).__name__}: {text}".rstrip("."), where=place) from bad

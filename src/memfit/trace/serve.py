@@ -6,7 +6,6 @@ import inspect
 from typing import Any
 
 import torch
-from memfit.errors import InputError
 from memfit.job import Job
 from memfit.trace.recorder import Recorder
 
@@ -15,10 +14,6 @@ FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full leng
 
 def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     """Prefill and decode; with `decode_all` every token is generated, otherwise the middle of a long answer is skipped."""
-    if job.cache == "quantized":
-        raise InputError.one(
-            "the trace cannot run a quantized cache: its backends are not part of transformers", where="job.cache", hint="use `dynamic`"
-        )
     model.eval()
     settings: dict[str, Any] = {
         "do_sample": False,

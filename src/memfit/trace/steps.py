@@ -13,6 +13,21 @@ from memfit.trace.optimizers import optimizer_of
 from memfit.trace.recorder import Recorder
 
 
+def warm_up(recorder: Recorder, model: Any, job: Job) -> None:
+    """One block as large as the model, given back at once, where a device_map is used (transformers 5.23 modeling_utils.py
+    `caching_allocator_warmup`): it is what `reserved` starts from."""
+    if not job.mapped or recorder.device.type != "cuda":
+        return
+    recorder.mark("load")
+    packed = {id(module.weight) for module in model.modules() if isinstance(module, (standins.Linear4bit, standins.Linear8bitLt))}
+    width = 1.0 if job.quantization == "int8" else 0.5
+    tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}
+    size = sum(one.numel() * (width if key in packed else one.element_size()) for key, one in tensors.items())
+    size = min(size, recorder.device.memory - 1.2 * 2**30)
+    block = torch.empty(max(0, int(size // 2)), dtype=torch.float16, device=recorder.device.type)
+    del block
+
+
 def load(recorder: Recorder, model: Any) -> None:
     """Every parameter and buffer arrives on the GPU once, in the model's order; tied ones share their storage.
 
@@ -20,6 +35,10 @@ def load(recorder: Recorder, model: Any) -> None:
     """
     recorder.mark("load")
     recorder.names = {id(module): name for name, module in model.named_modules()}
+    arrivals(recorder, model)
+
+
+def arrivals(recorder: Recorder, model: Any) -> None:
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             recorder.arrive(parameter, "weights", path)
