@@ -6,11 +6,11 @@ neither drops nor counts them, and they go with the graph (bitsandbytes 0.50 aut
 
 from __future__ import annotations
 
-from memfit.formats import BF16, BOOL, FP16, FP32, INT8, INT32, Format
+from memfit.formats import BF16, BOOL, FORMATS, FP16, FP32, INT8, INT32, Format
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
-from memfit.lower.packed import BLOCK, Packed
+from memfit.lower.packed import BLOCK, Packed, unpacked, unpacked_scales
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 
 FUSED = (0, 50)  # the first version whose kernel multiplies by packed weights, for few rows
@@ -45,8 +45,6 @@ def four_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Te
 
 
 def compute_format(x: Tensor, ctx: Context) -> Format:
-    from memfit.formats import FORMATS
-
     assert ctx.program.quant is not None
     if ctx.job.version("bitsandbytes") < NAMED and x.format in (FP32, BF16):
         return x.format
@@ -77,20 +75,6 @@ def unpacked_product(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context
     r.compute("linear", 2 * rows * x.shape[-1] * layer.outputs, (x.count + out.count + weight.count) * result.block_bytes, result.math)
     del weight, scales, factor, cast
     return out
-
-
-def unpacked(r: Recorder, packed: Packed, format: Format) -> Tensor:
-    """`dequantize_4bit`, and a cast where another format is wanted: then both are there for a moment."""
-    scales = unpacked_scales(r, packed)
-    weight = r.tensor(packed.shape, packed.source, "dequantize_4bit", "temporaries")
-    r.compute("dequantize", 0, packed.weight.count + weight.count * packed.source.block_bytes, packed.source.math)
-    del scales
-    return weight if format is packed.source else r.tensor(packed.shape, format, "to", "temporaries")
-
-
-def unpacked_scales(r: Recorder, packed: Packed) -> list[Tensor]:
-    """Nested scales in fp32; others are so already."""
-    return [r.tensor(packed.scales.shape, FP32, "dequantize_blockwise", "temporaries")] if packed.nested else []
 
 
 def back_four_bits(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -73,3 +73,17 @@ def eight_bits(r: Recorder, linear: Linear, format: Format, arrived: Tensor | No
     weight = r.tensor(shape, INT8, "quantize", "weights")
     del half, arrived
     return Packed(weight=weight, source=format, shape=shape, scales=scales)
+
+
+def unpacked(r: Recorder, packed: Packed, format: Format) -> Tensor:
+    """`dequantize_4bit`, and a cast where another format is wanted: then both are there for a moment."""
+    scales = unpacked_scales(r, packed)
+    weight = r.tensor(packed.shape, packed.source, "dequantize_4bit", "temporaries")
+    r.compute("dequantize", 0, packed.weight.count + weight.count * packed.source.block_bytes, packed.source.math)
+    del scales
+    return weight if format is packed.source else r.tensor(packed.shape, format, "to", "temporaries")
+
+
+def unpacked_scales(r: Recorder, packed: Packed) -> list[Tensor]:
+    """Nested scales in fp32; others are so already."""
+    return [r.tensor(packed.scales.shape, FP32, "dequantize_blockwise", "temporaries")] if packed.nested else []

@@ -9,6 +9,7 @@ from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.body import Body
 from memfit.lower.context import context, leave_autocast
+from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
@@ -48,6 +49,8 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
             stepper.drop_gradients(step)
     if job.evaluate:
         evaluate(r, program, body)
+    if job.merge and job.adapters:
+        merge(r, program, [body.ends, *body.layers], STEPS - 1)
     return body, stepper, scaler
 
 
