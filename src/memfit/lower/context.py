@@ -31,6 +31,10 @@ class Context:
     tables: dict[bool, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)  # of layers that slide, and that do not
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns
+    open: list[Tensor] = field(default_factory=list)  # by variables of a mixer that adds the residual itself
+    returning: Tensor | None = None  # what the layer returns beside the hidden state; the loop over the layers keeps the tuple
+    returned: Tensor | None = None  # and so did the layer before
+    distances: Tensor | None = None  # added to the scores of every layer
     casts: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # autocast's cache of cast weights, by the span that made them
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.mlp import bare
 from memfit.lower.norms import norm
 from memfit.lower.recorder import Tensor
 from memfit.model.modules import MLP, Attention, Block, Latent, Layer, MoE
@@ -13,12 +14,15 @@ from memfit.model.modules import MLP, Attention, Block, Latent, Layer, MoE
 def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     try:
         if layer.parallel:
-            return side_by_side(x, layer, bound, ctx)
+            second = layer.blocks[-1].mixer
+            return PARALLEL.get(second.style if isinstance(second, MLP) else "", side_by_side)(x, layer, bound, ctx)
         for block in layer.blocks:
             x = ctx.programs.orders[block.order](x, block, bound, ctx)
         return x
     finally:  # a recomputation may stop anywhere
         ctx.held.clear()
+        ctx.open.clear()
+        ctx.returned, ctx.returning = None if ctx.r.phase == "backward" else ctx.returning, None
 
 
 def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
@@ -30,10 +34,32 @@ def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     ctx.r.where = bound.prefix
     if block.scaled:
         hidden = ops.scale(ctx.r, hidden)
-    return ops.add(ctx.r, x, hidden)
+    out = ops.add(ctx.r, x, hidden)
+    ctx.open.clear()
+    return out
 
 
-RESIDUAL_LAST = {"phi"}  # attention + feed-forward first, then the residual (modeling_phi.py); else residual + attention first
+def post(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+    """norm(x + mixer(x)) (modeling_opt.py OPTDecoderLayer of the 350M model)."""
+    hidden = mix(x, block, bound, ctx)
+    ctx.r.where = bound.prefix
+    hidden = ops.add(ctx.r, x, hidden)
+    return hidden if block.norm is None else norm(hidden, block.norm, bound, ctx)
+
+
+def normed(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+    """norm(x) + mixer(norm(x)) (modeling_bloom.py BloomBlock, apply_residual_connection_post_layernorm)."""
+    assert block.norm is not None
+    hidden = norm(x, block.norm, bound, ctx)
+    out = mix(hidden, block, bound, ctx)
+    ctx.r.where = bound.prefix
+    out = ops.add(ctx.r, hidden, out)
+    ctx.open.clear()
+    return out
+
+
+# Attention + feed-forward first, then the residual (modeling_phi.py, modeling_gptj.py, modeling_gpt_neox.py); else residual + attention first.
+RESIDUAL_LAST = {"codegen", "gpt_neox", "gptj", "phi"}
 
 
 def side_by_side(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
@@ -50,6 +76,22 @@ def side_by_side(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     return ops.add(r, ops.add(r, x, attention), other)
 
 
+def in_one(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+    """Both norms first; attention is added into the feed-forward's result in place, and one dropout follows (modeling_falcon.py
+    FalconDecoderLayer)."""
+    r = ctx.r
+    first, second = layer.blocks
+    assert first.norm is not None
+    assert second.norm is not None
+    assert isinstance(second.mixer, MLP)
+    hidden = norm(x, first.norm, bound, ctx)
+    other = hidden if second.norm == first.norm else norm(x, second.norm, bound, ctx)
+    attention = mix(hidden, first, bound, ctx)
+    out = ops.add_in_place(r, bare(other, second.mixer, bound, ctx), attention)
+    r.where = bound.prefix
+    return ops.add(r, x, ops.dropout(r, out, ctx.dropout(second.mixer.dropout)))
+
+
 def mix(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     mixer = block.mixer
     if isinstance(mixer, (Attention, Latent)):
@@ -61,4 +103,5 @@ def mix(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     raise NotImplementedError(mixer)
 
 
-ORDERS = {"pre": pre}
+ORDERS = {"pre": pre, "post": post, "normed": normed}
+PARALLEL = {"falcon": in_one}  # by the style of the feed-forward

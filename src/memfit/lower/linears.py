@@ -8,11 +8,12 @@ from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Tensor
 
 
-def linear(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
-    """The layer's output for x; where nothing special applies, one matrix product."""
+def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Tensor:
+    """The layer's output for x; where nothing special applies, one matrix product. `apart`: the bias is added by itself."""
     r = ctx.r
     r.where = layer.path
-    out = bnb.forward(x, layer, ctx) if layer.packed is not None else plain(x, layer.weight, layer.bias, layer.outputs, ctx)
+    run = added if apart else plain
+    out = bnb.forward(x, layer, ctx) if layer.packed is not None else run(x, layer.weight, layer.bias, layer.outputs, ctx)
     if layer.adapter is None:
         return out
     return adapted(r, x, out, layer.adapter, ctx) if layer.packed is None else adapted_packed(r, x, out, layer, ctx)
@@ -24,6 +25,16 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Con
         weight = cast_weight(weight, ctx)
         bias = None if bias is None else cast_weight(bias, ctx)
     return ops.linear(ctx.r, x, weight, bias, outputs)
+
+
+def added(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
+    """x @ weight.T + bias: autocast's cache takes no transposed view, and no sum is cast (transformers 5.23 modeling_falcon.py
+    FalconLinear)."""
+    r = ctx.r
+    if ctx.autocast is not None:
+        x, weight = ops.cast(r, x, ctx.autocast), ops.cast(r, weight, ctx.autocast)
+    out = ops.linear(r, x, weight, None, outputs)
+    return out if bias is None else ops.add(r, out, bias)
 
 
 def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
@@ -54,7 +65,8 @@ def adapted(r: Recorder, x: Tensor, out: Tensor, adapter: Adapted, ctx: Context)
 def adapted_packed(r: Recorder, x: Tensor, out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     """PEFT's layers over packed weights: the result of 4 bits is cloned first, the adapter's is cast before it is added, and under
     autocast nothing is cast (peft 0.21 tuners/lora/bnb.py)."""
-    assert layer.adapter is not None and layer.packed is not None
+    assert layer.adapter is not None
+    assert layer.packed is not None
     result = out.format
     if layer.packed.bits == 4:
         out = ops.clone(r, out)

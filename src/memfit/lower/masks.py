@@ -9,9 +9,13 @@ from memfit.lower.recorder import Recorder, Shape, Tensor
 from memfit.model.modules import Attention, Model
 
 
+OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one is causal
+
+
 def windows(model: Model) -> tuple[int, ...]:
     """The distinct windows of the layers, 0 for full attention."""
-    found = {block.mixer.window if isinstance(block.mixer, Attention) else 0 for layer, _ in model.kinds for block in layer.blocks}
+    mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)
+    found = {mixer.window if isinstance(mixer, Attention) and mixer.style not in OWN_WINDOW else 0 for mixer in mixers}
     return tuple(sorted(found))
 
 

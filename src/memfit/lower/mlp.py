@@ -39,4 +39,15 @@ def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     return ops.dropout(r, x, ctx.dropout(module.dropout))
 
 
-MLPS = {"gated": gated, "fused": fused, "plain": plain}
+def bare(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
+    """Biases are added by themselves; the dropout is the layer's (modeling_falcon.py FalconMLP)."""
+    x = activate(linear(x, bound.linear(module.up), ctx, apart=True), module.activation, ctx)
+    return linear(x, bound.linear(module.down), ctx, apart=True)
+
+
+def falcon(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
+    """In a layer of one block after the other."""
+    return ops.dropout(ctx.r, bare(x, module, bound, ctx), ctx.dropout(module.dropout))
+
+
+MLPS = {"gated": gated, "fused": fused, "plain": plain, "falcon": falcon}

@@ -195,13 +195,23 @@ def clone(r: Recorder, x: Tensor, op: str = "clone") -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------------ cut and join
 def cat(r: Recorder, parts: tuple[Tensor, ...], shape: Shape) -> Tensor:
-    """Gradients of the parts are views of the whole's."""
-    out = r.tensor(shape, parts[0].format, "cat")
-    return r.node("cat", out, parts, back_cat, extra=tuple(part.shape for part in parts))
+    """In the widest dtype. Gradients of the parts are views of the whole's."""
+    format = parts[0].format
+    for part in parts[1:]:
+        format = promoted(Tensor(shape, format, None), part)
+    out = r.tensor(shape, format, "cat")
+    return r.node("cat", out, parts, back_cat, extra=tuple((part.shape, part.format) for part in parts))
 
 
 def back_cat(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return [g.view(*shape) if target is not None else None for shape, target in zip(node.extra, node.inputs, strict=True)]
+    return [piece(r, g, *extra) if target is not None else None for extra, target in zip(node.extra, node.inputs, strict=True)]
+
+
+def piece(r: Recorder, g: Tensor, shape: Shape, format: Format) -> Tensor:
+    """A part of a gradient, in the dtype of what it belongs to."""
+    part = Tensor(shape, g.format, g.storage)
+    part.strides, part.base = normal(shape, contiguous(g.shape) if g.strides is None else g.strides), g.base or g.detach()
+    return part if format is g.format else laid(r.tensor(shape, format, "to"), part)
 
 
 def cut(r: Recorder, x: Tensor, shape: Shape) -> Tensor:

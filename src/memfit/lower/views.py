@@ -111,9 +111,11 @@ def split(r: Recorder, x: Tensor, dim: int, *sizes: int) -> list[Tensor]:
 
 
 def matmul(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b over the last two dimensions of four."""
+    """a @ b over the last two dimensions of four; heads that b shares are copied for each of a's."""
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     count = a.count // (rows * inner)
+    if b.shape[:-2] != a.shape[:-2]:
+        b = expand(r, b, *a.shape[:-2], inner, columns)
     out = bmm(r, reshape(r, a, count, rows, inner), reshape(r, b, count, inner, columns))
     return r.node("view", out.view(*a.shape[:-1], columns), (out,), back_reshape, extra=out.shape)
 

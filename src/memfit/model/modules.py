@@ -85,7 +85,8 @@ class Embedding(Module):
 
     rows: int
     width: int
-    style: str = "tokens"  # tokens | learned (positions) | sinusoidal (positions in a table that is a buffer)
+    # tokens | learned (positions) | counted (learned, each sequence's counted along its mask) | sinusoidal (in a table that is a buffer)
+    style: str = "tokens"
     scaled: bool = False
 
     def own(self) -> Iterator[Weight]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memfit.lower.attention import capped, gpt2, latent, llama
+from memfit.lower.attention import alibi, capped, falcon, gpt2, gpt_neo, gpt_neox, latent, llama, opt
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.recorder import Tensor
@@ -12,8 +12,13 @@ from memfit.model.modules import Attention, Model
 
 Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
 ATTENTION: dict[str, Program] = {
-    "gpt2": gpt2.gpt2, "gpt2_upcast": gpt2.gpt2_upcast, "gpt_bigcode": gpt2.gpt_bigcode, **llama.styles(), **latent.LATENT, **capped.STYLES,
+    "biogpt": opt.biogpt, "bloom": alibi.bloom, "codegen": gpt_neo.codegen, "falcon": falcon.falcon, "falcon_alibi": falcon.falcon_alibi,
+    "gpt2": gpt2.gpt2, "gpt2_upcast": gpt2.gpt2_upcast, "gpt_bigcode": gpt2.gpt_bigcode, "gpt_neo": gpt_neo.gpt_neo, "gpt_neox": gpt_neox.gpt_neox,
+    "gptj": gpt_neo.gptj, "mpt": alibi.mpt, "opt": opt.opt, "persimmon": gpt_neox.persimmon, "xglm": opt.xglm,
+    **llama.styles(), **latent.LATENT, **capped.STYLES,
 }  # fmt: skip
 # What all layers share beside masks and rotary tables, made once a pass.
 Shared = Callable[[Attention, Model, Context], None]
-SHARED: dict[str, Shared] = {}
+SHARED: dict[str, Shared] = {
+    "bloom": alibi.bloom_distances, "falcon": falcon.falcon_mask, "falcon_alibi": falcon.falcon_distances, "mpt": alibi.mpt_distances,
+}  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from memfit.formats import FP32
 from memfit.lower import ops, views
-from memfit.lower.attention.kernels import attend, mask_of, product, remembered
+from memfit.lower.attention.kernels import attend, mask_of, remembered
+from memfit.lower.attention.written import masked, scaled, softmax, weighed
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -62,26 +63,7 @@ def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Ten
 
 def unwidened(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
     """The softmax in the scores' own dtype (modeling_gpt2.py eager_attention_forward)."""
-    return weighed(ops.cast(ctx.r, softmax(scaled(q, k, ctx), mask_of(module, ctx), ctx), v.format), v, module, ctx)
-
-
-def scaled(q: Tensor, k: Tensor, ctx: Context) -> Tensor:
-    return ops.scale(ctx.r, product(ctx.r, q, views.transpose(ctx.r, k, 2, 3), ctx))
-
-
-def softmax(scores: Tensor, mask: Tensor | None, ctx: Context) -> Tensor:
-    """Masked, and in fp32 under autocast only."""
-    r = ctx.r
-    if mask is not None:
-        scores = ops.add(r, scores, mask)
-    return ops.softmax(r, scores, FP32 if ctx.autocast else scores.format)
-
-
-def weighed(weights: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """Values by their weights, which the layer keeps until it returns."""
-    weights = ops.dropout(ctx.r, weights, ctx.dropout(module.dropout))
-    ctx.held.append(weights)
-    return product(ctx.r, weights, v, ctx)
+    return weighed(ops.cast(ctx.r, softmax(masked(scaled(q, k, ctx), mask_of(module, ctx), ctx), ctx), v.format), v, module, ctx)
 
 
 def upcast(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
@@ -90,9 +72,9 @@ def upcast(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> 
     b, n, s, h = q.shape
     keys = k.shape[2]
     start = [r.tensor((b * n, s, keys), FP32, "empty")]
-    wide_q = views.reshape(r, q, b * n, s, h)
-    wide_k = views.reshape(r, views.transpose(r, k, 2, 3), b * n, h, keys)
-    scores = [views.baddbmm(r, ops.cast(r, wide_q, FP32), ops.cast(r, wide_k, FP32))]
+    flat_q = views.reshape(r, q, b * n, s, h)
+    flat_k = views.reshape(r, views.transpose(r, k, 2, 3), b * n, h, keys)
+    found = [views.baddbmm(r, ops.cast(r, flat_q, FP32), ops.cast(r, flat_k, FP32))]
     start.clear()
-    weights = softmax(views.reshape(r, scores.pop(), b, n, s, keys), mask_of(module, ctx), ctx)
-    return weighed(ops.cast(r, weights, v.format), v, module, ctx)
+    mask = mask_of(module, ctx)
+    return weighed(ops.cast(r, softmax(masked(views.reshape(r, found.pop(), b, n, s, keys), mask, ctx), ctx), v.format), v, module, ctx)

@@ -21,7 +21,8 @@ DEFAULT = ("flash", "efficient", "math", "cudnn")  # torch.backends.cuda: all ar
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """The arguments of one call. `mask` is boolean or additive; with `causal` there is none."""
+    """The arguments of one call. `mask` is boolean or additive; with `causal` there is none. `groups`: keys of fewer heads are told
+    to be groups (`enable_gqa`); else they are broadcast, which the decomposition alone can do."""
 
     q: Tensor
     k: Tensor
@@ -29,6 +30,7 @@ class Call:
     mask: Tensor | None
     causal: bool
     dropout: float = 0.0
+    groups: bool = True
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
@@ -51,7 +53,7 @@ def sdpa(call: Call, ctx: Context) -> Tensor:
 
 def chosen(call: Call, ctx: Context) -> str:
     """The backend; one that the job forces must be able to run (torch: `No available kernel`)."""
-    allowed = allowed_by(ctx.job.attention)
+    allowed = allowed_by(ctx.job.attention) if call.groups or not call.grouped else ("math",)
     size = call.q.format.block_bytes
     _, _, _, queries, keys, head = call.sizes
     needs = ctx.r.grad and any(one.needs for one in (call.q, call.k, call.v))
@@ -209,7 +211,8 @@ def math(call: Call, ctx: Context) -> Tensor:
     q = ops.scale(r, q)
     if call.causal:
         mask = triangle(r, (q.shape[2], k.shape[2]))
-    k, v = repeated(r, k, q.shape[1]), repeated(r, v, q.shape[1])
+    if call.groups:
+        k, v = repeated(r, k, q.shape[1]), repeated(r, v, q.shape[1])
     scores = views.matmul(r, q, ops.scale(r, views.transpose(r, k, 2, 3)))
     if mask is not None:
         scores = ops.add_in_place(r, scores, mask)

@@ -47,7 +47,7 @@ def build(fields: Fields) -> Model:
     dropout(fields, "layerdrop")
     embed: tuple[Module, ...] = (
         Embedding(name="model.decoder.embed_tokens", rows=vocab, width=narrow),
-        Embedding(name="model.decoder.embed_positions", rows=positions + SPARE_POSITIONS, width=width, style="learned"),
+        Embedding(name="model.decoder.embed_positions", rows=positions + SPARE_POSITIONS, width=width, style="counted"),
     )
     final: tuple[Module, ...] = ()
     if before and not fields.flag("_remove_final_layer_norm", default=False):
