@@ -77,8 +77,10 @@ def merge_eight_bits(r: Recorder, program: Program, linear: BoundLinear, packed:
 
 def merge_stack(r: Recorder, weight: Tensor, adapter: Adapted) -> None:
     """All experts at once, in the adapter's dtype and then in the stack's (ParamWrapper.get_delta_weight)."""
+    by_expert = r.like(adapter.b, "clone", "temporaries")
     product = r.tensor(weight.shape, adapter.a.format, "einsum", "temporaries")
     r.compute("matmul", 2 * product.count * adapter.rank, product.count * product.format.block_bytes, product.format.math)
+    del by_expert
     scaled = r.like(product, "scale", "temporaries")
     del product
     cast = r.tensor(weight.shape, weight.format, "to", "temporaries") if weight.format is not scaled.format else scaled
