@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.formats import BOOL, FP32, Format
-from memfit.lower import ops
+from memfit.lower import head, ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.liger import back_handed
@@ -25,6 +25,10 @@ SUMS_FROM = (0, 6)  # from then until the newest, the weight's gradient takes a 
 
 def liger(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """LigerForCausalLMLoss: labels padded and shifted, then the fused loss (transformers/model/loss_utils.py)."""
+    if not ctx.training:  # an evaluation gets its logits (transformers/model/llama.py lce_forward skip_logits)
+        scores = head.logits(hidden, model, bound, ctx)
+        del hidden
+        return head.loss(scores, labels, model, ctx)
     r = ctx.r
     part, r.part = r.part, "logits"
     r.where = model.head.name

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from memfit.formats import BOOL, FP32
+from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import head, ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -127,6 +127,8 @@ def cross_entropy(r: Recorder, scores: Tensor) -> Tensor:
     """The gradient is made in the forward, in the place of the logits (ops/cross_entropy.py cross_entropy_forward)."""
     losses = r.tensor((scores.shape[0],), scores.format, "liger_loss")
     real = r.tensor((scores.shape[0],), BOOL, "ne")
+    checked = r.tensor((scores.shape[0],), INT64, "mul")  # labels times mask, for their largest and smallest
+    del checked
     out = r.tensor((1,), scores.format, "sum")
     del losses, real
     return r.node("liger_loss", out, (scores,), back_handed, (scores.detach(),))

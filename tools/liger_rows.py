@@ -1,0 +1,283 @@
+"""Liger-Kernel's published single-kernel measurements beside memfit's formulas: `python tools/liger_rows.py ROWS.jsonl [--worst 20]`.
+
+Each benchmark is run as its script does (benchmark/scripts/benchmark_<kernel>.py, tag v0.4.2): the inputs stay, the call is repeated, and
+the second call's peak is compared, since gradients are there from then on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from memfit import kernels
+from memfit.formats import BF16, FP32, INT64, Format
+from memfit.job import Job
+from memfit.lower import liger, norms, ops, views
+from memfit.lower.attention.rotary import half_turned, with_tables
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context, context
+from memfit.lower.frameworks import TRANSFORMERS
+from memfit.lower.fused_loss import Call, fused_linear_cross_entropy
+from memfit.lower.recorder import Node, Recorder, Tensor
+from memfit.model.families import build
+from memfit.model.modules import Norm
+from memfit.program import Program, placed
+from memfit.tape import Alloc, Free
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
+    "vocab_size": 64, "max_position_embeddings": 64,
+}  # fmt: skip
+PROCESSORS = {"NVIDIA A100-SXM4-80GB": 108, "NVIDIA H100 80GB HBM3": 132, "NVIDIA GeForce RTX 4090": 128}
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """One benchmark: `kept` are the tensors that the script holds, `step` is the call that it measures."""
+
+    row: dict[str, Any]
+    r: Recorder = field(default_factory=Recorder)
+    kept: list[Any] = field(default_factory=list)
+
+    @property
+    def shapes(self) -> dict[str, Any]:
+        return dict(self.row["extra"])
+
+    @property
+    def liger(self) -> bool:
+        return self.row["extra"]["provider"] == "liger"
+
+    @property
+    def ctx(self) -> Context:
+        version = ".".join(self.row["engine_version"].split()[-1].split(".")[:2])
+        job = Job(versions=f"liger-kernel={version}")
+        model = build(CONFIG)
+        program = Program(model=model, job=job, entries=placed(model.layers, False), weights="bfloat16")
+        return context(self.r, program, TRANSFORMERS, (1, 1), keys=1, training=True)
+
+    @property
+    def processors(self) -> int:
+        return PROCESSORS[self.row["gpu"]]
+
+    def tensor(self, shape: tuple[int, ...], format: Format, needs: bool = False) -> Tensor:
+        one = self.r.leaf(shape, format, "", "inputs", needs)
+        self.kept.append(one)
+        return one
+
+    def backward(self, out: Tensor, gradient: Tensor | None = None, *, retain: bool = True) -> None:
+        """`out.backward(gradient)`; `retain`: the graph and all that it saved stay until the call is over."""
+        seed = gradient if gradient is not None else self.r.like(out, "ones_like")
+        if seed.format is not out.format:
+            seed = self.r.tensor(seed.shape, out.format, "to")
+        saved = list(everything(out.node)) if retain else []
+        self.r.backward(out, seed)
+        saved.clear()
+
+    def bound(self, **weights: Tensor) -> Bound:
+        bound = Bound(self.r, self.ctx.program, "")
+        bound.tensors.update({f"{name}.weight": weight for name, weight in weights.items()})
+        return bound
+
+
+def everything(root: Node | None) -> Iterator[Any]:
+    """What the nodes of a graph saved."""
+    waiting, seen = [root], set()
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, Node) and node not in seen:
+            seen.add(node)
+            waiting += node.inputs
+            yield node.saved
+
+
+Step = Callable[[], None]
+
+
+def rms_norm(bench: Bench) -> Step:
+    """Both modules' fp32 weights exist; the one that is not used stays idle."""
+    rows, width = bench.shapes["M"], bench.shapes["H"]
+    weight, _ = bench.tensor((width,), FP32, True), bench.tensor((width,), FP32, True)
+    x, g = bench.tensor((rows, width), BF16, True), bench.tensor((rows, width), BF16)
+
+    def step() -> None:
+        if bench.liger:
+            out = liger.rms_norm(bench.r, x, weight, bench.processors)
+        else:
+            out = norms.llama(x, Norm(name="norm", width=width), bench.bound(norm=weight), bench.ctx)
+        bench.backward(out, g)
+
+    return step
+
+
+def layer_norm(bench: Bench) -> Step:
+    rows, width = bench.shapes["M"], bench.shapes["N"]
+    weight, bias = bench.tensor((width,), FP32, True), bench.tensor((width,), FP32, True)
+    bench.tensor((width,), FP32, True), bench.tensor((width,), FP32, True)
+    x, g = bench.tensor((rows, width), FP32, True), bench.tensor((rows, width), FP32)
+
+    def step() -> None:
+        out = liger.layer_norm(bench.r, x, weight, bias, bench.processors) if bench.liger else ops.layer_norm(bench.r, x, weight, bias)
+        bench.backward(out, g)
+
+    return step
+
+
+def rope(bench: Bench) -> Step:
+    """`torch.autograd.grad`: gradients are returned and dropped, not gathered."""
+    shapes, r = bench.shapes, bench.r
+    tokens = shapes.get("seq_len") or shapes["T"]
+    head = (shapes.get("hidden_size") or shapes["H"]) // shapes["num_q_heads"]
+    heads = shapes["num_q_heads"], shapes["num_kv_heads"]
+    given = [views.permuted(bench.tensor((1, tokens, count, head), BF16), (0, 2, 1, 3)) for count in heads]
+    gradients = [views.permuted(bench.tensor((1, tokens, count, head), BF16), (0, 2, 1, 3)) for count in heads]
+    bench.tensor((1, tokens), INT64)
+    cos, sin = bench.tensor((1, tokens, head), BF16), bench.tensor((1, tokens, head), BF16)
+    for one in given:
+        one.needs = True
+
+    def step() -> None:
+        q, k = given
+        turned = (
+            liger.rope(r, q, k, cos, sin)
+            if bench.liger
+            else (with_tables(r, q, cos, sin, half_turned), with_tables(r, k, cos, sin, half_turned))
+        )
+        root = r.node("outputs", turned[0].detach(), turned, lambda r, node, g: tuple(gradients))
+        bench.backward(root, gradients[0])
+        q.grad = k.grad = None
+
+    return step
+
+
+def gated(bench: Bench) -> Step:
+    shapes, r = bench.shapes, bench.r
+    width, inner = shapes["hidden_size"], shapes["intermediate_size"]
+    x = bench.tensor((shapes.get("bsz", shapes.get("B")), shapes["T"], width), BF16, True)
+    gate, up, down = (
+        bench.tensor((inner, width), BF16, True),
+        bench.tensor((inner, width), BF16, True),
+        bench.tensor((width, inner), BF16, True),
+    )
+
+    def forward() -> Tensor:
+        if bench.liger:
+            between = liger.product(r, ops.linear(r, x, gate, None, inner), ops.linear(r, x, up, None, inner))
+        else:
+            opened = ops.activation(r, ops.linear(r, x, gate, None, inner), "silu")
+            between = ops.mul(r, opened, ops.linear(r, x, up, None, inner))
+            del opened
+        return ops.linear(r, between, down, None, width)
+
+    def full() -> None:
+        out = forward()
+        bench.backward(out, r.like(out, "randn_like"))
+
+    def only() -> None:
+        forward()
+
+    return {"forward": only, "backward": full, "full": full}[shapes["pass"]]  # the retained graph of `backward` is what `full` holds
+
+
+def cross_entropy(bench: Bench) -> Step:
+    rows, vocabulary = bench.shapes["B"] * bench.shapes["T"], bench.shapes["V"]
+    x, labels = bench.tensor((rows, vocabulary), FP32, True), bench.tensor((rows,), INT64)
+
+    def step() -> None:
+        bench.backward(liger.cross_entropy(bench.r, x) if bench.liger else ops.cross_entropy(bench.r, x, labels), retain=False)
+
+    return step
+
+
+def fused_linear(bench: Bench) -> Step:
+    """Both modules hold a head of their own."""
+    rows, width, vocabulary = bench.shapes["BT"], bench.shapes["H"], bench.shapes["V"]
+    weight, _ = bench.tensor((vocabulary, width), BF16, True), bench.tensor((vocabulary, width), BF16, True)
+    x, labels = bench.tensor((rows, width), BF16, True), bench.tensor((rows,), INT64)
+
+    def step() -> None:
+        if bench.liger:
+            out = fused_linear_cross_entropy(Call(ctx=bench.ctx, hidden=x, weight=weight))
+        else:
+            out = ops.cross_entropy(bench.r, ops.linear(bench.r, x, weight, None, vocabulary), labels)
+        bench.backward(out, retain=False)
+
+    return step
+
+
+BENCHES: dict[str, Callable[[Bench], Step]] = {
+    "rms_norm": rms_norm, "layer_norm": layer_norm, "rope": rope, "swiglu": gated, "geglu": gated, "cross_entropy": cross_entropy,
+    "fused_linear_cross_entropy": fused_linear,
+}  # fmt: skip
+CALLS = 2
+# cuBLAS workspaces that the process has by then: of both threads, once another provider's backward has run; rotary tables take one product.
+MULTIPLYING = {"rope": 1, "swiglu": 2, "geglu": 2, "fused_linear_cross_entropy": 2}
+
+
+def peak(row: dict[str, Any]) -> int:
+    """The highest allocation during the last call."""
+    bench = Bench(row=row)
+    bench.r.cublas = kernels.cublas_workspace((9, 0) if "H100" in row["gpu"] else (8, 0))
+    bench.r.mark("load")
+    if kernel_of(row) in MULTIPLYING:
+        threads = [bench.r.scratch(bench.r.cublas, "cublas") for _ in range(MULTIPLYING[kernel_of(row)])]
+        bench.kept.append(threads)
+    bench.r.cublas = 0
+    step = BENCHES[kernel_of(row)](bench)
+    for number in range(CALLS):
+        bench.r.mark("forward", "", number)
+        step()
+    return highest(bench.r.events, bench.r.marks[-1])
+
+
+def highest(events: list[Any], begin: int) -> int:
+    """The live peak from event `begin` on, blocks rounded up to 512 bytes."""
+    live: dict[int, int] = {}
+    total = found = 0
+    for index, event in enumerate(events):
+        if isinstance(event, Alloc):
+            live[event.id] = kernels.up(event.size, 512)
+            total += live[event.id]
+        elif isinstance(event, Free):
+            total -= live.pop(event.id)
+        found = max(found, total) if index >= begin else 0
+    return found
+
+
+def kernel_of(row: dict[str, Any]) -> str:
+    return str(row["model"]).removeprefix("single kernel ").partition(" ")[0]
+
+
+def rows_of(path: str) -> Iterator[dict[str, Any]]:
+    """Rows of kernels that have a formula, from the providers that do."""
+    for line in Path(path).read_text().splitlines():
+        row = json.loads(line)
+        if "Liger-Kernel" in row["source"] and kernel_of(row) in BENCHES and row["extra"]["provider"] in ("liger", "huggingface"):
+            yield row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("rows")
+    parser.add_argument("--worst", type=int, default=0)
+    options = parser.parse_args()
+    found: dict[tuple[str, str, str], list[tuple[float, dict[str, Any], float]]] = defaultdict(list)
+    for row in rows_of(options.rows):
+        ours = peak(row) / 2**20
+        found[kernel_of(row), row["extra"]["provider"], row["engine_version"]].append((ours / row["value"] - 1, row, ours))
+    print(f"{'kernel':28} {'provider':12} {'version':12} {'rows':>4} {'median':>8} {'worst':>8}")
+    for (kernel, provider, version), cases in sorted(found.items(), key=lambda item: item[0]):
+        errors = [one[0] for one in cases]
+        worst = max(errors, key=abs)
+        print(f"{kernel:28} {provider:12} {version:12} {len(cases):4} {median(errors):+8.2%} {worst:+8.2%}")
+    for error, row, ours in sorted((one for cases in found.values() for one in cases), key=lambda one: -abs(one[0]))[: options.worst]:
+        print(f"{error:+8.2%} {row['value']:12.2f} {ours:12.2f}  {row['model']} {row['extra']['provider']} {row['extra']['pass']}")
+
+
+if __name__ == "__main__":
+    main()
