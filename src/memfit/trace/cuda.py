@@ -33,10 +33,11 @@ class Device:
     memory: int = 85_899_345_920
     version: tuple[int, int] = (2, 13)  # of torch
     claimed: set[int] = field(default_factory=set, compare=False)
+    elsewhere: dict[int, torch.device] = field(default_factory=dict, compare=False)  # meta storages that are not on the GPU
 
     def owns(self, tensor: torch.Tensor) -> bool:
         if tensor.is_meta:
-            return True
+            return not self.elsewhere or tensor.untyped_storage()._cdata not in self.elsewhere
         try:
             return tensor.untyped_storage()._cdata in self.claimed
         except (RuntimeError, NotImplementedError):
@@ -47,6 +48,21 @@ class Device:
 
     def release(self, key: int) -> None:
         self.claimed.discard(key)
+
+
+class NoSuchDevice(RuntimeError):
+    """What CUDA raises for an index beyond the last GPU."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__("CUDA error: invalid device ordinal")
+        self.index = index
+
+
+def only(device: torch.device) -> torch.device:
+    """There is one GPU, with index 0."""
+    if device.index:
+        raise NoSuchDevice(device.index)
+    return device
 
 
 TRUE_DEVICE = torch._C.TensorBase.device
@@ -62,22 +78,28 @@ def pretended(device: Device) -> Iterator[None]:
         true: torch.device = TRUE_DEVICE.__get__(self)
         if INSIDE.depth:
             return true
-        if true.type == "meta" or (device.claimed and device.owns(self)):
-            return here
-        return true
+        if true.type == "meta":
+            return device.elsewhere.get(self.untyped_storage()._cdata, here) if device.elsewhere else here
+        return here if device.claimed and device.owns(self) else true
 
     def is_cuda(self: torch.Tensor) -> bool:
         return bool(self.device.type == "cuda")
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not INSIDE.depth and device.owns(self):
+        if not INSIDE.depth:
+            if args and isinstance(args[0], torch.Tensor):
+                args = (args[0].device, args[0].dtype, *args[1:])
             args = tuple(local(one, device, self) for one in args)
             if kwargs.get("device") is not None:
-                kwargs = {**kwargs, "device": local(torch.device(kwargs["device"]), device, self)}
-        return TRUE_TO(self, *args, **kwargs)
+                kwargs = {**kwargs, "device": local(kwargs["device"], device, self)}
+        moved = TRUE_TO(self, *args, **kwargs)
+        if moved is self and self.is_cuda and any(torch.device("cpu") == one for one in (*args, *kwargs.values())):
+            with torch._C._DisableTorchDispatch():
+                return self.detach().clone()  # small integers are real on either side
+        return moved
 
     def cuda(self: torch.Tensor, target: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
-        return self.to("cuda", non_blocking=non_blocking)
+        return self.to("cuda" if target is None else target, non_blocking=non_blocking)
 
     patches: list[tuple[Any, str, Any]] = [
         (torch.Tensor, "device", property(where)),
@@ -97,14 +119,14 @@ def pretended(device: Device) -> Iterator[None]:
 
 
 def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:
-    """The device argument of `.to` where it names the pretended GPU that the tensor is on already."""
-    if isinstance(value, torch.Tensor):
-        return value
+    """The device argument of `.to`; where it names what the tensor is on already, the device that it truly is on."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = torch.device(device.type, value)
     if isinstance(value, (str, torch.device)):
         value = torch.device(value)
-        if value.type == device.type:
+        if value.type == device.type == "cuda":
+            value = torch.device(only(value).type, 0)  # without an index torch asks the driver for it
+        if value.type == tensor.device.type:
             return TRUE_DEVICE.__get__(tensor)
     return value
 

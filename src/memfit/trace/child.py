@@ -1,0 +1,160 @@
+"""The process that traces: run by its path in any interpreter, it imports memfit from where this file lies, and nothing else of there.
+
+It reads a request (JSON) and appends lines of JSON to a file: progress, then either the tape or problems. Until `memfit` is
+imported the code here must suit old versions of Python, to be able to say that they are too old.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib.util
+import json
+import os
+import sys
+import threading
+import time
+
+OLDEST = (3, 11)
+BEAT = 0.25  # seconds between two signs of life
+
+
+class Channel:
+    """The file to which the lines go; opened before anything is changed in this process."""
+
+    def __init__(self, path: str) -> None:
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115, PTH123 - open until the process ends
+        self.lock = threading.Lock()
+        self.recorder = None
+
+    def say(self, **what: object) -> None:
+        with self.lock:
+            self.file.write(json.dumps(what) + "\n")
+            self.file.flush()
+
+    def refuse(self, message: str, where: str = "", hint: str = "") -> None:
+        self.say(problems=[{"message": message, "where": where, "hint": hint, "level": "error"}])
+
+    def watch(self, recorder: object) -> None:
+        """From now on tell how far the recorder is, and end when there is nobody left to tell."""
+        self.recorder = recorder
+        parent = os.getppid()
+
+        def beat() -> None:
+            while os.getppid() == parent:
+                time.sleep(BEAT)
+                self.say(progress=[recorder.phase, recorder.step, recorder.layer, len(recorder.events)])  # type: ignore[attr-defined]
+            os._exit(3)
+
+        threading.Thread(target=beat, daemon=True).start()
+
+
+def main() -> None:
+    with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123
+        request = json.load(file)
+    channel = Channel(request["answer"])
+    stack = open(request["stack"], "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    faulthandler.enable(stack)
+    if request["seconds"]:
+        faulthandler.dump_traceback_later(request["seconds"] + 2, file=stack)
+    if sys.version_info < OLDEST:
+        version = ".".join(str(one) for one in sys.version_info[:2])
+        channel.refuse("the trace needs Python 3.11 or newer, and `%s` is %s" % (sys.executable, version), "python")  # noqa: UP031
+        return
+    for name in ("torch", *(("transformers",) if request["kind"] == "model" else ())):
+        if importlib.util.find_spec(name) is None:
+            channel.refuse(f"`{sys.executable}` has no `{name}`", "python", "install it there, or name another interpreter with `--python`")
+            return
+    sys.path.pop(0)  # the folder of this file
+    home(request["package"])
+    traced(request, channel)
+
+
+def home(folder: str) -> None:
+    """Make `import memfit` mean the package in `folder`, without putting its neighbours on the path."""
+    spec = importlib.util.spec_from_file_location("memfit", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["memfit"] = module
+    spec.loader.exec_module(module)
+
+
+def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
+    import dataclasses
+
+    from memfit.errors import InputError
+
+    try:
+        tape, notes, facts = (of_model if request["kind"] == "model" else of_script)(request, channel)
+    except InputError as bad:
+        if request["show"] and bad.__cause__ is not None:
+            sys.excepthook(type(bad.__cause__), bad.__cause__, bad.__cause__.__traceback__)
+        channel.say(problems=[dataclasses.asdict(one) for one in bad.problems])
+    except KeyboardInterrupt:
+        channel.say(interrupted=True)
+    else:
+        from memfit.trace.wire import to_text
+
+        channel.say(tape=to_text(tape), notes=[dataclasses.asdict(one) for one in notes], facts=facts)
+    leave()
+
+
+def leave() -> None:
+    """Nothing of the program runs any more, not even what it wanted done at exit."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue
+    os._exit(0)
+
+
+def of_model(request: dict, channel: Channel) -> tuple:  # type: ignore[type-arg]
+    from memfit.job import Job
+    from memfit.trace import trace_config
+
+    tape = trace_config(request["config"], Job(**request["job"]), gpu=Given(request["gpu"]), watch=channel.watch, **request["options"])
+    return tape, [], {}
+
+
+class Given:
+    """The GPU's figures as attributes."""
+
+    def __init__(self, values: dict) -> None:  # type: ignore[type-arg]
+        self.name, self.sms, self.memory = values.get("name"), values.get("sms"), values.get("memory")
+        self.sm = tuple(values["sm"]) if values.get("sm") else None
+
+
+def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-arg]
+    from memfit.trace import script
+    from memfit.trace.program import Options, device_of
+
+    def told(follower: script.Follower) -> None:
+        notes = getattr(follower.recorder, "notes", {})
+        tape = script.answer(follower)
+        from memfit.trace.wire import to_text
+
+        channel.say(tape=to_text(tape), notes=[vars_of(one) for one in notes.values()], facts=facts_of(follower))
+        leave()
+
+    wanted = script.Request(
+        script=request["script"], arguments=tuple(request["arguments"]), device=device_of(Options(gpu=Given(request["gpu"]))),
+        steps=request["steps"], seconds=request["seconds"], scratch=request["scratch"], alloc_conf=request["alloc_conf"],
+        watch=channel.watch, leave=told,
+    )  # fmt: skip
+    follower = script.follow(wanted)
+    return script.answer(follower), list(follower.recorder.notes.values()), facts_of(follower)
+
+
+def vars_of(one: object) -> dict:  # type: ignore[type-arg]
+    import dataclasses
+
+    return dataclasses.asdict(one)  # type: ignore[call-overload]
+
+
+def facts_of(follower: object) -> dict:  # type: ignore[type-arg]
+    return {"steps": follower.steps, "backwards": follower.backwards, "host": follower.recorder.host_peak}  # type: ignore[attr-defined]
+
+
+if __name__ == "__main__":
+    main()

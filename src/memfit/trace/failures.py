@@ -1,0 +1,96 @@
+"""A failed program's exception as one message for its user."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from memfit.errors import Problem
+from memfit.trace.cuda import NoSuchDevice
+
+SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+HUB = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError", "ConnectionError",
+       "ConnectError", "ConnectTimeout", "EntryNotFoundError", "OfflineModeError", "DatasetNotFoundError", "MaxRetryError")  # fmt: skip
+ELSEWHERE = "put a local folder in its place, or run once with a network so that it is in the cache"
+
+
+def explain(bad: BaseException, script: str, where: str) -> Problem:
+    for rule in RULES:
+        found = rule(bad, script)
+        if found is not None:
+            return Problem(message=found[0], where=where, hint=found[1])
+    text = first_line(bad)
+    return Problem(message=f"`{script}` stops with {type(bad).__name__}" + (f": {text}" if text else ""), where=where)
+
+
+Told = tuple[str, str] | None
+
+
+def missing_package(bad: BaseException, script: str) -> Told:
+    if not isinstance(bad, ImportError):
+        return None
+    if isinstance(bad, ModuleNotFoundError) and bad.name:
+        name = bad.name.partition(".")[0]
+        return f"`{script}` needs the package `{name}`, which is not installed here", "install it, or name an environment that has it with `--python`"
+    return f"`{script}` stops with ImportError: {first_line(bad)}", "another environment can be named with `--python`"
+
+
+def no_such_device(bad: BaseException, script: str) -> Told:
+    if not isinstance(bad, NoSuchDevice):
+        return None
+    return f"`{script}` asks for `cuda:{bad.index}`, and there is one GPU, `cuda:0`", "so far memfit follows one process on one GPU"
+
+
+def ended(bad: BaseException, script: str) -> Told:
+    if not isinstance(bad, SystemExit):
+        return None
+    how = f"with {bad.code!r}" if bad.code is not None else "by itself"
+    return f"`{script}` ends {how} before it has trained a step", "does it lack an argument? They stand behind the script, or behind `--`"
+
+
+def asks(bad: BaseException, script: str) -> Told:
+    return (f"`{script}` asks for input, and a trace has none to give", "pass it as an argument") if isinstance(bad, EOFError) else None
+
+
+def several(bad: BaseException, script: str) -> Told:
+    if isinstance(bad, KeyError) and bad.args and bad.args[0] in SPREAD:
+        return f"`{script}` wants to be started as several processes: `{bad.args[0]}` is not set", "so far memfit follows one process on one GPU"
+    return None
+
+
+def hub(bad: BaseException, script: str) -> Told:
+    """Anywhere in the chain of causes: libraries wrap these in errors of their own."""
+    at: BaseException | None = bad
+    for _ in range(12):
+        if at is None:
+            return None
+        text = str(at)
+        if type(at).__name__ in HUB or "couldn't connect to" in text.lower() or "Can't load" in text and "from_pretrained" in text:
+            names = [one for one in re.findall(r"['`]([\w.-]+/[\w.-]+|[\w.-]+)['`]", first_line(bad) + " " + text) if not one.startswith("http")]
+            named = f"`{names[0]}`" if names else "something"
+            return f"`{script}` needs {named} from a hub that cannot be reached, and it is not in the cache", ELSEWHERE
+        at = at.__cause__ or at.__context__
+    return None
+
+
+def custom_operator(bad: BaseException, script: str) -> Told:
+    found = re.search(r"'(\w+::[\w.]+)'", str(bad)) if isinstance(bad, (NotImplementedError, RuntimeError)) else None
+    if found is None or found[1].startswith(("aten::", "prim::")):
+        return None
+    return f"the operator `{found[1]}` has code for real GPUs only, and cannot be followed", "a fake implementation (`torch.library.register_fake`) makes it traceable"
+
+
+def no_values(bad: BaseException, script: str) -> Told:
+    text = str(bad)
+    if "meta tensor" in text or "Meta" in text and "aten::" in text or "data-dependent" in text or "DynamicOutputShape" in type(bad).__name__:
+        return "the script depends on values that only a GPU could compute", f"{type(bad).__name__}: {first_line(bad)}"
+    return None
+
+
+def first_line(bad: BaseException) -> str:
+    text = str(bad).strip()
+    return text.splitlines()[0][:240].rstrip(". ") if text else ""
+
+
+RULES: tuple[Callable[[BaseException, str], Told], ...] = (no_such_device, missing_package, ended, asks, several, hub, custom_operator, no_values)
+__all__ = ["explain"]

@@ -1,0 +1,176 @@
+"""Traces in a process of its own: in this interpreter or another one, with a limit of time, and gone when the answer is there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError, Problem
+from memfit.tape import Tape
+from memfit.trace import lines, wire
+
+PACKAGE = Path(__file__).resolve().parents[1]
+GRACE = 8.0  # seconds beyond the limit in which the process may still say where it was
+POLL = 0.03
+CACHES = {"HF_HUB_CACHE": "hub", "HF_DATASETS_CACHE": "datasets", "HF_MODULES_CACHE": "modules", "HF_ASSETS_CACHE": "assets", "HF_XET_CACHE": "xet"}
+# Writers, reporters and compilers that would leave something behind.
+PLAIN = {
+    "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "",
+    "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false",
+}  # fmt: skip
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+
+Progress = Callable[[str, int, str, int], None]  # phase, step, layer, events so far
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    tape: Tape
+    notes: tuple[Problem, ...] = ()
+    facts: Mapping[str, int] = field(default_factory=dict)
+
+
+def launch(
+    request: Mapping[str, Any], *, python: str = "", seconds: float = 0, offline: bool = False, show: bool = False, progress: Progress | None = None
+) -> Answer:
+    """`request` is what `child` reads: of a model (`kind`, `config`, `job`, `gpu`, `options`) or of a script (`script`, `arguments`, …)."""
+    interpreter = interpreter_of(python)
+    with scratch_folder() as folder:
+        files = {name: str(folder / name) for name in ("answer", "stack", "request")}
+        whole = {
+            **request, "package": str(PACKAGE), "answer": files["answer"], "stack": files["stack"], "scratch": str(folder), "seconds": seconds, "show": show,
+        }  # fmt: skip
+        Path(files["request"]).write_text(json.dumps(whole), encoding="utf-8")
+        process = subprocess.Popen(
+            [interpreter, str(PACKAGE / "trace" / "child.py"), files["request"]], stdin=subprocess.DEVNULL,
+            stdout=talk() if show else subprocess.DEVNULL, stderr=talk() if show else subprocess.DEVNULL,
+            env=environment(folder, offline), start_new_session=os.name == "posix",
+        )  # fmt: skip
+        try:
+            return listen(process, files, str(request.get("script", "")), seconds, progress)
+        finally:
+            end(process)
+
+
+def talk() -> int:
+    """Where the script's own words go: never among ours on stdout."""
+    try:
+        return sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):
+        return subprocess.DEVNULL
+
+
+def listen(process: subprocess.Popen[bytes], files: Mapping[str, str], script: str, seconds: float, progress: Progress | None) -> Answer:
+    """Read what the process says until it has said the last word, has ended or has taken too long."""
+    start, at, rest = time.monotonic(), 0, ""
+    answer = Path(files["answer"])
+    while True:
+        ended = process.poll() is not None
+        with contextlib.suppress(FileNotFoundError), answer.open(encoding="utf-8") as file:
+            file.seek(at)
+            rest += file.read()
+            at = file.tell()
+        *whole, rest = rest.split("\n")
+        for line in whole:
+            found = heard(json.loads(line), progress)
+            if found is not None:
+                return found
+        if ended:
+            raise InputError(crashed(process.returncode, files["stack"], script))
+        if seconds and time.monotonic() - start > seconds + GRACE:
+            where = innermost(files["stack"])
+            message = f"`{Path(script).name or 'the model'}` is not through after {seconds:g} s"
+            raise InputError.one(message, where=where, hint="`--time-limit` gives it longer")
+        time.sleep(POLL)
+
+
+def heard(said: Mapping[str, Any], progress: Progress | None) -> Answer | None:
+    if "progress" in said:
+        if progress is not None:
+            progress(*said["progress"])
+        return None
+    if "problems" in said:
+        raise InputError(*(Problem(**one) for one in said["problems"]))
+    if "interrupted" in said:
+        raise KeyboardInterrupt
+    return Answer(tape=wire.from_text(said["tape"]), notes=tuple(Problem(**one) for one in said["notes"]), facts=said["facts"])
+
+
+def crashed(code: int, stack: str, script: str) -> Problem:
+    name = Path(script).name or "the trace"
+    where = innermost(stack)
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return Problem(message=f"`{name}` crashed: {signal.Signals(-code).name}", where=where, hint="native code may expect a real GPU")
+    return Problem(message=f"`{name}` ended its own process with code {code} before it has trained a step", where=where)
+
+
+def innermost(stack: str) -> str:
+    """The first of the user's lines in what faulthandler wrote, which lists the latest call first."""
+    with contextlib.suppress(OSError):
+        for name, number in re.findall(r'File "([^"]+)", line (\d+)', Path(stack).read_text(encoding="utf-8", errors="replace")):
+            if lines.is_users(name):
+                return lines.shown(name, int(number))
+    return ""
+
+
+def interpreter_of(python: str) -> str:
+    """This interpreter, the one named, or the one of the virtual environment named."""
+    if not python:
+        return sys.executable
+    path = Path(python).expanduser()
+    for one in (path, path / "bin" / "python", path / "Scripts" / "python.exe"):
+        if one.is_file() and os.access(one, os.X_OK):
+            return str(one.absolute())  # not resolved: a virtual environment is known by the path of its link
+    raise InputError.one(f"`{python}` is neither an interpreter nor a virtual environment", where="python", hint="like `.venv/bin/python`")
+
+
+@contextlib.contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """For the request, the answer and whatever the script writes; gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="memfit-", ignore_cleanup_errors=True) as name:
+        folder = Path(name).resolve()
+        (folder / "tmp").mkdir()
+        yield folder
+
+
+def environment(folder: Path, offline: bool) -> dict[str, str]:
+    """The caller's, with caches that show what is there and take what is new."""
+    env = dict(os.environ)
+    base = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
+    for variable, name in CACHES.items():
+        known, shown = Path(env.get(variable) or base / name).expanduser(), folder / "cache" / name
+        shown.mkdir(parents=True)
+        if name != "xet" and known.is_dir():
+            for entry in known.iterdir():
+                if entry.is_dir() and not entry.name.startswith("."):
+                    (shown / entry.name).symlink_to(entry.resolve(), target_is_directory=True)
+        env[variable] = str(shown)
+    env |= {**PLAIN, **{name: str(folder / "tmp") for name in ("TMPDIR", "TEMP", "TMP")}, "MPLCONFIGDIR": str(folder / "tmp")}
+    return env | OFFLINE if offline else env
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """The process, and those that it started."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.name == "posix":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+    process.wait()
+
+
+__all__ = ["Answer", "launch"]

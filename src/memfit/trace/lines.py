@@ -1,0 +1,62 @@
+"""Which line of the user's own code is running, or has failed: a message names that one, whatever library it ended in."""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+
+OWN = str(Path(__file__).resolve().parents[1])  # memfit itself
+LIBRARIES = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+
+
+@functools.cache
+def is_users(name: str) -> bool:
+    """A file that is neither Python's, nor an installed package's, nor ours."""
+    if name.startswith("<") or "site-packages" in name or "dist-packages" in name:
+        return False
+    path = str(Path(name).resolve())
+    return not path.startswith((OWN, *LIBRARIES))
+
+
+def shown(name: str, number: int) -> str:
+    """`train.py:31: loss.backward()`; the path as seen from here."""
+    path = Path(name)
+    try:
+        path = path.resolve().relative_to(Path.cwd())
+    except (ValueError, OSError):
+        path = Path(path.name)
+    text = linecache.getline(name, number).strip()
+    return f"{path}:{number}" + (f": {text[:80]}" if text else "")
+
+
+def running(frame: FrameType | None = None) -> str:
+    """The innermost of the user's lines that are running now."""
+    at = sys._getframe(1) if frame is None else frame
+    while at is not None:
+        if is_users(at.f_code.co_filename):
+            return shown(at.f_code.co_filename, at.f_lineno)
+        at = at.f_back  # type: ignore[assignment]
+    return ""
+
+
+def failed(trace: TracebackType | None) -> str:
+    """The innermost of the user's lines that an exception came through."""
+    found = ""
+    for name, number in through(trace):
+        if is_users(name):
+            found = shown(name, number)
+    return found
+
+
+def through(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+    while trace is not None:
+        yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
+        trace = trace.tb_next
+
+
+__all__ = ["failed", "is_users", "running", "shown"]

@@ -1,0 +1,218 @@
+"""`from_pretrained` without weights: the class and the config are the program's own, the parameters are tensors without data.
+
+A config comes from a folder or from the catalog; only a name that neither knows is looked for where transformers looks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from types import ModuleType
+from typing import Any
+
+import torch
+from memfit.job import Job
+from memfit.trace import prepare, steps
+from memfit.trace.imports import Patch
+from memfit.trace.refuse import CannotFollow, Watcher
+from memfit.units import GIB
+
+# Arguments that only say how weights are found and read (transformers 4.40 to 5.23, modeling_utils.py `from_pretrained`).
+READING = {
+    "cache_dir", "ignore_mismatched_sizes", "force_download", "local_files_only", "token", "use_auth_token", "revision", "use_safetensors",
+    "weights_only", "state_dict", "proxies", "tqdm_class", "output_loading_info", "_from_pipeline", "_from_auto", "max_memory",
+    "offload_folder", "offload_buffers", "offload_state_dict", "subfolder", "commit_hash", "_commit_hash", "variant", "adapter_kwargs",
+    "adapter_name", "generation_config", "gguf_file", "trust_remote_code", "low_cpu_mem_usage", "from_tf", "from_flax", "mirror", "_fast_init",
+    "resume_download", "key_mapping", "disable_mmap", "fusion_config", "use_kernels", "kernel_config", "allow_all_kernels", "code_revision",
+}  # fmt: skip
+SPREAD = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
+PATIENCE = 2.0  # seconds for a connection to the hub
+PLACING = ("auto", "balanced", "balanced_low_0", "sequential")
+
+
+def configs(module: ModuleType) -> list[Patch]:
+    """For `transformers.configuration_utils`: names of the catalog need no hub."""
+    kind = getattr(module, "PretrainedConfig", None) or module.PreTrainedConfig
+    true = kind.get_config_dict.__func__
+
+    def config_dict(cls: Any, name: Any, **given: Any) -> Any:
+        from memfit.model import catalog
+
+        known = None if os.path.isdir(name) or os.path.isfile(name) else catalog.find(str(name))
+        if known is None:
+            return true(cls, name, **given)
+        return {**catalog.entry(known).config(), "_name_or_path": str(name)}, {key: value for key, value in given.items() if key not in READING}
+
+    return [(kind, "get_config_dict", classmethod(config_dict))]
+
+
+def hub_constants(module: ModuleType) -> list[Patch]:
+    """For `huggingface_hub.constants`: without a way to the hub, every request to it fails at once, not after its retries."""
+    if module.HF_HUB_OFFLINE or reachable(module.ENDPOINT):
+        return []
+    os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    return [(module, "HF_HUB_OFFLINE", True)]
+
+
+def reachable(endpoint: str) -> bool:
+    """Whether there is a connection; behind a proxy only the proxy knows."""
+    import socket
+    from urllib.parse import urlsplit
+
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return True
+    parts = urlsplit(endpoint)
+    try:
+        with socket.create_connection((parts.hostname or "", parts.port or 443), timeout=PATIENCE):
+            return True
+    except OSError:
+        return False
+
+
+def models(module: ModuleType, recorder: Watcher) -> list[Patch]:
+    """For `transformers.modeling_utils`."""
+
+    def from_pretrained(cls: Any, name: Any, *args: Any, **given: Any) -> Any:
+        return load(cls, name, args, given, recorder)
+
+    return [(module.PreTrainedModel, "from_pretrained", classmethod(from_pretrained))]
+
+
+def load(cls: Any, name: Any, args: tuple[Any, ...], given: dict[str, Any], recorder: Watcher) -> Any:
+    """The model of `name` as the class builds it, in the dtype, with the attention, quantized and placed as asked."""
+    for one in SPREAD:
+        if given.pop(one, None) is not None:
+            raise CannotFollow(f"`{one}` spreads the model over several GPUs", "so far memfit follows one process on one GPU")
+    config, rest = config_of(cls, name, given)
+    asked = rest.pop("quantization_config", None) or getattr(config, "quantization_config", None)
+    wanted, version = job_of(asked), major_minor()
+    dtype = dtype_of(rest, config, quantized=wanted is not None, version=version)
+    place, info = rest.pop("device_map", None), given.get("output_loading_info")
+    build = {key: rest.pop(key) for key in ("attn_implementation", "experts_implementation", "use_flash_attention_2") if key in rest}
+    for key in READING:
+        rest.pop(key, None)
+    model = cls._from_config(config, **{"dtype" if version >= (4, 56) else "torch_dtype": dtype}, **build, **rest)
+    kept_wide(model, dtype)
+    model.config.name_or_path = str(name)
+    model.name_or_path = str(name)
+    if wanted is not None:
+        place = {"": 0} if place is None else place
+        quantize(model, asked, wanted)
+    put(model, place, recorder)
+    model.eval()
+    return (model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}) if info else model
+
+
+def config_of(cls: Any, name: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The config, and the arguments that it did not take."""
+    import copy
+
+    import transformers
+
+    config = given.pop("config", None)
+    base = getattr(transformers, "PretrainedConfig", None) or transformers.PreTrainedConfig
+    if isinstance(config, base):
+        return copy.deepcopy(config), given
+    kind = getattr(cls, "config_class", None) or transformers.AutoConfig
+    found, rest = kind.from_pretrained(name if config is None else config, return_unused_kwargs=True, **given)
+    return found, {**rest, **{key: given[key] for key in ("device_map", "quantization_config", "dtype", "torch_dtype") if key in given}}
+
+
+def major_minor() -> tuple[int, int]:
+    import transformers
+
+    major, minor = transformers.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+def dtype_of(rest: dict[str, Any], config: Any, *, quantized: bool, version: tuple[int, int]) -> Any:
+    """`auto` is the checkpoint's own, which its config names. Without a word it was fp32 before transformers 5, fp16 where quantized."""
+    asked = [rest.pop(key, None) for key in ("dtype", "torch_dtype")]
+    found = asked[0] if asked[0] is not None else asked[1]
+    if found is None and version < (5, 0):
+        found = torch.float16 if quantized else torch.float32
+    if found is None or found == "auto":
+        found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+    if isinstance(found, dict):
+        found = found.get("", torch.float32)
+    return getattr(torch, found) if isinstance(found, str) else found
+
+
+def kept_wide(model: Any, dtype: Any) -> None:
+    """Modules that a class keeps in fp32 under 16-bit weights."""
+    names: list[str] = []
+    if dtype == torch.float16:
+        names += getattr(model, "_keep_in_fp32_modules", None) or []
+    if dtype in (torch.float16, torch.bfloat16):
+        names += getattr(model, "_keep_in_fp32_modules_strict", None) or []
+    if names:
+        for path, parameter in model.named_parameters():
+            if any(name in path.split(".") for name in names):
+                parameter.data = parameter.data.float()
+
+
+def job_of(asked: Any) -> Job | None:
+    """The quantization asked for, in the words of a Job; None for none."""
+    if asked is None:
+        return None
+    values = asked if isinstance(asked, dict) else asked.to_dict()
+    method = str(getattr(values.get("quant_method"), "value", values.get("quant_method") or "bitsandbytes"))
+    if "bitsandbytes" not in method:
+        raise CannotFollow(f"weights quantized by `{method}` cannot be followed", "bitsandbytes' are the ones that can")
+    if not values.get("load_in_4bit") and not values.get("_load_in_4bit"):
+        return Job(quant="int8")
+    compute = "fp16" if "float16" in str(values.get("bnb_4bit_compute_dtype")) and "bfloat16" not in str(values.get("bnb_4bit_compute_dtype")) else "bf16"
+    return Job(quant=values.get("bnb_4bit_quant_type") or "fp4", double_quant=bool(values.get("bnb_4bit_use_double_quant")), precision=compute)
+
+
+def quantize(model: Any, asked: Any, wanted: Job) -> None:
+    values = asked if isinstance(asked, dict) else asked.to_dict()
+    skip = values.get("llm_int8_skip_modules")
+    if skip is None:
+        skip = ["lm_head"] if hasattr(model, "lm_head") else [name for name, _ in model.named_children()][-1:] if model.get_output_embeddings() is not None else []
+    prepare.quantized(model, wanted.replace(quant_skip=",".join(skip)))
+    from transformers.quantizers import AutoHfQuantizer
+
+    model.config.quantization_config = asked
+    model.is_quantized = True
+    with contextlib.suppress(ImportError, ValueError):
+        model.hf_quantizer = AutoHfQuantizer.from_config(asked)
+        model.quantization_method = model.hf_quantizer.quantization_config.quant_method
+
+
+def put(model: Any, place: Any, recorder: Watcher) -> None:
+    """Onto the GPU, where a device map says so; tensor by tensor, after one request for all of them where this version makes one."""
+    if place is None or on_cpu(place):
+        return
+    size = sum(one.numel() * one.element_size() for one in model.parameters())
+    if place in PLACING and size > recorder.device.memory:
+        message = f"the weights alone take {size / GIB:.1f} GiB; `device_map` would leave some of them on the CPU, which is not followed"
+        recorder.note("device_map", message)
+    import transformers.modeling_utils as home
+
+    if hasattr(home, "caching_allocator_warmup") and not getattr(model, "is_quantized", False):
+        whole = torch.empty(size // 2, dtype=torch.float16, device="cuda")
+        del whole
+    steps.arrivals(recorder, model)
+    model.hf_device_map = {"": 0}
+
+
+def on_cpu(place: Any) -> bool:
+    """Whether all goes to the CPU; where only some does, that is not followed."""
+    values = list(place.values()) if isinstance(place, dict) else [place]
+    places = {"cuda" if isinstance(one, int) or str(one) in PLACING else str(one).partition(":")[0] for one in values}
+    for one in values:
+        if isinstance(one, int) or str(one).startswith("cuda:"):
+            index = one if isinstance(one, int) else int(str(one).partition(":")[2])
+            if index > 0:
+                from memfit.trace.cuda import NoSuchDevice
+
+                raise NoSuchDevice(index)
+    if places == {"cpu"}:
+        return True
+    if places != {"cuda"}:
+        raise CannotFollow(f"the device map spreads the model over {', '.join(sorted(places))}", "so far memfit follows one GPU, without offloading")
+    return False
+
+
+__all__ = ["configs", "models"]

@@ -1,0 +1,173 @@
+"""What a trace cannot follow is named with the line of the user's code; what it need not follow is left out, with a note."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.utils.data
+from memfit.errors import Problem
+from memfit.trace import lines
+from memfit.trace.recorder import Block
+from memfit.trace.sides import Sides
+
+aten = torch.ops.aten
+INF = float("inf")
+
+
+class CannotFollow(BaseException):
+    """Not an `Exception`: programs catch those and go on with another way of theirs."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.problem = Problem(message=message, where=lines.running(sys._getframe(1)), hint=hint)
+
+
+class Watcher(Sides):
+    """A recorder that judges every number a program reads from the GPU."""
+
+    def __init__(self, device: Any, skew: float = 1.0) -> None:
+        super().__init__(device, skew)
+        self.notes: dict[str, Problem] = {}
+
+    def note(self, kind: str, message: str, hint: str = "") -> None:
+        """The first of its kind is told."""
+        if kind not in self.notes:
+            self.notes[kind] = Problem(message=message, where=lines.running(), hint=hint, level="note")
+
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func is aten._local_scalar_dense.default and args[0].is_meta:
+            return self.read(args[0])
+        return super().dispatch(func, args, kwargs)
+
+    def read(self, tensor: torch.Tensor) -> float | bool:
+        """A float that nobody knows is 1.0, a truth value False in a library; where one's own code depends on it, there is no going on."""
+        block = self.owned(tensor)
+        known = None if block is None else block.value
+        kind = tensor.dtype
+        if known is not None:
+            return bool(known) if kind == torch.bool else known if kind.is_floating_point else int(known)
+        if kind.is_floating_point:
+            if reader_is_user():
+                self.note("value", "numbers that only a GPU could compute are taken as 1.0 where the script reads them")
+            return 1.0
+        if kind == torch.bool and not reader_is_user():
+            return False
+        what = "a truth value" if kind == torch.bool else "a whole number"
+        raise CannotFollow(f"the script depends on {what} that only a GPU could compute", "what follows may need other memory either way")
+
+    def constant(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
+        """Beside filled tensors: losses are taken to be finite."""
+        super().constant(result, func, args, kwargs)
+        judge = KNOWN.get(func)
+        block = self.owned(result) if judge is not None else None
+        if judge is not None and block is not None:
+            block.value = judge([self.value(one) for one in args[:2]], args)
+
+    def value(self, one: Any) -> float | None:
+        if isinstance(one, torch.Tensor):
+            block: Block | None = self.owned(one)
+            return None if block is None else block.value
+        return float(one) if isinstance(one, (int, float)) else None
+
+
+def product(values: list[float | None], _: Any) -> float | None:
+    return None if None in values else float(bool(values[0]) and bool(values[1]))
+
+
+Judge = Callable[[list[float | None], Any], float | None]
+KNOWN: dict[Any, Judge] = {
+    aten.isnan.default: lambda values, args: 0.0,
+    aten.isinf.default: lambda values, args: 0.0,
+    aten.ne.Scalar: lambda values, args: 1.0 if values[1] in (INF, -INF) else None,
+    aten.eq.Scalar: lambda values, args: 0.0 if values[1] in (INF, -INF) else None,
+    aten.eq.Tensor: lambda values, args: 1.0 if args[0] is args[1] else None,
+    aten.ne.Tensor: lambda values, args: 0.0 if args[0] is args[1] else None,
+    aten.mul.Tensor: lambda values, args: product(values, args) if args[0].dtype == torch.bool else None,
+    aten.logical_and.default: product,
+    aten.bitwise_and.Tensor: product,
+    aten.logical_or.default: lambda values, args: None if None in values else float(any(values)),
+    aten.bitwise_or.Tensor: lambda values, args: None if None in values else float(any(values)),
+    aten.logical_not.default: lambda values, args: None if values[0] is None else 1.0 - values[0],
+    aten.bitwise_not.default: lambda values, args: None if values[0] is None or args[0].dtype != torch.bool else 1.0 - values[0],
+    **dict.fromkeys((aten.any.default, aten.all.default, aten.any.dim, aten.all.dim), lambda values, args: values[0]),
+}
+
+
+def reader_is_user() -> bool:
+    """Whether the value is read by the user's own code, not by a library that it called."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(lines.OWN) and "/torch/" not in name.replace("\\", "/") and not name.startswith("<"):
+            return lines.is_users(name)
+        frame = frame.f_back
+    return False
+
+
+GRAPH = "the script captures a CUDA graph, whose memory pools a trace does not know"
+LOADER = (  # the order of DataLoader's arguments, torch 2.4 to 2.13
+    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout",
+    "worker_init_fn", "multiprocessing_context", "generator",
+)  # fmt: skip
+ALONE = {
+    "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0,
+}  # fmt: skip
+
+
+def refusing(what: str, hint: str = "") -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CannotFollow(what, hint)
+
+    return refuse
+
+
+def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
+    """Ways out of what a dispatcher sees, closed; workers and compilers, left out."""
+    true_loader = torch.utils.data.DataLoader.__init__
+    several = "so far memfit follows one process on one GPU"
+
+    def compiled(model: Any = None, **given: Any) -> Any:
+        if model is None:
+            return lambda one: compiled(one, **given)
+        recorder.note("compile", "`torch.compile` is left out: the trace is that of the same code run eagerly")
+        return model
+
+    def loader(self: Any, *args: Any, **given: Any) -> None:
+        """Workers and page-locked memory change nothing on the GPU."""
+        given |= dict(zip(LOADER, args, strict=False))
+        true_loader(self, **{**given, **{key: value for key, value in ALONE.items() if key in given}})
+
+    found = [
+        (torch, "compile", compiled),
+        (torch.nn.Module, "compile", lambda self, *_, **__: compiled(self) and None),
+        (torch.utils.data.DataLoader, "__init__", loader),
+        (torch.cuda, "CUDAGraph", type("CUDAGraph", (), {"__init__": refusing(GRAPH)})),
+        (torch.cuda, "make_graphed_callables", refusing(GRAPH)),
+        (torch.multiprocessing, "spawn", refusing("the script starts several processes", several)),
+    ]
+    if torch.distributed.is_available():
+        found.append((torch.distributed, "init_process_group", refusing("the script joins a group of processes", several)))
+    return found
+
+
+def extensions(module: Any) -> list[tuple[Any, str, Any]]:
+    """For `torch.utils.cpp_extension`, once it is imported."""
+    hint = "its allocations and shapes are not known outside of it"
+    return [(module, name, refusing("the script builds a CUDA extension, which a trace cannot follow", hint)) for name in ("load", "load_inline")]
+
+
+def kernels(module: Any) -> list[tuple[Any, str, Any]]:
+    """For `triton.runtime.jit`, once it is imported."""
+
+    def run(self: Any, *_: Any, **__: Any) -> Any:
+        name = getattr(getattr(self, "fn", None), "__name__", "")
+        raise CannotFollow(f"the Triton kernel `{name}` cannot be followed", "use the library's way without it, if it has one")
+
+    return [(module.JITFunction, "run", run)]
+
+
+__all__ = ["CannotFollow", "Watcher", "extensions", "kernels", "patches"]

@@ -1,0 +1,196 @@
+"""What a program may ask of CUDA beside tensors, answered as the pretended GPU would: memory, streams, events, generators.
+
+`cuda.pretended` answers what the libraries ask during a step; this is the rest, for programs of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Any
+
+import torch
+from memfit.trace import cuda
+from memfit.trace.live import Live
+
+CUDA_VERSION = "12.8"  # where the build of torch has none: what its wheels of 2.7 to 2.10 are for
+CUDNN_VERSION = 91002
+
+
+class Stream:
+    """A stream on which nothing waits."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device, self.priority, self.cuda_stream, self.stream_id = torch.device("cuda", 0), priority, 0, 0
+
+    def synchronize(self) -> None: ...
+    def wait_stream(self, other: Any) -> None: ...
+    def wait_event(self, event: Any) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def is_capturing(self) -> bool:
+        return False
+
+    def record_event(self, event: Any = None) -> Event:
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: Any) -> None: ...
+
+
+class Event:
+    """An event that is over as soon as it is recorded; times are those of this machine."""
+
+    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+        self.at = 0.0
+
+    def record(self, stream: Any = None) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        return (end.at - self.at) * 1000
+
+    def synchronize(self) -> None: ...
+    def wait(self, stream: Any = None) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+STREAM = Stream()
+
+
+@contextlib.contextmanager
+def on(_: Any = None) -> Any:
+    """`torch.cuda.stream(s)`, `torch.cuda.device(0)`: a context that changes nothing."""
+    yield STREAM
+
+
+def index_of(device: Any = None) -> int:
+    """The index a program names, which must be that of the one GPU."""
+    if device is None:
+        return 0
+    if not isinstance(device, int):
+        device = torch.device(device).index or 0
+    if device > 0:
+        raise cuda.NoSuchDevice(device)
+    return 0
+
+
+class AnyGenerator(type(torch.Generator)):  # type: ignore[misc]
+    """`isinstance(g, torch.Generator)` stays true for the real ones."""
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, TRUE_GENERATOR)
+
+
+TRUE_GENERATOR = torch._C.Generator
+
+
+def generator_type() -> Any:
+    """`torch.Generator`, whose instances for the GPU are the CPU's: no value that they give is used there."""
+
+    def new(cls: Any, device: Any = "cpu") -> Any:
+        index_of(device)
+        return TRUE_GENERATOR()
+
+    return AnyGenerator("Generator", (), {"__new__": new})
+
+
+def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
+    """(owner, name, value) of all that is answered."""
+    properties = cuda.Properties(device.name, *device.capability, device.memory, device.sms)
+    state = torch.zeros(16, dtype=torch.uint8)
+    values: dict[str, Any] = {
+        **live.answers(),
+        "get_device_properties": lambda one=None: (index_of(one), properties)[1],
+        "get_device_capability": lambda one=None: (index_of(one), device.capability)[1],
+        "get_device_name": lambda one=None: (index_of(one), device.name)[1],
+        "set_device": lambda one: (index_of(one), None)[1],
+        "init": lambda: None,
+        "device": on, "device_of": on, "stream": on, "StreamContext": on, "_DeviceGuard": on,
+        "Stream": Stream, "ExternalStream": Stream, "Event": Event,
+        "current_stream": lambda *_: STREAM, "default_stream": lambda *_: STREAM, "set_stream": lambda *_: None,
+        "get_rng_state_all": lambda: [state.clone()], "set_rng_state_all": lambda *_: None,
+        "seed": lambda: None, "seed_all": lambda: None, "initial_seed": lambda: 0,
+        "get_arch_list": lambda: [f"sm_{device.capability[0]}{device.capability[1]}"],
+        "can_device_access_peer": lambda *_: False,
+        "set_per_process_memory_fraction": lambda *_, **__: None,
+        "is_tf32_supported": lambda: device.capability >= (8, 0),
+        "utilization": lambda *_: 0, "temperature": lambda *_: 0, "memory_usage": lambda *_: 0,
+        "default_generators": (TRUE_GENERATOR(),),
+        "_get_device_index": lambda one=None, *_, **__: index_of(one),
+    }  # fmt: skip
+    found = [(owner, name, value) for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams) for name, value in values.items()]
+    found = [(owner, name, value) for owner, name, value in found if name in vars(owner)]
+    found += [(torch.cuda.nvtx, name, lambda *_, **__: 0) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")]
+    found += [(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None), (torch.cuda.memory, "_dump_snapshot", lambda *_, **__: None)]
+    found += [(torch, "Generator", generator_type())]
+    found += [(torch.backends.cudnn, "is_available", lambda: True), (torch.backends.cudnn, "version", lambda: CUDNN_VERSION)]
+    if torch.version.cuda is None:
+        found.append((torch.version, "cuda", CUDA_VERSION))
+    return found + accelerator(live) + tensor_methods()
+
+
+def accelerator(live: Live) -> list[tuple[Any, str, Any]]:
+    """`torch.accelerator` (torch 2.6 and later), as far as this version has it."""
+    module = getattr(torch, "accelerator", None)
+    if module is None:
+        return []
+    values = {
+        **live.answers(), "is_available": lambda: True, "device_count": lambda: 1, "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_device_index": lambda: 0, "current_device_idx": lambda: 0, "set_device_index": lambda one: (index_of(one), None)[1],
+        "set_device_idx": lambda one: (index_of(one), None)[1], "synchronize": lambda *_: None, "current_stream": lambda *_: STREAM,
+        "set_stream": lambda *_: None, "get_memory_info": live.mem_get_info,
+    }  # fmt: skip
+    return [(module, name, value) for name, value in values.items() if hasattr(module, name)]
+
+
+def tensor_methods() -> list[tuple[Any, str, Any]]:
+    """Ways from a tensor to its values, and to page-locked memory."""
+    base = torch._C.TensorBase
+    true = {name: getattr(base, name) for name in ("cpu", "numpy", "tolist")}
+    true_format, true_parse = torch.Tensor.__format__, torch._C._nn._parse_to
+
+    def cpu(self: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        return self.to("cpu")
+
+    def numpy(self: torch.Tensor, **given: Any) -> Any:
+        if self.is_cuda:
+            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+        return true["numpy"](self, **given)
+
+    def tolist(self: torch.Tensor) -> Any:
+        return true["tolist"](self.detach().to("cpu") if self.is_cuda else self)
+
+    def formatted(self: torch.Tensor, spec: str) -> str:
+        return format(self.item(), spec) if self.dim() == 0 and self.is_cuda else true_format(self, spec)
+
+    def shown(self: torch.Tensor, **given: Any) -> str:
+        return TRUE_REPR(self.detach().to("cpu") if self.is_cuda and self.numel() <= 1000 else self, **given)
+
+    def parsed(*args: Any, **given: Any) -> Any:
+        """`nn.Module.to(0)`: an index means the GPU."""
+        if args and isinstance(args[0], int) and not isinstance(args[0], bool):
+            args = (torch.device("cuda", args[0]), *args[1:])
+        found = true_parse(*args, **given)
+        if found[0] is not None and found[0].type == "cuda":
+            cuda.only(found[0])
+        return found
+
+    return [
+        (torch.Tensor, "cpu", cpu), (torch.Tensor, "numpy", numpy), (torch.Tensor, "tolist", tolist), (torch.Tensor, "__format__", formatted),
+        (torch.Tensor, "pin_memory", lambda self, *_: self), (torch.Tensor, "is_pinned", lambda self, *_: False),
+        (torch.Tensor, "__repr__", shown), (torch._C._nn, "_parse_to", parsed),
+    ]  # fmt: skip
+
+
+TRUE_REPR = torch.Tensor.__repr__
+
+__all__ = ["patches"]

@@ -1,0 +1,163 @@
+"""Runs a user's own program, unmodified, as if this machine had a GPU, and records what it allocates there."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from memfit.errors import InputError, Problem
+from memfit.simulate.settings import Settings
+from memfit.tape import Tape
+from memfit.trace import autocast, bnb, cuda, failures, imports, kernels_of, lines, pretrained, refuse, runtime, savers
+from memfit.trace.follow import Follower, Stopped
+from memfit.trace.live import Live
+from memfit.trace.refuse import CannotFollow, Watcher
+from memfit.trace.rules import learn
+from memfit.trace.scratch import Scratch
+from memfit.trace.sides import parameter_maker
+
+LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "datasets")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What to run and for how long; `steps` 0 means to its end. Files that the program writes go to `scratch`."""
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    device: cuda.Device
+    steps: int = 3
+    seconds: float = 0
+    scratch: str
+    alloc_conf: str = ""
+    watch: Callable[[Watcher], None] = field(default=lambda _: None)
+    leave: Callable[[Follower], None] = field(default=lambda _: None)
+
+
+class TimeIsUp(BaseException):
+    """Raised in whatever the program is doing."""
+
+
+def follow(request: Request) -> Follower:
+    """Run the program until it has shown enough. What the follower holds then is the answer; see `answer`."""
+    script = Path(request.script)
+    if not script.is_file():
+        raise InputError.one(f"`{request.script}` is no file", where="script")
+    device = request.device
+    learn(Watcher(device))
+    kernels_of.install(device)
+    recorder = Watcher(device)
+    live = Live(recorder, Settings.parse(request.alloc_conf, where="job.alloc_conf"), device.memory)
+    follower = Follower(recorder, request.steps, leave=lambda: request.leave(follower))
+    request.watch(recorder)
+    recorder.mark("load")
+    with contextlib.ExitStack() as stack:
+        prepare(stack, follower, live, request)
+        judged(follower, request, lambda: execute(script, request))
+    return follower
+
+
+def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request: Request) -> None:
+    """All that makes the program believe in its GPU, from the outside in."""
+    recorder, device = follower.recorder, request.device
+    assert isinstance(recorder, Watcher)
+    stack.enter_context(cuda.patched(Scratch(request.scratch).patches()))
+    stack.enter_context(cuda.pretended(device))
+    stack.enter_context(cuda.patched(runtime.patches(device, live) + refuse.patches(recorder) + savers.patches(recorder)))
+    stack.enter_context(cuda.patched([(torch.nn.Parameter, "__new__", staticmethod(parameter_maker(recorder)))]))
+    stack.enter_context(bnb.installed())
+    stack.enter_context(imports.changing(changes(recorder)))
+    stack.enter_context(autocast.emulated())
+    stack.enter_context(follower.following())
+    stack.enter_context(limited(request.seconds))
+    stack.enter_context(recorder)
+
+
+def changes(recorder: Watcher) -> dict[str, imports.Change]:
+    """Packages that are changed when the program imports them."""
+    return {
+        "huggingface_hub.constants": pretrained.hub_constants,
+        "transformers.configuration_utils": pretrained.configs,
+        "transformers.modeling_utils": lambda module: pretrained.models(module, recorder) + savers.pretrained(module.PreTrainedModel),
+        "peft.peft_model": lambda module: savers.pretrained(module.PeftModel),
+        "safetensors.torch": savers.safetensors,
+        "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
+        "triton.runtime.jit": refuse.kernels,
+        "torch.utils.cpp_extension": refuse.extensions,
+    }
+
+
+def execute(script: Path, request: Request) -> None:
+    """As `python script.py arguments` would."""
+    sys.argv = [request.script, *request.arguments]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(request.script, run_name="__main__")
+
+
+def judged(follower: Follower, request: Request, run: Callable[[], None]) -> None:
+    """However the program ends: either it has shown enough, or it becomes one clear message."""
+    try:
+        run()
+    except BaseException as bad:  # noqa: BLE001 - programs may end in any way; all of them are named
+        if follower.end is not None:
+            return
+        if isinstance(bad, (Stopped, KeyboardInterrupt, InputError)):
+            raise
+        if isinstance(bad, SystemExit) and (follower.steps or not request.steps) and not bad.code:
+            return
+        raise InputError(problem_of(bad, request)) from bad
+    if request.steps and not follower.counts and not follower.backwards:
+        message = f"`{Path(request.script).name}` ends without training: no optimizer step, no backward pass"
+        hint = "with `--steps 0` a script is followed to its end, whatever it does"
+        raise InputError.one(message, where="script", hint=hint)
+
+
+def problem_of(bad: BaseException, request: Request) -> Problem:
+    if isinstance(bad, CannotFollow):
+        return bad.problem
+    where = lines.failed(bad.__traceback__)
+    name = Path(request.script).name
+    if isinstance(bad, TimeIsUp):
+        message = f"`{name}` is not through with {request.steps or 'all of its'} steps after {request.seconds:g} s"
+        return Problem(message=message, where=where, hint="`--time-limit` gives it longer")
+    return failures.explain(bad, name, where)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Where the system has alarms; elsewhere the parent process ends what takes too long."""
+    if not seconds or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(_: int, frame: FrameType | None) -> None:
+        raise TimeIsUp
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, if the program catches the first one
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def answer(follower: Follower) -> Tape:
+    """The events up to the last step that was asked for."""
+    recorder = follower.recorder
+    if follower.end is not None:
+        recorder.events = recorder.events[: follower.end]
+    follower.settled()
+    versions = {name: str(module.__version__) for name in LIBRARIES if hasattr(module := sys.modules.get(name), "__version__")}
+    return Tape(events=recorder.finished(), source="trace", versions={"python": sys.version.split()[0], **versions})
+
+
+__all__ = ["Follower", "Request", "answer", "follow"]

@@ -1,0 +1,192 @@
+"""A recorder for programs that also have tensors off the GPU: models are built on the CPU, batches come from there.
+
+The CPU's large tensors are meta tensors, too, whose storages are listed in `Device.elsewhere`; its small ones are real, so that
+data keeps its values. Only what is on the GPU is recorded.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from memfit.trace import cuda
+from memfit.trace.recorder import Recorder, collect, count_of, restored, shadowed
+from memfit.trace.rules import RULES
+
+aten = torch.ops.aten
+GPU, CPU, VOID = "gpu", "cpu", "void"  # void: `torch.device("meta")`, as the program itself asked for
+WHERE = {CPU: torch.device("cpu"), VOID: torch.device("meta")}
+REAL_COUNT = 1 << 22  # values of one real tensor on the CPU
+REAL_BYTES = 1 << 28  # of all larger real ones together
+SMALL = 1 << 14
+EMPTY = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"}
+COPIES = {"aten::copy_", "aten::_foreach_copy_"}
+TOGETHER = {
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::cat", "aten::embedding", "aten::native_layer_norm",
+    "aten::convolution", "aten::add", "aten::mul", "aten::sub", "aten::div", "aten::where", "aten::_fused_rms_norm",
+}  # fmt: skip  # ops that a program cannot run over two devices; others have their exceptions
+
+
+class Sides(Recorder):
+    """A `Recorder` that knows on which side every tensor is."""
+
+    def __init__(self, device: cuda.Device, skew: float = 1.0) -> None:
+        super().__init__(device, skew)
+        self.kept = 0  # bytes of large real tensors on the CPU
+        self.host_blocks: dict[int, weakref.ref[Any]] = {}
+        self.host = self.host_peak = 0  # bytes of meta tensors on the CPU
+
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        side = self.side_of(func, args, kwargs)
+        if side == GPU or func is aten._local_scalar_dense.default:
+            rule = RULES.get(func)
+            if rule is not None:
+                done, result = rule(self, func, args, kwargs)
+                if done:
+                    return self.seen(func, args, kwargs, result, True)
+        if side == GPU:
+            _, args, kwargs, swapped = self.placed(func, args, kwargs)
+            result = func(*args, **kwargs)
+            return self.seen(func, args, kwargs, restored(result, swapped) if swapped else result, False)
+        return self.aside(func, args, kwargs, side)
+
+    def side_of(self, func: Any, args: Any, kwargs: Any) -> str:
+        """Where the result of an op is: as the program asks, else where its operands are."""
+        owns = self.device.owns
+        tensors: list[torch.Tensor] = []
+        collect(args, tensors)
+        if kwargs:
+            collect(tuple(kwargs.values()), tensors)
+        asked = kwargs.get("device")
+        if asked is not None:
+            asked = torch.device(asked)
+            if asked.type == self.device.type:
+                cuda.only(asked)
+                return GPU
+            if asked.type == "cpu":
+                return CPU
+            if asked.type != "meta":
+                return CPU
+            if not any(one.is_meta for one in tensors):  # C++ code says `meta` where it means the GPU
+                return VOID if void_asked() or (self.phase == "load" and not self.modules) else GPU
+        if not tensors:
+            return CPU
+        sides = [GPU if owns(one) else CPU for one in tensors]
+        if GPU in sides:
+            if CPU in sides and func._schema.name in TOGETHER:
+                together(tensors, sides, str(func._schema.name))
+            return sides[0] if func._schema.name in COPIES else GPU
+        elsewhere = self.device.elsewhere
+        return VOID if any(elsewhere.get(one.untyped_storage()._cdata) == WHERE[VOID] for one in tensors if one.is_meta) else CPU
+
+    def aside(self, func: Any, args: Any, kwargs: Any, side: str) -> Any:
+        """Run an op off the GPU: for real where its values may matter, on meta where they would be too large."""
+        tensors: list[torch.Tensor] = []
+        collect(args, tensors)
+        meta = side == VOID or any(one.is_meta for one in tensors)
+        if meta and side == CPU and func is aten._to_copy.default and args[0].numel() <= REAL_COUNT and self.device.owns(args[0]):
+            return self.fetched(args[0], kwargs.get("dtype"))
+        if not meta and "device" in [one.name for one in func._schema.arguments]:
+            meta = self.too_large(func, args, kwargs)
+        if not meta:
+            result = func(*args, **kwargs)
+            self.keep(result)
+            return result
+        kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
+        if any(one.name == "device" for one in func._schema.arguments) and (not tensors or kwargs.get("device") is not None):
+            kwargs["device"] = "meta"
+        swapped: dict[int, torch.Tensor] = {}
+        args, kwargs = shadowed(args, swapped), {key: shadowed(value, swapped) for key, value in kwargs.items()}
+        result = restored(func(*args, **kwargs), swapped)
+        for one in result if isinstance(result, (tuple, list)) else (result,):
+            if isinstance(one, torch.Tensor) and one.is_meta:
+                self.apart(one, side)
+        return result
+
+    def fetched(self, tensor: torch.Tensor, kind: Any) -> torch.Tensor:
+        """A copy on the CPU of what was computed on the GPU: its values are assumed, as `.item()` assumes them."""
+        block = self.owned(tensor)
+        value = 1.0 if block is None or block.value is None else block.value
+        kind = tensor.dtype if kind is None else kind
+        return torch.full(tensor.shape, value if kind.is_floating_point else 0, dtype=kind)
+
+    def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a new tensor is better not made for real: without values from the start, or too many of them."""
+        kind = kwargs.get("dtype") or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None) or torch.get_default_dtype()
+        count = count_of(args)
+        if func._schema.name in EMPTY and kind.is_floating_point and count > 1:
+            return True
+        return count > REAL_COUNT or (count > SMALL and self.kept + count * kind.itemsize > REAL_BYTES)
+
+    def keep(self, result: Any) -> None:
+        """Count the large real tensors on the CPU, until they die."""
+        if not isinstance(result, torch.Tensor) or result.numel() <= SMALL or result.is_meta:
+            return
+        storage = result.untyped_storage()
+        key, size = storage._cdata, storage.nbytes()
+        if key in self.host_blocks:
+            return
+        self.kept += size
+
+        def gone(_: Any) -> None:
+            self.host_blocks.pop(key, None)
+            self.kept -= size
+
+        self.host_blocks[key] = weakref.ref(storage, gone)
+
+    def apart(self, tensor: torch.Tensor, side: str = CPU) -> torch.Tensor:
+        """Enter a meta tensor as one that is not on the GPU."""
+        storage = tensor.untyped_storage()
+        key, size = storage._cdata, storage.nbytes() if side == CPU else 0
+        if key in self.device.elsewhere or key in self.blocks or not storage.nbytes():
+            return tensor
+        self.device.elsewhere[key] = WHERE[side]
+        self.host += size
+        self.host_peak = max(self.host_peak, self.host + self.kept)
+
+        def gone(_: Any) -> None:
+            self.host_blocks.pop(key, None)
+            if self.device.elsewhere.pop(key, None) is not None:
+                self.host -= size
+
+        self.host_blocks[key] = weakref.ref(storage, gone)
+        return tensor
+
+    def arrive(self, tensor: torch.Tensor, part: Any, where: str) -> None:
+        """What was built off the GPU is on it from now on."""
+        key = tensor.untyped_storage()._cdata
+        if self.device.elsewhere.pop(key, None) is not None:
+            self.host_blocks.pop(key, None)
+            self.host -= tensor.untyped_storage().nbytes()
+        super().arrive(tensor, part, where)
+
+
+def together(tensors: list[torch.Tensor], sides: list[str], name: str) -> None:
+    """What CUDA says of operands on two devices; numbers without dimensions may come from the CPU."""
+    if any(side == CPU and one.dim() for one, side in zip(tensors, sides, strict=True)):
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (in {name})")
+
+
+def void_asked() -> bool:
+    """Inside `with torch.device("meta")`."""
+    from torch.utils import _device
+
+    current = getattr(_device, "CURRENT_DEVICE", None)
+    return current is not None and torch.device(current).type == "meta"
+
+
+def parameter_maker(recorder: Sides) -> Any:
+    """`Parameter.__new__` for floats on the CPU: a parameter must be meta from the start, because what a real one becomes on the
+    GPU could not take its place (`Module._apply` keeps the object, and with it ties, only among tensors of one kind)."""
+    original = torch.nn.Parameter.__new__
+
+    def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
+        if type(data) is torch.Tensor and not data.is_meta and data.dtype.is_floating_point and not recorder.device.owns(data):
+            with torch._C._DisableTorchDispatch():
+                value = torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device="meta")
+            data = recorder.apart(value)
+        return original(cls, data, requires_grad)
+
+    return new
+
