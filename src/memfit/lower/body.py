@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memfit.formats import FP32
 from memfit.lower import masks, versions
@@ -15,7 +16,7 @@ from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.load import idle_linears, prepare, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
-from memfit.model.modules import Attention, Model, Module
+from memfit.model.modules import Attention, Latent, Layer, Model, Module
 from memfit.program import Entry, Program
 
 
@@ -119,6 +120,7 @@ class Body:
             x = self.layer(x, entry, bound, ctx)
         r.mark(phase, "", step)
         x = final(x, self.model, self.ends, ctx)
+        ctx.masks, ctx.tables, ctx.cos, ctx.sin = {}, {}, None, None
         del held
         return x
 
@@ -127,7 +129,8 @@ class Body:
         if not (entry.recompute and ctx.training):
             return forward(x, entry.layer, bound, ctx)
         run = ctx.r.reentrant if ctx.job.reentrant else ctx.r.checkpoint
-        return run(lambda given: replayable(given, entry, bound, ctx), x)
+        own = narrowed(ctx, entry.layer)
+        return run(lambda given: replayable(given, entry, bound, own), x)
 
     def make_masks(self, ctx: Context) -> None:
         ctx.r.where = self.model.prefix.rpartition(".")[0]
@@ -143,6 +146,16 @@ class Body:
 
     def free(self) -> None:
         self.ends, self.layers = Bound(self.r, self.program, ""), []
+
+
+def narrowed(ctx: Context, layer: Layer) -> Context:
+    """What a checkpoint holds beside the layer's input: the mask and the tables that this layer was given, not those of others."""
+    windows = {block.mixer.window for block in layer.blocks if isinstance(block.mixer, (Attention, Latent))}
+    given = {window > 0: ctx.tables[window > 0] for window in windows if (window > 0) in ctx.tables}
+    own = replace(ctx, masks={window: ctx.masks.get(window) for window in windows}, tables=given)
+    for window in windows:
+        tables.choose(own, window)
+    return own
 
 
 def replayable(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:

@@ -8,7 +8,7 @@ from functools import partial
 from memfit.formats import FP32
 from memfit.lower import ops, views
 from memfit.lower.attention import llama, rotary
-from memfit.lower.attention.kernels import mask_of, product, repeated
+from memfit.lower.attention.kernels import by_tokens, mask_of, product, repeated
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe.ops import largest
@@ -41,7 +41,7 @@ def capped(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> 
     weights = ops.cast(r, ops.softmax(r, weights, FP32), result)
     weights = ops.dropout(r, weights, ctx.dropout(module.dropout))
     ctx.held.append(weights)
-    return product(r, weights, values, ctx)
+    return by_tokens(r, product(r, weights, values, ctx))
 
 
 def with_sinks(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context, *, sinks: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def with_sinks(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context,
     scores = views.narrow(r, probabilities, 3, weights.shape[-1])
     weights = ops.cast(r, ops.dropout(r, scores, ctx.dropout(module.dropout)), v.format)
     ctx.held.append(weights)
-    return product(r, weights, values, ctx)
+    return by_tokens(r, product(r, weights, values, ctx))
 
 
 STYLES = {"gemma2": gemma2, "gpt_oss": gpt_oss}

@@ -87,7 +87,12 @@ def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> T
     weights = ops.cast(r, ops.softmax(r, weights, FP32), result)
     weights = ops.dropout(r, weights, ctx.dropout(module.dropout))
     ctx.held.append(weights)
-    return product(r, weights, values, ctx)
+    return by_tokens(r, product(r, weights, values, ctx))
+
+
+def by_tokens(r: Recorder, out: Tensor) -> Tensor:
+    """`out.transpose(1, 2).contiguous()`, made while the scores' function still has its variables; seen as (B, N, S, H) again."""
+    return views.transpose(r, ops.packed(r, views.transpose(r, out, 1, 2)), 1, 2)
 
 
 def product(r: Recorder, a: Tensor, b: Tensor, ctx: Context) -> Tensor:
