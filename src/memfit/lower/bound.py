@@ -11,6 +11,8 @@ from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear, Weight
 from memfit.program import Program
 
+WHOLE = frozenset({"granitemoe", "gpt_oss"})  # families whose checkpoints hold the stacks as they are (transformers 5.23 conversion_mapping.py)
+
 
 @dataclass(slots=True, kw_only=True)
 class Adapted:
@@ -68,7 +70,24 @@ class Bound:
             self.buffers.add(weight.name)
             return self.r.leaf(weight.shape, self.format(weight), weight.name, "buffers", False)
         needs = self.program.trains(weight, self.path(weight.name))
-        return self.r.leaf(weight.shape, self.format(weight), weight.name, "weights", needs)
+        sources = self.sources(weight) if weight.role == "expert" and len(weight.shape) == 3 else None
+        stack = self.r.leaf(weight.shape, self.format(weight), weight.name, "weights", needs)
+        del sources
+        return stack
+
+    def sources(self, weight: Weight) -> Tensor | None:
+        """What a stack of experts is made of as it is loaded straight to the GPU: checkpoints keep each expert by itself, or, where two
+        matrices lie in one stack, the two stacks that come of those (transformers 5.23 core_model_loading.py MergeModulelist,
+        Concatenate). Of one size with the stack; each kind stands as one block here."""
+        program = self.program
+        if not program.job.mapped or program.job.version("transformers") < (5, 0) or program.model.family in WHOLE:
+            return None
+        each = self.r.tensor(weight.shape, self.format(weight), "load", "temporaries")
+        if not weight.name.endswith("gate_up_proj"):
+            return each
+        halves = self.r.tensor(weight.shape, self.format(weight), "stack", "temporaries")
+        del each
+        return halves
 
     def format(self, weight: Weight) -> Format:
         return FORMATS[weight.format or self.program.weights]
