@@ -19,6 +19,7 @@ from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Part, Phase
 Shape: TypeAlias = tuple[int, ...]
 Grads: TypeAlias = "Sequence[Tensor | None]"
 Back: TypeAlias = "Callable[[Recorder, Node, Any], Grads]"  # the gradient; for a node of several outputs, a dict of them
+Choices: TypeAlias = "Callable[[], Callable[[str], bool]]"  # a policy for each run of a selective checkpoint
 
 
 class Dim(int):
@@ -95,16 +96,22 @@ class Node:
 class Frame:
     """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
     while it is `replaying`, `fresh` collects their doubles. The last of the nodes to run lets go of the frame, and so of the
-    input and all else it was given, masks among it (torch/utils/checkpoint.py, use_reentrant=False)."""
+    input and all else it was given, masks among it (torch/utils/checkpoint.py, use_reentrant=False).
 
-    __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done")
+    Selective: `choices` makes the policy of a run, which says of each operation in turn whether its results are kept; `kept` holds
+    them until the recomputation takes them (create_selective_checkpoint_contexts). `whole`: it is not stopped early."""
 
-    def __init__(self, again: Callable[[Tensor], Any], given: Tensor) -> None:
+    __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done", "choices", "keeps", "kept", "whole")
+
+    def __init__(self, again: Callable[[Tensor], Any], given: Tensor, choices: Choices | None = None, whole: bool = False) -> None:
         self.again: Callable[[Tensor], Any] | None = again
         self.given: Tensor | None = given
         self.nodes: list[Node] = []
         self.fresh: list[Node] = []
         self.replaying = self.done = False
+        self.choices, self.whole = choices, whole
+        self.keeps = None if choices is None else choices()
+        self.kept: list[Tensor] = []
 
 
 class StopRecompute(Exception):
@@ -153,6 +160,21 @@ class Recorder:
         out = self.tensor(tensor.shape, tensor.format, op, part)
         if tensor.strides is not None:
             out.strides = kept(tensor.shape, tensor.strides)
+        return out
+
+    def chosen(self, op: str) -> bool:
+        """Whether a selective checkpoint keeps what `op` puts out; asked once for every operation that it may keep."""
+        return self.frame is not None and self.frame.keeps is not None and self.frame.keeps(op)
+
+    def put_out(self, make: Callable[[], Tensor], chosen: bool) -> Tensor:
+        """A result that a selective checkpoint keeps, or takes from what it kept."""
+        frame = self.frame
+        if not chosen or frame is None:
+            return make()
+        if frame.replaying:
+            return frame.kept.pop(0)
+        out = make()
+        frame.kept.append(out.detach())
         return out
 
     def scratch(self, size: int, op: str, part: Part = "workspace") -> Storage | None:
@@ -223,7 +245,7 @@ class Recorder:
             frame.nodes.append(node)
             return
         frame.fresh.append(node)
-        if len(frame.fresh) == len(frame.nodes):
+        if len(frame.fresh) == len(frame.nodes) and not frame.whole:
             if out.storage is not None and newest(node.saved) < out.storage.id:
                 self._unwrite(out.storage)
             raise StopRecompute
@@ -236,11 +258,11 @@ class Recorder:
                 storage.write = lambda event: None
                 return
 
-    def checkpoint(self, run: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
-        """Run a piece of the forward so that it keeps its input and nothing else (use_reentrant=False)."""
+    def checkpoint(self, run: Callable[[Tensor], Tensor], given: Tensor, choices: Choices | None = None, whole: bool = False) -> Tensor:
+        """Run a piece of the forward so that it keeps its input and nothing else (use_reentrant=False), or what is chosen."""
         if not self.grad or self.frame is not None:
             return run(given)
-        self.frame = frame = Frame(run, given)
+        self.frame = frame = Frame(run, given, choices, whole)
         out = run(given)
         self.frame = None
         if not frame.nodes:
@@ -271,6 +293,7 @@ class Recorder:
         assert frame.again is not None
         assert frame.given is not None
         frame.replaying = frame.done = True
+        frame.keeps = None if frame.choices is None else frame.choices()
         self.frame = frame
         phase_part, self.part, thread = self.part, "activations", self.thread
         try:

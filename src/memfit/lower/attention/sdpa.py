@@ -86,9 +86,10 @@ def flash(call: Call, ctx: Context) -> Tensor:
     head = call.q.shape[-1]
     q, k, v = (padded(r, one) for one in (call.q, call.k, call.v))
     batch, heads, groups, queries, keys, _ = call.sizes
-    out = r.like(q, "flash_attention")
-    lse = r.tensor((batch, heads, queries), FP32, "flash_attention")
-    state = r.tensor((2,), INT64, "flash_attention"), r.tensor((1,), INT64, "flash_attention")
+    chosen = r.chosen("attention")
+    out = r.put_out(lambda: r.like(q, "flash_attention"), chosen)
+    lse = r.put_out(lambda: r.tensor((batch, heads, queries), FP32, "flash_attention"), chosen)
+    state = tuple(r.put_out(lambda size=size: r.tensor((size,), INT64, "flash_attention"), chosen) for size in (2, 1))
     if call.dropout == 0.0:  # a single query's heads are folded into its group's length
         folded = (groups, heads // groups) if queries == 1 and heads != groups else (heads, queries)
         held = [
@@ -180,10 +181,11 @@ def cudnn(call: Call, ctx: Context) -> Tensor:
     q, k, v = call.q, call.k, call.v
     mask = additive(r, call.mask, q)
     batch, heads, _, queries, _, head = call.sizes
-    out = r.like(q, "cudnn_attention")
     needs = r.grad and (q.needs or k.needs or v.needs)
-    lse = r.tensor((batch, heads, queries, 1), FP32, "cudnn_attention") if needs else None
-    state = r.tensor((1,), INT64, "cudnn_attention"), r.tensor((1,), INT64, "cudnn_attention")
+    chosen = r.chosen("attention")
+    out = r.put_out(lambda: r.like(q, "cudnn_attention"), chosen)
+    lse = r.put_out(lambda: r.tensor((batch, heads, queries, 1), FP32, "cudnn_attention"), chosen) if needs else None
+    state = tuple(r.put_out(lambda: r.tensor((1,), INT64, "cudnn_attention"), chosen) for _ in range(2))
     flops = arithmetic(call)
     traffic(r, "cudnn_attention", call, flops, 1)
     saved = (q, k, v, out.detach(), lse, state, mask)
