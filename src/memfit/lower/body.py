@@ -43,6 +43,8 @@ class Body:
             return
         warm_up(r, self.program)
         self.ends.load(model.towers, idle_linears(model.towers))
+        for tensor in self.ends.tensors.values():
+            tensor.needs = False  # text gives a tower no gradient, and so the optimizer no state of it
         if self.program.quant is not None and self.program.quant.double:
             self.shared.append(r.tensor((256,), FP32, "code", "weights"))  # bitsandbytes functional.py name2qmap: one table, made once
         for module in model.embed:

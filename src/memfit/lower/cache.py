@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memfit.lower.ops import back_cat
 from memfit.lower.recorder import Recorder, Tensor
 
 RESIDUAL = 128  # tokens that the quantized cache keeps in full precision
@@ -35,7 +36,8 @@ class Cache:
 def grown(r: Recorder, old: Tensor | None, new: Tensor) -> Tensor:
     """`cat` along the tokens, also of an empty cache: always a copy."""
     tokens = (old.shape[-2] if old is not None else 0) + new.shape[-2]
-    return r.tensor((*new.shape[:-2], tokens, new.shape[-1]), new.format, "cat", "kv_cache")
+    out = r.tensor((*new.shape[:-2], tokens, new.shape[-1]), new.format, "cat", "kv_cache")
+    return r.node("cat", out, (new,), back_cat, extra=((new.shape, new.format),))
 
 
 def dynamic(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:

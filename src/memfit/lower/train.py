@@ -8,6 +8,7 @@ from memfit import kernels
 from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.body import Body
+from memfit.lower.cache import Cache
 from memfit.lower.context import context, leave_autocast
 from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
@@ -107,11 +108,19 @@ def batch_of(r: Recorder, program: Program, batch: int) -> tuple[Tensor, ...]:
 def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, ...], phase: Phase, step: int) -> Tensor:
     """One forward pass with labels."""
     ids, labels, *_ = inputs
-    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=phase == "forward")
+    training = phase == "forward"
+    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=needless(program, training))
     hidden = body.forward(ids, ctx, step)
     loss = body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
     leave_autocast(ctx)
     return loss
+
+
+def needless(program: Program, training: bool) -> Cache | None:
+    """A Trainer switches the cache off in the outer config alone, TRL in the call, checkpointing wherever it is (transformers
+    5.23 trainer.py, utils/generic.py merge_with_config_defaults; trl 0.24 trainer/sft_trainer.py)."""
+    checkpointed = training and program.job.checkpointing != "none"
+    return Cache(kind="dynamic") if program.model.caching and program.job.framework != "trl" and not checkpointed else None
 
 
 def evaluate(r: Recorder, program: Program, body: Body) -> None:

@@ -65,6 +65,7 @@ def build(fields: Fields) -> Model:
     return replace(
         model,
         towers=(*tower, *projector),
+        caching=text.flag("use_cache", default=True),
         tied=fields.flag("tie_word_embeddings", default=True),
         dtype=fields.dtype() if said else model.dtype,
     )
