@@ -135,7 +135,7 @@ LONGEST_PERIOD = 12
 
 
 def _run(layers: tuple[Layer, ...], start: int, every: int) -> tuple[int, int]:
-    """The (period, repetitions) from `start` on that covers the most layers."""
+    """The (period, repetitions) from `start` on that covers the most layers, more than three times."""
     best = (1, 1)
     same = {id(layer): number for layer, number in _numbered(layers)}
     kinds = [(same[id(layer)], number % every) for number, layer in enumerate(layers)]
@@ -144,7 +144,7 @@ def _run(layers: tuple[Layer, ...], start: int, every: int) -> tuple[int, int]:
         pattern = kinds[start : start + period]
         while len(pattern) == period and kinds[start + repeats * period : start + (repeats + 1) * period] == pattern:
             repeats += 1
-        if repeats * period > best[0] * best[1]:
+        if repeats > 3 and repeats * period > best[0] * best[1]:
             best = (period, repeats)
     return best
 
