@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memfit.formats import Format
 from memfit.lower.ops import back_cat
 from memfit.lower.recorder import Recorder, Tensor
 
@@ -33,20 +34,24 @@ class Cache:
         self.packed.clear()
 
 
-def grown(r: Recorder, old: Tensor | None, new: Tensor) -> Tensor:
-    """`cat` along the tokens, also of an empty cache: always a copy."""
+def grown(r: Recorder, old: Tensor | None, new: Tensor, least: Format) -> Tensor:
+    """`cat` along the tokens, also of an empty cache, which has the dtype of the first keys (`least`): always a copy."""
     tokens = (old.shape[-2] if old is not None else 0) + new.shape[-2]
-    out = r.tensor((*new.shape[:-2], tokens, new.shape[-1]), new.format, "cat", "kv_cache")
+    out = r.tensor((*new.shape[:-2], tokens, new.shape[-1]), wider(new.format, least), "cat", "kv_cache")
     return r.node("cat", out, (new,), back_cat, extra=((new.shape, new.format),))
+
+
+def wider(a: Format, b: Format) -> Format:
+    return a if a.block_bytes >= b.block_bytes else b
 
 
 def dynamic(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
     """DynamicLayer grows by concatenation; DynamicSlidingWindowLayer keeps a view of its last window − 1 tokens, and so the
     whole block it is a view of."""
     past_keys, past_values = cache.layers.pop(where, (None, None))
-    keys = grown(r, past_keys, k)
+    keys = grown(r, past_keys, k, k.format)
     del past_keys  # the layer's attribute takes the new keys before the values grow
-    values = grown(r, past_values, v)
+    values = grown(r, past_values, v, k.format)
     del past_values
     cache.layers[where] = (last(keys, window), last(values, window))
     return keys, values

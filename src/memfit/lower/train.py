@@ -118,7 +118,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
 
 def needless(program: Program, training: bool) -> Cache | None:
     """A Trainer switches the cache off in the outer config alone, TRL in the call, checkpointing wherever it is (transformers
-    5.23 trainer.py, utils/generic.py merge_with_config_defaults; trl 0.24 trainer/sft_trainer.py)."""
+    5.23 trainer.py, utils/generic.py merge_with_config_defaults; trl 1.16 trainer/sft_trainer.py)."""
     checkpointed = training and program.job.checkpointing != "none"
     return Cache(kind="dynamic") if program.model.caching and program.job.framework != "trl" and not checkpointed else None
 
