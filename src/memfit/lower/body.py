@@ -122,7 +122,8 @@ class Body:
             x = self.layer(x, entry, bound, ctx)
         r.mark(phase, "", step)
         x = final(x, self.model, self.ends, ctx)
-        ctx.masks, ctx.tables, ctx.cos, ctx.sin = {}, {}, None, None
+        ctx.masks, ctx.tables, ctx.cos, ctx.sin, ctx.distances = {}, {}, None, None, None
+        ctx.results.clear()
         del held
         return x
 
@@ -152,7 +153,7 @@ class Body:
 
 def narrowed(ctx: Context, layer: Layer) -> Context:
     """What a checkpoint holds beside the layer's input: the mask and the tables that this layer was given, not those of others."""
-    windows = {block.mixer.window for block in layer.blocks if isinstance(block.mixer, (Attention, Latent))}
+    windows = {masks.window_of(block.mixer) for block in layer.blocks if isinstance(block.mixer, (Attention, Latent))}
     given = {window > 0: ctx.tables[window > 0] for window in windows if (window > 0) in ctx.tables}
     own = replace(ctx, masks={window: ctx.masks.get(window) for window in windows}, tables=given)
     for window in windows:
@@ -167,6 +168,7 @@ def replayable(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
     finally:
         if ctx.r.phase == "backward":
             ctx.casts.clear()
+            ctx.results.clear()
 
 
 def runs_sdpa(model: Model) -> bool:

@@ -32,8 +32,7 @@ class Context:
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns
     open: list[Tensor] = field(default_factory=list)  # by variables of a mixer that adds the residual itself
-    returning: Tensor | None = None  # what the layer returns beside the hidden state; the loop over the layers keeps the tuple
-    returned: Tensor | None = None  # and so did the layer before
+    results: list[Tensor] = field(default_factory=list)  # what layers return beside the hidden state; their loop keeps the last tuple
     distances: Tensor | None = None  # added to the scores of every layer
     casts: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # autocast's cache of cast weights, by the span that made them
 

@@ -12,6 +12,7 @@ from memfit.model.modules import MLP, Attention, Block, Latent, Layer, MoE
 
 
 def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+    before = len(ctx.results)
     try:
         if layer.parallel:
             second = layer.blocks[-1].mixer
@@ -22,7 +23,7 @@ def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     finally:  # a recomputation may stop anywhere
         ctx.held.clear()
         ctx.open.clear()
-        ctx.returned, ctx.returning = None if ctx.r.phase == "backward" else ctx.returning, None
+        del ctx.results[:before]
 
 
 def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:

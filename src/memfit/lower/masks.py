@@ -6,7 +6,7 @@ from memfit.formats import BOOL
 from memfit.lower import views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Shape, Tensor
-from memfit.model.modules import Attention, Model
+from memfit.model.modules import Attention, Model, Module
 
 
 OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one is causal
@@ -14,9 +14,11 @@ OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one
 
 def windows(model: Model) -> tuple[int, ...]:
     """The distinct windows of the layers, 0 for full attention."""
-    mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)
-    found = {mixer.window if isinstance(mixer, Attention) and mixer.style not in OWN_WINDOW else 0 for mixer in mixers}
-    return tuple(sorted(found))
+    return tuple(sorted({window_of(block.mixer) for layer, _ in model.kinds for block in layer.blocks}))
+
+
+def window_of(mixer: Module) -> int:
+    return mixer.window if isinstance(mixer, Attention) and mixer.style not in OWN_WINDOW else 0
 
 
 def build(ctx: Context, window: int, eager: bool) -> Tensor | None:

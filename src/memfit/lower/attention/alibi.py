@@ -31,7 +31,7 @@ def bloom(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     weights = masked(views.reshape(r, scores, b, n, s, keys), mask_of(module, ctx), ctx)
     chances = ops.cast(r, ops.softmax(r, weights, FP32), q.format)
     chances = ops.dropout(r, chances, ctx.dropout(module.dropout))
-    ctx.returning = chances
+    ctx.results.append(chances)
     out = product(r, chances, views.reshape(r, v, b, n, keys, h), ctx)
     out = linear(views.merged(r, out), bound.linear(module.out), ctx)
     r.where = bound.path(module.name)
@@ -74,7 +74,7 @@ def mpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     chances = ops.cast(r, ops.softmax(r, ops.cast(r, scores[0], FP32), FP32), v.format)
     chances = ops.dropout(r, chances, ctx.dropout(module.dropout))
     ctx.held.append(chances)
-    ctx.returning = chances
+    ctx.results.append(chances)
     out = linear(views.merged(r, product(r, chances, v, ctx)), bound.linear(module.out), ctx)
     ctx.held.append(out)
     return ops.dropout(r, out, ctx.dropout(module.out_dropout))

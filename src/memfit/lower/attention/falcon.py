@@ -6,6 +6,7 @@ from memfit import kernels
 from memfit.formats import BF16, BOOL, FP32, INT64
 from memfit.lower import masks, ops, views
 from memfit.lower.attention.kernels import interface, mask_of, product, remembered, through_flash_attn
+from memfit.lower.attention.rotary import rotary
 from memfit.lower.attention.sdpa import Call, sdpa
 from memfit.lower.attention.written import scores
 from memfit.lower.bound import Bound
@@ -20,7 +21,7 @@ Three = tuple[Tensor, Tensor, Tensor]
 def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """Rotated; nothing is dropped out of the scores (transformers 5.23 modeling_falcon.py FalconAttention)."""
     q, k, v = parts(x, module, bound, ctx)
-    q, k = ctx.programs.rotary(q, k, ctx)
+    q, k = rotary(q, k, ctx)
     k, v = remembered(k, v, module, bound, ctx)
     kind = interface(module, ctx)
     if kind == "eager":
@@ -101,8 +102,9 @@ def rotated_scores(q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention
     """Divided in place; the softmax in the dtype of the layer's input."""
     r, mask = ctx.r, mask_of(module, ctx)
     assert mask is not None
-    ctx.returning = softmax_of(ops.add(r, in_place(r, scores(q, k, ctx)), mask), x, ctx)
-    return product(r, ctx.returning, v, ctx)
+    weights = softmax_of(ops.add(r, in_place(r, scores(q, k, ctx)), mask), x, ctx)
+    ctx.results.append(weights)
+    return product(r, weights, v, ctx)
 
 
 def in_place(r: Recorder, x: Tensor) -> Tensor:
@@ -124,7 +126,7 @@ def distant_scores(q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention
     kept.append(in_place(r, ops.add(r, kept[1], ctx.distances)))
     weights = [softmax_of(ops.add(r, kept[2], mask), x, ctx)]
     weights.append(ops.dropout(r, weights.pop(), ctx.dropout(module.dropout)))
-    ctx.returning = weights[0]
+    ctx.results.append(weights[0])
     return product(r, weights[0], v, ctx)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.lower import views
+from memfit.lower import ops, views
 from memfit.lower.attention.kernels import attend, remembered
 from memfit.lower.attention.rotary import partly
 from memfit.lower.bound import Bound
@@ -14,7 +14,7 @@ from memfit.model.modules import Attention
 
 
 def gpt_neox(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """transformers 5.23 modeling_gpt_neox.py GPTNeoXAttention; its layer drops out what comes back."""
+    """transformers 5.23 modeling_gpt_neox.py GPTNeoXAttention, and the dropout that its layer has behind it."""
     r, head = ctx.r, module.head
     fused = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
@@ -23,7 +23,9 @@ def gpt_neox(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor
     q, k, v = views.split(r, fused, 3, head, head, head)
     q, k = partly(q, k, ctx)
     k, v = remembered(k, v, module, bound, ctx)
-    return linear(views.merged(r, attend(q, k, v, module, ctx)), bound.linear(module.out), ctx)
+    out = linear(views.merged(r, attend(q, k, v, module, ctx)), bound.linear(module.out), ctx)
+    r.where = bound.prefix
+    return ops.dropout(r, out, ctx.dropout(module.out_dropout))
 
 
 def persimmon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
