@@ -65,6 +65,7 @@ def only(device: torch.device) -> torch.device:
     return device
 
 
+LEAVING = torch.device("cpu")  # this very object says that a tensor leaves the GPU
 TRUE_DEVICE = torch._C.TensorBase.device
 TRUE_TO = torch._C.TensorBase.to
 
@@ -86,14 +87,15 @@ def pretended(device: Device) -> Iterator[None]:
         return bool(self.device.type == "cuda")
 
     def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if not INSIDE.depth:
-            if args and isinstance(args[0], torch.Tensor):
-                args = (args[0].device, args[0].dtype, *args[1:])
-            args = tuple(local(one, device, self) for one in args)
-            if kwargs.get("device") is not None:
-                kwargs = {**kwargs, "device": local(kwargs["device"], device, self)}
+        if INSIDE.depth:
+            return TRUE_TO(self, *args, **kwargs)
+        if args and isinstance(args[0], torch.Tensor):
+            args = (args[0].device, args[0].dtype, *args[1:])
+        args = tuple(local(one, device, self) for one in args)
+        if kwargs.get("device") is not None:
+            kwargs = {**kwargs, "device": local(kwargs["device"], device, self)}
         moved = TRUE_TO(self, *args, **kwargs)
-        if moved is self and self.is_cuda and any(torch.device("cpu") == one for one in (*args, *kwargs.values())):
+        if moved is self and any(one is LEAVING for one in (*args, kwargs.get("device"))):
             with torch._C._DisableTorchDispatch():
                 return self.detach().clone()  # small integers are real on either side
         return moved
@@ -128,6 +130,8 @@ def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:
             value = torch.device(only(value).type, 0)  # without an index torch asks the driver for it
         if value.type == tensor.device.type:
             return TRUE_DEVICE.__get__(tensor)
+        if value.type == "cpu" and tensor.is_cuda:
+            return LEAVING
     return value
 
 

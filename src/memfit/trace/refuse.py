@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -15,6 +16,7 @@ from memfit.trace.recorder import Block
 from memfit.trace.sides import Sides
 
 aten = torch.ops.aten
+TORCH = str(Path(torch.__file__).parent)
 INF = float("inf")
 
 
@@ -102,7 +104,7 @@ def reader_is_user() -> bool:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(lines.OWN) and "/torch/" not in name.replace("\\", "/") and not name.startswith("<"):
+        if not name.startswith((lines.OWN, TORCH, "<")):
             return lines.is_users(name)
         frame = frame.f_back
     return False

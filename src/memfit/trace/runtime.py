@@ -108,6 +108,7 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     properties = cuda.Properties(device.name, *device.capability, device.memory, device.sms)
     state = torch.zeros(16, dtype=torch.uint8)
     values: dict[str, Any] = {
+        **{name: value for _, name, value in cuda.answers(device)},  # again, for the modules that have imported them by name
         **live.answers(),
         "get_device_properties": lambda one=None: (index_of(one), properties)[1],
         "get_device_capability": lambda one=None: (index_of(one), device.capability)[1],
