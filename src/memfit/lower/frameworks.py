@@ -19,7 +19,9 @@ FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFOR
 
 def programs_of(program: Program) -> Programs:
     """Who runs this job's model."""
-    programs = FRAMEWORKS.get(program.job.framework, TRANSFORMERS)
+    programs = FRAMEWORKS.get(program.job.framework)
+    if programs is None:
+        raise NotImplementedError(f"the code of {program.job.framework}")
     if program.job.framework in ("transformers", "trl"):
         programs = changed(programs, program)
     return liger.overlay(programs, program.model.family) if program.job.liger else programs

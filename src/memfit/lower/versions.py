@@ -54,7 +54,7 @@ def widened(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
 
 
 def narrow(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Logits, their copy and the log-probabilities in the dtype of the weights."""
+    """Logits and their copy in the dtype of the product; the log-probabilities too, unless autocast makes them fp32."""
     scores = head.logits(hidden, model, bound, ctx)
     del hidden
     return shifted(scores, labels, ctx, scores)
@@ -73,6 +73,7 @@ def shifted(scores: Tensor, labels: Tensor, ctx: Context, output: Tensor) -> Ten
     part, r.part = r.part, "logits"
     cut = ops.cut(r, scores, (ctx.batch, ctx.tokens - 1, vocabulary))
     cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut
+    cut = ops.cast(r, cut, FP32) if ctx.autocast is not None else cut  # log_softmax is on autocast's fp32 list
     targets = ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
     loss = ops.cross_entropy(r, cut.view(ctx.batch * (ctx.tokens - 1), vocabulary), targets)
     r.part = part

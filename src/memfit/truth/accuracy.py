@@ -19,6 +19,7 @@ from memfit.simulate.settings import Settings
 from memfit.tape import Producer
 from memfit.truth.baselines import BASELINES, Baseline
 from memfit.truth.case import Case, Refused
+from memfit.truth.models import built
 from memfit.truth.published import read
 
 OURS = "memfit"
@@ -105,33 +106,24 @@ def accuracy(path: str | Path | None = None, *, confidence: str = "", source: st
     return Accuracy(outcomes=tuple(outcomes), refused=tuple(refused))
 
 
-Ask = Callable[[str, Job, GPU | None], tuple[Model, Estimate, float]]
+Ask = Callable[[str, str, Job, GPU | None], tuple[Model, Estimate, float]]
 
 
 def asker(producer: Producer | None) -> Ask:
     """One estimate for rows that differ only in the metric."""
 
     @lru_cache(maxsize=64)
-    def ask(name: str, job: Job, gpu: GPU | None) -> tuple[Model, Estimate, float]:
-        model, began = built(name), time.perf_counter()
+    def ask(name: str, stored: str, job: Job, gpu: GPU | None) -> tuple[Model, Estimate, float]:
+        model, began = built(name, stored), time.perf_counter()
         cluster = None if gpu is None else Cluster(gpu=gpu)
         return model, estimate(model, job, cluster, producer=producer), time.perf_counter() - began
 
     return ask
 
 
-@lru_cache(maxsize=32)
-def built(name: str) -> Model:
-    from memfit.model.families import build
-    from memfit.model.source import from_catalog
-
-    found = from_catalog(name)
-    return build(found.config, name=found.name, origin=found.origin)
-
-
 def outcome(case: Case, ask: Ask) -> Outcome | Refused:
     try:
-        model, found, seconds = ask(case.model, case.job, case.gpu)
+        model, found, seconds = ask(case.model, case.stored, case.job, case.gpu)
     except InputError as bad:
         message = bad.problems[0].message
         return unanswered(case, "no formula yet" if message.startswith("no formula") else "memfit refuses the job", message)

@@ -36,6 +36,7 @@ class Case:
     scope: str = ""
     confidence: str = ""
     notes: tuple[str, ...] = ()
+    stored: str = ""  # `quantization_config` of the checkpoint, as JSON
 
 
 @dataclass(frozen=True, kw_only=True)

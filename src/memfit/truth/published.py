@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,6 +15,7 @@ from memfit.errors import InputError
 from memfit.job import job_from
 from memfit.truth import words
 from memfit.truth.case import METRICS, Case, Refused, Unfit
+from memfit.truth.models import built
 from memfit.truth.rows import Row, count, read_rows
 from memfit.truth.words import Options
 
@@ -62,12 +64,12 @@ def understand(row: Row) -> Case | Refused:
     try:
         beyond(row)
         reading = readers().get(row.origin, plain)(row)
-        model = words.model(row)
+        model, stored = words.model(row), words.stored(row.text("dtype"))
         device, remark = words.gpu(row.gpu)
         value = measured(row)
         if device is None and row.metric in ("nvidia-smi", "oom", "peak_allocated_plus_context"):
             raise Unfit("the GPU is not named", row.gpu)
-        job = job_from(reading.options)
+        job = job_from(known_targets(reading.options, model))
     except Unfit as why:
         return refused(row, why.reason, why.detail)
     except InputError as bad:
@@ -75,6 +77,7 @@ def understand(row: Row) -> Case | Refused:
     return Case(
         id=row.id, source=row.origin, model=model, job=job, gpu=device, metric=str(row.metric), value=value, scope=str(row.scope or ""),
         confidence=str(row.confidence or ""), notes=tuple(filter(None, (*reading.notes, remark))),
+        stored=json.dumps(stored, sort_keys=True) if stored else "",
     )  # fmt: skip
 
 
@@ -106,6 +109,20 @@ def beyond(row: Row) -> None:
     parallel = row.text("parallel")
     if parallel not in ("", "none"):
         raise Unfit("a strategy for several GPUs: not yet", parallel)
+
+
+def known_targets(options: Options, model: str) -> Options:
+    """A list of targets may serve several models: PEFT takes those that a model has (peft 0.13 tuners/tuners_utils.py inject_adapter)."""
+    wanted = options.get("targets", "all-linear")
+    if options.get("method") not in ("lora", "qlora") or wanted == "all-linear":
+        return options
+    try:
+        layers = built(model).layers
+    except InputError:
+        return options  # the job says what is wrong with the model
+    names = {linear.name.rpartition(".")[2] for layer in layers for linear in layer.linears()}
+    there = [one for one in wanted.split(",") if one.rpartition(".")[2] in names]
+    return {**options, "targets": ",".join(there)} if there else options
 
 
 def measured(row: Row) -> int | None:

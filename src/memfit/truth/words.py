@@ -59,12 +59,13 @@ def lengths(row: Row) -> Options:
 
 
 def numbers(text: str) -> Options:
-    """Precision and quantization, as the field `dtype` has them in its many spellings."""
+    """Precision and quantization by bitsandbytes, as the field `dtype` has them in its many spellings."""
     text = text.lower()
-    for scheme in ("gptq", "awq", "fp8", "float8", "nvfp4", "mxfp4", "hqq", "aqlm", "int8dq", "int8wo", "int4wo", "uintx", "fp6", "marlin", "autoquant"):
+    for scheme in ("nvfp4", "mxfp4", "hqq", "aqlm", "int8dq", "int8wo", "int4wo", "uintx", "fp6", "marlin", "autoquant", "float8 dynamic"):
         if scheme in text:
             raise Unfit("the weights are quantized in a way without formula", scheme)
-    options = quantized(text)
+    method = stored(text)
+    options = {} if method else quantized(text)
     half = "fp16" if re.search(r"\b(fp16|float16|16-true|f16)\b", text) and "bf16" not in text else "bf16"
     wide = re.search(r"\b(fp32|float32|32-true)\b", text) and "autocast" not in text and "bf16" not in text and "fp16" not in text
     mixed = "autocast" in text and "no autocast" not in text and "autocast_adapter" not in text
@@ -72,11 +73,27 @@ def numbers(text: str) -> Options:
         options["precision"] = "fp32"
     elif mixed:
         options["precision"] = f"autocast-{half}" if re.search(r"fp32 weights|weights (fp32|float32)|-mixed", text) else f"{half}-autocast"
+    elif method:
+        options["precision"] = "bf16" if method["quant_method"] == "fp8" or "bf16" in text else "fp16"  # what such checkpoints compute in
     elif re.search(r"bf16|bfloat16|fp16|float16|16-true|\b[48][- ]?bits?\b|\bint[48]\b|nf4|fp4", text):
         options["precision"] = half
     else:
         raise Unfit("the dtype is not stated", text)
     return options
+
+
+def stored(text: str) -> Options:
+    """`quantization_config` of a checkpoint that is stored quantized, or nothing; groups of 128 where none are stated, as nearly all have."""
+    text = text.lower()
+    method = next((name for name in ("gptq", "awq", "fp8", "float8") if name in text), None)
+    if method is None:
+        return {}
+    if method in ("fp8", "float8"):
+        return {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    bits = re.search(r"\b(?:int|w)?([2348])(?:[- ]?bits?\b|\b)", text)
+    group = re.search(r"\bg(?:=|roupsize )?(-1\b|-|\d+\b)|no group", text)
+    size = 128 if group is None else -1 if group[0] == "no group" or group[1] in ("-", "-1") else int(group[1])
+    return {"quant_method": method, "bits": int(bits[1]) if bits else 4, "group_size": size}
 
 
 def quantized(text: str) -> Options:
@@ -117,8 +134,9 @@ def adapters(row: Row) -> Options:
 
 def targets(text: str) -> str:
     """Which modules get adapters: names in short, names in full, or all linear ones."""
-    text = text.strip().removeprefix("targets=").removeprefix("target=").strip("/ []()")
-    if re.match(r"all\b", text):
+    named = re.search(r"\btargets?=(\[[^\]]*\]|[^/]*)", text)
+    text = (named[1] if named else text).strip("/ []()")
+    if re.match(r"all\b", text, re.IGNORECASE):
         return "all-linear"
     if re.search(r"[.^$|\\]", text):
         raise Unfit("the targets of the adapters are a pattern", text)

@@ -28,6 +28,8 @@ def read(row: Row) -> Reading:
     if "foak" in plugin or "scattermoe" in plugin or "padding-free" in plugin:
         raise Unfit("kernels without formula", plugin)
     options = words.numbers(row.text("dtype")) | words.adapters(row)
+    if options["method"] == "qlora":
+        options["targets"] += ",c_attn"  # scenarios.yaml accelerated-peft-bnb: for the model that has no q_proj
     table = next((versions for name, versions in VERSIONS.items() if name in row.source), None)
     if table is None:
         raise Unfit("the versions of the table are not known", row.source)

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
 from memfit.truth import words
 from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row, count
 
 
+CURRENT = (("2024-03", "4.38"), ("torch 2.1.1", "4.36"))
+
+
 @reader("modelscope/ms-swift")
 def read(row: Row) -> Reading:
+    notes: list[str] = []
     options = words.numbers(row.text("dtype")) | words.adapters(row)
+    if re.search(r"targets?=\S+ default", row.text("method")):
+        # swift/llm/utils/model.py LoRATM of that time: Llama's relatives had the three projections, others their fused one
+        options["targets"] = "q_proj,k_proj,v_proj,c_attn,query_key_value,W_pack"
     if options["precision"] == "bf16":
         options["precision"] = "bf16-autocast"  # swift 1.x: `dtype=bf16` loads in bf16 and sets bf16=True for the Trainer
     if "flash" not in row.text("attention") and "/" in row.text("attention"):
@@ -21,4 +30,8 @@ def read(row: Row) -> Reading:
         "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": words.attention(row.text("attention")),
         "versions": words.versions(row.text("engine_version")),
     }  # fmt: skip
-    return Reading(options=options)
+    if "transformers" not in options["versions"]:
+        current = next((version for month, version in CURRENT if month in row.text("engine_version")), "4.36")
+        options["versions"] = ",".join(filter(None, (options["versions"], f"transformers={current}")))
+        notes.append(f"transformers {current} is taken, the newest when that was measured")
+    return Reading(options=options, notes=notes)

@@ -14,8 +14,12 @@ def read(row: Row) -> Reading:
         raise Unfit("serving engines: not yet", row.engine)
     options = words.numbers(row.text("dtype")) | words.lengths(row)
     versions = words.versions(row.text("engine_version"))
+    notes = []
+    if "transformers" not in versions and "qwen1.5" in row.text("model"):
+        versions += ",transformers=4.37"  # what Qwen1.5 asked for when that page was written (README of QwenLM/Qwen1.5, 2024-02)
+        notes.append("transformers 4.37 is taken, the first that knows the model")
     options |= {
         "task": "inference", "framework": "transformers", "batch": words.batch(row), "attention": words.attention(row.text("attention")),
         "versions": versions,
     }  # fmt: skip
-    return Reading(options=options)
+    return Reading(options=options, notes=notes)
