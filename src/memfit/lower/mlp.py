@@ -46,8 +46,10 @@ def bare(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
 
 
 def falcon(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
-    """In a layer of one block after the other."""
-    return ops.dropout(ctx.r, bare(x, module, bound, ctx), ctx.dropout(module.dropout))
+    """In a layer of one block after the other, whose variables keep what went in and what came out."""
+    out = bare(x, module, bound, ctx)
+    ctx.held += [x, out]
+    return ops.dropout(ctx.r, out, ctx.dropout(module.dropout))
 
 
 MLPS = {"gated": gated, "fused": fused, "plain": plain, "falcon": falcon}

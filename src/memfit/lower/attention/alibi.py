@@ -32,8 +32,8 @@ def bloom(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     chances = ops.cast(r, ops.softmax(r, weights, FP32), q.format)
     chances = ops.dropout(r, chances, ctx.dropout(module.dropout))
     ctx.results.append(chances)
-    out = product(r, chances, views.reshape(r, v, b, n, keys, h), ctx)
-    out = linear(views.merged(r, out), bound.linear(module.out), ctx)
+    out = views.merged(r, product(r, chances, views.reshape(r, v, b, n, keys, h), ctx))
+    out = linear(out, bound.linear(module.out), ctx)
     r.where = bound.path(module.name)
     ctx.open += [q, k, v, scores, weights, out]
     return ops.dropout(r, out, ctx.dropout(module.out_dropout))

@@ -25,10 +25,8 @@ def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     k, v = remembered(k, v, module, bound, ctx)
     kind = interface(module, ctx)
     if kind == "eager":
-        out = rotated_scores(q, k, v, x, module, ctx)
-    else:
-        out = fused(q, k, v, module, ctx) if kind == "sdpa" else through_flash_attn(q, k, v, module, ctx)
-    return projected(out, module, bound, ctx)
+        return projected(rotated_scores(q, k, v, x, module, ctx), x, module, bound, ctx)
+    return projected(fused(q, k, v, module, ctx) if kind == "sdpa" else through_flash_attn(q, k, v, module, ctx), x, module, bound, ctx)
 
 
 def falcon_alibi(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
@@ -36,16 +34,18 @@ def falcon_alibi(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Te
     q, k, v = parts(x, module, bound, ctx)
     k, v = remembered(k, v, module, bound, ctx)
     kept: list[Tensor] = []
-    out = distant_scores(q, k, v, x, module, ctx, kept) if interface(module, ctx) == "eager" else fused(q, k, v, module, ctx)
-    out = projected(out, module, bound, ctx)
+    eager = interface(module, ctx) == "eager"
+    out = projected(distant_scores(q, k, v, x, module, ctx, kept) if eager else fused(q, k, v, module, ctx), x, module, bound, ctx)
     del kept
     return out
 
 
-def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """The output; in sequential layers a dropout follows."""
-    out = linear(views.merged(ctx.r, out), bound.linear(module.out), ctx, apart=True)
+def projected(out: Tensor, x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """The output; in sequential layers a dropout follows. Variables of the layer keep what went in and what came out."""
+    out = views.merged(ctx.r, out)
+    out = linear(out, bound.linear(module.out), ctx, apart=True)
     ctx.r.where = bound.prefix
+    ctx.held += [x, out]
     return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
 
 

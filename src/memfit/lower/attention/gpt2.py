@@ -16,15 +16,13 @@ from memfit.model.modules import Attention
 def gpt2(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """transformers 5.23 modeling_gpt2.py GPT2Attention."""
     q, k, v = thirds(x, module, bound, ctx)
-    out = attend(q, k, v, module, ctx, unwidened)
-    return projected(out, module, bound, ctx)
+    return projected(attend(q, k, v, module, ctx, unwidened), module, bound, ctx)
 
 
 def gpt2_upcast(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """`reorder_and_upcast_attn` changes what eager attention does."""
     q, k, v = thirds(x, module, bound, ctx)
-    out = attend(q, k, v, module, ctx, upcast)
-    return projected(out, module, bound, ctx)
+    return projected(attend(q, k, v, module, ctx, upcast), module, bound, ctx)
 
 
 def gpt_bigcode(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
@@ -39,8 +37,7 @@ def gpt_bigcode(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Ten
     else:
         q, k, v = views.split(r, views.transpose(r, views.reshape(r, fused, b, s, module.heads, 3 * head), 1, 2), 3, head, head, head)
     k, v = remembered(k, v, module, bound, ctx)
-    out = attend(q, k, v, module, ctx)
-    return projected(out, module, bound, ctx)
+    return projected(attend(q, k, v, module, ctx), module, bound, ctx)
 
 
 def thirds(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,7 +51,8 @@ def thirds(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Te
 
 def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """The output and its dropout; the layer's variable `attn_output` keeps what comes out of it."""
-    out = linear(views.merged(ctx.r, out), bound.linear(module.out), ctx)
+    out = views.merged(ctx.r, out)
+    out = linear(out, bound.linear(module.out), ctx)
     ctx.r.where = bound.path(module.name)
     out = ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
     ctx.held.append(out)

@@ -102,7 +102,8 @@ def in_pairs(r: Recorder, x: Tensor, sines: Tensor) -> Tensor:
 
 
 def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    out = linear(views.merged(ctx.r, out), bound.linear(module.out), ctx)
+    out = views.merged(ctx.r, out)
+    out = linear(out, bound.linear(module.out), ctx)
     ctx.r.where = bound.path(module.name)
     return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
 

@@ -34,7 +34,8 @@ def biogpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """The output; the dropout behind it is the layer's, whose one variable is overwritten."""
-    out = linear(views.merged(ctx.r, out), bound.linear(module.out), ctx)
+    out = views.merged(ctx.r, out)
+    out = linear(out, bound.linear(module.out), ctx)
     ctx.r.where = bound.prefix
     return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
 
@@ -60,8 +61,7 @@ def xglm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     )
     ctx.held.append(weights)
     chances = ops.dropout(r, weights, ctx.dropout(module.dropout))
-    out = batched(chances, v, ctx)
-    return projected(views.reshape(r, out, b, n, s, module.head), module, bound, ctx)
+    return projected(views.reshape(r, batched(chances, v, ctx), b, n, s, module.head), module, bound, ctx)
 
 
 def flat(r: Recorder, x: Tensor) -> Tensor:
