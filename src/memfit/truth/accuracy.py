@@ -96,13 +96,17 @@ def accuracy(path: str | Path | None = None, *, confidence: str = "", source: st
     """Every row of a file in the form of the bundled collection (None: that itself), answered or refused with a reason.
 
     `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it."""
-    outcomes, refused = [], []
+    outcomes: list[Outcome] = []
+    refused: list[Refused] = []
     ask = asker(producer)
     for row in read(path):
         if (confidence and row.confidence != confidence) or source.lower() not in row.source.lower():
             continue
         found = outcome(row, ask) if isinstance(row, Case) else row
-        (outcomes if isinstance(found, Outcome) else refused).append(found)  # type: ignore[arg-type]
+        if isinstance(found, Outcome):
+            outcomes.append(found)
+        else:
+            refused.append(found)
     return Accuracy(outcomes=tuple(outcomes), refused=tuple(refused))
 
 
@@ -206,7 +210,8 @@ def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str
         return None
 
     def mean(name: str) -> float:
-        return sum(sum(getattr(one, name) for one in group) / len(group) for group in sources.values()) / len(sources)
+        each = [sum(float(getattr(one, name)) for one in group) / len(group) for group in sources.values()]
+        return sum(each) / len(each)
 
     return Figures(
         cases=sum(one.cases for one in every), median=mean("median"), p95=mean("p95"), worst=max((one.worst for one in every), key=abs),

@@ -20,7 +20,16 @@ from memfit.truth.rows import Row, count, read_rows
 from memfit.truth.words import Options
 
 SERVING = ("vllm", "sglang", "llama.cpp", "ollama", "tensorrt", "mlx", "exllama", "ctranslate", "ctransformers", "onnx", "deepspeed-inference", "gptq-for-llama", "nvidia")  # fmt: skip
-PARTS = ("kv_cache", "compute_buffer", "activation_peak", "non_torch", "cuda_graph", "available_kv_cache", "weights_gpu", "peak_torch_profile")
+PARTS = (
+    "kv_cache",
+    "compute_buffer",
+    "activation_peak",
+    "non_torch",
+    "cuda_graph",
+    "available_kv_cache",
+    "weights_gpu",
+    "peak_torch_profile",
+)
 
 
 @dataclass(kw_only=True)
@@ -138,7 +147,11 @@ def measured(row: Row) -> int | None:
 def plain(row: Row) -> Reading:
     """A source that nobody knows: the fields as they are, in the words that most sources use."""
     options = words.numbers(row.text("dtype"))
-    options |= {"batch": words.batch(row), "attention": words.attention(row.text("attention")), "versions": words.versions(row.text("engine_version"))}
+    options |= {
+        "batch": words.batch(row),
+        "attention": words.attention(row.text("attention")),
+        "versions": words.versions(row.text("engine_version")),
+    }
     engine = row.text("engine")
     framework = next((name for name in ("trl", "torchtune", "torchtitan", "litgpt", "transformers") if name in engine), None)
     if framework is None:

@@ -14,7 +14,9 @@ from memfit.truth.rows import Row, count
 
 Options = dict[str, Any]
 
-_LIBRARIES = {"pytorch": "torch", "flash_attn": "flash-attn", "flash-attn": "flash-attn", "bnb": "bitsandbytes"} | {one: one for one in NEWEST}
+_LIBRARIES = {"pytorch": "torch", "flash_attn": "flash-attn", "flash-attn": "flash-attn", "bnb": "bitsandbytes"} | {
+    one: one for one in NEWEST
+}
 _VERSION = re.compile(r"\b(pytorch|[a-z][a-z_-]*)\s*(?:==|=|:)?\s*v?(\d{1,3}\.\d{1,3}(?:\.\d{1,3})?)")
 _LORA = re.compile(r"\b(q?lora)\b")
 _RANK = re.compile(r"\b(?:r|rank)=(\d+)(?:\.0)?\b")
@@ -112,7 +114,21 @@ def quantized(text: str) -> Options:
 def adapters(row: Row) -> Options:
     """`lora r=16 q,k,v,o`, `qlora r=32 targets=['query', 'value']`, `full`: the method with its rank and targets."""
     text = row.text("method")
-    for other in ("dora", "galore", "lisa", "llamapro", "neft", "loha", "lokr", "vera", "oft", "prefix", "prompt", "p_tuning", "block coordinate"):
+    for other in (
+        "dora",
+        "galore",
+        "lisa",
+        "llamapro",
+        "neft",
+        "loha",
+        "lokr",
+        "vera",
+        "oft",
+        "prefix",
+        "prompt",
+        "p_tuning",
+        "block coordinate",
+    ):
         if re.search(rf"(?<![a-z]){other}", text) and f"use_{other}=false" not in text:
             raise Unfit("the method has no formula", other)
     if text.split()[:1] == ["full"]:

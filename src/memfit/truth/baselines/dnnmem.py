@@ -48,4 +48,6 @@ def block_outputs(block: Block, job: Job, width: int) -> list[int]:
     return found
 
 
-BASELINE = Baseline(name="DNNMem-style", cite="Gao et al., Estimating GPU Memory Consumption of Deep Learning Models, ESEC/FSE 2020", estimate=estimate)
+BASELINE = Baseline(
+    name="DNNMem-style", cite="Gao et al., Estimating GPU Memory Consumption of Deep Learning Models, ESEC/FSE 2020", estimate=estimate
+)

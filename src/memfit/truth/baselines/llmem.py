@@ -29,7 +29,9 @@ def estimate(model: Model, job: Job, gpu: GPU | None) -> int | None:
     states = 8 * sum(weight.count for weight in model.weights() if weight.role in ("linear", "embedding", "expert", "router"))
     boundaries = (len(model.layers) + len(model.embed)) * paged(job.batch * job.seq * model.width * B16)
     scores = B32 if model.family in WIDE_LOGITS else B16
-    loss = paged(job.batch * job.seq * model.vocab * scores) + 2 * paged(job.batch * (job.seq - 1) * model.vocab * scores) + paged(head * B16)
+    loss = (
+        paged(job.batch * job.seq * model.vocab * scores) + 2 * paged(job.batch * (job.seq - 1) * model.vocab * scores) + paged(head * B16)
+    )
     return base + weights + paged(states) + boundaries + loss
 
 

@@ -26,7 +26,12 @@ def estimate(model: Model, job: Job, gpu: GPU | None) -> int | None:
 
 def feed_forward(model: Model) -> int:
     mixers = [block.mixer for layer in model.layers for block in layer.blocks]
-    return max((mixer.width if isinstance(mixer, MLP) else mixer.active * mixer.width for mixer in mixers if isinstance(mixer, (MLP, MoE))), default=0)
+    return max(
+        (mixer.width if isinstance(mixer, MLP) else mixer.active * mixer.width for mixer in mixers if isinstance(mixer, (MLP, MoE))),
+        default=0,
+    )
 
 
-BASELINE = Baseline(name="Megatron, 80 %", cite="Fujii et al., arXiv 2411.06465; Megatron-LM theoretical_memory_usage.py", estimate=estimate, margin=0.8)
+BASELINE = Baseline(
+    name="Megatron, 80 %", cite="Fujii et al., arXiv 2411.06465; Megatron-LM theoretical_memory_usage.py", estimate=estimate, margin=0.8
+)

@@ -9,7 +9,6 @@ from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row, count
 
-
 CURRENT = (("2024-03", "4.38"), ("torch 2.1.1", "4.36"))
 
 

@@ -12,7 +12,7 @@ LONG_PROMPT = 5770  # tokens of the tutorial's tenfold system prompt under octoc
 
 @reader("huggingface/transformers")
 def read(row: Row) -> Reading:
-    if row.metric == "nvidia-smi" and not row.model or str(row.model) == "none":
+    if (row.metric == "nvidia-smi" and not row.model) or str(row.model) == "none":
         raise Unfit("a context, no job")
     options = words.numbers(row.text("dtype"))
     notes = []
