@@ -35,7 +35,7 @@ def four_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Te
     if fused:
         scales = unpacked_scales(r, packed) if version < FUSED else []
         out = r.tensor((*x.shape[:-1], layer.outputs), x.format, "gemm_4bit")
-        r.compute("linear", 2 * rows * x.shape[-1] * layer.outputs, packed.weight.count + (x.count + out.count) * x.format.block_bytes, x.format.math)
+        r.compute("gemm_4bit", 2 * rows * x.shape[-1] * layer.outputs, packed.weight.count + (x.count + out.count) * x.format.block_bytes, x.format.math)
         del scales
     else:
         out = unpacked_product(x, layer, packed, ctx)
@@ -105,7 +105,7 @@ def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> T
     del large, found, half
     shape = (*x.shape[:-1], layer.outputs)
     product = r.tensor(shape, INT32, "int8_linear_matmul", "temporaries")
-    r.compute("linear", 2 * rows[0] * rows[1] * layer.outputs, x.count + packed.weight.count + 4 * product.count, "int8")
+    r.compute("int8_linear_matmul", 2 * rows[0] * rows[1] * layer.outputs, x.count + packed.weight.count + 4 * product.count, "int8")
     half_out = r.tensor(shape, FP16, "int8_mm_dequant")
     out = half_out if x.format is FP16 else r.tensor(shape, x.format, "to")
     del product, half_out

@@ -11,6 +11,7 @@ from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear, Weight
 from memfit.program import Program
 
+FOLLOWS = (0, 19)  # peft whose adapters take the compute dtype of 4-bit layers
 WHOLE = frozenset({"granitemoe", "gpt_oss"})  # families whose checkpoints hold the stacks as they are (transformers 5.23 conversion_mapping.py)
 
 
@@ -97,9 +98,8 @@ class Bound:
         return ((name, tensor) for name, tensor in self.tensors.items() if name not in self.buffers)
 
     def adapt(self, linears: Iterable[Linear], idle: bool = False) -> None:
-        """Add the LoRA matrices: A is (rank, in), B is (out, rank) (peft 0.21 tuners/lora/layer.py). Those of a packed weight are
-        always fp32, since its storage is no floating-point dtype to follow (tuners_utils.py _move_adapter_to_device_of_base_layer).
-        `idle`: what they stand beside is never run."""
+        """Add the LoRA matrices: A is (rank, in), B is (out, rank) (peft 0.21 tuners/lora/layer.py). `idle`: what they stand beside is
+        never run."""
         adapter = self.program.adapter
         if adapter is None:
             return
@@ -107,13 +107,24 @@ class Bound:
             if not self.program.adapted(linear):
                 continue
             self.r.where = self.path(linear.name)
-            format = FP32 if linear.name in self.packed else FORMATS[adapter.format]
+            format = self.adapter_format(linear.name)
             a = self.r.leaf((adapter.rank, linear.inputs), format, f"{linear.name}.lora_A", "weights", not idle)
             b = self.r.leaf((linear.outputs, adapter.rank), format, f"{linear.name}.lora_B", "weights", not idle)
             if idle:
                 self.idle += [a, b]
             else:
                 self.linear(linear).adapter = Adapted(a=a, b=b, rank=adapter.rank, dropout=adapter.dropout)
+
+    def adapter_format(self, name: str) -> Format:
+        """fp32 as PEFT casts them, or else what they are beside: the weight's dtype; of 4-bit layers the compute dtype; bytes are no
+        dtype to follow, so torch's default stays (peft 0.21 tuners/tuners_utils.py _get_base_layer_device_and_dtype)."""
+        program, packed = self.program, self.packed.get(name)
+        assert program.adapter is not None
+        if packed is None or program.adapter.format != program.weights:
+            return FORMATS[program.adapter.format]
+        if packed.bits == 4 and program.job.version("peft") >= FOLLOWS and program.quant is not None:
+            return FORMATS[program.quant.compute]
+        return FP32
 
     def adapt_parameters(self) -> None:
         """The adapters of a stack of E matrices (out, in) are (E·rank, in) and (out, E·rank), in fp32 or the stack's own dtype."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memfit.errors import Problem
+from memfit.job import Job
 from memfit.model.modules import Embedding, Model
 from memfit.program import Adapter, Program
 from memfit.registry import nearest
@@ -22,10 +23,7 @@ def apply(program: Program) -> Program:
         everywhere=job.targets == "all-linear" and not parameters, saved=names(job.modules_to_save),
         scaling=job.alpha / (job.rank**0.5 if job.rslora else job.rank),
     )  # fmt: skip
-    # Checkpointing calls enable_input_require_grads always from transformers 5 on (modeling_utils.py _activation_checkpointing_enable);
-    # before, PEFT and TRL did for reentrant checkpoints, which need it (peft 0.21 utils/other.py prepare_model_for_kbit_training).
-    hooked = job.checkpointing != "none" and (job.reentrant or job.version("transformers") >= (5, 0))
-    return program.replace(adapter=adapter, trained=(), input_gradients=hooked)
+    return program.replace(adapter=adapter, trained=())
 
 
 def fused(program: Program, targets: frozenset[str]) -> tuple[frozenset[str], tuple[tuple[str, int], ...]]:
@@ -34,7 +32,7 @@ def fused(program: Program, targets: frozenset[str]) -> tuple[frozenset[str], tu
     (peft 0.21 utils/transformers_weight_conversion.py). Two matrices in one stack get twice the rank."""
     mapping = FUSED.get(program.model.family)
     everywhere = program.job.targets == "all-linear"
-    if mapping is None or program.job.version("transformers") < (5, 0):
+    if mapping is None or not converts(program.job):
         return frozenset() if everywhere else targets, ()
     if everywhere:
         linears = {linear.name for layer, _ in program.model.kinds for linear in layer.linears()}
@@ -77,11 +75,15 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(message=f"no module's path ends with `{saved[:60]}`", where="job.modules_to_save", hint=hint)
 
 
+def converts(job: Job) -> bool:
+    return job.version("transformers") >= (5, 0) and job.version("peft") >= (0, 19)
+
+
 def half_fused(program: Program) -> Iterator[Problem]:
     """PEFT refuses one of two matrices that share a stack."""
     mapping = FUSED.get(program.model.family, {})
     targets = names(program.job.targets)
-    if program.job.targets == "all-linear" or program.job.version("transformers") < (5, 0):
+    if program.job.targets == "all-linear" or not converts(program.job):
         return
     for stack in sorted(set(mapping.values())):
         olds = [old for old, new in mapping.items() if new == stack]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.job import Job
 from memfit.program import Program
 from memfit.techniques.base import Technique
 
@@ -9,7 +10,15 @@ from memfit.techniques.base import Technique
 def apply(program: Program) -> Program:
     job = program.job
     step = job.checkpoint_every if job.checkpointing == "every" else 1
-    return program.replace(entries=tuple(entry._replace(recompute=entry.number % step == 0) for entry in program.entries))
+    entries = tuple(entry._replace(recompute=entry.number % step == 0) for entry in program.entries)
+    return program.replace(entries=entries, input_gradients=hooked(job))
+
+
+def hooked(job: Job) -> bool:
+    """Is enable_input_require_grads called, which makes the embedding's output a leaf? From transformers 5 on always
+    (modeling_utils.py _activation_checkpointing_enable); before, by PEFT and TRL, where reentrant checkpoints need it (peft 0.21
+    utils/other.py prepare_model_for_kbit_training)."""
+    return job.version("transformers") >= (5, 0) or (job.adapters and job.reentrant)
 
 
 TECHNIQUE = Technique(

@@ -70,19 +70,14 @@ def quantize_4bit(weight: torch.Tensor, nested: bool) -> tuple[torch.Tensor, Qua
     return packed, QuantState(shape=shape, dtype=kind, code=code, absmax=small, offset=offset, second=second, second_code=second_code)
 
 
-def dequantized(state: QuantState, kind: torch.dtype, in_place: bool) -> torch.Tensor:
-    """The weight again; nested constants are first made fp32, with one more copy where the offset is not added in place."""
-    absmax = state.absmax
-    if state.offset is not None:
-        absmax = torch.empty_like(state.absmax, dtype=torch.float32)
-        if in_place:
-            absmax += state.offset
-        else:
-            absmax_sum = absmax + state.offset
-            weight = torch.empty(state.shape, dtype=kind, device=absmax.device)
-            del absmax_sum
-            return weight
-    return torch.empty(state.shape, dtype=kind, device=absmax.device)
+def dequantized(state: QuantState, kind: torch.dtype) -> torch.Tensor:
+    """`functional.dequantize_4bit` and a cast: nested constants are first made fp32, and go when it returns."""
+    absmax = scales(state)
+    return torch.empty(state.shape, dtype=state.dtype, device=absmax.device).to(kind)
+
+
+def scales(state: QuantState) -> torch.Tensor:
+    return state.absmax if state.offset is None else torch.empty_like(state.absmax, dtype=torch.float32)
 
 
 class MatMul4Bit(torch.autograd.Function):
@@ -100,16 +95,22 @@ class MatMul4Bit(torch.autograd.Function):
         grad_bias = gradient.sum(0, dtype=gradient.dtype) if ctx.biased and ctx.needs_input_grad[2] else None
         result = None
         if ctx.needs_input_grad[0]:
-            result = torch.matmul(gradient, dequantized(ctx.state, ctx.state.dtype, True).to(gradient.dtype))
+            result = torch.matmul(gradient, dequantized(ctx.state, gradient.dtype))
         return result, None, grad_bias, None, None
 
 
 def multiplied(source: torch.Tensor, bias: torch.Tensor | None, state: QuantState, old: bool, gradients: bool) -> torch.Tensor:
+    """From 0.50 on (`_dequant_linear_fallback`) the constants, with and without their mean, stay until the product is made."""
     rows = source.numel() // source.shape[-1]
-    fused = rows == 1 and not gradients if old else rows <= FUSED_ROWS and source.shape[-1] % BLOCK == 0
-    if fused:
-        return torch.empty((*source.shape[:-1], state.shape[0]), dtype=source.dtype, device=source.device)
-    weight = dequantized(state, state.dtype, True).to(source.dtype) if old else dequantized(state, source.dtype, False)
+    fused = rows == 1 and not gradients if old else rows <= FUSED_ROWS
+    if fused and source.shape[-1] % BLOCK == 0:
+        absmax = scales(state) if old else state.absmax
+        return torch.empty((*source.shape[:-1], state.shape[0]), dtype=source.dtype, device=absmax.device)
+    if old:
+        return torch.nn.functional.linear(source, dequantized(state, source.dtype), bias)
+    absmax = scales(state)
+    shifted = absmax + state.offset if state.offset is not None else absmax
+    weight = torch.empty(state.shape, dtype=source.dtype, device=shifted.device)
     return torch.nn.functional.linear(source, weight, bias)
 
 
@@ -164,9 +165,8 @@ class MatMul8bitLt(torch.autograd.Function):
         out = torch.empty_like(product, dtype=torch.float16)
         if bias is not None and bias.dtype != torch.float16:
             out.add_(bias)
-        del product, rows, stats
         result = out.to(source.dtype)
-        del out
+        del product, out, rows, stats
         ctx.shape, ctx.kind, ctx.scales, ctx.weight, ctx.biased = shape, source.dtype, scales, weight, bias is not None
         ctx.source = source if any(ctx.needs_input_grad[:2]) else None
         return result.reshape(*shape[:-1], weight.shape[0]) if len(shape) == 3 else result
