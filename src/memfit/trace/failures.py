@@ -44,7 +44,7 @@ def no_such_device(bad: BaseException, script: str) -> Told:
 def ended(bad: BaseException, script: str) -> Told:
     if not isinstance(bad, SystemExit):
         return None
-    how = f"with {bad.code!r}" if bad.code is not None else "by itself"
+    how = "by itself" if not bad.code else f"with code {bad.code}" if isinstance(bad.code, int) else f"with `{str(bad.code)[:120]}`"
     return f"`{script}` ends {how} before it has trained a step", "does it lack an argument? They stand behind the script, or behind `--`"
 
 
@@ -66,16 +66,30 @@ def hub(bad: BaseException, script: str) -> Told:
             return None
         text = str(at)
         if type(at).__name__ in HUB or "couldn't connect to" in text.lower() or "Can't load" in text and "from_pretrained" in text:
-            names = [one for one in re.findall(r"['`]([\w.-]+/[\w.-]+|[\w.-]+)['`]", first_line(bad) + " " + text) if not one.startswith("http")]
-            named = f"`{names[0]}`" if names else "something"
+            name = repository(bad)
+            named = f"`{name}`" if name else "something"
             return f"`{script}` needs {named} from a hub that cannot be reached, and it is not in the cache", ELSEWHERE
         at = at.__cause__ or at.__context__
     return None
 
 
+def repository(bad: BaseException) -> str:
+    """What was asked for, by the arguments of the functions that the exception came through: its text does not say."""
+    trace = bad.__traceback__
+    while trace is not None:
+        for name in ("pretrained_model_name_or_path", "path_or_repo_id", "repo_id"):
+            value = trace.tb_frame.f_locals.get(name)
+            if isinstance(value, str) and value:
+                return value[:100]
+        trace = trace.tb_next
+    found = re.search(r"['`]([\w.-]+/[\w.-]+)['`]", str(bad))
+    return found[1] if found else ""
+
+
 def custom_operator(bad: BaseException, script: str) -> Told:
-    found = re.search(r"'(\w+::[\w.]+)'", str(bad)) if isinstance(bad, (NotImplementedError, RuntimeError)) else None
-    if found is None or found[1].startswith(("aten::", "prim::")):
+    text = str(bad) if isinstance(bad, (NotImplementedError, RuntimeError)) else ""
+    found = re.search(r"\b(\w+::\w+)", text) if "Meta" in text or "backend" in text else None
+    if found is None or found[1].startswith(("aten::", "prim::", "c10::", "at::", "torch::", "std::")):
         return None
     return f"the operator `{found[1]}` has code for real GPUs only, and cannot be followed", "a fake implementation (`torch.library.register_fake`) makes it traceable"
 

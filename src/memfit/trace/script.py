@@ -16,7 +16,7 @@ import torch
 from memfit.errors import InputError, Problem
 from memfit.simulate.settings import Settings
 from memfit.tape import Tape
-from memfit.trace import autocast, bnb, cuda, failures, imports, kernels_of, lines, pretrained, refuse, runtime, savers
+from memfit.trace import assume, autocast, bnb, cuda, failures, imports, kernels_of, lines, pretrained, refuse, runtime, savers
 from memfit.trace.follow import Follower, Stopped
 from memfit.trace.live import Live
 from memfit.trace.refuse import CannotFollow, Watcher
@@ -54,6 +54,7 @@ def follow(request: Request) -> Follower:
     device = request.device
     learn(Watcher(device))
     kernels_of.install(device)
+    assume.install()
     recorder = Watcher(device)
     live = Live(recorder, Settings.parse(request.alloc_conf, where="job.alloc_conf"), device.memory)
     follower = Follower(recorder, request.steps, leave=lambda: request.leave(follower))
@@ -114,7 +115,7 @@ def judged(follower: Follower, request: Request, run: Callable[[], None]) -> Non
         if isinstance(bad, SystemExit) and (follower.steps or not request.steps) and not bad.code:
             return
         raise InputError(problem_of(bad, request)) from bad
-    if request.steps and not follower.counts and not follower.backwards:
+    if request.steps and not follower.backwards:
         message = f"`{Path(request.script).name}` ends without training: no optimizer step, no backward pass"
         hint = "with `--steps 0` a script is followed to its end, whatever it does"
         raise InputError.one(message, where="script", hint=hint)
@@ -124,6 +125,8 @@ def problem_of(bad: BaseException, request: Request) -> Problem:
     if isinstance(bad, CannotFollow):
         return bad.problem
     where = lines.failed(bad.__traceback__)
+    if isinstance(bad, SyntaxError) and bad.filename and bad.lineno:
+        where = lines.shown(bad.filename, bad.lineno)
     name = Path(request.script).name
     if isinstance(bad, TimeIsUp):
         message = f"`{name}` is not through with {request.steps or 'all of its'} steps after {request.seconds:g} s"
