@@ -30,6 +30,7 @@ class Body:
         self.blocks: list[Storage | None] = []  # of a quantized file
         self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
         self.shared: list[Tensor] = []
+        self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them
 
     def path(self, entry: Entry) -> str:
         return f"{self.model.prefix}.{entry.number}"
@@ -41,7 +42,8 @@ class Body:
         if self.stored:
             self.load_stored()
             return
-        warm_up(r, self.program)
+        if self.programs.start is None:
+            warm_up(r, self.program)
         self.ends.load(model.towers, idle_linears(model.towers))
         for tensor in self.ends.tensors.values():
             tensor.needs = False  # text gives a tower no gradient, and so the optimizer no state of it
@@ -61,6 +63,8 @@ class Body:
             self.ends.load((weight for weight in model.head.weights() if weight.role == "bias"), ())
         else:
             self.ends.load(model.head.weights(), (model.head,))
+        if self.programs.buffers is not None:
+            self.shared += self.programs.buffers(r, self.program)
 
     @property
     def stored(self) -> bool:
@@ -113,10 +117,13 @@ class Body:
         r = ctx.r
         phase = r.phase
         held: list[Tensor] = []
-        x = embedded(ids, self.model, self.ends, ctx, held)
-        self.make_masks(ctx)
-        if not versions.alone(self.program):
-            tables.make(self.model, ctx)
+        if self.programs.start is not None:
+            x = self.programs.start(ids, self.model, self.ends, ctx)
+        else:
+            x = embedded(ids, self.model, self.ends, ctx, held)
+            self.make_masks(ctx)
+            if not versions.alone(self.program):
+                tables.make(self.model, ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark(phase, bound.prefix, step)
             x = self.layer(x, entry, bound, ctx)
@@ -131,9 +138,11 @@ class Body:
         """One layer, checkpointed or not; a checkpoint keeps the layer's input and nothing else."""
         if not (entry.recompute and ctx.training):
             return forward(x, entry.layer, bound, ctx)
-        run = ctx.r.reentrant if ctx.job.reentrant else ctx.r.checkpoint
         own = narrowed(ctx, entry.layer)
-        return run(lambda given: replayable(given, entry, bound, own), x)
+        if ctx.job.reentrant:
+            return ctx.r.reentrant(lambda given: replayable(given, entry, bound, own), x)
+        choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
+        return ctx.r.checkpoint(lambda given: replayable(given, entry, bound, own), x, choices, self.programs.whole)
 
     def make_masks(self, ctx: Context) -> None:
         ctx.r.where = self.model.prefix.rpartition(".")[0]

@@ -6,22 +6,27 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from memfit.lower.recorder import Tensor
+from memfit.lower.recorder import Choices, Recorder, Tensor
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
     from memfit.model.modules import Block, Model
+    from memfit.program import Program
 
 Run: TypeAlias = "Callable[[Tensor, Any, Bound, Context], Tensor]"  # a module of some style on its input
 Order: TypeAlias = "Callable[[Tensor, Block, Bound, Context], Tensor]"
 Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
+Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
+Buffers: TypeAlias = "Callable[[Recorder, Program], list[Tensor]]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Programs:
-    """Programs by the `style` of the module they run (`losses`: by the job's option)."""
+    """Programs by the `style` of the module they run (`losses`: by the job's option), and how the loop around them differs.
+
+    What is None is as transformers has it."""
 
     norms: Mapping[str, Run]
     attention: Mapping[str, Run]
@@ -30,6 +35,15 @@ class Programs:
     orders: Mapping[str, Order]
     losses: Mapping[str, Loss]
     rotary: Rotary | None = None  # in place of the family's own
+    start: Start | None = None
+    buffers: Buffers | None = None  # that the framework's own modules keep, beside the model's
+    choices: Choices | None = None  # of selective checkpointing
+    whole: bool = False  # a recomputation is not stopped early
+    keeps_outputs: bool = False  # the loop's variable holds the logits through backward, until the next forward is over
+    validates: bool = False  # a batch is evaluated before the first step
 
     def replace(self, **changes: Any) -> Programs:
         return replace(self, **changes)
+
+
+

@@ -29,6 +29,8 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     wide = frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
     stepper = Stepper(r, OPTIMIZERS[job.optimizer], body.trained(), wide, program.master)
     scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
+    if body.programs.validates:
+        evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
     for step in range(STEPS):
         if job.zero_grad == "before_backward":
@@ -41,7 +43,7 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
             begin = len(r.events)
             for _ in range(min(job.accumulate, MICRO_BATCHES)):
                 micro_batch(r, program, body, step)
-            first = Stretch(r, begin, leaves) if fresh else None
+            first = Stretch(r, begin, leaves) if fresh and not body.programs.keeps_outputs else None
         r.mark("step", "", step)
         if job.clip:
             clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
@@ -49,7 +51,7 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
         if job.zero_grad == "after_step":
             stepper.drop_gradients(step)
     if job.evaluate:
-        evaluate(r, program, body)
+        evaluate(r, program, body, job.eval_batch, STEPS - 1)
     if job.merge and job.adapters:
         merge(r, program, [body.ends, *body.layers], STEPS - 1)
     return body, stepper, scaler
@@ -110,6 +112,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     ids, labels, *_ = inputs
     training = phase == "forward"
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=needless(program, training))
+    ctx.outputs = body.outputs
     hidden = body.forward(ids, ctx, step)
     loss = body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
     leave_autocast(ctx)
@@ -120,15 +123,15 @@ def needless(program: Program, training: bool) -> Cache | None:
     """A Trainer switches the cache off in the outer config alone, TRL in the call, checkpointing wherever it is (transformers
     5.23 trainer.py, utils/generic.py merge_with_config_defaults; trl 1.16 trainer/sft_trainer.py)."""
     checkpointed = training and program.job.checkpointing != "none"
-    return Cache(kind="dynamic") if program.model.caching and program.job.framework != "trl" and not checkpointed else None
+    return Cache(kind="dynamic") if program.model.caching and program.job.framework == "transformers" and not checkpointed else None
 
 
-def evaluate(r: Recorder, program: Program, body: Body) -> None:
+def evaluate(r: Recorder, program: Program, body: Body, batch: int, step: int) -> None:
     """One evaluation batch without gradients, logits and loss alive together (transformers 5.23 trainer.py prediction_step)."""
-    r.mark("evaluate", "", STEPS - 1)
+    r.mark("evaluate", "", step)
     r.grad = False
-    inputs = batch_of(r, program, program.job.eval_batch)
-    loss = forward_loss(r, program, body, inputs, "evaluate", STEPS - 1)
+    inputs = batch_of(r, program, batch)
+    loss = forward_loss(r, program, body, inputs, "evaluate", step)
     r.grad = True
     del loss, inputs
 
