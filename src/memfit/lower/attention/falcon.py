@@ -20,7 +20,8 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """Rotated; nothing is dropped out of the scores (transformers 5.23 modeling_falcon.py FalconAttention)."""
-    q, k, v = parts(x, module, bound, ctx)
+    whole = linear(x, bound.linear(module.project[0]), ctx, apart=True)
+    q, k, v = parts(whole, module, bound, ctx)
     q, k = rotary(q, k, ctx)
     k, v = remembered(k, v, module, bound, ctx)
     kind = interface(module, ctx)
@@ -31,7 +32,8 @@ def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 def falcon_alibi(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """With distances, which are in the mask already (the same class); the flash-attn package is refused there."""
-    q, k, v = parts(x, module, bound, ctx)
+    whole = linear(x, bound.linear(module.project[0]), ctx, apart=True)
+    q, k, v = parts(whole, module, bound, ctx)
     k, v = remembered(k, v, module, bound, ctx)
     kept: list[Tensor] = []
     eager = interface(module, ctx) == "eager"
@@ -49,10 +51,9 @@ def projected(out: Tensor, x: Tensor, module: Attention, bound: Bound, ctx: Cont
     return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
 
 
-def parts(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
+def parts(whole: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
     """Queries, keys and values as (B, heads, S, H) of one projection (FalconAttention._split_heads)."""
     r, h = ctx.r, module.head
-    whole = linear(x, bound.linear(module.project[0]), ctx, apart=True)
     r.where = bound.path(module.name)
     b, s, _ = whole.shape
     if module.expanded:

@@ -210,12 +210,12 @@ def math(call: Call, ctx: Context) -> Tensor:
     result = call.q.format
     mask = additive(r, call.mask, call.q)
     q, k, v = (ops.cast(r, one, FP32) for one in (call.q, call.k, call.v))
-    q = ops.scale(r, q)
+    scaled = ops.scale(r, q)
     if call.causal:
         mask = triangle(r, (q.shape[2], k.shape[2]))
     if call.groups:
         k, v = repeated(r, k, q.shape[1]), repeated(r, v, q.shape[1])
-    scores = views.matmul(r, q, ops.scale(r, views.transpose(r, k, 2, 3)))
+    scores = views.matmul(r, scaled, ops.scale(r, views.transpose(r, k, 2, 3)))
     if mask is not None:
         scores = ops.add_in_place(r, scores, mask)
     probabilities = safe_softmax(r, scores)
