@@ -179,9 +179,13 @@ def activation(r: Recorder, x: Tensor, op: str) -> Tensor:
 
 
 def dropout(r: Recorder, x: Tensor, p: float) -> Tensor:
-    """CUDA's fused dropout keeps a byte mask (aten/src/ATen/native/cuda/Dropout.cu); without training or p it is nothing."""
-    if p == 0.0 or not r.grad:
+    """CUDA's fused dropout keeps a byte mask (aten/src/ATen/native/cuda/Dropout.cu); p = 1 is a product with a zero
+    (aten/src/ATen/native/Dropout.cpp _dropout_impl); p = 0, as outside of training, is nothing."""
+    if p == 0.0:
         return x
+    if p == 1.0:
+        zero = r.tensor((1,), x.format, "zeros")
+        return r.node("dropout", r.like(x, "dropout"), (x,), back_like, (zero,), x.shape)
     out = r.like(x, "dropout")
     mask = laid(r.tensor(x.shape, BOOL, "dropout"), x)
     return r.node("dropout", out, (x,), back_like, (mask,), x.shape)

@@ -31,9 +31,11 @@ def acting() -> cuda.Device:
 
 
 def dropout(source: torch.Tensor, probability: float, train: bool) -> torch.Tensor:
-    """CUDA keeps a boolean mask, CPUs noise in the input's dtype (ATen/native/Dropout.cpp, torch 2.13)."""
+    """CUDA keeps a boolean mask, CPUs noise in the input's dtype; everything is dropped by one zero (ATen/native/Dropout.cpp, torch 2.13)."""
     if probability == 0 or not train or source.numel() == 0:
         return source
+    if probability == 1:
+        return source * torch.zeros((), dtype=source.dtype, device=source.device)
     if acting().type == "cuda" and 0 < probability < 1:
         return aten.native_dropout(source, probability, train)[0]
     noise = torch.empty_like(source, memory_format=torch.contiguous_format)
