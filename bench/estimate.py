@@ -38,7 +38,7 @@ def main() -> int:
     from memfit.lower import lower
     from memfit.simulate.memory import memory
     from memfit.simulate.replay import replay
-    from memfit.verbs import Ask, model_of
+    from memfit.words import Ask, model_of
 
     _, model = model_of(MODEL, Ask(offline=True))
     cluster, job = parse_cluster(GPU), Job()

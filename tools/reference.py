@@ -20,7 +20,8 @@ from click.testing import CliRunner  # noqa: E402
 
 from memfit.cli import GROUPS, commands  # noqa: E402
 from memfit.report import FORMATS, codec  # noqa: E402
-from memfit.verbs import VERBS, options  # noqa: E402
+from memfit.verbs import VERBS  # noqa: E402
+from memfit.words import options  # noqa: E402
 
 FOLDER = ROOT / "docs" / "reference"
 NOTE = "<!-- Written by tools/reference.py (`make docs`); changes made here are lost. -->"

@@ -20,7 +20,8 @@ from click.shell_completion import CompletionItem
 from memfit import __version__
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.report import FORMATS, write
-from memfit.verbs import VERBS, estimate, gpus, models, offer, options
+from memfit.verbs import VERBS, estimate, gpus, models
+from memfit.words import offer, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
 # Headings of the help page, by the group of an option.

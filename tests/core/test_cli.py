@@ -23,7 +23,7 @@ from memfit import __version__
 from memfit.cli import commands, main
 from memfit.job import Job
 from memfit.report.codec import schema
-from memfit.verbs import Ask, options
+from memfit.words import Ask, options
 
 SRC = Path(__file__).parents[2] / "src"
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"

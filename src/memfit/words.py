@@ -1,0 +1,245 @@
+"""From words to things: options as they are written, names of models and GPUs, job files. What is wrong is gathered, not thrown one by one."""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from memfit.errors import InputError, MissingExtra, Problem
+from memfit.job import Job, field_problems, from_text, job_from, option
+
+if TYPE_CHECKING:  # each function imports what it needs, and no more
+    from memfit.hardware import Cluster
+    from memfit.model.modules import Model
+    from memfit.model.source import Source
+    from memfit.tape import Producer
+
+T = TypeVar("T")
+PRODUCERS = ("formula", "trace")
+JOB_FILE_LIMIT = 2**16  # bytes: an honest job file is a hundredth of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What is asked, of what and where: everything about a question but the Job."""
+
+    model: str = option("", "hub id, folder, config.json, safetensors or GGUF file, or name in the catalog", group="question")
+    gpu: str = option("", "the GPU by any of its names (`memfit gpus`), or `auto` for the one in this machine", group="question")
+    memory: str = option("", "what the GPU offers, like `24GiB`: of an unlisted one, or instead of the listed figure", group="question")
+    by: str = option("formula", "formulas, or a trace of the real code (slower, takes any model)", choices=PRODUCERS, group="question")
+    offline: bool = option(False, "never ask the hub", group="question")
+    largest_batch: bool = option(False, "find the largest batch that fits", group="question")
+    longest_seq: bool = option(False, "find the longest sequence that fits", group="question")
+    smallest_gpu: bool = option(False, "find the smallest GPU that fits", group="question")
+    cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
+
+
+def options() -> dict[str, dataclasses.Field[Any]]:
+    """Every option by its name, in the order in which people should read them."""
+    return {one.name: one for one in (*dataclasses.fields(Ask), *dataclasses.fields(Job))}
+
+
+def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[], T]) -> T:
+    """What `make` makes; its problems join the others, and a stand-in takes its place."""
+    try:
+        return make()
+    except InputError as bad:
+        problems += [problem for problem in bad.problems if problem not in problems]
+        return otherwise()
+
+
+def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:
+    """What can be read of `values`; the rest joins `problems`."""
+    fields = Ask.__dataclass_fields__
+    good = {}
+    for name, value in values.items():
+        read = from_text(value, str(fields[name].type)) if isinstance(value, str) else value
+        if name == "memory" and isinstance(value, int) and not isinstance(value, bool):
+            read = str(value)  # a bare number of bytes
+        found = [dataclasses.replace(problem, where=name) for problem in field_problems(fields[name], read)]
+        problems += found
+        if not found:
+            good[name] = read
+    return Ask(**good)
+
+
+def job_of(values: Mapping[str, Any], problems: list[Problem]) -> Job:
+    """The Job; where something is wrong with it, that of the options that are not to blame, so that the rest can be looked at, too."""
+    try:
+        return job_from(values)
+    except InputError as bad:
+        problems += bad.problems
+        blamed = {problem.where for problem in bad.problems}
+    return gather([], Job, lambda: job_from({name: value for name, value in values.items() if f"job.{name}" not in blamed}))
+
+
+def cluster_of(gpu: str, memory: str) -> Cluster | None:
+    """Where it runs; `memory` overrides what the record of `gpu` says."""
+    if not gpu and not memory:
+        return None
+    from memfit.hardware import Cluster, auto_gpu, custom_gpu, parse_cluster
+    from memfit.units import parse_bytes
+
+    problems: list[Problem] = []
+    size = gather(problems, lambda: 0, lambda: parse_bytes(memory, where="memory") if memory else 0)
+    found: Cluster | None = None
+    if gpu:
+        nothing = gather(problems, lambda: None, lambda: Cluster(gpu=auto_gpu()) if gpu == "auto" else parse_cluster(gpu))
+        found = nothing
+    if problems:
+        raise InputError(*problems)
+    if found is None:
+        return Cluster(gpu=custom_gpu(size))
+    if not size:
+        return found
+    told = dataclasses.replace(
+        found.gpu, memory=size, memory_range=(size, size), held=0,
+        status={**found.gpu.status, "memory": "given"}, cites={**found.gpu.cites, "memory": "given by the user"},
+    )  # fmt: skip
+    return dataclasses.replace(found, gpu=told)
+
+
+def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
+    from memfit.model.families import build
+    from memfit.model.modules import Model
+
+    if isinstance(subject, Model):
+        return None, subject
+    if isinstance(subject, Mapping):
+        return None, build(subject)
+    if not isinstance(subject, (str, os.PathLike)):
+        raise InputError.one(f"`{str(subject)[:60]}` is no model", where="model", hint="a name, a path, a parsed config or a built Model")
+    from memfit.model.source import read
+
+    source = read(subject, offline=ask.offline)
+    try:
+        return source, exact(source, build(source.config, name=source.name, origin=source.origin))
+    except InputError as bad:
+        unknown_type = {problem.where for problem in bad.problems} == {"config.model_type"} and source.config.get("model_type")
+        if ask.by != "trace" or not unknown_type:
+            raise
+        return source, unbuilt(source)
+
+
+def exact(source: Source, model: Model) -> Model:
+    """A GGUF's tensors in place of the weights that its config would have in 16 bits."""
+    from memfit.model.stored import with_blocks
+
+    gguf = source.config.get("quantization_config", {}).get("quant_method") == "gguf"
+    return with_blocks(model, source.tensors) if gguf and source.tensors else model
+
+
+def compared(source: Source, model: Model) -> tuple[Problem, ...]:
+    """What the exact tensors of a file say of the model that its config describes."""
+    from memfit.model.stored import doubts
+
+    if model.stored:
+        message = "weights are counted as the file stores them; everything else is what transformers' code holds, not llama.cpp's"
+        return (Problem(message=message, where="model", level="note"),)
+    if source.tensors is None or source.config.get("quantization_config") or not model.layers:
+        return ()
+    return tuple(doubts(model, source.tensors))
+
+
+def unbuilt(source: Source) -> Model:
+    """A model that no family knows: only its config, for the trace."""
+    from memfit.model.config import LARGEST_LAYERS, Fields
+    from memfit.model.modules import Linear, Model
+
+    fields = Fields(source.config)
+    for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+        if fields.value(key, default=None) is not None:
+            fields.count(key, high=LARGEST_LAYERS)  # each would be built
+    fields.done()
+    kind = str(source.config.get("model_type"))
+    head = Linear(name="lm_head", inputs=1, outputs=1)
+    return Model(
+        name=source.name, family=kind, prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
+        config=source.config, origin=source.origin,
+    )  # fmt: skip
+
+
+def producer_of(by: str) -> Producer | None:
+    """None means the formulas, which `estimate` knows itself."""
+    if by == "formula":
+        return None
+    from importlib.util import find_spec
+
+    if not all(find_spec(name) for name in ("torch", "transformers")):
+        raise MissingExtra("`--by trace`", "trace")
+    from memfit.trace import trace
+
+    return trace
+
+
+def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
+    """The usable keys of a job file, written with dashes or underscores; what is wrong with others joins `problems`. A model given as
+    `./…` or `../…` is sought beside the file."""
+    found: dict[str, Any] = {}
+    for key, value in mapping(path, text_of(path)).items():
+        if plain(value):
+            found[str(key).replace("-", "_")] = value
+        else:
+            wrong = "has no value" if value is None else "takes one value or a list of them"
+            problems.append(Problem(message=f"`{str(key)[:60]}` {wrong}", where=f"{path.name}: {str(key)[:60]}"))
+    named = found.get("model")
+    if named is None:
+        problems.append(Problem(message="`model` is missing", where=path.name, hint="add a line like `model: meta-llama/Llama-3.1-8B`"))
+    elif isinstance(named, str) and named.startswith(("./", "../")):
+        found["model"] = str(path.parent / named)
+    return found
+
+
+def text_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(JOB_FILE_LIMIT + 1)
+        if len(raw) > JOB_FILE_LIMIT:
+            raise InputError.one(f"`{path}` is too long for a job file", where="job file", hint=f"at most {JOB_FILE_LIMIT} bytes")
+        return raw.decode()
+    except OSError as error:
+        raise InputError.one(f"`{path}` cannot be read: {(error.strerror or 'unknown failure').lower()}", where="job file") from None
+    except UnicodeDecodeError:
+        raise InputError.one(f"`{path}` is no text", where="job file", hint="a job file is YAML in UTF-8") from None
+
+
+def mapping(path: Path, text: str) -> dict[Any, Any]:
+    """Parsed YAML; a key that stands twice is a problem, and tags make no objects."""
+    import yaml
+
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        keys = [key.value for key, _ in node.value if isinstance(key.value, str)] if isinstance(node, yaml.MappingNode) else []
+        values = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        message = f"`{path}` is no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        raise InputError.one(message, where=f"job file{line}") from None
+    except (RecursionError, ValueError):
+        raise InputError.one(f"`{path}` is no job file: it is nested too deeply, or holds an absurd number", where="job file") from None
+    if not isinstance(values, dict):
+        raise InputError.one(f"`{path}` holds no keys", where="job file", hint="write lines like `model: meta-llama/Llama-3.1-8B`")
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise InputError(*(Problem(message=f"`{key[:60]}` stands there twice", where=f"{path.name}: {key[:60]}") for key in twice))
+    return values
+
+
+def plain(value: Any) -> bool:
+    scalar = (str, int, float, bool)
+    return isinstance(value, scalar) or (isinstance(value, list) and all(isinstance(item, scalar) for item in value))
+
+
+def matches(pattern: str, text: str) -> bool:
+    low = text.lower()
+    return all(fnmatch.fnmatchcase(low, f"*{word}*") for word in pattern.lower().split())
+
+
+def offer(close: list[str]) -> str:
+    return "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else ""
