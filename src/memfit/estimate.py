@@ -270,19 +270,10 @@ def _loading(tape: Tape) -> Iterator[Alloc]:
 
 
 def trainable(model: Model, job: Job) -> int:
-    """Values that get gradients: base weights that are trained, adapters, modules trained whole beside them."""
+    """Values that get gradients."""
     if not job.training:
         return 0
-    program = apply(Program(model=model, job=job, entries=placed(model.layers, False), weights=model.dtype))
-    if program.trained is None and program.adapter is None:
-        return model.parameters
-    count = sum(weight.count for weight in model.weights() if program.trains(weight))
-    if program.adapter is not None:
-        rank, saved = program.adapter.rank, program.adapter.saved
-        linears = [linear for layer in model.layers for linear in layer.linears()]
-        count += sum(rank * (linear.inputs + linear.outputs) for linear in linears if program.adapted(linear))
-        count += sum(weight.count for weight in model.weights() if set(saved).intersection(weight.name.split(".")))
-    return count
+    return apply(Program(model=model, job=job, entries=placed(model.layers, False), weights=model.dtype)).trainable
 
 
 def _remarks(model: Model, job: Job, gpu: GPU | None) -> list[Problem]:

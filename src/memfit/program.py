@@ -89,6 +89,28 @@ class Program:
         """Streaming multiprocessors, which decide how kernels split their work."""
         return self.gpu.sms if self.gpu is not None and self.gpu.sms is not None else 108
 
+    @property
+    def trainable(self) -> int:
+        """Values that get gradients: base weights that are trained, adapters, copies of modules that are trained whole."""
+        model, adapter = self.model, self.adapter
+        if self.trained is None:
+            return model.parameters
+        count = sum(weight.count for weight in model.weights() if self.trains(weight))
+        if adapter is None:
+            return count
+        ends = (*model.embed, *model.final, model.head)
+        places = [(linears, times) for layer, times in model.kinds for linears in [tuple(layer.linears())]]
+        for linears, times in [*places, (tuple(linear for module in ends for linear in module.linears()), 1)]:
+            count += times * sum(adapter.rank * (linear.inputs + linear.outputs) for linear in linears if self.adapted(linear))
+        for weight in model.weights():
+            rank = next((rank for end, rank in adapter.parameters if weight.name.endswith(f".{end}")), 0)
+            stack = weight.shape[0] if len(weight.shape) == 3 else 1
+            count += stack * rank * (weight.shape[-1] + weight.shape[-2]) if rank else 0
+            count += weight.count if adapter.saves(weight.name.rpartition(".")[0]) else 0
+        if model.tied and adapter.saves(model.head.name):
+            count += model.head.inputs * model.head.outputs
+        return count
+
     def trains(self, weight: Weight, path: str = "") -> bool:
         """Is this base weight (of the full name `path`) trained? Adapters are, always."""
         return weight.role != "buffer" and (self.trained is None or any(part in (path or weight.name) for part in self.trained))
@@ -105,8 +127,8 @@ class Program:
 
     def quantized(self, linear: Linear) -> bool:
         """Does bitsandbytes store it? The names to skip are those of the job, else the head (transformers 5.23
-        quantizers/quantizers_utils.py should_convert_module)."""
-        if self.quant is None:
+        quantizers/quantizers_utils.py should_convert_module); from 5.0 on, nothing but nn.Linear itself is taken."""
+        if self.quant is None or (linear.own_class and self.job.version("transformers") >= (5, 0)):
             return False
         return not any(linear.name.endswith(one) or f"{linear.name}.".startswith(f"{one}.") for one in self.quant.skip)
 

@@ -64,13 +64,15 @@ class Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Module):
-    """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out). `format`: the checkpoint stores it quantized."""
+    """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out). `format`: the checkpoint stores it quantized.
+    `own_class`: a class of the family's own stands in for torch's (FalconLinear), which bitsandbytes' integration does not know."""
 
     inputs: int
     outputs: int
     bias: bool = False
     conv1d: bool = False
     format: str = ""
+    own_class: bool = False
 
     def own(self) -> Iterator[Weight]:
         shape = (self.inputs, self.outputs) if self.conv1d else (self.outputs, self.inputs)

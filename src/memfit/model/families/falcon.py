@@ -37,8 +37,8 @@ def attention(fields: Fields, width: int, *, new: bool, parallel: bool) -> Atten
     scores = dropout(fields, "attention_dropout")
     return Attention(
         name="self_attention", heads=heads, kv_heads=keys, head=head, style="falcon_alibi" if alibi else "falcon", alibi=alibi, expanded=new,
-        project=(Linear(name="self_attention.query_key_value", inputs=width, outputs=(heads + 2 * keys) * head, bias=bias),),
-        out=Linear(name="self_attention.dense", inputs=width, outputs=width, bias=bias), rotary=0 if alibi else head,
+        project=(Linear(name="self_attention.query_key_value", inputs=width, outputs=(heads + 2 * keys) * head, bias=bias, own_class=True),),
+        out=Linear(name="self_attention.dense", inputs=width, outputs=width, bias=bias, own_class=True), rotary=0 if alibi else head,
         dropout=scores if alibi else 0.0, out_dropout=0.0 if parallel else scores,
     )  # fmt: skip
 
@@ -54,7 +54,8 @@ def block(fields: Fields, width: int) -> Layer:
     mixer = attention(fields, width, new=new, parallel=parallel)
     inner, activation = fields.count("ffn_hidden_size", default=4 * width), fields.activation("activation", default="gelu")
     mlp = plain_mlp("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", width, inner, activation, bias=fields.flag("bias", default=False))
-    mlp = replace(mlp, style="falcon", dropout=dropout(fields, "hidden_dropout"))
+    up, down = replace(mlp.up, own_class=True), replace(mlp.down, own_class=True)
+    mlp = replace(mlp, style="falcon", up=up, down=down, dropout=dropout(fields, "hidden_dropout"))
     names = ("input_layernorm", "input_layernorm" if parallel else "post_attention_layernorm")
     if parallel and norms == 2:
         names = ("ln_attn", "ln_mlp")
