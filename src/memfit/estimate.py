@@ -70,6 +70,15 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Script:
+    """A program that was traced in the place of a model and a job, and the optimizer steps it was followed for."""
+
+    path: str
+    arguments: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the kernels are those of an A100."""
 
@@ -89,6 +98,7 @@ class Estimate:
     problems: tuple[Problem, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     answers: tuple[Answer, ...] = ()
+    script: Script | None = None  # then `model` has only its name, and `job` nothing but the allocator's options
 
     @property
     def fits(self) -> bool:
@@ -303,4 +313,4 @@ def _remarks(model: Model, job: Job, gpu: GPU | None) -> list[Problem]:
     return found
 
 
-__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "estimate", "trainable"]
+__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Script", "estimate", "trainable"]
