@@ -26,6 +26,7 @@ class Context:
     format: Format  # of activations between layers
     autocast: Format | None
     cache: Cache | None = None
+    positions: Tensor | None = None  # one for each token of each sequence, where the caller hands them over
     cos: Tensor | None = None
     sin: Tensor | None = None
     tables: dict[bool, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)  # of layers that slide, and that do not
@@ -64,7 +65,7 @@ def leave_autocast(ctx: Context) -> None:
     for where in list(ctx.casts):
         r.mark(r.phase, where, r.at)
         del ctx.casts[where]
-        r.mark(r.phase, span, r.at)
+    r.mark(r.phase, span, r.at)
 
 
 def context(

@@ -22,7 +22,7 @@ def embedded(ids: Tensor, model: Model, bound: Bound, ctx: Context, held: list[T
     if ctx.program.input_gradients and ctx.training:
         x.needs = True  # enable_input_require_grads: the embedding's output becomes a leaf
     held.append(x)
-    positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
+    positions = ctx.positions or r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
     for module in model.embed[1:]:
         r.where = module.name
         if isinstance(module, Embedding):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from memfit.formats import BOOL, FP32, INT64
+from memfit.job import Job
 from memfit.lower import head, ops, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
@@ -13,31 +16,69 @@ from memfit.program import Program
 WALKED = 24  # decoding steps written one by one; of more, evenly spaced ones and always the last
 
 
+@dataclass(slots=True, kw_only=True)
+class Said:
+    """What `generate` holds between passes: the tokens so far, their positions, and the scores that the last one was chosen by."""
+
+    rows: Dim
+    ids: Tensor
+    positions: Tensor
+    beams: int = 1
+    scores: list[Tensor] = field(default_factory=list)
+    sequences: list[Tensor] = field(default_factory=list)
+    held: list[Tensor] = field(default_factory=list)  # from the start: single numbers, and the first positions
+    small: list[Tensor] = field(default_factory=list)  # of the last choice
+
+    @property
+    def length(self) -> int:
+        return self.ids.shape[1]
+
+
 def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     """The tape of one `generate` call, or of one forward pass where nothing is generated; returns what is held before it returns."""
     body = Body(r, program)
     body.load()
     r.grad = False
     job = program.job
-    rows = Dim(job.batch * job.beams, "B")
-    ids = ops.integers(r, (rows, Dim(job.seq, "S")), "inputs")
-    padding = r.tensor((rows, job.seq), INT64, "attention_mask", "inputs")
-    kept = job.cache != "none" and job.new_tokens > 0
-    kind = versions.growing(program) if job.cache == "dynamic" else job.cache
-    cache = Cache(kind=kind, limit=job.seq + job.new_tokens, bits=job.cache_bits) if kept else None
+    prompt = ops.integers(r, (Dim(job.batch, "B"), Dim(job.seq, "S")), "inputs")
+    kind = versions.growing(program) if job.cache == "dynamic" or job.new_tokens == 0 else job.cache
+    cache = Cache(kind=kind, limit=job.seq + job.new_tokens, bits=job.cache_bits) if job.cache != "none" else None
+    if job.new_tokens == 0:
+        r.mark("prefill")
+        return body, prompt, cache, passed(program, body, prompt, None, cache, 0)
+    said = spoken(r, job, prompt)
     r.mark("prefill")
-    chosen = forward(r, program, body, ids, rows, job.seq, job.seq, cache, 0)
+    given = ops.integers(r, (said.rows, Dim(job.seq, "S")), "clone")
+    first = [given]
+    del given
+    generated(program, body, first.pop(), said, cache, 0)
     for step in decoded(job.new_tokens):
         r.mark("decode", "", step)
-        ids = appended(r, ids, rows, job.seq + step)
-        padding = appended(r, padding, rows, job.seq + step)
+        if said.length < job.seq + step:
+            said.ids, said.positions = (ops.integers(r, (said.rows, job.seq + step), "cat") for _ in range(2))
         if cache is not None:
             skip_to(r, cache, job.seq + step - 1, step)
             r.mark("decode", "", step)
-            chosen = forward(r, program, body, chosen, rows, 1, job.seq + step, cache, step)
-        else:
-            chosen = forward(r, program, body, ids, rows, job.seq + step, job.seq + step, None, step)
-    return body, cache, ids, padding, chosen
+        given = said.ids.view(said.rows, said.length) if cache is None else newest(said.ids)
+        generated(program, body, given, said, cache, step)
+    return body, cache, prompt, said
+
+
+def spoken(r: Recorder, job: Job, prompt: Tensor) -> Said:
+    """The prompt as `generate` keeps it: once for each beam, with positions counted along its mask of ones."""
+    rows = Dim(job.batch * job.beams, "B")
+    ids = prompt if job.beams == 1 else ops.integers(r, (rows, job.seq), "repeat_interleave")
+    held = [ops.integers(r, (1,), one) for one in ("pad", "end")]
+    said = Said(rows=rows, ids=ids, positions=ops.integers(r, (rows, job.seq), "positions"), beams=job.beams, held=held)
+    held += [said.positions, ops.integers(r, (rows,), "ones")]
+    if job.beams > 1:  # running_sequences and sequences, as long as they will get (generation/utils.py _beam_search)
+        said.sequences = [ops.integers(r, (rows, job.seq + job.new_tokens), "full") for _ in range(2)]
+    return said
+
+
+def newest(tokens: Tensor) -> Tensor:
+    """The last column."""
+    return Tensor((tokens.shape[0], 1), tokens.format, tokens.storage)
 
 
 def decoded(new_tokens: int) -> list[int]:
@@ -46,10 +87,6 @@ def decoded(new_tokens: int) -> list[int]:
     if passes <= WALKED:
         return list(range(1, passes + 1))
     return sorted({1 + (passes - 1) * index // (WALKED - 1) for index in range(WALKED)})
-
-
-def appended(r: Recorder, tokens: Tensor, rows: int, length: int) -> Tensor:
-    return r.tensor((rows, length), tokens.format, "cat", "inputs")
 
 
 def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
@@ -70,26 +107,73 @@ def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
         del pair  # freed within the layer's own span
 
 
-def forward(
-    r: Recorder, program: Program, body: Body, ids: Tensor, rows: Dim, tokens: int, keys: int, cache: Cache | None, step: int
-) -> Tensor:
-    """One pass and the choice of the next token; returns its id."""
-    job = program.job
-    ctx = context(r, program, body.programs, (rows, tokens), keys=keys, training=False, cache=cache)
-    hidden = body.forward(ids.view(rows, tokens), ctx, step)
-    if job.logits == "last" and job.new_tokens and not versions.whole_prompt(program):
+def generated(program: Program, body: Body, ids: Tensor, said: Said, cache: Cache | None, step: int) -> None:
+    """One pass and the choice of the next token."""
+    positions = said.positions if ids.shape[1] > 1 else newest(said.positions)
+    scores = passed(program, body, ids, positions, cache, step)
+    del ids, positions
+    said.positions = ops.integers(body.r, (said.rows, said.length + 1), "cat")
+    (chosen if said.beams == 1 else chosen_beams)(body.r, scores, said)
+    if said.beams > 1 and cache is not None:
+        reordered(body.r, cache, step)
+
+
+def passed(program: Program, body: Body, ids: Tensor, positions: Tensor | None, cache: Cache | None, step: int) -> Tensor:
+    """One pass from tokens to logits: those of the last one, or of all."""
+    r, job = body.r, program.job
+    rows, tokens = Dim(ids.shape[0], "B"), ids.shape[1]
+    past = positions is not None and cache is not None
+    ctx = context(r, program, body.programs, (rows, tokens), keys=job.seq + step if past else tokens, training=False, cache=cache)
+    ctx.positions = positions
+    del positions
+    hidden = body.forward(ids, ctx, step)
+    del ids
+    if job.logits == "last" and not versions.whole_prompt(program):
         hidden = hidden.view(rows, 1, hidden.shape[-1])
     scores = head.logits(hidden, body.model, body.ends, ctx)
-    if versions.fp32_logits(program):
-        scores = versions.wide(scores, ctx)
-    del hidden
-    return next_token(r, scores, rows)
+    return versions.wide(scores, ctx) if versions.fp32_logits(program) else scores
 
 
-def next_token(r: Recorder, scores: Tensor, rows: int) -> Tensor:
-    """The last position in fp32, then argmax (generation/utils.py _sample)."""
-    wide = r.tensor((rows, scores.shape[-1]), FP32, "to", "logits")
-    chosen = r.tensor((rows,), INT64, "argmax", "inputs")
-    done = r.tensor((rows,), BOOL, "eq")
-    del wide, done
-    return chosen.view(rows, 1)
+def chosen(r: Recorder, scores: Tensor, said: Said) -> None:
+    """The last position copied to fp32, which the loop's variable holds until the next copy, then argmax (generation/utils.py
+    _sample)."""
+    said.scores = [r.tensor((said.rows, scores.shape[-1]), FP32, "to", "logits")]
+    chosen = ops.integers(r, (said.rows,), "argmax")
+    said.ids = ops.integers(r, (said.rows, said.length + 1), "cat")
+    done = r.tensor((said.rows,), BOOL, "eq")
+    said.small = [chosen, ops.integers(r, (said.rows,), "and"), *(ops.integers(r, (said.rows, 1), "clone") for _ in range(2))]
+    del done
+
+
+def chosen_beams(r: Recorder, scores: Tensor, said: Said) -> None:
+    """Log-probabilities are added to those of each beam; twice as many candidates are gathered as there are beams, then merged
+    with the finished ones (generation/utils.py _beam_search)."""
+    shape, length = (said.rows, scores.shape[-1]), said.sequences[0].shape[1]
+    wide = r.tensor(shape, FP32, "to", "logits")
+    said.scores[:1] = [wide]
+    logs = r.tensor(shape, FP32, "log_softmax", "logits")
+    del said.scores[1:]
+    total = r.tensor(shape, FP32, "add", "logits")
+    said.scores.append(total)
+    del logs, wide, total
+    candidates = [ops.integers(r, (2 * said.rows, length), "gather") for _ in range(2)]
+    del candidates[0]
+    running = ops.integers(r, (said.rows, length), "gather")
+    merged = ops.integers(r, (3 * said.rows, length), "cat")
+    said.sequences = [running, ops.integers(r, (said.rows, length), "gather"), *candidates]
+    said.ids = Tensor((said.rows, said.length + 1), INT64, running.storage)
+    del merged, candidates, running
+
+
+def reordered(r: Recorder, cache: Cache, step: int) -> None:
+    """Every layer's keys, then its values, are picked anew by beam (cache_utils.py reorder_cache)."""
+    phase = r.phase
+    for where in list(cache.layers):
+        r.mark(phase, where, step)
+        keys, values = cache.layers.pop(where)
+        shapes = keys.shape, values.shape
+        fresh = r.tensor(shapes[0], keys.format, "index_select", "kv_cache")
+        del keys
+        cache.layers[where] = (fresh, r.tensor(shapes[1], values.format, "index_select", "kv_cache"))
+        del values, fresh
+    r.mark(phase, "", step)

@@ -83,7 +83,7 @@ def back_written(r: Recorder, node: Node, g: Tensor) -> Grads:
 def interleaved(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
     """Neighbours make a pair, and come out as halves (apply_rotary_pos_emb_interleave)."""
     r = ctx.r
-    cos, sin = (views.narrow(r, one, 2, one.shape[2] // 2) for one in rotary.tables(ctx))
+    cos, sin = (views.narrow(r, one, 3, one.shape[3] // 2) for one in rotary.tables(ctx))
     (q1, q2), (k1, k2) = (tuple(views.narrow(r, one, 3, one.shape[3] // 2, step=2) for _ in range(2)) for one in (q, k))
     first = rotary.halves_turned(r, q1, q2, cos, sin)
     return first, rotary.halves_turned(r, k1, k2, cos, sin)

@@ -70,10 +70,10 @@ def scaled(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
     """Queries times a factor that grows with their position (Ministral3Attention, get_llama_4_attn_scale)."""
     r = ctx.r
     q, k, v = straight(x, module, bound, ctx)
-    factor = r.tensor((1, ctx.tokens), FP32, "scale")
+    factor = r.tensor((tables.rows(ctx), ctx.tokens), FP32, "scale")
     for _ in ("floor", "add", "log", "mul", "add"):
         factor = ops.scale(r, factor.detach())
-    q = ops.mul(r, q, ops.cast(r, factor.view(1, 1, ctx.tokens, 1), q.format))
+    q = ops.mul(r, q, ops.cast(r, factor.view(factor.shape[0], 1, ctx.tokens, 1), q.format))
     return q, k, v
 
 

@@ -31,11 +31,16 @@ def frequencies(model: Model) -> list[Weight]:
     return [one for one in model.buffers if one.name.endswith("inv_freq") and not one.name.endswith("original_inv_freq")]
 
 
+def rows(ctx: Context) -> int:
+    """One for all sequences, unless each comes with positions of its own."""
+    return ctx.positions.shape[0] if ctx.positions is not None else 1
+
+
 def angles(half: int, style: str, ctx: Context) -> tuple[Tensor, Tensor]:
     """positions · frequencies, doubled, their cosine and sine, each scaled and cast (modeling_llama.py LlamaRotaryEmbedding)."""
     r = ctx.r
     freqs = scaled_positions(half, ctx)
-    emb = freqs if style in HALF else r.tensor((1, ctx.tokens, 2 * half), FP32, "cat")
+    emb = freqs if style in HALF else r.tensor((rows(ctx), 1, ctx.tokens, 2 * half), FP32, "cat")
     cos, sin = (ops.scale(r, ops.scale(r, emb, name)) for name in ("cos", "sin"))
     if style in WIDE:
         return cos, sin
@@ -43,8 +48,8 @@ def angles(half: int, style: str, ctx: Context) -> tuple[Tensor, Tensor]:
 
 
 def scaled_positions(half: int, ctx: Context) -> Tensor:
-    positions = ctx.r.tensor((1, ctx.tokens, 1), FP32, "to")
-    out = ctx.r.tensor((1, ctx.tokens, half), FP32, "freqs")
+    positions = ctx.r.tensor((rows(ctx), 1, ctx.tokens, 1), FP32, "to")
+    out = ctx.r.tensor((rows(ctx), 1, ctx.tokens, half), FP32, "freqs")
     del positions
     return out
 
