@@ -116,7 +116,18 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     hidden = body.forward(ids, ctx, step)
     loss = body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
     leave_autocast(ctx)
+    if ctx.cache is not None:
+        forget(r, ctx.cache, step)
     return loss
+
+
+def forget(r: Recorder, cache: Cache, step: int) -> None:
+    """The outputs go, and the cache with them; what is a layer's goes in its own span."""
+    phase, span = r.phase, r.span
+    for where in list(cache.layers):
+        r.mark(phase, where, step)
+        del cache.layers[where]
+    r.mark(phase, span, step)
 
 
 def needless(program: Program, training: bool) -> Cache | None:
