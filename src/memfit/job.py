@@ -22,6 +22,7 @@ LOSSES = ("plain", "chunked", "liger", "liger-ce")
 CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
 CACHES = ("dynamic", "static", "quantized", "none")
+UNSLOTH = ("norms", "rotary", "loss", "adapters")
 QUANTS = ("none", "nf4", "fp4", "int8")
 # The versions that the formulas were read from; `versions` names older ones.
 NEWEST = {
@@ -75,6 +76,7 @@ class Job:
         group="memory",
     )
     liger: bool = option(False, "Liger kernels for norms, rotary and the gated MLP too", group="memory")
+    unsloth: str = option("", "Unsloth's kernels, names with commas: norms, rotary, loss, adapters (as fms-acceleration puts them in)", group="memory")
 
     rank: int = option(16, "LoRA rank", low=1, high=65536, group="lora")
     alpha: float = option(32.0, "LoRA alpha (scales, does not change memory)", low=0, high=1e9, group="lora")
@@ -134,6 +136,10 @@ class Job:
             yield unknown("optimizer", self.optimizer, "job.optimizer", tuple(OPTIMIZERS))
         if isinstance(self.versions, str):
             yield from version_problems(self.versions)
+        if isinstance(self.unsloth, str):
+            for name in filter(None, map(str.strip, self.unsloth.split(","))):
+                if name not in UNSLOTH:
+                    yield unknown("kernel of Unsloth", name, "job.unsloth", UNSLOTH)
         if self.task == "pretrain" and self.method != "full":
             yield Problem(message=f"pre-training trains every weight, not `{self.method}`", where="job.method", hint="use task `finetune`")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.lower import liger
+from memfit.lower import liger, torchtune, unsloth
 from memfit.lower.attention import ATTENTION
 from memfit.lower.layers import ORDERS
 from memfit.lower.losses import LOSSES
@@ -14,7 +14,11 @@ from memfit.lower.versions import changed
 from memfit.program import Program
 
 TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES)
-FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS}
+TORCHTUNE = Programs(
+    norms={"llama": torchtune.rms_norm}, attention={"llama": torchtune.attention}, mlps={"gated": MLPS["gated"]}, moes={}, orders={"pre": torchtune.order},
+    losses={"plain": torchtune.plain, "chunked": torchtune.chunked}, start=torchtune.start, buffers=torchtune.buffers,
+)  # fmt: skip
+FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS, "torchtune": TORCHTUNE}
 
 
 def programs_of(program: Program) -> Programs:
@@ -24,4 +28,6 @@ def programs_of(program: Program) -> Programs:
         raise NotImplementedError(f"the code of {program.job.framework}")
     if program.job.framework in ("transformers", "trl"):
         programs = changed(programs, program)
+    if program.job.unsloth:
+        programs = unsloth.overlay(programs, frozenset(name.strip() for name in program.job.unsloth.split(",")))
     return liger.overlay(programs, program.model.family) if program.job.liger else programs

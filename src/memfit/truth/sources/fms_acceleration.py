@@ -25,7 +25,7 @@ def read(row: Row) -> Reading:
     if row.metric == "oom" and "out of memory" not in row.text("notes"):
         raise Unfit("a run that failed, by what is not stated")
     plugin = str(row.more("plugin") or "").lower()
-    if "foak" in plugin or "scattermoe" in plugin or "padding-free" in plugin:
+    if "scattermoe" in plugin or "padding-free" in plugin:
         raise Unfit("kernels without formula", plugin)
     options = words.numbers(row.text("dtype")) | words.adapters(row)
     if options["method"] == "qlora":
@@ -38,8 +38,17 @@ def read(row: Row) -> Reading:
         "optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing),
         "attention": words.attention(row.text("attention")), "reentrant": True, "clip": 1.0, "accumulate": int(row.more("grad_accum") or 1),
     }  # fmt: skip
+    if "foak" in plugin:
+        options |= kernels("liger" in plugin, options["method"] == "qlora")
     if options["method"] == "qlora":
         # framework_plugin_bnb.py: double quantization always; a preparation of its own that casts nothing up, but for the baseline, which
         # leaves it to TRL and so to peft
         options |= {"double_quant": True, "prepare_kbit": "baseline" in plugin}
     return Reading(options=options)
+
+
+def kernels(liger: bool, quantized: bool) -> words.Options:
+    """What the sample configurations switch on. Over quantized weights adapters are fused too, and with Liger's loss the norms' key is
+    misspelt (`fast_rsm_layernorm`), so that they stay as they were. The loss is a copy of Liger's of 0.4."""
+    names = ["rotary", *([] if liger and quantized else ["norms"]), *([] if liger else ["loss"]), *(["adapters"] if quantized else [])]
+    return {"unsloth": ",".join(names), "loss": "liger" if liger else "plain"}
