@@ -28,8 +28,12 @@ def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 
 def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     """x + mixer(norm(x))."""
-    hidden = x if block.norm is None else norm(x, block.norm, bound, ctx)
-    hidden = mix(hidden, block, bound, ctx)
+    mixer = block.mixer
+    if isinstance(mixer, MLP) and not mixer.name and block.norm is not None:  # the layer's own variable, overwritten step by step
+        hidden = ctx.programs.mlps[mixer.style](norm(x, block.norm, bound, ctx), mixer, bound, ctx)
+    else:
+        hidden = x if block.norm is None else norm(x, block.norm, bound, ctx)
+        hidden = mix(hidden, block, bound, ctx)
     if block.post_norm is not None:
         hidden = norm(hidden, block.post_norm, bound, ctx)
     ctx.r.where = bound.prefix
@@ -68,9 +72,13 @@ def side_by_side(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     r = ctx.r
     first, second = layer.blocks
     assert first.norm is not None
-    hidden = norm(x, first.norm, bound, ctx)
-    attention = mix(hidden, first, bound, ctx)
-    other = mix(hidden if second.norm == first.norm else norm(x, second.norm or first.norm, bound, ctx), second, bound, ctx)
+    if second.norm is not None and second.norm != first.norm:
+        attention = mix(norm(x, first.norm, bound, ctx), first, bound, ctx)
+        other = mix(norm(x, second.norm, bound, ctx), second, bound, ctx)
+    else:
+        hidden = norm(x, first.norm, bound, ctx)
+        attention = mix(hidden, first, bound, ctx)
+        other = mix(hidden, second, bound, ctx)
     r.where = bound.prefix
     if isinstance(first.mixer, Attention) and first.mixer.style in RESIDUAL_LAST:
         return ops.add(r, ops.add(r, attention, other), x)

@@ -103,7 +103,9 @@ def rotated_scores(q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention
     """Divided in place; the softmax in the dtype of the layer's input."""
     r, mask = ctx.r, mask_of(module, ctx)
     assert mask is not None
-    weights = softmax_of(ops.add(r, in_place(r, scores(q, k, ctx)), mask), x, ctx)
+    divided = in_place(r, scores(q, k, ctx))
+    weights = softmax_of(ops.add(r, divided, mask), x, ctx)
+    del divided
     ctx.results.append(weights)
     return product(r, weights, v, ctx)
 
