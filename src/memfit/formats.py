@@ -60,6 +60,8 @@ for _method in ("gptq", "awq"):
             block=2 * _group,
             cite="transformers 5.23 quantizers; AutoGPTQ qlinear, AutoAWQ gemm layouts",
         )
+for _group in (128, 64, 32):  # a byte a value; per group a scale of 16 bits and a zero point of 8
+    _row(f"gptq-8bit-g{_group}", _group + 3, "int8", block=_group, cite="AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda_old.py")
 COMPLEX64 = _row("complex64", 8, "fp32", "C64")
 INT64 = _row("int64", 8, "int64", "long", "I64")
 INT32 = _row("int32", 4, "int32", "int", "I32")

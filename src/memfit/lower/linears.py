@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.lower import bnb, ops
+from memfit.lower import bnb, ops, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Tensor
@@ -13,7 +13,12 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) 
     r = ctx.r
     r.where = layer.path
     run = added if apart else plain
-    out = bnb.forward(x, layer, ctx) if layer.packed is not None else run(x, layer.weight, layer.bias, layer.outputs, ctx)
+    if layer.packed is not None:
+        out = bnb.forward(x, layer, ctx)
+    elif stored.is_stored(layer.weight):
+        out = stored.forward(x, layer, ctx)
+    else:
+        out = run(x, layer.weight, layer.bias, layer.outputs, ctx)
     if layer.adapter is None:
         return out
     return adapted(r, x, out, layer.adapter, ctx) if layer.packed is None else adapted_packed(r, x, out, layer, ctx)

@@ -67,12 +67,12 @@ def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
     if method == "fp8":
         return block_format(settings, fields)
     if method in ("gptq", "awq"):
-        if bits == 4 and group in (128, 64, 32):
-            return f"{method}-4bit-g{group}"
+        if (bits == 4 or (bits == 8 and method == "gptq")) and group in (128, 64, 32):
+            return f"{method}-{bits}bit-g{group}"
         fields.blame(
             "quantization_config",
             f"{method} with {bits} bits in groups of {group} is not known",
-            "known: 4 bits in groups of 128, 64 or 32",
+            "known: 4 bits, gptq also 8, in groups of 128, 64 or 32",
         )
         return ""
     if method == "modelopt" and str(settings.get("quant_algo")).upper() in ("NVFP4", "FP8"):

@@ -78,6 +78,8 @@ def understand(row: Row) -> Case | Refused:
         value = measured(row)
         if device is None and row.metric in ("nvidia-smi", "oom", "peak_allocated_plus_context"):
             raise Unfit("the GPU is not named", row.gpu)
+        if stored and reading.options.get("method") == "qlora":
+            reading.options["method"] = "lora"  # the checkpoint is quantized already: no bitsandbytes
         job = job_from(known_targets(reading.options, model))
     except Unfit as why:
         return refused(row, why.reason, why.detail)

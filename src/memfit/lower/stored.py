@@ -1,0 +1,53 @@
+"""Linear layers whose checkpoint is stored quantized: what undoing it holds, forward and backward. Such weights are never trained.
+
+fp8 in blocks multiplies as it is, by inputs made fp8 for the occasion (transformers 5.23 integrations/finegrained_fp8.py FP8Linear). GPTQ and
+AWQ unpack the whole weight for many rows and multiply packed for few: above 50 rows ExLlama's kernels (AutoGPTQ 0.7
+autogptq_extension/exllama/cuda_func/q4_matmul.cu), from 1024 on AutoAWQ's (0.2 awq/modules/linear/gemm.py); Triton's always unpack when
+gradients are asked for (AutoGPTQ 0.7 nn_modules/triton_utils/dequant.py).
+"""
+
+from __future__ import annotations
+
+from memfit.formats import FP8, FP32
+from memfit.lower import ops
+from memfit.lower.bound import BoundLinear
+from memfit.lower.context import Context
+from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+
+FEW = {"gptq": 50, "awq": 1023}  # rows up to which the kernel takes the weight as it is packed
+BLOCK = 128  # values of an input that share an fp8 scale
+
+
+def is_stored(weight: Tensor) -> bool:
+    """fp8 counts, though a value of it is a byte: nothing else multiplies by it."""
+    return weight.format.block > 1 or weight.format.name.startswith("float8")
+
+
+def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+    r, weight = ctx.r, layer.weight
+    if ctx.autocast is not None:
+        x = ops.cast(r, x, ctx.autocast)
+    rows, width = x.count // x.shape[-1], x.shape[-1]
+    method = weight.format.name.partition("-")[0]
+    held: tuple[Tensor, ...]
+    if method in FEW:
+        unpacks = rows > FEW[method] or (r.grad and x.needs)
+        held = (r.tensor((layer.outputs, width), x.format, "dequantize", "temporaries"),) if unpacks else ()
+    else:
+        held = (r.tensor(x.shape, FP8, "quantize", "temporaries"), r.tensor((rows, -(-width // BLOCK)), FP32, "quantize", "temporaries"))
+    out = r.tensor((*x.shape[:-1], layer.outputs), x.format, "linear")
+    r.compute("linear", 2 * rows * width * layer.outputs, (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count), x.format.math)
+    del held
+    out = r.node("stored_linear", out, (x,), back_stored, extra=(x.shape, layer.outputs))
+    return out if layer.bias is None else ops.add(r, out, layer.bias)
+
+
+def back_stored(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """The weight once more in the gradient's dtype."""
+    shape, outputs = node.extra
+    g = ops.rows(r, g)
+    weight = r.tensor((outputs, shape[-1]), g.format, "dequantize", "temporaries")
+    to_x = r.tensor(shape, g.format, "linear")
+    r.compute("linear", 2 * g.count * shape[-1], (g.count + to_x.count + weight.count) * g.format.block_bytes, g.format.math)
+    del weight
+    return (to_x,)
