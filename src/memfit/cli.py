@@ -18,16 +18,17 @@ import click
 from click.shell_completion import CompletionItem
 
 from memfit import __version__
+from memfit.cli_trace import FLAGS, HELP, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.report import FORMATS, write
 from memfit.verbs import VERBS, estimate, gpus, models
-from memfit.words import offer, options
+from memfit.words import Run, offer, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
 # Headings of the help page, by the group of an option.
 GROUPS = {
     "question": "Question", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
-    "inference": "Inference", "moments": "Other moments of a run", "environment": "Environment", "output": "Output",
+    "inference": "Inference", "trace": "Trace", "moments": "Other moments of a run", "environment": "Environment", "output": "Output",
 }  # fmt: skip
 PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...", "–": "-"})
 
@@ -79,6 +80,10 @@ class Sections(click.Command):
         for group, records in sections.items():
             with formatter.section(GROUPS[group]):
                 formatter.write_dl(records)
+
+
+class Tracing(TraceCommand, Sections):
+    """Both: words that may be a script's, and headings."""
 
 
 groups: dict[str, str] = {}
@@ -148,6 +153,32 @@ def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool
         complain(error.problems)
         return UNUSABLE, dumped(refusal(error.problems))
     return (FITS if found.fits else DOES_NOT), write(found, form, explain=explain, width=columns(), colour=coloured(sys.stdout))
+
+
+def run_trace(
+    words: Words, as_json: bool, form: str, explain: bool, at_peak: bool, timeline: str, snapshot: str, **given: Any
+) -> tuple[int, str]:
+    form = "json" if as_json else form
+    values = {name: value for name, value in given.items() if value is not None}
+    try:
+        found = traced(words, values, timeline=timeline, snapshot=snapshot)
+    except InputError as error:
+        if form != "json":
+            raise
+        from memfit.report.codec import refusal
+
+        complain(error.problems)
+        return UNUSABLE, dumped(refusal(error.problems))
+    answer = write(found, form, explain=explain, width=columns(), colour=coloured(sys.stdout))
+    if at_peak:
+        from memfit.report import peak
+
+        if form == "json":
+            answer = dumped({**json.loads(answer), "at_peak": peak.data(found)})
+        else:
+            table = peak.table(found, columns())
+            answer += f"\n\n```\n{table}\n```" if form == "markdown" else f"\n\n{table}"
+    return (FITS if found.fits else DOES_NOT), answer
 
 
 def one_model(words: tuple[str, ...]) -> str:
@@ -237,6 +268,14 @@ class Commands(click.Group):
             return Sections(
                 "estimate", callback=run_estimate, params=[model, *flags, *output(explain=True)], help=text, short_help=verb.help,
                 context_settings={"ignore_unknown_options": True},
+            )  # fmt: skip
+        if cmd_name == "trace":
+            known = {**options(), **{one.name: one for one in dataclasses.fields(Run)}}
+            flags = [flag(one) for name, one in known.items() if name not in ("model", "by")]
+            text = HELP.format(help=verb.help[:1].upper() + verb.help[1:])
+            return Tracing(
+                "trace", callback=run_trace, params=[*flags, *FLAGS, *output(explain=True)], help=text, short_help=verb.help,
+                options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",
             )  # fmt: skip
         if cmd_name == "accuracy":
             file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl]")

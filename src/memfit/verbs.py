@@ -12,9 +12,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import InputError, Problem
+from memfit.errors import InputError, MissingExtra, Problem
 from memfit.job import Job, unknown
-from memfit.words import Ask, ask_from, cluster_of, compared, gather, job_file, job_of, matches, model_of, offer, options, producer_of
+from memfit.words import (
+    Ask,
+    Run,
+    ask_from,
+    cluster_of,
+    compared,
+    gather,
+    job_file,
+    job_of,
+    matches,
+    model_of,
+    offer,
+    options,
+    producer_of,
+    read_into,
+    script_model,
+)
 
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.estimate import Estimate
@@ -22,6 +38,8 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.model.catalog import Entry
     from memfit.model.modules import Model
     from memfit.model.source import Source
+    from memfit.tape import Producer, Tape
+    from memfit.trace.launch import Answer, Progress
     from memfit.truth.accuracy import Accuracy
 
 TRACED_TOKENS = 2**26  # half a GiB of token ids, a few times over
@@ -37,7 +55,11 @@ class Verb:
 def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any) -> Estimate:
     """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand in its place; what is given here
     overrides what stands there. Options are the fields of `Ask` and `Job`; everything that is wrong is raised at once."""
-    problems: list[Problem] = []
+    return answer(*question(model, given, []))
+
+
+def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> tuple[Model, Job, Cluster | None, Ask, Source | None]:
+    """What was asked, read and found sound; `problems` are those found before."""
     values = {name: value for name, value in given.items() if value is not None}
     subject: Any = model
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith((".yaml", ".yml")):
@@ -55,7 +77,79 @@ def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, 
     problems += conflicts(ask, job, values)
     if problems or built is None:
         raise InputError(*problems)
-    return answer(built, job, cluster, ask, source)
+    return built, job, cluster, ask, source
+
+
+def trace(subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *arguments: str, progress: Progress | None = None, **given: Any) -> Estimate:
+    """What the real code allocates, run without a GPU in a process of its own: for a model as in `estimate`, or for a script
+    (`*.py`) with its arguments, unmodified. Options are the fields of `Run`, and those of `estimate`; a script takes of these
+    `gpu`, `memory`, `offline` and `alloc_conf`, because its job stands in the script."""
+    problems: list[Problem] = []
+    given = {name: value for name, value in given.items() if value is not None}
+    run = read_into(Run, {name: given.pop(name) for name in Run.__dataclass_fields__ if name in given}, problems)
+    if isinstance(subject, (str, os.PathLike)) and os.fspath(subject).endswith(".py"):
+        return script(os.fspath(subject), arguments, run, given, problems, progress)
+    if arguments:
+        listed = ", ".join(f"`{one[:40]}`" for one in arguments[:4])
+        problems.append(Problem(message=f"a model takes no arguments: {listed}", where="arguments", hint="a script does (`*.py`)"))
+    model, job, cluster, ask, source = question(subject, {**given, "by": "trace"}, problems)
+    notes: list[Problem] = []
+
+    def producer(model: Model, job: Job, strategy: Any, cluster: Cluster | None) -> Tape:
+        found = launched({"kind": "model", "config": dict(model.config), "job": dataclasses.asdict(job), "options": {}}, cluster, run, ask.offline, progress)
+        notes.extend(found.notes)
+        return found.tape
+
+    found = answer(model, job, cluster, ask, source, producer)
+    return dataclasses.replace(found, problems=(*found.problems, *notes))
+
+
+SCRIPT_OPTIONS = ("gpu", "memory", "offline", "alloc_conf")
+
+
+def script(path: str, arguments: tuple[str, ...], run: Run, given: dict[str, Any], problems: list[Problem], progress: Progress | None) -> Estimate:
+    """The answer for a program that makes its own model and job."""
+    from memfit.estimate import Host, Parameters, Script
+    from memfit.estimate import estimate as simulate
+    from memfit.simulate.settings import Settings
+
+    for name in given:
+        if name not in SCRIPT_OPTIONS:
+            known = name in options()
+            message = f"`{name}` says what the script says itself" if known else f"unknown option `{name[:60]}`"
+            problems.append(Problem(message=message, where=name, hint="a script takes " + ", ".join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__))))
+    ask = ask_from({name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems)
+    cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
+    conf = str(given.get("alloc_conf", ""))
+    gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
+    if not Path(path).is_file():
+        problems.append(Problem(message=f"`{path}` is no file", where="script"))
+    if problems:
+        raise InputError(*problems)
+    request = {"kind": "script", "script": path, "arguments": list(arguments), "steps": run.steps, "alloc_conf": conf}
+    told = launched(request, cluster, run, ask.offline, progress)
+    facts = told.facts
+    job = Job(alloc_conf=conf or str(facts["alloc_conf"]))
+    found = simulate(script_model(path), job, cluster, producer=lambda *_: told.tape, problems=told.notes, total=int(facts["parameters"]))
+    return dataclasses.replace(
+        found,
+        script=Script(path=path, arguments=arguments, steps=int(facts["steps"])),
+        parameters=Parameters(total=int(facts["parameters"]), trainable=int(facts["trainable"]), active=int(facts["parameters"])),
+        host=Host(size=int(facts["host"]), why="tensors that the script has on the CPU"),
+    )
+
+
+def launched(request: dict[str, Any], cluster: Cluster | None, run: Run, offline: bool, progress: Progress | None) -> Answer:
+    """Run it in a process of its own; an environment that is not named must have torch."""
+    from importlib.util import find_spec
+
+    from memfit.trace.launch import launch
+
+    if not run.python and not find_spec("torch"):
+        raise MissingExtra("a trace", "trace")
+    gpu = None if cluster is None else cluster.gpu
+    request["gpu"] = {} if gpu is None else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
+    return launch(request, python=run.python, seconds=run.time_limit, offline=offline, show=run.show_output, progress=progress)
 
 
 def applied(model: Model, job: Job) -> None:
@@ -85,11 +179,13 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
                 yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
 
 
-def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, source: Source | None) -> Estimate:
-    """The estimate, and with it the answers to the reverse questions."""
+def answer(
+    model: Model, job: Job, cluster: Cluster | None, ask: Ask, source: Source | None, producer: Producer | None = None
+) -> Estimate:
+    """The estimate, and with it the answers to the reverse questions; `producer`: another one than `ask` names."""
     from memfit.estimate import estimate as simulate
 
-    producer = producer_of(ask.by)
+    producer = producer or producer_of(ask.by)
     problems, total = ((), None) if source is None else ((*source.problems, *compared(source, model)), source.parameters)
     found = simulate(model, job, cluster, producer=producer, problems=problems, total=total)
     if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision")):
@@ -134,6 +230,7 @@ VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
         Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
+        Verb(name="trace", help="what the real code of a model, or a script of one's own, allocates", function=trace),
         Verb(name="models", help="the models known without a network", function=models),
         Verb(name="gpus", help="the GPUs on record", function=gpus),
         Verb(name="accuracy", help="how far memfit and other methods are off on measured cases", function=accuracy),
@@ -141,4 +238,4 @@ VERBS: dict[str, Verb] = {
 }
 
 
-__all__ = ["VERBS", "Ask", "Verb", "accuracy", "estimate", "gpus", "models", "options"]
+__all__ = ["VERBS", "Ask", "Verb", "accuracy", "estimate", "gpus", "models", "options", "trace"]

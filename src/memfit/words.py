@@ -39,6 +39,16 @@ class Ask:
     cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a trace is run, beside what is asked."""
+
+    python: str = option("", "an interpreter or virtual environment to trace with: its torch, its transformers", group="trace")
+    steps: int = option(3, "optimizer steps after which a script has shown enough; 0 follows it to its end", low=0, high=10**6, group="trace")
+    time_limit: float = option(300.0, "seconds that a trace may take", low=1.0, high=10**6, group="trace")
+    show_output: bool = option(False, "pass on what a script prints, to stderr", group="trace")
+
+
 def options() -> dict[str, dataclasses.Field[Any]]:
     """Every option by its name, in the order in which people should read them."""
     return {one.name: one for one in (*dataclasses.fields(Ask), *dataclasses.fields(Job))}
@@ -55,7 +65,11 @@ def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[
 
 def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:
     """What can be read of `values`; the rest joins `problems`."""
-    fields = Ask.__dataclass_fields__
+    return read_into(Ask, values, problems)
+
+
+def read_into(kind: type[T], values: Mapping[str, Any], problems: list[Problem]) -> T:
+    fields = kind.__dataclass_fields__  # type: ignore[attr-defined]
     good = {}
     for name, value in values.items():
         read = from_text(value, str(fields[name].type)) if isinstance(value, str) else value
@@ -65,7 +79,7 @@ def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:
         problems += found
         if not found:
             good[name] = read
-    return Ask(**good)
+    return kind(**good)
 
 
 def job_of(values: Mapping[str, Any], problems: list[Problem]) -> Job:
@@ -161,6 +175,17 @@ def unbuilt(source: Source) -> Model:
     return Model(
         name=source.name, family=kind, prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
         config=source.config, origin=source.origin,
+    )  # fmt: skip
+
+
+def script_model(path: str) -> Model:
+    """What stands for the model where a script makes its own."""
+    from memfit.model.modules import Linear, Model
+
+    head = Linear(name="", inputs=1, outputs=1)
+    return Model(
+        name=Path(path).name, family="script", prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
+        config={}, origin=path,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from memfit.estimate import Estimate
 from memfit.report.figures import gib, percent
-from memfit.report.text import WHAT, answer_line, job_words, merged, moment_words, place, remarks, verdict
+from memfit.report.text import WHAT, answer_line, job_words, merged, moment_words, place, remarks, script_words, verdict
 
 
 def markdown(estimate: Estimate) -> str:
@@ -21,7 +21,8 @@ def _head(estimate: Estimate) -> Iterator[str]:
     first, *more = verdict(estimate)
     yield f"**{escape(first)}**"
     yield ""
-    yield f"{escape(estimate.model.name)}: {escape(job_words(estimate.job))}."
+    script = estimate.script
+    yield f"{escape(estimate.model.name)}: {escape(job_words(estimate.job))}." if script is None else f"{escape(script_words(script))}."
     for line in more:
         yield f"{escape(line[:1].upper() + line[1:])}."
     yield ""

@@ -6,11 +6,12 @@ Lines keep within the width, and nothing is said by colour alone.
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 
 from memfit.errors import Problem
-from memfit.estimate import Answer, Estimate
+from memfit.estimate import Answer, Estimate, Script
 from memfit.job import Job
 from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
 from memfit.simulate.memory import Moment, Stretch
@@ -68,13 +69,22 @@ def subject(estimate: Estimate) -> Iterator[str]:
     model, known = estimate.model, estimate.parameters
     active = f", {count(known.active)} active" if known.active != known.total else ""
     trained = f", {count(known.trainable)} trained" if estimate.job.training else ""
-    yield f"{'model':<{MARGIN}}{model.name}: {count(known.total)} parameters{active}{trained}"
-    if model.origin:
-        yield f"{'from':<{MARGIN}}{model.origin}"
-    yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
+    if estimate.script is not None:
+        yield f"{'script':<{MARGIN}}{script_words(estimate.script)}"
+        yield f"{'model':<{MARGIN}}{count(known.total)} parameters{trained}"
+    else:
+        yield f"{'model':<{MARGIN}}{model.name}: {count(known.total)} parameters{active}{trained}"
+        if model.origin:
+            yield f"{'from':<{MARGIN}}{model.origin}"
+        yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
     how = {"formula": "formulas", "trace": "a trace of the real code", "measured": "a measured run"}.get(estimate.source, estimate.source)
     versions = ", ".join(f"{name} {version}" for name, version in estimate.versions.items())
     yield f"{'by':<{MARGIN}}{how}" + (f" ({versions})" if versions else "")
+
+
+def script_words(script: Script) -> str:
+    steps = "1 optimizer step" if script.steps == 1 else f"{script.steps} optimizer steps"
+    return f"{shlex.join((script.path, *script.arguments))}, followed for {steps}"
 
 
 def job_words(job: Job) -> str:
@@ -151,15 +161,13 @@ def moments(estimate: Estimate, width: int) -> Iterator[str]:
 
 
 def merged(timeline: Iterable[Stretch]) -> list[Stretch]:
-    """Steps of one phase that follow each other (decoding) as one, with their highest peaks."""
-    found: list[Stretch] = []
+    """Each phase of each moment once (of all steady steps, of all tokens), with its highest peaks."""
+    found: dict[tuple[str, str], Stretch] = {}
     for one in timeline:
-        if found and (found[-1].moment, found[-1].phase) == (one.moment, one.phase):
-            last = found.pop()
-            reserved = one.reserved if last.reserved is None else max(last.reserved, one.reserved or 0)
-            one = last._replace(allocated=max(last.allocated, one.allocated), reserved=reserved)
-        found.append(one)
-    return found
+        last = found.get((one.moment, one.phase), one)
+        reserved = one.reserved if last.reserved is None else max(last.reserved, one.reserved or 0)
+        found[one.moment, one.phase] = last._replace(allocated=max(last.allocated, one.allocated), reserved=reserved)
+    return [one for name in dict.fromkeys(moment for moment, _ in found) for (moment, _), one in found.items() if moment == name]
 
 
 def moment_words(stretch: Stretch) -> str:

@@ -233,6 +233,11 @@ class Allocator:
             if block is not None:
                 yield id, block.address, block.size
 
+    def place(self, id: int) -> tuple[int, int] | None:
+        """(address, size) of one live block; None for a request of no bytes."""
+        block = self._live[id]
+        return None if block is None else (block.address, block.size)
+
     def _nothing(self, id: int, size: int) -> None:
         """A request of no bytes gets no block; anything else that comes here is illegal."""
         if id in self._live:

@@ -153,7 +153,10 @@ def vars_of(one: object) -> dict:  # type: ignore[type-arg]
 
 
 def facts_of(follower: object) -> dict:  # type: ignore[type-arg]
-    return {"steps": follower.steps, "backwards": follower.backwards, "host": follower.recorder.host_peak}  # type: ignore[attr-defined]
+    total, trainable = follower.parameters  # type: ignore[attr-defined]
+    conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
+    steps, host = follower.steps, follower.recorder.host_peak  # type: ignore[attr-defined]
+    return {"steps": steps, "host": host, "parameters": total, "trainable": trainable, "alloc_conf": conf}
 
 
 if __name__ == "__main__":

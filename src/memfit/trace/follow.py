@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,7 @@ import torch
 from memfit.trace import cuda
 from memfit.trace.label import settle
 from memfit.trace.recorder import Recorder, collect, plain
-from memfit.trace.steps import own
+from memfit.trace.steps import own, paths_of, states
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 PATIENCE = 3
@@ -33,7 +34,9 @@ class Follower:
         self.counts: dict[int, int] = {}  # steps of each optimizer
         self.backwards = self.depth = 0
         self.end: int | None = None  # events up to here belong to the answer
+        self.paths: dict[int, str] = {}
         self.vocabularies: set[int] = set()
+        self.parameters = (0, 0)  # values in all modules, and those that train
 
     @property
     def steps(self) -> int:
@@ -81,6 +84,7 @@ class Follower:
 
         id_of_root = id(module)
         self.roots[id_of_root] = weakref.ref(module, gone)
+        self.paths.update(paths_of(module))
         for path, one in known.items():
             for tensor in one.parameters(recurse=False):
                 self.hold(tensor, "weights", path)
@@ -114,6 +118,7 @@ class Follower:
     def after_backward(self) -> None:
         self.recorder.rest()
         self.backwards += 1
+        self.count()
         parameters = [one for ref in self.roots.values() for module in (ref(),) if module is not None for one in module.parameters()]
         own(self.recorder, "gradients", (one.grad for one in parameters if one.grad is not None))
         self.recorder.mark("prepare", step=self.steps)
@@ -128,12 +133,19 @@ class Follower:
         trained = [one for group in optimizer.param_groups for one in group["params"]]
         for one in trained:
             self.hold(one, "weights", "")
+        self.count(trained)
         own(self.recorder, "gradients", (one.grad for one in trained if one.grad is not None))
         self.stepping()
 
+    def count(self, trained: Iterable[torch.Tensor] = ()) -> None:
+        """Once: the values of all modules that were called, and of what is trained beside them."""
+        if not self.parameters[0]:
+            modules = [module for ref in self.roots.values() if (module := ref()) is not None]
+            known = {id(one): one for module in modules for one in module.parameters()} | {id(one): one for one in trained}
+            self.parameters = (sum(map(values, known.values())), sum(values(one) for one in known.values() if one.requires_grad))
+
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        states = (one for state in optimizer.state.values() if isinstance(state, dict) for one in state.values())
-        own(self.recorder, "optimizer", (one for one in states if isinstance(one, torch.Tensor)))
+        states(self.recorder, optimizer, self.paths)
         self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
         self.recorder.mark("prepare", step=self.steps)
         if self.wanted and self.steps >= self.wanted:
@@ -190,6 +202,12 @@ class Follower:
         for vocabulary in self.vocabularies:
             settle(self.recorder, vocabulary)
         settle(self.recorder, -1)
+
+
+def values(parameter: Any) -> int:
+    """A packed weight stands for more values than it has bytes."""
+    state = getattr(parameter, "quant_state", None)
+    return math.prod(state.shape) if state is not None else int(parameter.numel())
 
 
 def generating() -> bool:

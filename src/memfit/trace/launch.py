@@ -38,7 +38,7 @@ Progress = Callable[[str, int, str, int], None]  # phase, step, layer, events so
 class Answer:
     tape: Tape
     notes: tuple[Problem, ...] = ()
-    facts: Mapping[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def launch(
@@ -173,4 +173,4 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-__all__ = ["Answer", "launch"]
+__all__ = ["Answer", "Progress", "launch"]

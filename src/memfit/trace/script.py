@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import runpy
 import signal
 import sys
@@ -60,6 +61,8 @@ def follow(request: Request) -> Follower:
     follower = Follower(recorder, request.steps, leave=lambda: request.leave(follower))
     request.watch(recorder)
     recorder.mark("load")
+    if request.alloc_conf:
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = request.alloc_conf
     with contextlib.ExitStack() as stack:
         prepare(stack, follower, live, request)
         judged(follower, request, lambda: execute(script, request))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from memfit.job import Job
 from memfit.tape import Part
 from memfit.trace import prepare, standins
 from memfit.trace.optimizers import optimizer_of
-from memfit.trace.recorder import Recorder
+from memfit.trace.recorder import Recorder, plain
 
 
 def warm_up(recorder: Recorder, model: Any, job: Job) -> None:
@@ -78,8 +78,8 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     model.config.use_cache = False
     prepare.checkpointed(model, job)
     forward = prepare.mixed(model, job, recorder.device.type)
-    optimizer = optimizer_of(model, job.optimizer)
-    states(recorder, optimizer)
+    optimizer, paths = optimizer_of(model, job.optimizer), paths_of(model)
+    states(recorder, optimizer, paths)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
     for step in range(options.steps):
         if job.zero_grad == "before_backward":
@@ -88,7 +88,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
             micro_step(recorder, model, forward, job, options, scaler, step)
         recorder.mark("step")
         update(model, optimizer, job, scaler)
-        states(recorder, optimizer)
+        states(recorder, optimizer, paths)
         if job.zero_grad == "after_step":
             optimizer.zero_grad(set_to_none=True)
         elif job.zero_grad == "keep":
@@ -138,13 +138,21 @@ def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job) -> None:
         del outputs, loss
 
 
-def states(recorder: Recorder, optimizer: Any) -> None:
-    own(recorder, "optimizer", (one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)))
+def states(recorder: Recorder, optimizer: Any, paths: Mapping[int, str]) -> None:
+    """What an optimizer keeps belongs to the module of its parameter; `paths` by the parameters' ids."""
+    for parameter, state in optimizer.state.items():
+        tensors = [one for one in state.values() if isinstance(one, torch.Tensor)] if isinstance(state, dict) else []
+        own(recorder, "optimizer", tensors, paths.get(id(parameter), ""))
 
 
-def own(recorder: Recorder, part: Part, tensors: Iterable[torch.Tensor]) -> None:
-    """These blocks are `part`, whatever they looked like before."""
+def paths_of(model: Any) -> dict[int, str]:
+    """The path of the module of every parameter, by the parameter's id."""
+    return {id(one): plain(name.rpartition(".")[0]) for name, one in model.named_parameters()}
+
+
+def own(recorder: Recorder, part: Part, tensors: Iterable[torch.Tensor], where: str = "") -> None:
+    """These blocks are `part`, and of the module `where` if one is named, whatever they looked like before."""
     for tensor in tensors:
         block = recorder.owned(tensor)
         if block is not None and block.part != "weights":
-            block.part = part
+            block.part, block.where = part, where or block.where

@@ -1,0 +1,165 @@
+"""`memfit trace`: which words are whose, signs of life, and the pictures of where the memory is."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from memfit.errors import InputError, Problem
+from memfit.words import Run, offer, options
+
+if TYPE_CHECKING:
+    from memfit.estimate import Estimate
+
+OFTEN, SELDOM = 0.1, 10.0  # seconds between two signs of life: on a terminal, elsewhere
+PICTURES = (".svg", ".png", ".html")
+OF_SCRIPT = ("gpu", "memory", "offline", "alloc_conf", *(one.name for one in dataclasses.fields(Run)))
+
+
+class Words(NamedTuple):
+    """A command line taken apart: the model or script, what is memfit's, what is the script's."""
+
+    subject: str
+    ours: list[str]
+    arguments: list[str]
+
+
+def split(words: Sequence[str], valued: Mapping[str, bool], script_flags: frozenset[str]) -> Words:
+    """`valued`: every flag of ours, and whether a value follows. Before a script all flags are ours; behind it those among
+    `script_flags`, everything else is its own; behind `--` all is. A model may stand anywhere among flags."""
+    ours: list[str] = []
+    arguments: list[str] = []
+    subject, script = "", False
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name = word.partition("=")[0]
+        if word == "--":
+            arguments += rest
+            break
+        if word.startswith("-") and word != "-" and not (script and name not in script_flags):
+            ours.append(word)
+            if valued.get(name) and "=" not in word and rest:
+                ours.append(rest.pop(0))
+        elif subject:
+            arguments.append(word)
+        else:
+            subject, script = word, word.endswith(".py")
+    return Words(subject, ours, arguments)
+
+
+class Life:
+    """Tells on stderr how far a trace is: in one line on a terminal, now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self.stream, self.start = sys.stderr, time.monotonic()
+        self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.last, self.shown = self.start, 0
+
+    def __call__(self, phase: str, step: int, layer: str, events: int) -> None:
+        now = time.monotonic()
+        if now - self.last < (OFTEN if self.terminal else SELDOM):
+            return
+        self.last = now
+        where = f", {layer}" if layer else ""
+        text = f"tracing: {phase}, step {step}{where}, {events} events, {now - self.start:.0f} s"[:78]
+        if self.terminal:
+            self.stream.write("\r" + text.ljust(self.shown))
+            self.shown = len(text)
+        else:
+            self.stream.write(text + "\n")
+        self.stream.flush()
+
+    def done(self) -> None:
+        if self.shown:
+            self.stream.write("\r" + " " * self.shown + "\r")
+            self.stream.flush()
+
+
+def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
+    """What is wrong with the files to write, told before anything is traced."""
+    found = []
+    if timeline and Path(timeline).suffix.lower() not in PICTURES:
+        found.append(Problem(message=f"`{timeline}` is no picture that can be drawn", where="timeline", hint="name it *.svg, *.png or *.html"))
+    if timeline.lower().endswith(".png"):
+        from importlib.util import find_spec
+
+        if find_spec("matplotlib") is None:
+            found.append(Problem(message="a PNG needs the package `matplotlib`", where="timeline", hint="pip install matplotlib, or name it *.svg"))
+    for name, path in (("timeline", timeline), ("snapshot", snapshot)):
+        if path and not Path(path).absolute().parent.is_dir():
+            found.append(Problem(message=f"there is no folder for `{path}`", where=name))
+    return found
+
+
+def traced(words: Words, given: Mapping[str, Any], *, timeline: str = "", snapshot: str = "") -> Estimate:
+    """Trace, and write the files that were asked for."""
+    from memfit.verbs import trace
+
+    wrong = outputs_wrong(timeline, snapshot)
+    if not words.subject:
+        hint = "a hub id, a path, a name from `memfit models`, a job file (*.yaml) or a script (*.py)"
+        wrong.append(Problem(message="no model and no script is named", where="model", hint=hint))
+    if wrong:
+        raise InputError(*wrong)
+    life = Life()
+    try:
+        found = trace(words.subject, *words.arguments, progress=life, **given)
+    finally:
+        life.done()
+    if timeline:
+        from memfit.report.timeline import draw
+
+        draw(found, Path(timeline))
+    if snapshot:
+        from memfit.report.snapshot import write
+
+        write(found, Path(snapshot))
+    return found
+
+
+class TraceCommand(click.Command):
+    """A command line in which a script's own words stand among ours."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        valued = {name: not one.is_flag for one in self.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)}
+        valued |= {"--help": False}
+        of_script = [one for one in self.params if isinstance(one, click.Option) and (one.name in OF_SCRIPT or one.name not in options())]
+        words = split(args, valued, frozenset(name for one in of_script for name in (*one.opts, *one.secondary_opts)))
+        strange = [word.partition("=")[0] for word in words.ours if word.startswith("-") and word.partition("=")[0] not in valued]
+        if strange:
+            raise InputError(*unknown_flags(strange, [*valued]))
+        left = super().parse_args(ctx, words.ours)
+        ctx.params["words"] = words
+        return left
+
+
+def unknown_flags(words: Sequence[str], known: Sequence[str]) -> list[Problem]:
+    from memfit.registry import nearest
+
+    return [Problem(message=f"unknown option `{word[:60]}`", hint=offer(nearest(word, known)) or "see `memfit trace --help`") for word in words]
+
+
+FLAGS = (
+    click.Option(["--at-peak"], is_flag=True, help="list what is alive at the peak, largest first, by module"),
+    click.Option(["--timeline"], default="", metavar="FILE", help="draw the memory over the run: FILE.svg, FILE.png or FILE.html"),
+    click.Option(["--snapshot"], default="", metavar="FILE", help="write a memory snapshot for PyTorch's visualizer (docs.pytorch.org/memory_viz)"),
+)
+HELP = """\
+{help}.
+
+MODEL is what it is for `memfit estimate`. SCRIPT.py runs unmodified, as `python SCRIPT.py` would, as if this machine had the GPU: a
+few optimizer steps, no weights, nothing written. Before the script all options are memfit's; behind it those below that are not
+about a job, everything else is the script's; behind `--` all is.
+
+Exit code: 0 it fits (or may), 1 it does not, 2 the input is unusable.
+"""
+
+__all__ = ["FLAGS", "HELP", "TraceCommand", "Words", "split", "traced"]
