@@ -39,7 +39,7 @@ def four_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Te
         del scales
     else:
         out = unpacked_product(x, layer, packed, ctx)
-    kept = x if version < LEAN and r.grad and x.needs else None
+    kept = r.keep(x) if version < LEAN and x.needs else None
     out = r.node("gemm_4bit", out, (x,), back_four_bits, extra=(packed, x.shape, x.format, kept))
     return ops.cast(r, out, kind)
 
@@ -110,7 +110,7 @@ def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> T
     out = half_out if x.format is FP16 else r.tensor(shape, x.format, "to")
     del product, half_out
     del values, scales
-    return r.node("int8_matmul", out, (x,), back_eight_bits, extra=(packed, x.shape, x.format, x if r.grad and x.needs else None))
+    return r.node("int8_matmul", out, (x,), back_eight_bits, extra=(packed, x.shape, x.format, r.keep(x) if x.needs else None))
 
 
 def back_eight_bits(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -21,7 +21,8 @@ KEPT_FREE = int(1.2 * 2**30)  # left over by the warm-up (modeling_utils.py cach
 
 def warm_up(r: Recorder, program: Program) -> None:
     """One block as large as the whole model, given back at once: what it was cut from then takes the weights (transformers 5.23
-    modeling_utils.py caching_allocator_warmup; 4.51 halved the bytes of every packed model instead)."""
+    modeling_utils.py caching_allocator_warmup; 4.51 halved the bytes of every packed model instead). Buffers that are no part of the
+    checkpoint do not count; the few that are, are left out here."""
     job, model = program.job, program.model
     version = job.version("transformers")
     if not job.mapped or version < WARMED:
@@ -29,7 +30,7 @@ def warm_up(r: Recorder, program: Program) -> None:
     packed = {f"{name}.weight" for name in packed_names(program)}
     half = program.quant is not None and version < (4, 57)
     size = 0.0
-    for weight in model.tensors():
+    for weight in model.weights():
         bytes = float(FORMATS[weight.format or program.weights].bytes(weight.count))
         if half:
             bytes /= 2

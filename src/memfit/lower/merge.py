@@ -18,10 +18,17 @@ def merge(r: Recorder, program: Program, bounds: list[Bound], step: int) -> None
     """Every adapted layer; copies that were trained whole simply take the originals' place."""
     for bound in bounds:
         r.mark("save", bound.prefix, step)
-        for linear in bound.linears.values():
-            if linear.adapter is not None:
-                r.where = linear.path
-                merge_linear(r, program, linear, linear.adapter)
+        for name, linear in bound.linears.items():
+            if linear.adapter is None:
+                continue
+            r.where = linear.path
+            if linear.packed is None:
+                difference = delta(r, linear.adapter)  # added to the weight in place
+                del difference
+                continue
+            again = merge_four_bits if linear.packed.bits == 4 else merge_eight_bits
+            linear.packed = bound.packed[name] = again(r, program, linear, linear.packed, linear.adapter)
+            linear.weight = linear.packed.weight
         for name, adapter in bound.stacks.items():
             r.where = bound.path(name.rpartition(".")[0])
             merge_stack(r, bound[name], adapter)
@@ -29,18 +36,8 @@ def merge(r: Recorder, program: Program, bounds: list[Bound], step: int) -> None
     r.mark("save", "", step)
 
 
-def merge_linear(r: Recorder, program: Program, linear: BoundLinear, adapter: Adapted) -> None:
-    """`weight += s·B·A`: the product and its scaled copy stand together for a moment, in the adapter's dtype."""
-    if linear.packed is not None:
-        again = merge_four_bits if linear.packed.bits == 4 else merge_eight_bits
-        linear.packed = again(r, program, linear, linear.packed, adapter)
-        linear.weight = linear.packed.weight
-        return
-    difference = delta(r, adapter)
-    del difference
-
-
 def delta(r: Recorder, adapter: Adapted) -> Tensor:
+    """s·B·A: the product and its scaled copy stand together for a moment, in the adapter's dtype."""
     shape = (adapter.b.shape[0], adapter.a.shape[1])
     product = r.tensor(shape, adapter.a.format, "matmul", "temporaries")
     r.compute("matmul", 2 * product.count * adapter.rank, product.count * product.format.block_bytes, product.format.math)

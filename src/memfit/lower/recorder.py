@@ -134,6 +134,7 @@ class Recorder:
         self.cublas, self._cublas_of = 0, dict[str, Storage | None]()
         self.frame: Frame | None = None
         self.span, self.at = "", 0  # the layer that is running, and the step
+        self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each
 
     # ------------------------------------------------------------------------------------------------- what happens
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:
@@ -282,12 +283,31 @@ class Recorder:
             fresh = node.saved[0].detach()
             fresh.needs = True
             part, r.part = r.part, "activations"
+            before = len(r.kept)
             again = run(fresh)
             r.part = part
             r.backward(again, g)
+            del r.kept[before:]
             return (fresh.grad,)
 
         return self.node("checkpoint", out, (given,), back, (given,))
+
+    def keep(self, tensor: Tensor) -> Tensor | None:
+        """A node's context holds the tensor as a plain attribute: until its graph goes, with or without a checkpoint around it. The
+        double of a recomputation goes with its own extras, for which the tensor is returned."""
+        if self.frame is not None and self.frame.replaying:
+            return tensor
+        if self.grad:
+            self.kept.append((self.span, tensor))
+        return None
+
+    def let_go(self) -> None:
+        """The graph goes after backward, and with it what its nodes' contexts hold, each layer's in its own span."""
+        while self.kept:
+            span, _ = self.kept[-1]
+            if span != self.span:
+                self.mark(self.phase, span, self.at)
+            self.kept.pop()
 
     def _recompute(self, frame: Frame) -> None:
         assert frame.again is not None

@@ -98,6 +98,8 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
     r.thread = "backward"
     r.backward(loss, seed)
     r.thread = "forward"
+    del loss
+    r.let_go()
     del inputs
 
 
