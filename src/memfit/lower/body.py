@@ -64,7 +64,7 @@ class Body:
         else:
             self.ends.load(model.head.weights(), (model.head,))
         if self.programs.buffers is not None:
-            self.shared += self.programs.buffers(r, self.program)
+            self.programs.buffers(self.ends, self.program)
 
     @property
     def stored(self) -> bool:

@@ -6,7 +6,6 @@ Read from liger-kernel 0.8.5, `src/liger_kernel/ops/*.py`; gradients are written
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import head, ops, views
@@ -16,6 +15,7 @@ from memfit.lower.linears import linear
 from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import MLP, Model, Norm
+from memfit.techniques.liger import PATCHES
 
 
 # -------------------------------------------------------------------------------------------------------------------- norms
@@ -155,27 +155,6 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
 
 
 # ------------------------------------------------------------------------------------------------------- what is patched where
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Patch:
-    """What `apply_liger_kernel_to_<model type>` replaces by default (transformers/monkey_patch.py)."""
-
-    norms: bool = True
-    in_place: bool = True
-    rope: bool = True
-    mlp: bool = True
-    experts: bool = False  # a fused kernel for routed experts, which has no formula here
-    loss: bool = True  # fused linear cross-entropy exists for the family
-
-
-PATCHES: dict[str, Patch] = {
-    "llama": Patch(), "mistral": Patch(), "ministral": Patch(), "qwen2": Patch(), "qwen3": Patch(), "smollm3": Patch(), "phi3": Patch(), "gemma": Patch(),
-    "hunyuan_v1_dense": Patch(rope=False), "gemma2": Patch(in_place=False), "gemma3_text": Patch(in_place=False), "gemma3": Patch(in_place=False),
-    "olmo2": Patch(in_place=False), "olmo3": Patch(in_place=False), "exaone4": Patch(in_place=False), "glm4": Patch(in_place=False, rope=False),
-    "granite": Patch(loss=False), "gpt_oss": Patch(mlp=False), "mixtral": Patch(experts=True), "qwen3_moe": Patch(experts=True),
-    "deepseek_v2": Patch(rope=False, experts=True), "deepseek_v3": Patch(rope=False, experts=True),
-}  # fmt: skip
-
-
 def overlay(programs: Programs, family: str) -> Programs:
     """The programs with Liger's in the places that it patches for the family."""
     patch = PATCHES[family]

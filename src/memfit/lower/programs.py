@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from memfit.lower.recorder import Choices, Recorder, Tensor
+from memfit.lower.recorder import Choices, Tensor
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
@@ -19,7 +19,7 @@ Order: TypeAlias = "Callable[[Tensor, Block, Bound, Context], Tensor]"
 Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
-Buffers: TypeAlias = "Callable[[Recorder, Program], list[Tensor]]"
+Buffers: TypeAlias = "Callable[[Bound, Program], None]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from memfit.errors import Problem, raise_errors
 from memfit.program import Program
-from memfit.techniques import freeze, lora, precision, quantize, recompute
+from memfit.techniques import attention, framework, freeze, liger, lora, precision, quantize, recompute
 from memfit.techniques.base import Technique
 
-TECHNIQUES: tuple[Technique, ...] = (precision.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, recompute.TECHNIQUE)
+TECHNIQUES: tuple[Technique, ...] = (
+    precision.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE,
+)  # fmt: skip
 
 
 def apply(program: Program) -> Program:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
 from memfit.techniques.base import Technique
@@ -18,10 +21,22 @@ def hooked(job: Job) -> bool:
     """Is enable_input_require_grads called, which makes the embedding's output a leaf? From transformers 5 on always
     (modeling_utils.py _activation_checkpointing_enable); before, by PEFT and TRL, where reentrant checkpoints need it (peft 0.21
     utils/other.py prepare_model_for_kbit_training)."""
-    return job.version("transformers") >= (5, 0) or (job.adapters and job.reentrant)
+    own = job.framework in ("transformers", "trl")
+    return own and (job.version("transformers") >= (5, 0) or (job.adapters and job.reentrant))
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """Which operations' results are kept is a policy that the training code passes; of those here, torchtitan's does
+    (torch 2.13 torch/utils/checkpoint.py create_selective_checkpoint_contexts)."""
+    job = program.job
+    if job.checkpointing == "selective" and job.framework != "torchtitan":
+        message = f"{job.framework} has no policy for selective checkpointing"
+        yield Problem(message=message, where="job.checkpointing", hint="`torchtitan` has one; `every` checkpoints one layer in so many")
+    if job.checkpointing == "selective" and job.reentrant:
+        yield Problem(message="selective checkpointing is not reentrant", where="job.reentrant")
 
 
 TECHNIQUE = Technique(
     name="recompute", cite="torch 2.13 torch/utils/checkpoint.py; transformers 5.23 modeling_layers.py",
-    wanted=lambda job: job.training and job.checkpointing != "none", apply=apply,
+    wanted=lambda job: job.training and job.checkpointing != "none", apply=apply, check=check,
 )  # fmt: skip

@@ -1,0 +1,148 @@
+"""torchtune's own modules (0.6.1): norms and rotary positions in fp32, keys and values expanded to every query head, logits in fp32 or in chunks.
+
+Packed data brings positions and a block mask, and then FlexAttention runs, compiled; padded data brings no mask at all.
+"""
+
+from __future__ import annotations
+
+from memfit.formats import FP32, INT64
+from memfit.lower import functional, head, ops, views
+from memfit.lower.attention import sdpa
+from memfit.lower.attention.rotary import stacked
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.layers import mix
+from memfit.lower.linears import linear
+from memfit.lower.norms import norm
+from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.model.modules import Attention, Block, Embedding, Model, Norm
+from memfit.program import Program
+
+CACHE = "rope.cache"
+CHUNKS = 8  # modules/loss/ce_chunked_output_loss.py num_output_chunks
+
+
+def buffers(bound: Bound, program: Program) -> None:
+    """One table of cosines and sines for all layers, as long as the model's positions (modules/position_embeddings.py)."""
+    model = program.model
+    mixer = next(block.mixer for block in model.layers[0].blocks if isinstance(block.mixer, Attention))
+    bound.r.where = "rope"
+    bound.tensors[CACHE] = bound.r.leaf((model.positions, mixer.head // 2, 2), FP32, CACHE, "buffers", False)
+    bound.buffers.add(CACHE)
+
+
+def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """Embeddings alone; the tables are looked at where they lie."""
+    token = model.embed[0]
+    assert isinstance(token, Embedding)
+    ctx.r.where = token.name
+    cache = bound[CACHE]
+    ctx.cos = views.seen(cache, (1, ctx.tokens, 1, cache.shape[1], 2), None)
+    return ops.embedding(ctx.r, ids, bound[f"{token.name}.weight"])
+
+
+# -------------------------------------------------------------------------------------------------------------------- norms
+def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
+    """`F.rms_norm(x.float(), weight=scale).to(x.dtype)` (modules/rms_norm.py)."""
+    wide = ops.cast(ctx.r, x, FP32)
+    return ops.cast(ctx.r, functional.rms_norm(wide, bound[f"{module.name}.weight"], ctx), x.format)
+
+
+# ---------------------------------------------------------------------------------------------------------------- attention
+def attention(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """Query first, turned; then keys and values, turned and expanded (modules/attention.py MultiHeadAttention)."""
+    r, (to_q, to_k, to_v) = ctx.r, module.project
+    b, s, n, k_heads = ctx.batch, ctx.tokens, module.heads, module.kv_heads
+    q = views.reshape(r, linear(x, bound.linear(to_q), ctx), b, s, n, module.head)
+    q = views.transpose(r, turned(q, ctx), 1, 2)
+    k, v = linear(x, bound.linear(to_k), ctx), linear(x, bound.linear(to_v), ctx)
+    r.where = bound.path(module.name)
+    k = views.transpose(r, turned(views.reshape(r, k, b, s, k_heads, module.head), ctx), 1, 2)
+    v = views.transpose(r, views.reshape(r, v, b, s, k_heads, module.head), 1, 2)
+    k, v = sdpa.repeated(r, k, n), sdpa.repeated(r, v, n)
+    out = flex(q, k, v, ctx) if ctx.job.packing else sdpa.sdpa(sdpa.Call(q=q, k=k, v=v, mask=None, causal=True), ctx)
+    return linear(views.merged(r, out), bound.linear(module.out), ctx)
+
+
+def turned(x: Tensor, ctx: Context) -> Tensor:
+    """Neighbours make a pair, in fp32; each half of the result takes two products (RotaryPositionalEmbeddings.forward). Packed data
+    looks its positions up in the table."""
+    r, cache = ctx.r, ctx.cos
+    assert cache is not None
+    if ctx.job.packing:
+        cache = r.tensor((ctx.batch, ctx.tokens, 1, *cache.shape[3:]), FP32, "index")
+    shaped = views.reshape(r, ops.cast(r, x, FP32), *x.shape[:3], x.shape[3] // 2, 2)
+
+    def term(value: int, turn: int) -> Tensor:
+        return ops.mul(r, views.select(r, shaped, 4), views.select(r, cache, 4))
+
+    lower = ops.sub(r, term(0, 0), term(1, 1))
+    upper = ops.add(r, term(1, 0), term(0, 1))
+    out = stacked(r, lower, upper)
+    del lower, upper
+    return ops.cast(r, views.reshape(r, out, *x.shape), x.format)
+
+
+def flex(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
+    """FlexAttention, compiled: keeps q, k, v, the output and an fp32 number a row (torch 2.13 _higher_order_ops/flex_attention.py)."""
+    r = ctx.r
+    out = r.tensor((*q.shape[:3], v.shape[3]), q.format, "flex_attention")
+    lse = r.tensor(q.shape[:3], FP32, "flex_attention")
+    flops = 2 * q.count * k.shape[2]
+    r.compute("flex_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    return r.node("flex_attention", out, (q, k, v), back_flex, (q, k, v, out.detach(), lse), flops)
+
+
+def back_flex(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """Row sums in fp32, then dq, dk and dv."""
+    q, k, v, *_ = node.saved
+    delta = r.tensor(q.shape[:3], FP32, "flex_attention")
+    grads = [r.like(one, "flex_attention") for one in (q, k, v)]
+    r.compute("flex_attention", node.extra * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    del delta
+    return grads
+
+
+# -------------------------------------------------------------------------------------------------------------- layer and loss
+def order(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+    """mixer(norm(x)) + x; the variable of what attention gave lives as long as the layer (modules/transformer.py)."""
+    assert block.norm is not None
+    out = mix(norm(x, block.norm, bound, ctx), block, bound, ctx)
+    ctx.r.where = bound.prefix
+    ctx.held.append(out)
+    return ops.add(ctx.r, out, x)
+
+
+def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """fp32 logits of every token (modules/transformer.py TransformerDecoder.unembed; recipes/full_finetune_single_device.py)."""
+    r = ctx.r
+    scores = ops.cast(r, head.logits(hidden, model, bound, ctx), FP32)
+    del hidden
+    part, r.part = r.part, "logits"
+    shifted = ops.integers(r, (ctx.batch, ctx.tokens), "hstack")
+    loss = ops.cross_entropy(r, scores.view(ctx.batch * ctx.tokens, scores.shape[-1]), shifted)
+    del scores, shifted
+    r.part = part
+    return loss
+
+
+def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """The head over an eighth of each sequence at a time; all logits stay in their dtype, one piece at a time is made fp32
+    (modules/loss/ce_chunked_output_loss.py)."""
+    r = ctx.r
+    part, r.part = r.part, "logits"
+    size = -(-ctx.tokens // CHUNKS)
+    sizes = [min(size, ctx.tokens - first) for first in range(0, ctx.tokens, size)]
+    scores = [head.logits(one, model, bound, ctx) for one in views.split(r, hidden, 1, *sizes)]
+    del hidden
+    shifted = r.tensor((ctx.batch, ctx.tokens), INT64, "hstack", "inputs")
+    total: Tensor | None = None
+    for one in scores:
+        wide = ops.cast(r, one, FP32)
+        loss = ops.cross_entropy(r, wide.view(wide.count // wide.shape[-1], wide.shape[-1]), shifted)
+        del wide
+        total = loss if total is None else ops.add(r, total, loss)
+    del scores, one
+    r.part = part
+    assert total is not None
+    return total

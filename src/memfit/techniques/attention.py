@@ -1,0 +1,95 @@
+"""Attention kernels that a job forces: can they run on this GPU, in this precision, for these heads and masks?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit import kernels
+from memfit.errors import Problem
+from memfit.formats import FORMATS
+from memfit.model.modules import Attention, Latent
+from memfit.program import Program
+from memfit.techniques.base import Technique
+
+BACKENDS = ("flash", "efficient", "cudnn", "math")
+PACKAGES = ("flash-attn-2", "flash-attn-3")
+GROUPS_SINCE = (4, 54)  # transformers hands groups of heads over unrepeated (integrations/sdpa_attention.py)
+LARGEST_HEAD = 256
+
+
+def check(program: Program) -> Iterator[Problem]:
+    """One problem for each reason, whatever the number of layers."""
+    found: dict[str, Problem] = {}
+    for layer, _ in program.model.kinds:
+        for block in layer.blocks:
+            if isinstance(block.mixer, (Attention, Latent)):
+                for problem in (packaged if program.job.attention in PACKAGES else forced)(program, block.mixer):
+                    found.setdefault(problem.message, problem)
+    yield from found.values()
+
+
+def problem(program: Program, reason: str, hint: str = "`sdpa` takes what fits") -> Problem:
+    return Problem(message=f"attention `{program.job.attention}` cannot run: {reason}", where="job.attention", hint=hint)
+
+
+def sizes(mixer: Attention | Latent) -> tuple[int, int]:
+    return (mixer.head, mixer.head) if isinstance(mixer, Attention) else (mixer.nope + mixer.rope, mixer.value)
+
+
+def element(program: Program) -> int:
+    """Bytes of a value of a query."""
+    return FORMATS[program.autocast or program.hidden].block_bytes
+
+
+def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
+    """SDPA with one backend left (torch 2.13: `No available kernel`)."""
+    job = program.job
+    if "sdpa" not in mixer.kernels:
+        yield problem(program, "the family's code has no SDPA path", "`eager` runs it")
+        return
+    head, value = sizes(mixer)
+    window = mixer.window if isinstance(mixer, Attention) else 0
+    masked = not job.packing or 0 < window <= job.seq
+    groups = isinstance(mixer, Attention) and mixer.heads != mixer.kv_heads
+    grouped = groups and not masked and head <= LARGEST_HEAD and job.version("transformers") >= GROUPS_SINCE and job.framework in ("transformers", "trl")
+    size = element(program)
+    backend = kernels.sdpa_backend(
+        element=size, half=size == 2, head=head, value_head=value, masked=masked, causal=not masked, query=job.seq, key=job.seq, grouped=grouped,
+        training=job.training, capability=program.capability, torch=job.version("torch"), allowed=(job.attention,),
+    )  # fmt: skip
+    if backend != job.attention:
+        yield problem(program, why_not(program, size, head, masked, grouped))
+
+
+def why_not(program: Program, size: int, head: int, masked: bool, grouped: bool) -> str:
+    """The first gate that is closed (ATen/native/transformers/cuda/sdp_utils.cpp)."""
+    attention, capability = program.job.attention, ".".join(map(str, program.capability))
+    if size != 2 and attention in ("flash", "cudnn"):
+        return "queries are not in 16 bits"
+    if program.capability < (8, 0) and attention in ("flash", "cudnn"):
+        return f"the GPU has compute capability {capability}, and it needs 8.0"
+    if masked and attention == "flash":
+        return "padding or a sliding window needs a mask, which it does not take"
+    if grouped and attention == "efficient":
+        return "it takes no groups of heads, which transformers hands over unrepeated where there is no mask"
+    return f"it does not take heads of {head} values in this call"
+
+
+def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
+    """The flash-attn package (flash-attn v2.8.3 csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp)."""
+    third = program.job.attention == "flash-attn-3"
+    if "flash" not in mixer.kernels:
+        yield problem(program, "the family's code has no path for it")
+    if element(program) != 2:
+        yield problem(program, "queries are not in 16 bits", "a 16-bit or autocast `precision`")
+    if max(sizes(mixer)) > LARGEST_HEAD:
+        yield problem(program, f"heads have more than {LARGEST_HEAD} values")
+    if program.capability < (8, 0) or (third and program.capability[0] > 9):
+        capability = ".".join(map(str, program.capability))
+        yield problem(program, f"the GPU has compute capability {capability}", "`flash-attn-2` runs from 8.0 on, `flash-attn-3` from 8.0 to 9.0")
+
+
+TECHNIQUE = Technique(
+    name="attention", cite="torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp", wanted=lambda job: job.attention in (*BACKENDS, *PACKAGES),
+    apply=lambda program: program, check=check,
+)  # fmt: skip

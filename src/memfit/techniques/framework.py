@@ -1,0 +1,77 @@
+"""Whose modelling code runs: what each framework other than transformers has formulas for, and how its own LoRA keeps adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memfit.errors import Problem
+from memfit.program import Program
+from memfit.registry import nearest
+from memfit.techniques.base import Technique
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """`families`: those whose structure its modules run; `unties`: a tied head is loaded as a matrix of its own."""
+
+    families: frozenset[str]
+    losses: frozenset[str]
+    methods: frozenset[str] = frozenset({"full", "lora"})
+    attention: frozenset[str] = frozenset({"sdpa", "flash", "math", "efficient", "cudnn"})
+    unties: bool = False
+    cite: str = ""
+
+
+PLAIN = frozenset({"plain"})
+FACTS: dict[str, Facts] = {
+    "torchtune": Facts(families=frozenset({"llama", "mistral", "qwen2"}), losses=frozenset({"plain", "chunked"}), cite="torchtune 0.6.1 models/"),
+    "torchtitan": Facts(
+        families=frozenset({"llama", "qwen3"}), losses=frozenset({"plain", "chunked"}), methods=frozenset({"full"}),
+        attention=frozenset({"sdpa", "flash", "math", "cudnn"}), cite="torchtitan 0.3.0 models/",
+    ),
+    "litgpt": Facts(families=frozenset({"llama", "mistral", "qwen2", "gemma"}), losses=PLAIN, unties=True, cite="litgpt 0.5.13 config.py"),
+    "megatron": Facts(
+        families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=PLAIN, methods=frozenset({"full"}),
+        attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), cite="megatron-core 0.16.1 models/gpt",
+    ),
+}  # fmt: skip
+
+
+def apply(program: Program) -> Program:
+    """torchtune's and litgpt's adapters have the dtype of the weights (torchtune modules/peft/lora.py, litgpt lora.py)."""
+    facts = FACTS[program.job.framework]
+    if program.adapter is not None:
+        program = program.replace(adapter=dataclasses.replace(program.adapter, format=program.weights), input_gradients=False)
+    if facts.unties and program.model.tied:
+        program = program.replace(model=dataclasses.replace(program.model, tied=False))
+    return program
+
+
+def check(program: Program) -> Iterator[Problem]:
+    job, name = program.job, program.job.framework
+    facts = FACTS[name]
+    other = "`transformers` has formulas for more"
+    if not job.training:
+        yield Problem(message=f"no formula for generation with {name}", where="job.framework", hint=other)
+    if program.model.family not in facts.families:
+        known = ", ".join(sorted(facts.families))
+        message = f"no formula for {name}'s own code of the family `{program.model.family}`"
+        yield Problem(message=message, where="job.framework", hint=f"there is one for {known}; {other}")
+    if job.training and job.method not in facts.methods:
+        yield Problem(message=f"no formula for method `{job.method}` with {name}", where="job.method", hint=f"one of {', '.join(sorted(facts.methods))}")
+    elif job.quantization != "none":
+        yield Problem(message=f"no formula for quantized weights with {name}", where="job.quant", hint=other)
+    for field, value, allowed in (("loss", job.loss, facts.losses), ("attention", job.attention, facts.attention)):
+        if value not in allowed:
+            close = nearest(value, sorted(allowed)) or sorted(allowed)
+            yield Problem(message=f"{name} has no {field} `{value}`", where=f"job.{field}", hint=f"one of {', '.join(close)}")
+    for field, used in (("liger", job.liger), ("unsloth", bool(getattr(job, "unsloth", "")))):
+        if used:
+            yield Problem(message=f"these kernels replace transformers' code, not {name}'s", where=f"job.{field}")
+
+
+TECHNIQUE = Technique(
+    name="framework", cite="the sources of each framework, in FACTS", wanted=lambda job: job.framework in FACTS, apply=apply, check=check
+)

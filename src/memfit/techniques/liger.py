@@ -1,0 +1,63 @@
+"""Liger kernels put into transformers' code: which families, and what of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memfit.errors import Problem
+from memfit.job import Job
+from memfit.program import Program
+from memfit.registry import nearest
+from memfit.techniques.base import Technique
+
+FUSED_HEAD = (1, 15)  # trl: from then on its own fused head takes the place of every loss
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Patch:
+    """What `apply_liger_kernel_to_<model type>` replaces by default (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
+
+    norms: bool = True
+    in_place: bool = True  # the gradient of a norm's input overwrites that of its output
+    rope: bool = True
+    mlp: bool = True
+    experts: bool = False  # a fused kernel for routed experts, which has no formula here
+    loss: bool = True  # fused linear cross-entropy exists for the family
+
+
+PATCHES: dict[str, Patch] = {
+    "llama": Patch(), "mistral": Patch(), "ministral": Patch(), "qwen2": Patch(), "qwen3": Patch(), "smollm3": Patch(), "phi3": Patch(), "gemma": Patch(),
+    "hunyuan_v1_dense": Patch(rope=False), "gemma2": Patch(in_place=False), "gemma3_text": Patch(in_place=False), "gemma3": Patch(in_place=False),
+    "olmo2": Patch(in_place=False), "olmo3": Patch(in_place=False), "exaone4": Patch(in_place=False), "glm4": Patch(in_place=False, rope=False),
+    "granite": Patch(loss=False), "gpt_oss": Patch(mlp=False), "mixtral": Patch(experts=True), "qwen3_moe": Patch(experts=True),
+    "deepseek_v2": Patch(rope=False, experts=True), "deepseek_v3": Patch(rope=False, experts=True),
+}  # fmt: skip
+
+
+def wanted(job: Job) -> bool:
+    return job.training and (job.liger or job.loss.startswith("liger"))
+
+
+def check(program: Program) -> Iterator[Problem]:
+    job, family = program.job, program.model.family
+    patch = PATCHES.get(family)
+    where = "job.liger" if job.liger else "job.loss"
+    if patch is None:
+        close = ", ".join(f"`{one}`" for one in nearest(family, PATCHES))
+        yield Problem(message=f"Liger has no kernels for the family `{family}`", where=where, hint=f"it has for {close}" if close else "")
+        return
+    if job.liger and patch.experts:
+        message = f"no formula for Liger's fused experts of the family `{family}`"
+        yield Problem(message=message, where="job.liger", hint="`loss=liger` without `liger` has one")
+    if job.loss == "liger" and not patch.loss:
+        yield Problem(message=f"Liger has no fused linear loss for the family `{family}`", where="job.loss", hint="`liger-ce` keeps the head apart")
+    if job.loss == "liger" and job.framework == "trl" and job.version("trl") >= FUSED_HEAD:
+        message = "TRL has a fused head of its own, which replaces Liger's loss"
+        yield Problem(message=message, where="job.loss", hint="use `plain`, or an older TRL in `versions`")
+    biased = any(weight.role == "bias" for weight in program.model.head.weights())
+    if job.loss == "liger" and biased:
+        yield Problem(message="Liger's fused linear loss leaves out the head's bias", where="job.loss", hint="use `liger-ce`")
+
+
+TECHNIQUE = Technique(name="liger", cite="liger-kernel 0.8.5 transformers/monkey_patch.py", wanted=wanted, apply=lambda program: program, check=check)
