@@ -18,6 +18,7 @@ class Cache:
 
     kind: str
     limit: int = 0
+    seen: int = 0  # tokens of the passes before
     bits: int = 4
     layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
@@ -64,11 +65,23 @@ def last(x: Tensor, window: int) -> Tensor:
 
 
 def static(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
-    """StaticLayer is allocated whole at its first update and written in place; a window bounds it."""
-    if where not in cache.layers:
-        room = min(cache.limit, window) if window > 0 else cache.limit
-        cache.layers[where] = tuple(r.tensor((*one.shape[:-2], room, one.shape[-1]), one.format, "zeros", "kv_cache") for one in (k, v))  # type: ignore[assignment]
-    return cache.layers[where]
+    """StaticLayer is allocated whole at its first update, in the keys' dtype, and written in place; a window bounds it: what does
+    not fit is attended to as it comes, and once it is full it is turned by one token in new tensors (StaticSlidingWindowLayer)."""
+    room = min(cache.limit, window) if window > 0 else cache.limit
+    kept = cache.layers.get(where)
+    if kept is None:
+        kept = zeros(r, k, room, k.format), zeros(r, v, room, k.format)
+        cache.layers[where] = kept
+    if window > 0 and cache.seen >= room:
+        turned = [r.like(one, "roll") for one in kept]
+        del turned
+    elif window > 0 and cache.seen + k.shape[-2] > room:
+        return k, v
+    return kept
+
+
+def zeros(r: Recorder, new: Tensor, room: int, format: Format) -> Tensor:
+    return r.tensor((*new.shape[:-2], room, new.shape[-1]), format, "zeros", "kv_cache")
 
 
 def referenced(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:

@@ -42,7 +42,7 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     job = program.job
     prompt = ops.integers(r, (Dim(job.batch, "B"), Dim(job.seq, "S")), "inputs")
     kind = versions.growing(program) if job.cache == "dynamic" or job.new_tokens == 0 else job.cache
-    cache = Cache(kind=kind, limit=job.seq + job.new_tokens, bits=job.cache_bits) if job.cache != "none" else None
+    cache = Cache(kind=kind, limit=job.seq + job.new_tokens - 1, bits=job.cache_bits) if job.cache != "none" else None
     if job.new_tokens == 0:
         r.mark("prefill")
         return body, prompt, cache, passed(program, body, prompt, None, cache, 0)
@@ -125,6 +125,8 @@ def passed(program: Program, body: Body, ids: Tensor, positions: Tensor | None, 
     past = positions is not None and cache is not None
     ctx = context(r, program, body.programs, (rows, tokens), keys=job.seq + step if past else tokens, training=False, cache=cache)
     ctx.positions = positions
+    if cache is not None:
+        cache.seen = ctx.keys - tokens
     del positions
     hidden = body.forward(ids, ctx, step)
     del ids

@@ -6,7 +6,7 @@ from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import ops, views
 from memfit.lower.activations import clamp
 from memfit.lower.attention.kernels import mask_of, product, remembered
-from memfit.lower.attention.written import masked, scaled, where
+from memfit.lower.attention.written import dropped_later, masked, scaled, where
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -58,6 +58,7 @@ def bloom_distances(module: Attention, model: Model, ctx: Context) -> None:
     del single
 
 
+@dropped_later
 def mpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """fp32 distances make the scores fp32, whatever they were (transformers 5.23 modeling_mpt.py MptAttention)."""
     r = ctx.r
@@ -68,16 +69,18 @@ def mpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     width = fused.shape[2] // 3
     q, k, v = (views.heads(r, one, module.heads) for one in views.split(r, fused, 2, width, width, width))
     k, v = remembered(k, v, module, bound, ctx)
+    mask = mask_of(module, ctx)
     assert ctx.distances is not None
+    assert mask is not None
     scores = [ops.add(r, scaled(q, k, ctx), views.narrow(r, ctx.distances, 2, ctx.keys))]
-    scores.append(where(r, scores.pop(), ctx.masks[0]))
+    scores.append(where(r, scores.pop(), mask))
     chances = ops.cast(r, ops.softmax(r, ops.cast(r, scores[0], FP32), FP32), v.format)
     chances = ops.dropout(r, chances, ctx.dropout(module.dropout))
     ctx.held.append(chances)
     ctx.results.append(chances)
     out = linear(views.merged(r, product(r, chances, v, ctx)), bound.linear(module.out), ctx)
     ctx.held.append(out)
-    return ops.dropout(r, out, ctx.dropout(module.out_dropout))
+    return out
 
 
 def mpt_distances(module: Attention, model: Model, ctx: Context) -> None:

@@ -8,7 +8,7 @@ from memfit.lower import masks, ops, views
 from memfit.lower.attention.kernels import interface, mask_of, product, remembered, through_flash_attn
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.attention.sdpa import Call, sdpa
-from memfit.lower.attention.written import scores
+from memfit.lower.attention.written import dropped_later, scores
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -18,6 +18,7 @@ from memfit.model.modules import Attention, Model
 Three = tuple[Tensor, Tensor, Tensor]
 
 
+@dropped_later
 def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """Rotated; nothing is dropped out of the scores (transformers 5.23 modeling_falcon.py FalconAttention)."""
     whole = linear(x, bound.linear(module.project[0]), ctx, apart=True)
@@ -30,6 +31,7 @@ def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     return projected(fused(q, k, v, module, ctx) if kind == "sdpa" else through_flash_attn(q, k, v, module, ctx), x, module, bound, ctx)
 
 
+@dropped_later
 def falcon_alibi(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """With distances, which are in the mask already (the same class); the flash-attn package is refused there."""
     whole = linear(x, bound.linear(module.project[0]), ctx, apart=True)
@@ -43,12 +45,11 @@ def falcon_alibi(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Te
 
 
 def projected(out: Tensor, x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """The output; in sequential layers a dropout follows. Variables of the layer keep what went in and what came out."""
+    """The output. Variables of the layer keep what went in and what came out."""
     out = views.merged(ctx.r, out)
     out = linear(out, bound.linear(module.out), ctx, apart=True)
-    ctx.r.where = bound.prefix
     ctx.held += [x, out]
-    return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
+    return out
 
 
 def parts(whole: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
@@ -57,14 +58,14 @@ def parts(whole: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three
     r.where = bound.path(module.name)
     b, s, _ = whole.shape
     if module.expanded:
-        three = of_groups(r, views.reshape(r, whole, b, s, module.kv_heads, module.heads // module.kv_heads + 2, h), module)
+        q, k, v = of_groups(r, views.reshape(r, whole, b, s, module.kv_heads, module.heads // module.kv_heads + 2, h), module)
     elif module.kv_heads == module.heads:
         whole = views.reshape(r, whole, b, s, module.heads, 3, h)
-        three = tuple(views.select(r, whole, 3) for _ in range(3))
+        q, k, v = (views.select(r, whole, 3) for _ in range(3))
     else:
         whole = views.reshape(r, whole, b, s, module.heads + 2, h)
-        three = (views.narrow(r, whole, 2, module.heads), picked(r, whole, 2), picked(r, whole, 2))
-    q, k, v = (views.transpose(r, one, 1, 2) for one in three)
+        q, k, v = views.narrow(r, whole, 2, module.heads), picked(r, whole, 2), picked(r, whole, 2)
+    q, k, v = (views.transpose(r, one, 1, 2) for one in (q, k, v))
     return q, k, v
 
 

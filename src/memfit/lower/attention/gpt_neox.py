@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from memfit.lower import ops, views
+from memfit.lower import views
 from memfit.lower.attention.kernels import attend, remembered
 from memfit.lower.attention.rotary import partly
+from memfit.lower.attention.written import dropped_later
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -13,8 +14,9 @@ from memfit.lower.recorder import Tensor
 from memfit.model.modules import Attention
 
 
+@dropped_later
 def gpt_neox(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """transformers 5.23 modeling_gpt_neox.py GPTNeoXAttention, and the dropout that its layer has behind it."""
+    """transformers 5.23 modeling_gpt_neox.py GPTNeoXAttention."""
     r, head = ctx.r, module.head
     fused = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
@@ -23,9 +25,7 @@ def gpt_neox(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor
     q, k, v = views.split(r, fused, 3, head, head, head)
     q, k = partly(q, k, ctx)
     k, v = remembered(k, v, module, bound, ctx)
-    out = linear(views.merged(r, attend(q, k, v, module, ctx)), bound.linear(module.out), ctx)
-    r.where = bound.prefix
-    return ops.dropout(r, out, ctx.dropout(module.out_dropout))
+    return linear(views.merged(r, attend(q, k, v, module, ctx)), bound.linear(module.out), ctx)
 
 
 def persimmon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:

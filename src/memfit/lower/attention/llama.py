@@ -23,16 +23,17 @@ from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Attention
 
 Three = tuple[Tensor, Tensor, Tensor]
-Prepare = Callable[[Tensor, Attention, Bound, Context], Three]
+Prepare = Callable[[Tensor, Attention, Bound, Context], tuple[Tensor, ...]]  # and what else the class's variables hold
 
 
 def run(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, prepare: Prepare, eager: Kernel | None = None) -> Tensor:
     """LlamaAttention.forward."""
-    q, k, v = prepare(x, module, bound, ctx)
+    q, k, v, *variables = prepare(x, module, bound, ctx)
     ctx.r.where = bound.path(module.name)
     k, v = remembered(k, v, module, bound, ctx)
     out = views.merged(ctx.r, attend(q, k, v, module, ctx, eager))
     out = linear(out, bound.linear(module.out), ctx)
+    del variables
     return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
 
 
@@ -99,12 +100,22 @@ def normed_later(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, tu
 
 
 def normed_heads(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
-    """Heads first, then the norms, then the rotation (Gemma3Attention, PhiAttention)."""
+    """Heads first, then the norms, then the rotation (Gemma3Attention)."""
     q, k, v = in_heads(ctx.r, projected(x, module, bound, ctx), module)
     q = normed(q, module.q_norm, bound, ctx)
     k = normed(k, module.k_norm, bound, ctx)
     q, k = turned(q, k, module, bound, ctx, turn)
     return q, k, v
+
+
+def normed_in_line(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, ...]:
+    """The same with a rotation of a part in the class's own code (PhiAttention, StableLmAttention)."""
+    q, k, v = in_heads(ctx.r, projected(x, module, bound, ctx), module)
+    q = normed(q, module.q_norm, bound, ctx)
+    k = normed(k, module.k_norm, bound, ctx)
+    ctx.r.where = bound.path(module.name)
+    q, k, *variables = rotary.in_line(q, k, ctx)
+    return q, k, v, *variables
 
 
 def normed_last(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
@@ -162,14 +173,21 @@ def normed(x: Tensor, module: object, bound: Bound, ctx: Context) -> Tensor:
     return x if module is None else norm(x, module, bound, ctx)  # type: ignore[arg-type]
 
 
+def stablelm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+    """The layer's variables keep what goes in, and the result beside the sum (StableLmDecoderLayer)."""
+    out = run(x, module, bound, ctx, prepare=normed_in_line)
+    ctx.held += [x, out]
+    return out
+
+
 def styles() -> dict[str, Callable[[Tensor, Attention, Bound, Context], Tensor]]:
     """Every style whose kernel is transformers' common one."""
     ways: dict[str, Prepare] = {
         "llama": straight, "ministral3": scaled, "helium": partial(straight, turn=rotary.helium), "ernie4_5": partial(straight, turn=rotary.ernie4_5),
         "glm": partial(straight, turn=rotary.glm), "nemotron": partial(straight, turn=rotary.partly), "qwen3": normed_tokens,
         "glm4_moe": partial(normed_later, turn=rotary.partly), "cohere": partial(normed_later, turn=rotary.cohere), "gemma3": normed_heads,
-        "phi": partial(normed_heads, turn=rotary.partly), "stablelm": partial(normed_heads, turn=rotary.partly), "hunyuan_v1_dense": normed_last,
+        "phi": normed_in_line, "hunyuan_v1_dense": normed_last,
         "olmo2": partial(normed_flat, turn=rotary.cast_back), "olmoe": normed_flat, "minimax_m2": partial(normed_flat, turn=rotary.partly),
         "olmo": olmo, "phi3": fused,
     }  # fmt: skip
-    return {style: partial(run, prepare=prepare) for style, prepare in ways.items()}
+    return {"stablelm": stablelm, **{style: partial(run, prepare=prepare) for style, prepare in ways.items()}}

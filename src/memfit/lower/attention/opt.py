@@ -5,7 +5,7 @@ from __future__ import annotations
 from memfit.formats import BOOL, FP16, FP32
 from memfit.lower import ops, views
 from memfit.lower.attention.kernels import attend, mask_of, remembered
-from memfit.lower.attention.written import masked, scaled, softmax, weighed
+from memfit.lower.attention.written import dropped_later, masked, scaled, softmax, weighed
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -13,6 +13,7 @@ from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import Attention
 
 
+@dropped_later
 def opt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """Queries are scaled first, on their own (transformers 5.23 modeling_opt.py OPTAttention)."""
     r = ctx.r
@@ -24,6 +25,7 @@ def opt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     return projected(attend(q, k, v, module, ctx), module, bound, ctx)
 
 
+@dropped_later
 def biogpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """transformers 5.23 modeling_biogpt.py BioGptAttention."""
     r = ctx.r
@@ -33,11 +35,8 @@ def biogpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 
 def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """The output; the dropout behind it is the layer's, whose one variable is overwritten."""
     out = views.merged(ctx.r, out)
-    out = linear(out, bound.linear(module.out), ctx)
-    ctx.r.where = bound.prefix
-    return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
+    return linear(out, bound.linear(module.out), ctx)
 
 
 def unwidened(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
@@ -45,6 +44,7 @@ def unwidened(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) 
     return weighed(softmax(masked(scaled(q, k, ctx), mask_of(module, ctx), ctx), ctx), v, module, ctx)
 
 
+@dropped_later
 def xglm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """Heads and sequences as one batch, by no other kernel than this (transformers 5.23 modeling_xglm.py XGLMAttention)."""
     r, b, n, s = ctx.r, ctx.batch, module.heads, ctx.tokens

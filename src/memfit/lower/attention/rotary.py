@@ -117,6 +117,15 @@ def partly(q: Tensor, k: Tensor, ctx: Context) -> Pair:
     return both_partly(q, k, *tables(ctx), half_turned, ctx)
 
 
+def in_line(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+    """The same in the layer's own code, whose variables keep the parts (modeling_stablelm.py, modeling_phi.py)."""
+    r = ctx.r
+    cos, sin = tables(ctx)
+    (q, q_rest), (k, k_rest) = (cut(r, one, cos.shape[-1]) for one in (q, k))
+    q, k = with_tables(r, q, cos, sin, half_turned), with_tables(r, k, cos, sin, half_turned)
+    return joined(r, q, q_rest), joined(r, k, k_rest), q, q_rest, k, k_rest
+
+
 def glm(q: Tensor, k: Tensor, ctx: Context) -> Pair:
     """The same in pairs, with tables made at each call (modeling_glm.py)."""
     return both_partly(q, k, *repeated_tables(ctx), pairs_turned, ctx)

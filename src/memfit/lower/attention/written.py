@@ -4,12 +4,28 @@ Each statement of transformers' code rebinds one variable, so results are handed
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memfit.formats import FP32
 from memfit.lower import ops, views
 from memfit.lower.attention.kernels import product
+from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import Attention
+
+Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
+
+
+def dropped_later(run: Program) -> Program:
+    """The dropout behind attention is the layer's: it runs when attention's own variables are gone."""
+
+    def program(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
+        out = run(x, module, bound, ctx)
+        ctx.r.where = bound.prefix
+        return ops.dropout(ctx.r, out, ctx.dropout(module.out_dropout))
+
+    return program
 
 
 def scores(q: Tensor, k: Tensor, ctx: Context) -> Tensor:
