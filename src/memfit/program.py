@@ -125,12 +125,12 @@ class Program:
             return linear is not self.model.head
         return any(linear.name == one or linear.name.endswith(f".{one}") for one in adapter.targets)
 
-    def quantized(self, linear: Linear) -> bool:
+    def quantized(self, linear: Linear, path: str) -> bool:
         """Does bitsandbytes store it? The names to skip are those of the job, else the head (transformers 5.23
         quantizers/quantizers_utils.py should_convert_module); from 5.0 on, nothing but nn.Linear itself is taken."""
         if self.quant is None or (linear.own_class and self.job.version("transformers") >= (5, 0)):
             return False
-        return not any(linear.name.endswith(one) or f"{linear.name}.".startswith(f"{one}.") for one in self.quant.skip)
+        return not any(path.endswith(one) or f"{path}.".startswith(f"{one}.") for one in self.quant.skip)
 
 
 def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1) -> tuple[Entry, ...]:

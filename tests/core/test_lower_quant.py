@@ -73,6 +73,8 @@ ATTENTION = {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_a
         ({}, {"lm_head"}),
         ({"quant_skip": "lm_head,down_proj"}, {"lm_head", "mlp.down_proj"}),
         ({"quant_skip": "model.layers.1.mlp"}, set()),
+        ({"quant_skip": "model.layers.0.mlp,lm_head"}, {"lm_head", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}),
+        ({"quant_skip": "mlp"}, set()),
         ({"quant_skip": "o_proj,v_proj,k_proj,q_proj"}, ATTENTION),
         ({"quant_skip": "proj"}, {*ATTENTION, "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}),
     ],
@@ -311,6 +313,8 @@ def test_stacks_of_experts_are_put_together_on_the_gpu(family: str, more: int) -
         ({"quant": "nf4"}, "a quantized weight cannot be trained"),
         ({"quant": "int8", "method": "freeze", "trainable": "norm"}, "a quantized weight cannot be trained"),
         ({"method": "qlora", "quant": "int8", "versions": "bitsandbytes=0.43"}, "no formula for int8 before bitsandbytes 0.45"),
+        ({"method": "qlora", "targets": "q_proj", "modules_to_save": "mlp"}, "a module that is trained whole is packed"),
+        ({"method": "qlora", "quant_skip": "q_proj", "loss": "liger"}, "multiplies by the head itself"),
     ],
 )
 def test_refused(job: dict[str, Any], text: str) -> None:

@@ -57,7 +57,8 @@ class Bound:
 
     def load(self, weights: Iterable[Weight], linears: Iterable[Linear]) -> None:
         """Bring every weight to the device, in the model's order."""
-        quantized = {f"{linear.name}.weight": linear for linear in linears if self.program.quantized(linear)} if self.program.quant else {}
+        packs = self.program.quantized
+        quantized = {f"{linear.name}.weight": linear for linear in linears if packs(linear, self.path(linear.name))} if self.program.quant else {}
         for weight in weights:
             self.r.where = self.path(weight.name.rpartition(".")[0])
             if weight.name in quantized:

@@ -48,9 +48,12 @@ def packed_names(program: Program) -> Iterator[str]:
         return
     model = program.model
     for index, layer in enumerate(model.layers):
-        yield from (f"{model.prefix}.{index}.{linear.name}" for linear in layer.linears() if program.quantized(linear))
+        for linear in layer.linears():
+            path = f"{model.prefix}.{index}.{linear.name}"
+            if program.quantized(linear, path):
+                yield path
     for module in (*model.embed, *model.final, model.head):
-        yield from (linear.name for linear in module.linears() if program.quantized(linear))
+        yield from (linear.name for linear in module.linears() if program.quantized(linear, linear.name))
 
 
 def idle_linears(weights: Iterable[Weight]) -> list[Linear]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import Job
-from memfit.program import Program
+from memfit.program import Program, placed
 
 
 def no_problem(program: Program) -> Iterator[Problem]:
@@ -28,3 +28,10 @@ class Technique:
 def names(text: str) -> tuple[str, ...]:
     """`a, b` as names."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def numbered(program: Program, parts: tuple[str, ...]) -> Program:
+    """Parts of names with a number may mean some layers and not others, so that none stands for its neighbours then."""
+    if any(sign.isdigit() for part in parts for sign in part) and any(entry.times > 1 for entry in program.entries):
+        return program.replace(entries=placed(program.model.layers, False))
+    return program

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memfit.errors import Problem
-from memfit.program import Program, placed
-from memfit.techniques.base import Technique, names
+from memfit.program import Program
+from memfit.techniques.base import Technique, names, numbered
 
 
 def apply(program: Program) -> Program:
-    """A part with a number may mean some layers and not others, so none stands for its neighbours then."""
     parts = names(program.job.trainable)
-    if any(sign.isdigit() for part in parts for sign in part) and any(entry.times > 1 for entry in program.entries):
-        program = program.replace(entries=placed(program.model.layers, False))
-    return program.replace(trained=parts)
+    return numbered(program.replace(trained=parts), parts)
 
 
 def check(program: Program) -> Iterator[Problem]:

@@ -51,6 +51,7 @@ def check(program: Program) -> Iterator[Problem]:
         message = "PEFT has no dropout before adapters of stacked experts"
         yield Problem(message=message, where="job.dropout", hint="0, or `targets` that name attention alone")
     yield from half_fused(program)
+    yield from packed_and_saved(program)
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
     linears |= {linear.name for module in (*model.embed, *model.final, model.head) for linear in module.linears()}
     for target in sorted(adapter.targets):
@@ -73,6 +74,19 @@ def check(program: Program) -> Iterator[Problem]:
             close = nearest(saved, sorted({path.rsplit(".", 1)[-1] for path in paths}))
             hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "for example `lm_head` or `embed_tokens`"
             yield Problem(message=f"no module's path ends with `{saved[:60]}`", where="job.modules_to_save", hint=hint)
+
+
+def packed_and_saved(program: Program) -> Iterator[Problem]:
+    """Packed weights take no gradient."""
+    adapter, model = program.adapter, program.model
+    assert adapter is not None
+    if program.quant is None or not adapter.saved:
+        return
+    places = [(f"{model.prefix}.0.{linear.name}", linear) for layer, _ in model.kinds for linear in layer.linears()]
+    places += [(linear.name, linear) for module in (*model.embed, *model.final, model.head) for linear in module.linears()]
+    if any(adapter.saves(path) and program.quantized(linear, path) for path, linear in places):
+        message = "a module that is trained whole is packed"
+        yield Problem(message=message, where="job.modules_to_save", hint="name it in `quant_skip` (with the head, which is skipped by itself)")
 
 
 def converts(job: Job) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from memfit.errors import Problem
 from memfit.program import Program, Quant
-from memfit.techniques.base import Technique, names
+from memfit.techniques.base import Technique, names, numbered
 
 
 def apply(program: Program) -> Program:
@@ -15,13 +15,15 @@ def apply(program: Program) -> Program:
     skip = names(job.quant_skip) or (program.model.head.name,)
     compute = program.weights if job.quant_compute == "weights" else job.quant_compute
     quant = Quant(format=job.quantization, double=job.double_quant, skip=skip, prepared=job.adapters and job.prepare_kbit, compute=compute)
-    return program.replace(quant=quant)
+    return numbered(program.replace(quant=quant), skip)
 
 
 def check(program: Program) -> Iterator[Problem]:
     job = program.job
     if job.training and not job.adapters:
         yield Problem(message="a quantized weight cannot be trained", where="job.quant", hint="use method `lora` or `qlora`")
+    if job.training and job.loss == "liger" and not program.model.tied and program.quantized(program.model.head, program.model.head.name):
+        yield Problem(message="Liger's loss multiplies by the head itself, which is packed", where="job.quant_skip", hint="add `lm_head`")
     if job.quantization == "int8" and job.version("bitsandbytes") < (0, 45):
         yield Problem(
             message="no formula for int8 before bitsandbytes 0.45, which kept its weights in another layout",
