@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.errors import InputError
 from memfit.formats import BOOL
 from memfit.lower import views
 from memfit.lower.context import Context
@@ -13,8 +14,11 @@ OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one
 
 
 def windows(model: Model) -> tuple[int, ...]:
-    """The distinct windows of the layers, 0 for full attention."""
-    return tuple(sorted({window_of(block.mixer) for layer, _ in model.kinds for block in layer.blocks}))
+    """The distinct windows of the layers, 0 for full attention, and of the masks that are made for none of them."""
+    if None in model.masks:
+        raise InputError.one("the code of this family stops without a `sliding_window`", where="config.sliding_window", hint="give the window")
+    made = {window for window in model.masks if window is not None}
+    return tuple(sorted(made.union(window_of(block.mixer) for layer, _ in model.kinds for block in layer.blocks)))
 
 
 def window_of(mixer: Module) -> int:

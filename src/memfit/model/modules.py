@@ -330,6 +330,7 @@ class Model:
     logit_scale: bool = False
     embed_dropout: float = 0.0
     buffers: tuple[Weight, ...] = ()  # of the model itself: rotary frequencies and the like
+    masks: tuple[int | None, ...] = ()  # windows of masks that its code makes whatever the layers are; None: it looks for one in vain
     caching: bool = False  # its code fills a key/value cache while training, too: a config inside the config says so
     towers: tuple[Weight, ...] = ()  # held beside the language model and idle while it reads text (a vision tower and its projector)
     stored: tuple[Stored, ...] = field(default=(), repr=False)  # exact blocks of a quantized file, in place of the weights below

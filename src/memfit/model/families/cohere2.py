@@ -8,7 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.cohere import EXAMPLE as COHERE
 from memfit.model.families.cohere import side_by_side
-from memfit.model.families.llama import attention, decoder, layer_types, stack
+from memfit.model.families.llama import attention, decoder, layer_types, masks, stack
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**COHERE, "model_type": "cohere2", "num_hidden_layers": 5}
@@ -39,5 +39,6 @@ def build(fields: Fields) -> Model:
         rotated = slides and window > 0
         return side_by_side(fields, replace(plain, window=window if slides else 0, rotary=plain.rotary if rotated else 0), width)
 
-    layers = stack(layer_types(fields, [(index + 1) % period != 0 for index in range(fields.layers())]), layer)
-    return replace(decoder(fields, "cohere2", layers, width=width, rotary=plain.rotary, tied=True, norm="cohere"), logit_scale=True)
+    types = layer_types(fields, [(index + 1) % period != 0 for index in range(fields.layers())])
+    model = decoder(fields, "cohere2", stack(types, layer), width=width, rotary=plain.rotary, tied=True, norm="cohere")
+    return replace(model, logit_scale=True, masks=masks(window, types, always=True))

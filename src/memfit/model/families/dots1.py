@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.deepseek_v2 import routed_experts
@@ -38,9 +40,9 @@ def build(fields: Fields) -> Model:
         second = routed_experts(fields, width, corrected=True, style="deepseek_v3") if routed else dense_mlp(fields, width)
         return pre_norm(qwen3_attention(fields, width, window if slides else 0), second, width)
 
-    kinds = zip(
-        layer_types(fields, [window > 0 and index >= first for index in range(count)]), (i >= dense for i in range(count)), strict=True
-    )
+    types = layer_types(fields, [window > 0 and index >= first for index in range(count)])
+    kinds = zip(types, (i >= dense for i in range(count)), strict=True)
     both_kinds(fields, "first_k_dense_replace", read=lambda routed: layer((False, routed)))
     rotary = qwen3_attention(fields, width, 0).rotary
-    return decoder(fields, "dots1", stack(kinds, layer), width=width, rotary=rotary, tied=False)
+    model = decoder(fields, "dots1", stack(kinds, layer), width=width, rotary=rotary, tied=False)
+    return replace(model, masks=(None,) if any(types) and not window else ())

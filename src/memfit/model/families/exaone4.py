@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, layer_types, normed, post_norm, stack
+from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, layer_types, masks, normed, post_norm, stack
 from memfit.model.modules import Attention, Model
 
 EXAMPLE = {**SMALL, "model_type": "exaone4", "num_hidden_layers": 5}
@@ -41,5 +41,6 @@ def build(fields: Fields) -> Model:
     width, window = fields.count("hidden_size"), fields.optional("sliding_window")
     plain = normed(attention(fields, width, qkv_bias=False, out_bias=False, style="gemma3"))
     mlp = dense_mlp(fields, width)
-    layers = stack(exaone_types(fields), lambda slides: post_norm(exaone_attention(plain, window, slides), mlp, width))
-    return decoder(fields, "exaone4", layers, width=width, rotary=plain.rotary, tied=False)
+    types = exaone_types(fields)
+    layers = stack(types, lambda slides: post_norm(exaone_attention(plain, window, slides), mlp, width))
+    return replace(decoder(fields, "exaone4", layers, width=width, rotary=plain.rotary, tied=False), masks=masks(window, types))

@@ -8,7 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.gemma import EXAMPLE as GEMMA
 from memfit.model.families.gemma import gemma_mlp, sandwich, scaled
-from memfit.model.families.llama import attention, decoder, layer_types, stack
+from memfit.model.families.llama import attention, decoder, layer_types, masks, stack
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**GEMMA, "model_type": "gemma2"}
@@ -41,6 +41,7 @@ def build(fields: Fields) -> Model:
         mixer = replace(plain, window=window if slides else 0, softcap=capped[0], kernels=("eager", "flash"))
         return sandwich(mixer, mlp, width)
 
-    layers = stack(layer_types(fields, [index % 2 == 0 for index in range(fields.layers())]), layer)
+    types = layer_types(fields, [index % 2 == 0 for index in range(fields.layers())])
+    layers = stack(types, layer)
     model = decoder(fields, "gemma2", layers, width=width, rotary=plain.rotary, tied=True, norm="gemma", scaled=True)
-    return replace(scaled(model), softcap=capped[1])
+    return replace(scaled(model), softcap=capped[1], masks=masks(window, types, always=True))

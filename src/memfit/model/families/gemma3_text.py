@@ -8,7 +8,7 @@ from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.gemma import EXAMPLE as GEMMA
 from memfit.model.families.gemma import gemma_mlp, sandwich, scaled
-from memfit.model.families.llama import attention, decoder, layer_types, normed, rotary_buffers, stack
+from memfit.model.families.llama import attention, decoder, layer_types, masks, normed, rotary_buffers, stack
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {**GEMMA, "model_type": "gemma3_text"}
@@ -37,7 +37,7 @@ def text_model(fields: Fields, name: str) -> Model:
     plain = normed(attention(fields, width, qkv_bias=bias, out_bias=bias, style="gemma3"), style="gemma")
     layers: tuple[Layer, ...] = stack(types, lambda slides: sandwich(replace(plain, window=window if slides else 0), mlp, width))
     model = decoder(fields, name, layers, width=width, rotary=0, tied=True, norm="gemma", scaled=True)
-    return scaled(replace(model, buffers=rotary_buffers(plain.rotary, types=types), softcap=capped[1]))
+    return scaled(replace(model, buffers=rotary_buffers(plain.rotary, types=types), softcap=capped[1], masks=masks(window, types, always=True)))
 
 
 @family(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, layer_types, pre_norm, stack
+from memfit.model.families.llama import SMALL, attention, decoder, layer_types, masks, pre_norm, stack
 from memfit.model.modules import Layer, Model, MoE
 
 EXAMPLE = {**SMALL, "model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32}
@@ -44,7 +44,8 @@ def build(fields: Fields) -> Model:
         mixer = replace(plain, window=window if slides else 0, sinks=True, kernels=("eager", "flash"))
         return pre_norm(mixer, moe, width, "olmo2")
 
-    layers = stack(layer_types(fields, [index % 2 == 0 for index in range(fields.layers())]), layer)
-    model = decoder(fields, "gpt_oss", layers, width=width, rotary=plain.rotary, tied=False, norm="olmo2")
+    types = layer_types(fields, [index % 2 == 0 for index in range(fields.layers())])
+    model = decoder(fields, "gpt_oss", stack(types, layer), width=width, rotary=plain.rotary, tied=False, norm="olmo2")
+    model = replace(model, masks=masks(window, types, always=True))
     unsaid = fields.value("dtype", "torch_dtype", default=None) is None
     return replace(model, dtype="bfloat16") if moe.format and unsaid else model  # the published configs do not say; the rest is stored so

@@ -100,6 +100,11 @@ def layer_types(fields: Fields, default: Iterable[bool], key: str = "layer_types
     return [False] * count
 
 
+def masks(window: int, types: Iterable[bool], *, always: bool = False) -> tuple[int | None, ...]:
+    """A full mask and, for layers that slide (or `always`), one of the window, without which transformers' code stops."""
+    return (0, window or None) if always or any(types) else (0,)
+
+
 def stack(kinds: Iterable[K], make: Callable[[K], Layer]) -> tuple[Layer, ...]:
     """One layer for each of `kinds`; kinds that turn out equal share one value."""
     kinds, known = list(kinds), dict[Layer, Layer]()

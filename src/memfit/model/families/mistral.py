@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, layer_types, pre_norm, stack
+from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, layer_types, masks, pre_norm, stack
 from memfit.model.modules import Layer, Model
 
 MISTRAL = {**SMALL, "model_type": "mistral"}
@@ -50,7 +52,9 @@ def build_ministral(fields: Fields) -> Model:
     fields.count("head_dim")
     fields.assume(num_key_value_heads=8, sliding_window=4096)
     window = fields.optional("sliding_window")
-    return model(fields, [window if slides else 0 for slides in layer_types(fields, [window > 0] * fields.layers())])
+    types = layer_types(fields, [window > 0] * fields.layers())
+    made = model(fields, [window if slides else 0 for slides in types])
+    return replace(made, masks=masks(window, types, always=True))
 
 
 @family("ministral3", examples=({**MINISTRAL3, "head_dim": 32}, {**MINISTRAL3, "sliding_window": 64, "tie_word_embeddings": True}))

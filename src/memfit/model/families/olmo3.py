@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, decoder, dense_mlp, layer_types, post_norm, rotary_buffers, stack
+from memfit.model.families.llama import SMALL, decoder, dense_mlp, layer_types, masks, post_norm, rotary_buffers, stack
 from memfit.model.families.olmo2 import olmo2_attention
 from memfit.model.modules import Model
 
@@ -34,4 +34,5 @@ def build(fields: Fields) -> Model:
     mlp = dense_mlp(fields, width)
     layers = stack(types, lambda slides: post_norm(olmo2_attention(fields, width, window if slides else 0), mlp, width, "olmo2"))
     model = decoder(fields, "olmo3", layers, width=width, rotary=0, tied=False, norm="olmo2")
-    return replace(model, buffers=rotary_buffers(olmo2_attention(fields, width).rotary, types=types))
+    buffers = rotary_buffers(olmo2_attention(fields, width).rotary, types=types)
+    return replace(model, buffers=buffers, masks=masks(window, types, always=True))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, both_kinds, decoder, dense_mlp, gated_mlp, layer_types, pre_norm, stack
+from memfit.model.families.llama import SMALL, attention, both_kinds, decoder, dense_mlp, gated_mlp, layer_types, masks, pre_norm, stack
 from memfit.model.modules import MLP, Layer, Linear, Model, MoE
 
 EXAMPLE = {
@@ -38,13 +40,14 @@ def second(fields: Fields, width: int, routed: bool) -> MLP | MoE:
     return experts(fields, width, shared=gated_mlp("mlp.shared_expert", width, inner, activation), gate=gate, style="qwen2_moe")
 
 
-def windows(fields: Fields) -> list[int]:
-    """Every other layer below `max_window_layers` slides, where `use_sliding_window` says so (configuration_qwen2_moe.py)."""
+def windowed(fields: Fields) -> tuple[int, list[bool]]:
+    """(the window, for each layer whether it slides): every other layer below `max_window_layers`, where `use_sliding_window` says so
+    (configuration_qwen2_moe.py)."""
     fields.assume(sliding_window=4096, max_window_layers=28)
     count = fields.layers()
     window = fields.optional("sliding_window") if fields.flag("use_sliding_window", default=False) else 0
     below = fields.count("max_window_layers", low=0) if window else 0
-    return [window if slides else 0 for slides in layer_types(fields, [layer % 2 == 0 and layer < below for layer in range(count)])]
+    return window, layer_types(fields, [layer % 2 == 0 and layer < below for layer in range(count)])
 
 
 @family(
@@ -60,11 +63,16 @@ def build(fields: Fields) -> Model:
     fields.assume(num_key_value_heads=16, qkv_bias=True, num_experts_per_tok=4)
     width, bias = fields.count("hidden_size"), fields.flag("qkv_bias", default=True)
 
-    def layer(kind: tuple[int, bool]) -> Layer:
-        window, routed = kind
-        return pre_norm(attention(fields, width, qkv_bias=bias, out_bias=False, window=window), second(fields, width, routed), width)
+    window, types = windowed(fields)
 
-    kinds = zip(windows(fields), sparse(fields), strict=True)
+    def layer(kind: tuple[bool, bool]) -> Layer:
+        slides, routed = kind
+        mixer = attention(fields, width, qkv_bias=bias, out_bias=False, window=window if slides else 0)
+        return pre_norm(mixer, second(fields, width, routed), width)
+
+    kinds = zip(types, sparse(fields), strict=True)
     both_kinds(fields, *SPARSE, read=lambda routed: second(fields, width, routed))
     rotary = attention(fields, width, qkv_bias=bias, out_bias=False).rotary
-    return decoder(fields, "qwen2_moe", stack(kinds, layer), width=width, rotary=rotary, tied=False)
+    model = decoder(fields, "qwen2_moe", stack(kinds, layer), width=width, rotary=rotary, tied=False)
+    # Switched off, its window is 0, and the mask of it is made all the same (configuration_qwen2_moe.py, modeling_qwen2_moe.py)
+    return replace(model, masks=masks(window, types, always=True) if fields.flag("use_sliding_window", default=False) else (0, 1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, normed, pre_norm, stack
-from memfit.model.families.qwen2 import SLIDING, windows
+from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, masks, normed, pre_norm, stack
+from memfit.model.families.qwen2 import SLIDING, windowed
 from memfit.model.modules import Attention, Layer, Model
 
 EXAMPLE = {**SMALL, "model_type": "qwen3"}
@@ -27,8 +29,10 @@ def build(fields: Fields) -> Model:
     fields.assume(num_key_value_heads=32, head_dim=128)
     width = fields.count("hidden_size")
 
-    def layer(window: int) -> Layer:
-        return pre_norm(qwen3_attention(fields, width, window), dense_mlp(fields, width), width)
+    window, types = windowed(fields)
+
+    def layer(slides: bool) -> Layer:
+        return pre_norm(qwen3_attention(fields, width, window if slides else 0), dense_mlp(fields, width), width)
 
     rotary = qwen3_attention(fields, width, 0).rotary
-    return decoder(fields, "qwen3", stack(windows(fields), layer), width=width, rotary=rotary, tied=False)
+    return replace(decoder(fields, "qwen3", stack(types, layer), width=width, rotary=rotary, tied=False), masks=masks(window, types))

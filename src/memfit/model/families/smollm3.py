@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, layer_types, pre_norm, stack
+from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, layer_types, masks, pre_norm, stack
 from memfit.model.modules import Layer, Model
 
 EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
@@ -45,5 +45,6 @@ def build(fields: Fields) -> Model:
         slides, turned = kind
         return pre_norm(replace(plain, window=window if slides else 0, rotary=plain.rotary if turned else 0), mlp, width)
 
-    kinds = zip(layer_types(fields, [window > 0 and not turned for turned in turns]), turns, strict=True)
-    return decoder(fields, "smollm3", stack(kinds, layer), width=width, rotary=plain.rotary, tied=True)
+    types = layer_types(fields, [window > 0 and not turned for turned in turns])
+    layers = stack(zip(types, turns, strict=True), layer)
+    return replace(decoder(fields, "smollm3", layers, width=width, rotary=plain.rotary, tied=True), masks=masks(window, types))
