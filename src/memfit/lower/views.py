@@ -139,4 +139,6 @@ def baddbmm(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
 def back_baddbmm(r: Recorder, node: Node, g: Tensor) -> Grads:
     """The products, then α times them; `batch1` first."""
     a, b = node.saved
-    return [None if other is None else r.like(ops.product(r, node, index, node.extra[index], g), "scale") for index, other in enumerate((b, a))]
+    return [
+        None if other is None else r.like(ops.product(r, node, index, node.extra[index], g), "scale") for index, other in enumerate((b, a))
+    ]

@@ -57,7 +57,10 @@ def xglm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     keys, mask = k.shape[1], mask_of(module, ctx)
     assert mask is not None
     weights = softmax_of(
-        views.reshape(r, raised(r, ops.add(r, views.reshape(r, batched(q, views.transpose(r, k, 1, 2), ctx), b, n, s, keys), mask)), b * n, s, keys), ctx
+        views.reshape(
+            r, raised(r, ops.add(r, views.reshape(r, batched(q, views.transpose(r, k, 1, 2), ctx), b, n, s, keys), mask)), b * n, s, keys
+        ),
+        ctx,
     )
     ctx.held.append(weights)
     chances = ops.dropout(r, weights, ctx.dropout(module.dropout))
