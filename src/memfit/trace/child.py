@@ -83,7 +83,9 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
     import dataclasses
 
     from memfit.errors import InputError
+    from memfit.trace.light import lighten
 
+    lighten()
     try:
         tape, notes, facts = (of_model if request["kind"] == "model" else of_script)(request, channel)
     except InputError as bad:

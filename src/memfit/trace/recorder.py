@@ -18,6 +18,7 @@ from memfit.trace.hidden import HIDDEN, Hidden
 from memfit.trace.kernels_of import CHOSEN
 from memfit.trace.ops import aten
 from memfit.trace.rules import RULES
+from memfit.trace.shapes import result_of
 
 REAL_LIMIT = 1 << 22  # integers in one tensor; larger ones become meta
 REAL_FLOATS = 1024
@@ -38,6 +39,11 @@ class Block:
 
 class Recorder(TorchDispatchMode):
     """Records what the program inside the `with` allocates. `device` is the flavour whose kernels it believes to run."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled: without this, torch wraps every dispatch, and imports its compiler for that."""
+        return False
 
     def __init__(self, device: cuda.Device, skew: float = 1.0) -> None:
         super().__init__()
@@ -122,7 +128,7 @@ class Recorder(TorchDispatchMode):
             if done:
                 return self.seen(func, args, kwargs, result, True)
         on_gpu, args, kwargs, swapped = self.placed(func, args, kwargs)
-        result = func(*args, **kwargs)
+        result = result_of(func, args, kwargs)
         if swapped:
             result = restored(result, swapped)
         if not on_gpu:

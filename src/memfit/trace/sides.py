@@ -13,6 +13,7 @@ import torch
 from memfit.trace import cuda
 from memfit.trace.recorder import Recorder, collect, count_of, restored, shadowed
 from memfit.trace.rules import RULES
+from memfit.trace.shapes import result_of
 
 aten = torch.ops.aten
 GPU, CPU, VOID = "gpu", "cpu", "void"  # void: `torch.device("meta")`, as the program itself asked for
@@ -47,7 +48,7 @@ class Sides(Recorder):
                     return self.seen(func, args, kwargs, result, True)
         if side == GPU:
             _, args, kwargs, swapped = self.placed(func, args, kwargs)
-            result = func(*args, **kwargs)
+            result = result_of(func, args, kwargs)
             return self.seen(func, args, kwargs, restored(result, swapped) if swapped else result, False)
         return self.aside(func, args, kwargs, side)
 
