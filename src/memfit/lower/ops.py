@@ -271,7 +271,7 @@ def back_linear(r: Recorder, node: Node, g: Tensor) -> Grads:
     g = rows(r, g)
     to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
     to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
-    return [unfolded(to_x), to_weight]
+    return [unfolded(to_x), turned(to_weight)]
 
 
 def back_addmm(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -281,7 +281,7 @@ def back_addmm(r: Recorder, node: Node, g: Tensor) -> Grads:
     to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
     to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
     to_bias = r.tensor((g.shape[-1],), g.format, "sum", grad_part(node, 2)) if node.inputs[2] is not None else None
-    return [unfolded(to_x), to_weight, to_bias]
+    return [unfolded(to_x), turned(to_weight), to_bias]
 
 
 def packed(r: Recorder, x: Tensor) -> Tensor:
@@ -302,6 +302,13 @@ def unfolded(gradient: Tensor | None) -> Tensor | None:
     """The gradient of an input with more than two dimensions is a view of the matrix that the product made, and holds it:
     nothing is added into it in place."""
     if gradient is not None and len(gradient.shape) > 2:
+        gradient.base = gradient.detach()
+    return gradient
+
+
+def turned(gradient: Tensor | None) -> Tensor | None:
+    """The gradient of `weight.t()`, turned back: a view as well. Tied weights get a third tensor when their two gradients meet."""
+    if gradient is not None:
         gradient.base = gradient.detach()
     return gradient
 

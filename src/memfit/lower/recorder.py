@@ -353,7 +353,7 @@ class Recorder:
             if result is not None:
                 key = target if isinstance(target, Tensor) else key_of(target, node.slots[index])
                 old = buffers.pop(key, None)
-                buffers[key] = result if old is None else self._sum(old, result)
+                buffers[key] = result if old is None else self._sum(old, result, "gradients" if isinstance(target, Tensor) else None)
                 del old
             del result
             waiting[target] -= 1
@@ -363,14 +363,14 @@ class Recorder:
                 elif target.outputs > 1 or target in buffers:
                     heappush(ready, (-target.seq, target))
 
-    def _sum(self, old: Tensor, new: Tensor) -> Tensor:
+    def _sum(self, old: Tensor, new: Tensor, part: Part | None) -> Tensor:
         """InputBuffer::add: a second gradient is added into the first where nobody else holds that one (torch 2.13
         input_buffer.cpp; only the older of the two is ever reused)."""
         # Three references (this variable, the caller's, getrefcount's argument) mean that nobody else holds it; so does a
         # storage that one tensor holds.
         if sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2:
             return old
-        return self.like(old, "accumulate")
+        return self.like(old, "accumulate", part)
 
     def _accumulate(self, leaf: Tensor, buffers: dict[Any, Tensor]) -> None:
         """AccumulateGrad: the first gradient is kept as it is, later ones are added into it."""
