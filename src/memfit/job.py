@@ -27,7 +27,7 @@ QUANTS = ("none", "nf4", "fp4", "int8")
 # The versions that the formulas were read from; `versions` names older ones.
 NEWEST = {
     "transformers": (5, 23), "torch": (2, 13), "peft": (0, 21), "accelerate": (1, 15), "bitsandbytes": (0, 50), "flash-attn": (2, 8),
-    "liger-kernel": (0, 8),
+    "liger-kernel": (0, 8), "trl": (1, 16),
 }  # fmt: skip
 _VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
@@ -98,7 +98,9 @@ class Job:
         choices=("weights", "float32", "bfloat16", "float16"),
         group="quantization",
     )
-    prepare_kbit: bool = option(True, "call prepare_model_for_kbit_training: 16-bit leftovers become fp32", group="quantization")
+    prepare_kbit: bool = option(
+        True, "call prepare_model_for_kbit_training: 16-bit leftovers become fp32 (TRL from 0.26 on does not)", group="quantization"
+    )
 
     new_tokens: int = option(128, "tokens generated after the prompt", low=0, high=2**28, group="inference")
     cache: str = option("dynamic", "KV cache of transformers", choices=CACHES, group="inference")
@@ -155,6 +157,13 @@ class Job:
     def quantization(self) -> str:
         """The bitsandbytes format in force: qlora means nf4 unless another is named."""
         return "nf4" if self.method == "qlora" and self.training and self.quant == "none" else self.quant
+
+    @property
+    def prepared(self) -> bool:
+        """prepare_model_for_kbit_training is called; TRL did so up to 0.25, and then made adapters 16-bit instead (trl 0.26
+        trainer/sft_trainer.py)."""
+        own = self.framework == "trl" and self.version("trl") >= (0, 26)
+        return self.adapters and self.quantization != "none" and self.prepare_kbit and not own
 
     @property
     def mapped(self) -> bool:

@@ -34,6 +34,7 @@ class Adapter:
     everywhere: bool = False  # every linear layer but the head is meant
     saved: tuple[str, ...] = ()  # ends of paths of modules that are trained whole, as copies
     scaling: float = 1.0
+    narrow: bool = False  # all that is trained is in `format`, whatever it stands beside
 
     def saves(self, path: str) -> bool:
         """Is the module of this path, or one that holds it, trained whole? (peft 0.21 utils/other.py _set_trainable)"""
@@ -46,13 +47,15 @@ class Adapter:
 @dataclass(frozen=True, kw_only=True)
 class Quant:
     """Weights of linear layers stored by bitsandbytes, which casts their input to `compute`. `skip`: starts or ends of paths left as
-    they are; `prepared`: prepare_model_for_kbit_training was called."""
+    they are; `prepared`: prepare_model_for_kbit_training was called, and modules whose path holds one of `narrowed` were made bfloat16
+    again behind it."""
 
     format: str
     double: bool
     skip: tuple[str, ...]
     prepared: bool
     compute: str
+    narrowed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +84,10 @@ class Program:
 
     @property
     def hidden(self) -> str:
-        """The format of activations between layers: that of the embedding, which prepare_model_for_kbit_training makes fp32."""
-        return "float32" if self.quant is not None and self.quant.prepared else self.weights
+        """The format of the first layer's input: that of the embedding, which prepare_model_for_kbit_training makes fp32."""
+        if self.quant is None or not self.quant.prepared:
+            return self.weights
+        return "bfloat16" if any(part in self.model.embed[0].name for part in self.quant.narrowed) else "float32"
 
     @property
     def processors(self) -> int:

@@ -121,7 +121,7 @@ class Bound:
         dtype to follow, so torch's default stays (peft 0.21 tuners/tuners_utils.py _get_base_layer_device_and_dtype)."""
         program, packed = self.program, self.packed.get(name)
         assert program.adapter is not None
-        if packed is None or program.adapter.format != program.weights:
+        if packed is None or program.adapter.narrow or program.adapter.format != program.weights:
             return FORMATS[program.adapter.format]
         if packed.bits == 4 and program.job.version("peft") >= FOLLOWS and program.quant is not None:
             return FORMATS[program.quant.compute]
@@ -138,7 +138,8 @@ class Bound:
                 continue
             experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
             self.r.where = self.path(name.rpartition(".")[0])
-            format = tensor.format if adapter.format == self.program.weights else FORMATS[adapter.format]
+            follows = adapter.format == self.program.weights and not adapter.narrow
+            format = tensor.format if follows else FORMATS[adapter.format]
             a = self.r.leaf((experts * rank, tensor.shape[-1]), format, f"{name}.lora_A", "weights", True)
             b = self.r.leaf((tensor.shape[-2], experts * rank), format, f"{name}.lora_B", "weights", True)
             self.stacks[name] = Adapted(a=a, b=b, rank=rank, dropout=0.0, scaled=adapter.scaling != 1.0)
@@ -152,7 +153,8 @@ class Bound:
             if adapter.saves(self.path(name.rpartition(".")[0])):
                 self.r.where = self.path(name.rpartition(".")[0])
                 self.idle.append(tensor)
-                self.tensors[name] = self.r.leaf(tensor.shape, tensor.format, tensor.name, "weights", True)
+                format = FORMATS[adapter.format] if adapter.narrow else tensor.format
+                self.tensors[name] = self.r.leaf(tensor.shape, format, tensor.name, "weights", True)
 
     def linear(self, linear: Linear) -> BoundLinear:
         bound = self.linears.get(linear.name)

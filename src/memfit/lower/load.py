@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from memfit.formats import BF16, FORMATS, FP16, FP32
+from memfit.formats import BF16, FORMATS, FP16, FP32, Format
 from memfit.lower.bound import Bound
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Linear, Weight
@@ -69,14 +69,26 @@ def prepare(bound: Bound) -> None:
     """PEFT's prepare_model_for_kbit_training: every 16-bit parameter that is not packed becomes fp32, the stacked experts too, one
     after the other (peft 0.21 utils/other.py). The bias of a 4-bit layer goes back to its compute dtype in the first forward
     (bitsandbytes 0.50 nn/modules.py Linear4bit.forward), and is left as it is here."""
-    r, tensors = bound.r, bound.tensors
     for name in [name for name, _ in bound.parameters()]:
         packed = bound.packed.get(name.removesuffix(".bias"))
-        if tensors[name].format not in (BF16, FP16) or (packed is not None and packed.bits == 4):
-            continue
-        r.where = bound.path(name.rpartition(".")[0])
-        old = tensors[name]
-        wide = r.leaf(old.shape, FP32, old.name, "weights", old.needs)
-        for tied in [other for other, tensor in tensors.items() if tensor is old]:
-            tensors[tied] = wide
-        del old
+        if bound[name].format in (BF16, FP16) and not (packed is not None and packed.bits == 4):
+            recast(bound, name, FP32)
+
+
+def narrow(bound: Bound) -> None:
+    """TRL's way back, after the adapters are there: embeddings and head by their usual names (trl 0.13 trainer/utils.py
+    peft_module_casting_to_bf16)."""
+    quant = bound.program.quant
+    for name in [name for name, _ in bound.parameters()]:
+        module = bound.path(name.rpartition(".")[0])
+        if quant is not None and bound[name].format is FP32 and any(part in module for part in quant.narrowed):
+            recast(bound, name, BF16)
+
+
+def recast(bound: Bound, name: str, format: Format) -> None:
+    """The parameter in another dtype; the old one goes when the new one is there. Tied ones change together."""
+    tensors, old = bound.tensors, bound[name]
+    bound.r.where = bound.path(name.rpartition(".")[0])
+    new = bound.r.leaf(old.shape, format, old.name, "weights", old.needs)
+    for tied in [other for other, tensor in tensors.items() if tensor is old]:
+        tensors[tied] = new

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memfit.errors import Problem
+from memfit.job import Job
 from memfit.program import Program, Quant
 from memfit.techniques.base import Technique, names, numbered
 
@@ -14,8 +15,21 @@ def apply(program: Program) -> Program:
     job = program.job
     skip = names(job.quant_skip) or (program.model.head.name,)
     compute = program.weights if job.quant_compute == "weights" else job.quant_compute
-    quant = Quant(format=job.quantization, double=job.double_quant, skip=skip, prepared=job.adapters and job.prepare_kbit, compute=compute)
+    quant = Quant(
+        format=job.quantization, double=job.double_quant, skip=skip, prepared=job.prepared, compute=compute,
+        narrowed=NARROWED if narrows(job) else (),
+    )  # fmt: skip
     return numbered(program.replace(quant=quant), skip)
+
+
+def narrows(job: Job) -> bool:
+    """TRL up to 0.25, where it trains 4-bit models under bf16 autocast (trl 0.13 trainer/sft_trainer.py, trainer/utils.py
+    peft_module_casting_to_bf16)."""
+    four = job.quantization in ("nf4", "fp4")
+    return job.framework == "trl" and job.prepared and four and job.autocast and "bf16" in job.precision
+
+
+NARROWED = ("lm_head", "embed_tokens", "wte", "wpe")
 
 
 def check(program: Program) -> Iterator[Problem]:

@@ -9,12 +9,12 @@ from memfit.truth.rows import Row
 
 # The requirements file beside each table. a100_80gb_pf.csv was renewed together with refs_orca/requirements.txt (3cf092a).
 VERSIONS = {
-    "refs/a100_80gb.csv": "transformers=4.48.1,torch=2.4.1,peft=0.13.2,accelerate=1.0.1,bitsandbytes=0.43.3,flash-attn=2.7.3",
-    "refs/a100_80gb_granite.csv": "transformers=4.45.2,torch=2.4.1,peft=0.12.0,accelerate=0.34.2,bitsandbytes=0.43.3,flash-attn=2.6.3",
-    "refs/a100_80gb_liger.csv": "transformers=4.45.2,torch=2.4.1,peft=0.13.2,accelerate=1.0.1,bitsandbytes=0.43.3,flash-attn=2.7.0",
-    "refs/a100_80gb_moe.csv": "transformers=4.52.4,torch=2.6.0,peft=0.14.0,accelerate=1.6.0,bitsandbytes=0.45.1,flash-attn=2.7.4",
-    "refs_orca/a100_80gb_pf.csv": "transformers=4.43.3,torch=2.4.1,peft=0.12.0,accelerate=0.33.0,bitsandbytes=0.43.3,flash-attn=2.6.3",
-    "refs_orca/a100_80gb_mp.csv": "transformers=4.44.0,torch=2.4.0,peft=0.12.0,accelerate=0.33.0,bitsandbytes=0.43.3,flash-attn=2.6.3",
+    "refs/a100_80gb.csv": "transformers=4.48.1,torch=2.4.1,peft=0.13.2,accelerate=1.0.1,bitsandbytes=0.43.3,flash-attn=2.7.3,trl=0.13.0",
+    "refs/a100_80gb_granite.csv": "transformers=4.45.2,torch=2.4.1,peft=0.12.0,accelerate=0.34.2,bitsandbytes=0.43.3,flash-attn=2.6.3,trl=0.11.0",
+    "refs/a100_80gb_liger.csv": "transformers=4.45.2,torch=2.4.1,peft=0.13.2,accelerate=1.0.1,bitsandbytes=0.43.3,flash-attn=2.7.0,trl=0.11.4",
+    "refs/a100_80gb_moe.csv": "transformers=4.52.4,torch=2.6.0,peft=0.14.0,accelerate=1.6.0,bitsandbytes=0.45.1,flash-attn=2.7.4,trl=0.17.0",
+    "refs_orca/a100_80gb_pf.csv": "transformers=4.43.3,torch=2.4.1,peft=0.12.0,accelerate=0.33.0,bitsandbytes=0.43.3,flash-attn=2.6.3,trl=0.10.1",
+    "refs_orca/a100_80gb_mp.csv": "transformers=4.44.0,torch=2.4.0,peft=0.12.0,accelerate=0.33.0,bitsandbytes=0.43.3,flash-attn=2.6.3,trl=0.10.1",
 }
 
 
