@@ -14,7 +14,7 @@ from memfit.lower.embed import embedded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
-from memfit.lower.load import idle_linears, prepare, warm_up
+from memfit.lower.load import idle_linears, narrow, prepare, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module
 from memfit.program import Entry, Program
@@ -53,7 +53,8 @@ class Body:
             self.ends.load(module.weights(), module.linears())
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
             r.mark("load", bound.prefix)
-            bound.load((*entry.layer.weights(), *versions.tables(self.program)), entry.layer.linears())
+            own = self.programs.layer_buffers or versions.tables
+            bound.load((*entry.layer.weights(), *own(self.program)), entry.layer.linears())
         r.mark("load")
         for module in model.final:
             self.ends.load(module.weights(), module.linears())
@@ -64,7 +65,7 @@ class Body:
         else:
             self.ends.load(model.head.weights(), (model.head,))
         if self.programs.buffers is not None:
-            self.programs.buffers(self.ends, self.program)
+            self.ends.load(self.programs.buffers(self.program), ())
 
     @property
     def stored(self) -> bool:
@@ -104,6 +105,8 @@ class Body:
             self.ends.adapt(module.linears())
         if program.adapter.saved:
             self.everywhere(Bound.copy_saved)
+        if program.quant is not None and program.quant.narrowed:
+            self.everywhere(narrow)
 
     def everywhere(self, change: Callable[[Bound], None]) -> None:
         """Do it to the ends' weights and to every layer's, each in its own span."""

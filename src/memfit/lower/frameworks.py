@@ -17,6 +17,7 @@ TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, 
 TORCHTUNE = Programs(
     norms={"llama": torchtune.rms_norm}, attention={"llama": torchtune.attention}, mlps={"gated": MLPS["gated"]}, moes={}, orders={"pre": torchtune.order},
     losses={"plain": torchtune.plain, "chunked": torchtune.chunked}, start=torchtune.start, buffers=torchtune.buffers,
+    layer_buffers=torchtune.layer_buffers,
 )  # fmt: skip
 FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS, "torchtune": TORCHTUNE}
 

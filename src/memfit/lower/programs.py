@@ -11,7 +11,7 @@ from memfit.lower.recorder import Choices, Tensor
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
-    from memfit.model.modules import Block, Model
+    from memfit.model.modules import Block, Model, Weight
     from memfit.program import Program
 
 Run: TypeAlias = "Callable[[Tensor, Any, Bound, Context], Tensor]"  # a module of some style on its input
@@ -19,7 +19,7 @@ Order: TypeAlias = "Callable[[Tensor, Block, Bound, Context], Tensor]"
 Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
-Buffers: TypeAlias = "Callable[[Bound, Program], None]"
+Buffers: TypeAlias = "Callable[[Program], tuple[Weight, ...]]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,8 @@ class Programs:
     losses: Mapping[str, Loss]
     rotary: Rotary | None = None  # in place of the family's own
     start: Start | None = None
-    buffers: Buffers | None = None  # that the framework's own modules keep, beside the model's
+    buffers: Buffers | None = None  # that the framework's own modules keep for all layers together,
+    layer_buffers: Buffers | None = None  # and in each layer
     choices: Choices | None = None  # of selective checkpointing
     whole: bool = False  # a recomputation is not stopped early
     keeps_outputs: bool = False  # the loop's variable holds the logits through backward, until the next forward is over

@@ -15,29 +15,42 @@ from memfit.lower.layers import mix
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
-from memfit.model.modules import Attention, Block, Embedding, Model, Norm
+from memfit.model.modules import Attention, Block, Embedding, Model, Norm, Weight
 from memfit.program import Program
 
 CACHE = "rope.cache"
+HALVES = frozenset({"qwen2"})  # families whose halves make the pairs that turn
 CHUNKS = 8  # modules/loss/ce_chunked_output_loss.py num_output_chunks
 
 
-def buffers(bound: Bound, program: Program) -> None:
-    """One table of cosines and sines for all layers, as long as the model's positions (modules/position_embeddings.py)."""
+def shared(program: Program) -> bool:
+    """Does one table serve all layers? Builders of models with adapters make one in each layer, but for Llama 3.1's
+    (models/llama3/_component_builders.py lora_llama3_self_attention, models/llama3_1/_component_builders.py)."""
+    scaling = program.model.config.get("rope_scaling") or program.model.config.get("rope_parameters") or {}
+    return program.adapter is None or scaling.get("rope_type") == "llama3"
+
+
+def table(program: Program) -> Weight:
+    """Cosines and sines of every position, in fp32 (modules/position_embeddings.py; those of Qwen2 stand twice)."""
     model = program.model
     mixer = next(block.mixer for block in model.layers[0].blocks if isinstance(block.mixer, Attention))
-    bound.r.where = "rope"
-    bound.tensors[CACHE] = bound.r.leaf((model.positions, mixer.head // 2, 2), FP32, CACHE, "buffers", False)
-    bound.buffers.add(CACHE)
+    twice = 2 if model.family in HALVES else 1
+    return Weight(name=CACHE, shape=(model.positions, twice * mixer.head // 2, 2), role="buffer", format="float32")
+
+
+def buffers(program: Program) -> tuple[Weight, ...]:
+    return (table(program),) if shared(program) else ()
+
+
+def layer_buffers(program: Program) -> tuple[Weight, ...]:
+    return () if shared(program) else (table(program),)
 
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """Embeddings alone; the tables are looked at where they lie."""
     token = model.embed[0]
     assert isinstance(token, Embedding)
-    ctx.r.where = token.name
-    cache = bound[CACHE]
-    ctx.cos = views.seen(cache, (1, ctx.tokens, 1, cache.shape[1], 2), None)
+    ctx.r.where, ctx.cos = token.name, bound.tensors.get(CACHE)
     return ops.embedding(ctx.r, ids, bound[f"{token.name}.weight"])
 
 
@@ -54,33 +67,50 @@ def attention(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tenso
     r, (to_q, to_k, to_v) = ctx.r, module.project
     b, s, n, k_heads = ctx.batch, ctx.tokens, module.heads, module.kv_heads
     q = views.reshape(r, linear(x, bound.linear(to_q), ctx), b, s, n, module.head)
-    q = views.transpose(r, turned(q, ctx), 1, 2)
+    q = views.transpose(r, turned(q, bound, ctx), 1, 2)
     k, v = linear(x, bound.linear(to_k), ctx), linear(x, bound.linear(to_v), ctx)
     r.where = bound.path(module.name)
-    k = views.transpose(r, turned(views.reshape(r, k, b, s, k_heads, module.head), ctx), 1, 2)
+    k = views.transpose(r, turned(views.reshape(r, k, b, s, k_heads, module.head), bound, ctx), 1, 2)
     v = views.transpose(r, views.reshape(r, v, b, s, k_heads, module.head), 1, 2)
     k, v = sdpa.repeated(r, k, n), sdpa.repeated(r, v, n)
     out = flex(q, k, v, ctx) if ctx.job.packing else sdpa.sdpa(sdpa.Call(q=q, k=k, v=v, mask=None, causal=True), ctx)
     return linear(views.merged(r, out), bound.linear(module.out), ctx)
 
 
-def turned(x: Tensor, ctx: Context) -> Tensor:
-    """Neighbours make a pair, in fp32; each half of the result takes two products (RotaryPositionalEmbeddings.forward). Packed data
-    looks its positions up in the table."""
-    r, cache = ctx.r, ctx.cos
+def turned(x: Tensor, bound: Bound, ctx: Context) -> Tensor:
+    """With this layer's rows of the table: the first ones, looked at, or, packed, those of each token, looked up."""
+    cache = bound.tensors.get(CACHE) or ctx.cos
     assert cache is not None
-    if ctx.job.packing:
-        cache = r.tensor((ctx.batch, ctx.tokens, 1, *cache.shape[3:]), FP32, "index")
+    rows = (ctx.batch, ctx.tokens, 1) if ctx.job.packing else (1, ctx.tokens, 1)
+    cache = (
+        ctx.r.tensor((*rows, *cache.shape[1:]), FP32, "index") if ctx.job.packing else views.seen(cache, (*rows, *cache.shape[1:]), None)
+    )
+    return (in_halves if ctx.program.model.family in HALVES else in_pairs)(x, cache, ctx)
+
+
+def in_pairs(x: Tensor, cache: Tensor, ctx: Context) -> Tensor:
+    """Neighbours make a pair, in fp32; each half of the result takes two products (RotaryPositionalEmbeddings.forward)."""
+    r = ctx.r
     shaped = views.reshape(r, ops.cast(r, x, FP32), *x.shape[:3], x.shape[3] // 2, 2)
 
-    def term(value: int, turn: int) -> Tensor:
+    def term() -> Tensor:
         return ops.mul(r, views.select(r, shaped, 4), views.select(r, cache, 4))
 
-    lower = ops.sub(r, term(0, 0), term(1, 1))
-    upper = ops.add(r, term(1, 0), term(0, 1))
+    lower = ops.sub(r, term(), term())
+    upper = ops.add(r, term(), term())
     out = stacked(r, lower, upper)
     del lower, upper
     return ops.cast(r, views.reshape(r, out, *x.shape), x.format)
+
+
+def in_halves(x: Tensor, cache: Tensor, ctx: Context) -> Tensor:
+    """x·cos + turned(x)·sin in x's own dtype (models/qwen2/_positional_embeddings.py)."""
+    r = ctx.r
+    flat = views.seen(cache, (*cache.shape[:3], 2 * x.shape[3]), None)
+    cos, sin = (ops.cast(r, views.narrow(r, flat, 3, x.shape[3]), x.format) for _ in range(2))
+    first, second = (views.narrow(r, x, 3, x.shape[3] // 2) for _ in range(2))
+    across = ops.cat(r, (ops.scale(r, second, "neg"), first), x.shape)
+    return ops.add(r, ops.mul(r, x, cos), ops.mul(r, across, sin))
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:

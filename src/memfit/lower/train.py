@@ -115,8 +115,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     training = phase == "forward"
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=needless(program, training))
     ctx.outputs = body.outputs
-    hidden = body.forward(ids, ctx, step)
-    loss = body.programs.losses[program.job.loss](hidden, labels, body.model, body.ends, ctx)
+    loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
     leave_autocast(ctx)
     if ctx.cache is not None:
         forget(r, ctx.cache, step)

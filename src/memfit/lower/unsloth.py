@@ -49,7 +49,6 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
     (kernels/unsloth/cross_entropy_loss.py FastCrossEntropyLoss, FastForCausalLMLoss)."""
     r = ctx.r
     scores = head.logits(hidden, model, bound, ctx)
-    del hidden
     part, r.part = r.part, "logits"
     wide = scores if model.family in NARROW else ops.cast(r, scores, FP32)
     if ctx.job.version("transformers") < WIDE_MODEL:

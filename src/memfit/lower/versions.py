@@ -42,21 +42,18 @@ def changed(programs: Programs, program: Program) -> Programs:
 def copied(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """fp32 logits made by the loss function, which then copies all but each sequence's last; the model's own logits still stand."""
     scores = head.logits(hidden, model, bound, ctx)
-    del hidden
     return shifted(ops.cast(ctx.r, scores, FP32), labels, ctx, scores)
 
 
 def widened(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """The model made its logits fp32 itself, so only those stand beside the copy."""
     scores = wide(head.logits(hidden, model, bound, ctx), ctx)
-    del hidden
     return shifted(scores, labels, ctx, scores)
 
 
 def narrow(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """Logits and their copy in the dtype of the product; the log-probabilities too, unless autocast makes them fp32."""
     scores = head.logits(hidden, model, bound, ctx)
-    del hidden
     return shifted(scores, labels, ctx, scores)
 
 
