@@ -104,9 +104,10 @@ def flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[H
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, head = query.shape
     buffers = kernels.flash_backward(batch, heads, key.shape[1], length, key.shape[2], head, query.element_size())
-    copy = 0 if gradient.transpose(1, 2).is_contiguous() else gradient.numel() * gradient.element_size()
+    copies = [0 if one.transpose(1, 2).is_contiguous() else one.numel() * one.element_size() for one in (gradient, args[4])]
     return named(
-        contiguous_grad=copy,
+        contiguous_grad=copies[0],
+        contiguous_out=copies[1],
         softmax_d=buffers.softmax_d,
         dq_accum=buffers.dq_accum,
         dk_expanded=buffers.dk_expanded,

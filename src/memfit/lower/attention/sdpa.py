@@ -117,14 +117,16 @@ def back_padded(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def back_flash(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """dq, dk, dv beside softmax_d, an fp32 dq and, for grouped heads, dk and dv of every query head."""
-    q, k, v, *_ = node.saved
+    """dq, dk, dv beside softmax_d, an fp32 dq and, for grouped heads, dk and dv of every query head; the output and its gradient are
+    copied where they do not lie by tokens (attention_backward.cu _flash_attention_backward)."""
+    q, k, v, out, *_ = node.saved
+    copies = [r.like(one, "contiguous") for one in (g, out) if views.permuted(one, (0, 2, 1, 3)).strides is not None]
     (batch, heads, groups, queries, keys, _), flops, head = node.extra
     held = kernels.flash_backward(batch, heads, groups, queries, keys, head, element=q.format.block_bytes)
     grads = [r.like(one, "flash_attention") for one in (q, k, v)]
     scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
     r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
-    del scratch
+    del scratch, copies
     return grads
 
 
@@ -193,12 +195,14 @@ def cudnn(call: Call, ctx: Context) -> Tensor:
 
 
 def back_cudnn(r: Recorder, node: Node, g: Tensor) -> Grads:
-    q, k, v, *_ = node.saved
+    """A gradient that does not lie as the output does is copied so (MHA.cpp permute_to_matching_layout)."""
+    q, k, v, out, *_ = node.saved
     sizes, flops = node.extra
+    copy = r.like(out, "contiguous") if views.lying(g) != views.lying(out) else None
     grads = [r.like(one, "cudnn_attention") for one in (q, k, v)]
     held = r.scratch(kernels.cudnn_backward(*sizes), "cudnn_attention")
     r.compute("cudnn_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
-    del held
+    del held, copy
     return grads
 
 
