@@ -73,6 +73,7 @@ class Program:
     adapter: Adapter | None = None
     quant: Quant | None = None
     gpu: GPU | None = None  # whose kernels run; None: an A100's
+    opened: bool = False  # experts stored in MXFP4 become 16 bits as they are loaded
     input_gradients: bool = False  # enable_input_require_grads was called
 
     def replace(self, **changes: Any) -> Program:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from memfit.formats import FORMATS, FP32, Format
+from memfit.formats import FORMATS, FP32, INT32, UINT8, Format
 from memfit.lower.packed import Packed, pack
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear, Weight
@@ -40,6 +40,26 @@ class BoundLinear:
     conv1d: bool = False
 
 
+CHUNK = 2**25  # rows of 32 values that are unpacked at once (transformers 5.23 integrations/mxfp4.py)
+
+
+def unpacked(r: Recorder, count: int, format: Format) -> tuple[Tensor, ...]:
+    """What stands beside a stack of experts that is made of MXFP4 blocks on the GPU: the blocks, their scales, and the result before
+    it is turned; before that, indices into a table (integrations/mxfp4.py _convert_moe_packed_tensors)."""
+    rows = count // 32
+    blocks = r.tensor((rows, 16), UINT8, "load", "temporaries")
+    scales = r.tensor((rows,), INT32, "sub", "temporaries")
+    out = r.tensor((rows, 32), format, "empty", "temporaries")
+    for first in range(0, rows, CHUNK):
+        part = min(CHUNK, rows - first)
+        half = r.tensor((part, 16), UINT8, "and", "temporaries")
+        index = r.tensor((part, 16), INT32, "to", "temporaries")
+        del half
+        values = r.tensor((part, 16), format, "index", "temporaries")
+        del index, values
+    return blocks, scales, out
+
+
 class Bound:
     """The weights of one layer, or of the model's ends; `prefix` leads to them."""
 
@@ -72,16 +92,19 @@ class Bound:
             self.buffers.add(weight.name)
             return self.r.leaf(weight.shape, self.format(weight), weight.name, "buffers", False)
         needs = self.program.trains(weight, self.path(weight.name))
-        sources = self.sources(weight) if weight.role == "expert" and len(weight.shape) == 3 else None
+        stacked = weight.role == "expert" and len(weight.shape) == 3
+        sources = self.sources(weight) if stacked else None
         stack = self.r.leaf(weight.shape, self.format(weight), weight.name, "weights", needs)
         del sources
         return stack
 
-    def sources(self, weight: Weight) -> Tensor | None:
+    def sources(self, weight: Weight) -> Tensor | tuple[Tensor, ...] | None:
         """What a stack of experts is made of as it is loaded straight to the GPU: checkpoints keep each expert by itself, or, where two
         matrices lie in one stack, the two stacks that come of those (transformers 5.23 core_model_loading.py MergeModulelist,
         Concatenate). Of one size with the stack; each kind stands as one block here."""
         program = self.program
+        if program.opened and program.job.mapped:
+            return unpacked(self.r, weight.count, self.format(weight))
         if not program.job.mapped or program.job.version("transformers") < (5, 0) or program.model.family in WHOLE:
             return None
         each = self.r.tensor(weight.shape, self.format(weight), "load", "temporaries")

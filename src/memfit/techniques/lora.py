@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from memfit.errors import Problem
+from memfit.errors import Level, Problem
 from memfit.job import Job
 from memfit.model.modules import Embedding, Model
 from memfit.program import Adapter, Program
@@ -56,9 +56,8 @@ def check(program: Program) -> Iterator[Problem]:
     yield from packed_and_saved(program)
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
     linears |= {linear.name for module in (*model.embed, *model.final, model.head) for linear in module.linears()}
-    for target in sorted(adapter.targets):
-        if any(name == target or name.endswith(f".{target}") for name in linears):
-            continue
+    matched = {target for target in adapter.targets if any(name == target or name.endswith(f".{target}") for name in linears)}
+    for target in sorted(adapter.targets - matched):
         if any(isinstance(module, Embedding) and module.name.endswith(target) for module in model.embed):
             yield Problem(message=f"no formula yet for an adapter on the embedding `{target[:60]}`", where="job.targets", hint=TRACE)
         elif any(part.isdigit() for part in target.split(".")):
@@ -67,7 +66,8 @@ def check(program: Program) -> Iterator[Problem]:
             known = sorted({name.rsplit(".", 1)[-1] for name in linears})
             close = nearest(target, known) or tuple(known[:8])
             hint = "there are " + ", ".join(f"`{one}`" for one in close)
-            yield Problem(message=f"no linear layer is called `{target[:60]}`", where="job.targets", hint=hint)
+            level: Level = "warning" if matched or adapter.parameters else "error"  # PEFT takes names that mean nothing, if not alone
+            yield Problem(message=f"no linear layer is called `{target[:60]}`", where="job.targets", hint=hint, level=level)
     paths = module_paths(model)
     for saved in adapter.saved:
         if f"{model.prefix}.0".endswith(saved) or any(part.endswith(saved) for part in whole(model.prefix)):

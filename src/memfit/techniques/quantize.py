@@ -38,9 +38,9 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(message="a quantized weight cannot be trained", where="job.quant", hint="use method `lora` or `qlora`")
     if job.training and job.loss == "liger" and not program.model.tied and program.quantized(program.model.head, program.model.head.name):
         yield Problem(message="Liger's loss multiplies by the head itself, which is packed", where="job.quant_skip", hint="add `lm_head`")
-    if job.quantization == "int8" and job.version("bitsandbytes") < (0, 45):
+    if job.quantization == "int8" and job.training and job.version("bitsandbytes") < (0, 45):
         yield Problem(
-            message="no formula for int8 before bitsandbytes 0.45, which kept its weights in another layout",
+            message="no formula for training over int8 before bitsandbytes 0.45, which kept its weights in tiles",
             where="job.versions",
             hint="0.45 or newer has one",
         )

@@ -12,8 +12,9 @@ from memfit.lower import views
 from memfit.lower.activations import activate
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.moe import ops
+from memfit.lower.moe import ops, stored
 from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.stored import is_stored
 from memfit.lower.stacks import Replaced
 from memfit.model.modules import MoE
 
@@ -30,6 +31,8 @@ def gate(gate_up: Tensor, module: MoE, ctx: Context) -> Tensor:
 def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate = gate) -> Tensor:
     """The experts' output for the rows of x, (T, D); `weights` and `places` are (T, active)."""
     ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
+    if module.format == "mxfp4":
+        return stored.mxfp4(x, weights, places, module, bound, ctx)
     chosen = decoding if ctx.decoding else sorted_rows
     return chosen(x, weights, places, module, bound, ctx, gated)
 
@@ -67,6 +70,8 @@ def bias(r: Recorder, bound: Bound, name: str, ids: Tensor) -> Tensor | None:
 
 
 def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor, biases: Tensor | None, module: MoE) -> Tensor:
+    if is_stored(weight):
+        return stored.grouped(r, x, weight, ends)
     out = ops.grouped(r, plain.cast(r, x, weight.format), weight, ends, transposed=module.transposed)
     return out if biases is None else ops.added_into(r, out, biases)
 
@@ -87,14 +92,15 @@ def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bou
     biases: Tensor | None = None
     out = selected
     for stack in ("gate_up_proj", "down_proj"):
-        matrices = ops.rows_of(r, bound[f"{name}.{stack}"], ids)
+        weight = bound[f"{name}.{stack}"]
+        matrices = None if is_stored(weight) else ops.rows_of(r, weight, ids)  # kernels for stored ones read them in place
         biases = bias(r, bound, f"{name}.{stack}_bias", ids)
-        width = matrices.shape[2] if module.transposed else matrices.shape[1]
-        out = r.tensor((rows, width), out.format, "matmul")
-        r.compute("matmul", 2 * matrices.count, matrices.count * out.format.block_bytes, out.format.math)
+        out = r.tensor((rows, weight.shape[2] if module.transposed else weight.shape[1]), out.format, "matmul")
+        values = rows * weight.count // module.experts
+        r.compute("matmul", 2 * values, weight.format.bytes(values), out.format.math)
         if stack == "gate_up_proj":
             out = gated(out, module, ctx)
     weighted = plain.mul(r, out, weights.view(rows, 1))
     final = summed(weighted, module, ctx)
-    del selected, biases
+    del selected, biases, matrices
     return plain.cast(r, final, x.format)
