@@ -8,7 +8,8 @@ from memfit.techniques import attention, dequantize, framework, freeze, liger, l
 from memfit.techniques.base import Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
-    precision.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE,
+    precision.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, attention.TECHNIQUE,
+    liger.TECHNIQUE, recompute.TECHNIQUE,
 )  # fmt: skip
 
 
