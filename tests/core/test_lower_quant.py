@@ -9,10 +9,12 @@ import pytest
 from tests.core.tapes import LLAMA, alive, made, peak, sizes, tape_of, walked
 
 from memfit.errors import InputError
+from memfit.estimate import estimate
 from memfit.hardware import GPU, Cluster
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
+from memfit.model.source import from_catalog
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc
 
@@ -180,6 +182,20 @@ def test_a_single_token_needs_no_unpacked_weight(versions: str, scales: int) -> 
     assert Counter(block.op for block in token)["dequantize_blockwise"] == 3 * scales
 
 
+def test_int8_of_old_lays_its_weight_in_tiles_at_first_use() -> None:
+    """Two layouts for a moment, then the tiles alone; bytes by rows and by columns, and a copy of the output."""
+    tape = tape_of(task="inference", quant="int8", precision="fp16", new_tokens=2, versions="bitsandbytes=0.43")
+    first, later = (made(tape, phase, "layers.1.mlp.down_proj", step) for phase, step in (("prefill", 0), ("decode", 1)))
+    counts = 4 * (T * 2 + 1)
+    assert [(block.op, block.size) for block in first] == [
+        *(("double_quant", size) for size in (4 * T, 4 * F, counts, T * F, T * F)), ("transform", N), ("transform", T * F), ("igemmlt", 4 * T * D),
+        ("mm_dequant", 2 * T * D), ("mm_dequant", 4 * T), ("mm_dequant", 4 * D), ("clone", 2 * T * D),
+    ]  # fmt: skip
+    assert sizes(later, "transform") == {2 * F: 1}
+    weights = [block for block in alive(tape, "decode", 1) if block.part == "weights" and block.where == "model.layers.1.mlp.down_proj"]
+    assert sizes(weights) == {N: 1, 4 * D: 1}
+
+
 def test_pefts_layer_over_four_bits() -> None:
     """The result is cloned, the input cast for the adapter, its product cast before it is added; under autocast nothing is cast."""
     tape = tape_of(method="qlora", targets="o_proj", prepare_kbit=False, double_quant=False)
@@ -258,6 +274,7 @@ def test_dtype_of_adapters_over_packed_weights(job: dict[str, Any], width: int) 
         # 5: the whole weight, an fp16 copy, scales and bytes; before, it came from the host
         ({"quant": "int8"}, [2 * N, 2 * N, 4 * F, N]),
         ({"quant": "int8", "versions": "transformers=4.57"}, [2 * N, 4 * F, N]),
+        ({"quant": "int8", "versions": "transformers=4.35,bitsandbytes=0.43"}, [2 * N, 4 * F, 4 * D, N, N]),
         ({"quant": "none"}, [2 * N]),
     ],
 )
@@ -312,7 +329,10 @@ def test_stacks_of_experts_are_put_together_on_the_gpu(family: str, more: int) -
     [
         ({"quant": "nf4"}, "a quantized weight cannot be trained"),
         ({"quant": "int8", "method": "freeze", "trainable": "norm"}, "a quantized weight cannot be trained"),
-        ({"method": "qlora", "quant": "int8", "versions": "bitsandbytes=0.43"}, "no formula for int8 before bitsandbytes 0.45"),
+        (
+            {"method": "qlora", "quant": "int8", "versions": "bitsandbytes=0.43"},
+            "no formula for training over int8 before bitsandbytes 0.45",
+        ),
         ({"method": "qlora", "targets": "q_proj", "modules_to_save": "mlp"}, "a module that is trained whole is packed"),
         ({"method": "qlora", "quant_skip": "q_proj", "loss": "liger"}, "multiplies by the head itself"),
     ],
@@ -343,3 +363,33 @@ def test_merging_packs_anew() -> None:
     *_, (_, _, live) = walked(tape)
     kept = [block for block in live.values() if block.where == "model.layers.1.mlp.up_proj" and block.part == "weights"]
     assert sizes(kept) == {N // 2: 1, 4 * N // 64: 1, 64: 1, 4 * R * D: 1, 4 * F * R: 1}
+
+
+# ------------------------------------------------------------------------------------------------------------ as published
+@pytest.mark.parametrize(
+    ("job", "published"),
+    [
+        ({"precision": "bf16"}, 29.0260648727417),
+        # input in fp16 and compute dtype at its default: weights come in fp16 and are cast to fp32
+        ({"precision": "fp16", "quant": "fp4", "double_quant": False, "quant_compute": "float32"}, 9.543574333190918),
+        # the peak is the load: bytes by columns beside those by rows
+        ({"precision": "fp16", "quant": "int8"}, 15.219234466552734),
+    ],
+)
+def test_octocoder(job: dict[str, Any], published: float) -> None:
+    """Peaks of torch.cuda.max_memory_allocated that Hugging Face printed in 2023 ("Optimizing LLMs for Speed and Memory"), a prompt of 20
+    tokens and 60 more; the versions are those of the time, and what is missing is at most a cuBLAS workspace of the process before."""
+    model = build(from_catalog("bigcode/octocoder").config)
+    old = Job(
+        task="inference",
+        batch=1,
+        seq=20,
+        new_tokens=60,
+        logits="all",
+        attention="eager",
+        versions="transformers=4.35,bitsandbytes=0.41",
+        **job,
+    )
+    found = estimate(model, old).memory.allocated / 2**30
+    assert found == pytest.approx(published, abs=8.2 / 1024)
+    assert found <= published

@@ -7,10 +7,11 @@ neither drops nor counts them, and they go with the graph (bitsandbytes 0.50 aut
 from __future__ import annotations
 
 from memfit.formats import BF16, BOOL, FORMATS, FP16, FP32, INT8, INT32, Format
+from memfit.kernels import up
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
-from memfit.lower.packed import BLOCK, Packed, unpacked, unpacked_scales
+from memfit.lower.packed import BLOCK, PLAIN, Packed, unpacked, unpacked_scales
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 
 FUSED = (0, 50)  # the first version whose kernel multiplies by packed weights, for few rows
@@ -94,6 +95,8 @@ def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> T
     nothing asks for it."""
     r = ctx.r
     x = ops.packed(r, x)
+    if ctx.job.version("bitsandbytes") < PLAIN:
+        return tiled_eight_bits(x, layer, packed, r)
     rows = (x.count // x.shape[-1], x.shape[-1])
     half = x if x.format is FP16 else r.tensor(x.shape, FP16, "to", "temporaries")
     scales = r.tensor((rows[0],), FP32, "int8_vectorwise_quant", "temporaries")
@@ -111,6 +114,34 @@ def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> T
     del product, half_out
     del values, scales
     return r.node("int8_matmul", out, (x,), back_eight_bits, extra=(packed, x.shape, x.format, r.keep(x) if x.needs else None))
+
+
+def tiled_eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, r: Recorder) -> Tensor:
+    """As it ran before 0.45, without gradients: bytes by rows and by columns, tiles of 32 for input, weight and product, and a copy of
+    the output. The weight is laid in tiles at its first use, beside the rows (0.43 autograd/_functions.py MatMul8bitLt, nn/modules.py
+    Linear8bitLt.forward)."""
+    tokens, inputs = x.count // x.shape[-1], x.shape[-1]
+    half = x if x.format is FP16 else r.tensor(x.shape, FP16, "to", "temporaries")
+    scales = [r.tensor((count,), FP32, "double_quant", "temporaries") for count in (tokens, inputs)]
+    counts = r.tensor((up(tokens, 16) * (up(inputs, 256) // 256) + 1,), INT32, "double_quant", "temporaries")
+    values = [r.tensor(x.shape, INT8, "double_quant", "temporaries") for _ in ("columns", "rows")]
+    del counts, half
+    weight = packed.weight
+    if not packed.tiled:
+        layer.weight = packed.weight = r.tensor((up(layer.outputs, 32), up(inputs, 32)), INT8, "transform", "weights")
+        packed.tiled = True
+    tiles = r.tensor((tokens, up(inputs, 32)), INT8, "transform", "temporaries")
+    product = r.tensor((tokens, up(layer.outputs, 32)), INT32, "igemmlt", "temporaries")
+    r.compute("int8_linear_matmul", 2 * tokens * inputs * layer.outputs, x.count + packed.weight.count + 4 * product.count, "int8")
+    shape = (*x.shape[:-1], layer.outputs)
+    out = r.tensor(shape, FP16, "mm_dequant", "temporaries")
+    stats = [r.tensor((count,), FP32, "mm_dequant", "temporaries") for count in (tokens, layer.outputs)]
+    del stats
+    cast = out if x.format is FP16 else r.tensor(shape, x.format, "to", "temporaries")
+    del out
+    result = r.tensor(shape, x.format, "clone")
+    del cast, product, tiles, values, scales, weight
+    return result
 
 
 def back_eight_bits(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -10,6 +10,7 @@ from memfit.model.modules import Linear
 from memfit.program import Program
 
 BLOCK = 64  # values of a 4-bit weight that share a scale (bitsandbytes 0.50 nn/modules.py Params4bit, on CUDA)
+PLAIN = (0, 45)  # the first version that keeps int8 weights in rows
 NESTED = 256  # scales that share one of their own (functional.py quantize_4bit)
 
 
@@ -23,6 +24,7 @@ class Packed:
     scales: Tensor  # int8: fp32, one a row; 4 bits: one a block, fp32 or, with `nested`, in 8 bits
     nested: tuple[Tensor, ...] = ()  # the mean of the scales, their own scales, and the code of those
     code: Tensor | None = None
+    tiled: bool = False  # int8 before 0.45, after its first use
 
     @property
     def bits(self) -> int:
@@ -37,7 +39,7 @@ def pack(r: Recorder, program: Program, linear: Linear, format: Format) -> Packe
     if program.quant.format == "int8":
         straight = program.job.version("transformers") >= (5, 0)  # before, the weight came from the host
         arrived = r.tensor((linear.outputs, linear.inputs), format, "load", "temporaries") if straight else None
-        return eight_bits(r, linear, format, arrived)
+        return eight_bits(r, linear, format, arrived, by_columns=program.job.version("bitsandbytes") < PLAIN)
     arrived = r.tensor((linear.outputs, linear.inputs), format, "load", "temporaries")
     turned = r.like(arrived, "contiguous", "temporaries") if linear.conv1d and program.job.version("transformers") >= (5, 0) else None
     packed = four_bits(r, count, (linear.outputs, linear.inputs), format, program)
@@ -65,13 +67,15 @@ def four_bits(r: Recorder, count: int, shape: tuple[int, int], format: Format, p
     return Packed(weight=weight, source=format, shape=shape, scales=scales, nested=nested, code=code)
 
 
-def eight_bits(r: Recorder, linear: Linear, format: Format, arrived: Tensor | None) -> Packed:
-    """One byte a value and an fp32 scale a row, made from an fp16 copy (bitsandbytes 0.50 nn/modules.py Int8Params._quantize)."""
+def eight_bits(r: Recorder, linear: Linear, format: Format, arrived: Tensor | None, *, by_columns: bool = False) -> Packed:
+    """One byte a value and an fp32 scale a row, made from an fp16 copy (bitsandbytes 0.50 nn/modules.py Int8Params._quantize).
+    `by_columns`: older versions made the bytes once more, scaled by columns, and dropped those (0.43 functional.py double_quant)."""
     shape = (linear.outputs, linear.inputs)
     half = r.tensor(shape, FP16, "to", "temporaries")
     scales = r.tensor((linear.outputs,), FP32, "quantize", "weights")
+    columns = [r.tensor((linear.inputs,), FP32, "quantize", "temporaries"), r.tensor(shape, INT8, "quantize", "temporaries")] if by_columns else []
     weight = r.tensor(shape, INT8, "quantize", "weights")
-    del half, arrived
+    del half, arrived, columns
     return Packed(weight=weight, source=format, shape=shape, scales=scales)
 
 
