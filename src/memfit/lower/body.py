@@ -61,6 +61,7 @@ class Body:
         self.ends.load(model.buffers, ())
         if model.tied:
             self.ends.tensors[f"{model.head.name}.weight"] = self.ends[f"{model.embed[0].name}.weight"]
+            r.shared.add(f"{model.embed[0].name}.weight")
             self.ends.load((weight for weight in model.head.weights() if weight.role == "bias"), ())
         else:
             self.ends.load(model.head.weights(), (model.head,))

@@ -6,6 +6,7 @@ was watched on the meta device. `back_*` functions return one gradient per input
 
 from __future__ import annotations
 
+from memfit import kernels
 from memfit.formats import BOOL, FP16, FP32, INT64, Format
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
 from memfit.lower.strides import contiguous, joined, normal, viewed
@@ -15,6 +16,12 @@ from memfit.tape import Part
 def grad_part(node: Node, index: int) -> Part:
     """A gradient that goes straight to a parameter is one; all others pass by."""
     return "gradients" if isinstance(node.inputs[index], Tensor) else "temporaries"
+
+
+def sole_part(r: Recorder, node: Node, index: int) -> Part:
+    """A tied table's gradients are two, and their sum is a third."""
+    target = node.inputs[index]
+    return "gradients" if isinstance(target, Tensor) and target.name not in r.shared else "temporaries"
 
 
 # ------------------------------------------------------------------------------------------------------- element by element
@@ -313,8 +320,16 @@ def turned(gradient: Tensor | None) -> Tensor | None:
     return gradient
 
 
+def turned(gradient: Tensor | None) -> Tensor | None:
+    """A weight's gradient is made as the transpose of its transpose: a view, so that a tied table's second gradient is added
+    out of place (torch/csrc/autograd/FunctionsManual.cpp mm_mat2_grad)."""
+    if gradient is not None:
+        gradient.base = gradient.detach()
+    return gradient
+
+
 def product(r: Recorder, node: Node, index: int, shape: Shape, g: Tensor) -> Tensor:
-    out = r.tensor(shape, g.format, "linear", grad_part(node, index))
+    out = r.tensor(shape, g.format, "linear", sole_part(r, node, index))
     r.compute("linear", node.extra[2], (g.count + out.count) * g.format.block_bytes, g.format.math)
     return out
 
@@ -362,22 +377,11 @@ def back_embedding(r: Recorder, node: Node, g: Tensor) -> Grads:
     """A dense gradient of the whole table; above 3072 tokens the ids are sorted first, and rows are summed in fp32 pieces
     (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu)."""
     shape, tokens = node.extra
-    out = r.tensor(shape, g.format, "embedding", grad_part(node, 0))
-    if tokens > EMBEDDING_DIRECT:
-        scratch = embedding_scratch(tokens, shape[0], shape[1])
-        held = [r.scratch(size, "embedding") for size in scratch]
-        del held
+    out = r.tensor(shape, g.format, "embedding", sole_part(r, node, 0))
+    scratch = kernels.embedding_backward(tokens, shape[0], shape[1])
+    held = [r.scratch(size, "embedding") for size in (scratch.indices, max(scratch.sorting, scratch.summing))]
+    del held
     return (out,)
-
-
-EMBEDDING_DIRECT = 3072
-
-
-def embedding_scratch(tokens: int, rows: int, width: int) -> tuple[int, ...]:
-    """sorted ids, origins, segment offsets, partial counts, and the fp32 partial rows."""
-    segments = min(tokens, rows)
-    pieces = tokens // 10 + segments
-    return (8 * tokens, 8 * tokens, 8 * tokens, 8 * segments, 8 * segments, 8 * pieces, 4 * pieces * width)
 
 
 def layer_norm(r: Recorder, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:

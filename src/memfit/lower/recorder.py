@@ -133,6 +133,7 @@ class Recorder:
         self.thread = "forward"  # backward runs on a thread of its own
         self.cublas, self._cublas_of = 0, dict[str, Storage | None]()
         self.frame: Frame | None = None
+        self.shared: set[str] = set()  # names of leaves that get several gradients, which are added into another tensor
         self.span, self.at = "", 0  # the layer that is running, and the step
         self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each
 
