@@ -146,11 +146,13 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
     """The model class that transformers chooses for `config`, on meta."""
     from transformers import AutoModelForCausalLM
 
+    from memfit.trace.versions import DTYPE
+
     wanted = configuration(config, options.layers)
     kind = DTYPES[job.precision]
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(wanted, dtype=kind, attn_implementation=ATTENTION[job.attention])
+            model = AutoModelForCausalLM.from_config(wanted, attn_implementation=ATTENTION[job.attention], **{DTYPE: kind})
     except ValueError as bad:
         raise InputError.one(str(bad).split(". ")[0][:300].rstrip("."), where="model.config") from None
     off_host(model)
