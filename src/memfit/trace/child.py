@@ -94,6 +94,10 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
         channel.say(problems=[dataclasses.asdict(one) for one in bad.problems])
     except KeyboardInterrupt:
         channel.say(interrupted=True)
+    except Exception:  # noqa: BLE001 - a defect of ours, which the parent process shows as one
+        import traceback
+
+        channel.say(broken=traceback.format_exc())
     else:
         from memfit.trace.wire import to_text
 

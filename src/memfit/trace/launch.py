@@ -104,6 +104,8 @@ def heard(said: Mapping[str, Any], progress: Progress | None) -> Answer | None:
         raise InputError(*(Problem(**one) for one in said["problems"]))
     if "interrupted" in said:
         raise KeyboardInterrupt
+    if "broken" in said:
+        raise RuntimeError(f"the process that traces failed:\n{said['broken']}")
     return Answer(tape=wire.from_text(said["tape"]), notes=tuple(Problem(**one) for one in said["notes"]), facts=said["facts"])
 
 

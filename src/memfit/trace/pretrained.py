@@ -15,6 +15,7 @@ from memfit.job import Job
 from memfit.trace import prepare, steps
 from memfit.trace.imports import Patch
 from memfit.trace.refuse import CannotFollow, Watcher
+from memfit.trace.versions import DTYPE, TRANSFORMERS
 from memfit.units import GIB
 
 # Arguments that only say how weights are found and read (transformers 4.40 to 5.23, modeling_utils.py `from_pretrained`).
@@ -85,13 +86,13 @@ def load(cls: Any, name: Any, args: tuple[Any, ...], given: dict[str, Any], reco
             raise CannotFollow(f"`{one}` spreads the model over several GPUs", "so far memfit follows one process on one GPU")
     config, rest = config_of(cls, name, given)
     asked = rest.pop("quantization_config", None) or getattr(config, "quantization_config", None)
-    wanted, version = job_of(asked), major_minor()
-    dtype = dtype_of(rest, config, quantized=wanted is not None, version=version)
+    wanted = job_of(asked)
+    dtype = dtype_of(rest, config, quantized=wanted is not None)
     place, info = rest.pop("device_map", None), given.get("output_loading_info")
     build = {key: rest.pop(key) for key in ("attn_implementation", "experts_implementation", "use_flash_attention_2") if key in rest}
     for key in READING:
         rest.pop(key, None)
-    model = cls._from_config(config, **{"dtype" if version >= (4, 56) else "torch_dtype": dtype}, **build, **rest)
+    model = cls._from_config(config, **{DTYPE: dtype}, **build, **rest)
     kept_wide(model, dtype)
     model.config.name_or_path = str(name)
     model.name_or_path = str(name)
@@ -118,18 +119,11 @@ def config_of(cls: Any, name: Any, given: dict[str, Any]) -> tuple[Any, dict[str
     return found, {**rest, **{key: given[key] for key in ("device_map", "quantization_config", "dtype", "torch_dtype") if key in given}}
 
 
-def major_minor() -> tuple[int, int]:
-    import transformers
-
-    major, minor = transformers.__version__.split(".")[:2]
-    return int(major), int(minor)
-
-
-def dtype_of(rest: dict[str, Any], config: Any, *, quantized: bool, version: tuple[int, int]) -> Any:
+def dtype_of(rest: dict[str, Any], config: Any, *, quantized: bool) -> Any:
     """`auto` is the checkpoint's own, which its config names. Without a word it was fp32 before transformers 5, fp16 where quantized."""
     asked = [rest.pop(key, None) for key in ("dtype", "torch_dtype")]
     found = asked[0] if asked[0] is not None else asked[1]
-    if found is None and version < (5, 0):
+    if found is None and TRANSFORMERS < (5, 0):
         found = torch.float16 if quantized else torch.float32
     if found is None or found == "auto":
         found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
