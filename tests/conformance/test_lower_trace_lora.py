@@ -53,6 +53,8 @@ JOBS: tuple[dict[str, Any], ...] = (
     {"method": "qlora", "precision": "bf16-autocast", "checkpointing": "full"},
     {"method": "qlora", "quant_compute": "float16", "modules_to_save": "lm_head"},
     {"method": "qlora", "quant_skip": "lm_head,down_proj", "versions": "bitsandbytes=0.49"},
+    {"method": "qlora", "framework": "trl", "precision": "bf16-autocast"},
+    {"method": "qlora", "framework": "trl", "precision": "bf16-autocast", "modules_to_save": "lm_head", "versions": "trl=0.25"},
     {"method": "qlora", "quant": "int8"},
     {"method": "qlora", "quant": "int8", "prepare_kbit": False, "checkpointing": "full"},
     {"method": "qlora", "quant": "int8", "precision": "bf16-autocast", "checkpointing": "full", "reentrant": True},

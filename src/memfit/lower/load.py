@@ -83,6 +83,11 @@ def narrow(bound: Bound) -> None:
         module = bound.path(name.rpartition(".")[0])
         if quant is not None and bound[name].format is FP32 and any(part in module for part in quant.narrowed):
             recast(bound, name, BF16)
+    for index, tensor in enumerate(bound.idle):
+        module = bound.path(tensor.name.rpartition(".")[0])
+        if quant is not None and tensor.format is FP32 and any(part in module for part in quant.narrowed):
+            bound.r.where = module
+            bound.idle[index] = bound.r.leaf(tensor.shape, BF16, tensor.name, "weights", False)
 
 
 def recast(bound: Bound, name: str, format: Format) -> None:
@@ -92,3 +97,4 @@ def recast(bound: Bound, name: str, format: Format) -> None:
     new = bound.r.leaf(old.shape, format, old.name, "weights", old.needs)
     for tied in [other for other, tensor in tensors.items() if tensor is old]:
         tensors[tied] = new
+    bound.idle = [new if tensor is old else tensor for tensor in bound.idle]

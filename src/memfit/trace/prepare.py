@@ -83,9 +83,27 @@ def adapted(model: Any, job: Job, device: str) -> Any:
     )  # fmt: skip
     try:
         with torch.device(device), standins.installed():
-            return get_peft_model(model, settings, autocast_adapter_dtype=job.adapter_dtype == "float32")
+            return as_trl(get_peft_model(model, settings, autocast_adapter_dtype=job.adapter_dtype == "float32"), job)
     except ValueError as bad:
         raise InputError.one(str(bad).splitlines()[0][:300].rstrip("."), where="job.targets") from None
+
+
+def as_trl(model: Any, job: Job) -> Any:
+    """What TRL does to a packed model behind PEFT: from 0.26 on everything trained becomes bfloat16 (trainer/sft_trainer.py); before,
+    embeddings and head by their usual names, for 4 bits under bf16 autocast (0.13 trainer/utils.py peft_module_casting_to_bf16)."""
+    if job.framework != "trl" or job.quantization == "none":
+        return model
+    if job.version("trl") >= (0, 26):
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+    elif job.prepared and job.quantization != "int8" and job.autocast and "bf16" in job.precision:
+        for name, module in model.named_modules():
+            weight = getattr(module, "weight", None)
+            usual = any(part in name for part in ("lm_head", "embed_tokens", "wte", "wpe")) and "norm" not in name
+            if usual and weight is not None and weight.dtype == torch.float32:
+                module.to(torch.bfloat16)
+    return model
 
 
 def checkpointed(model: Any, job: Job) -> None:

@@ -75,7 +75,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         with cuda.pretended(device), autocast.emulated(), kernels_of.forced(job.attention), module_stack(recorder), failing(), recorder:
             steps.warm_up(recorder, model, job)
             steps.load(recorder, model)
-            if job.quantization != "none" and job.training and job.prepare_kbit:
+            if job.training and job.prepared:
                 model = prepare.kbit(model, job)
             if job.training:
                 model = prepare.trainable(model, job, device.type)
