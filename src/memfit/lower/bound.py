@@ -176,6 +176,7 @@ class Bound:
             if adapter.saves(self.path(name.rpartition(".")[0])):
                 self.r.where = self.path(name.rpartition(".")[0])
                 self.idle.append(tensor)
+                self.r.shared.discard(tensor.name)  # a copy is tied to nothing
                 format = FORMATS[adapter.format] if adapter.narrow else tensor.format
                 self.tensors[name] = self.r.leaf(tensor.shape, format, tensor.name, "weights", True)
 

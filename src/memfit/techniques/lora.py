@@ -21,7 +21,8 @@ def apply(program: Program) -> Program:
     # TRL from 0.26 on makes all that is trained beside a packed model 16-bit (trl 0.26 trainer/sft_trainer.py).
     narrow = job.framework == "trl" and job.version("trl") >= (0, 26) and job.quantization != "none"
     adapter = Adapter(
-        rank=job.rank, dropout=job.dropout, format="bfloat16" if narrow else "float32" if wide else program.weights, narrow=narrow, targets=targets, parameters=parameters,
+        rank=job.rank, dropout=job.dropout, format="bfloat16" if narrow else "float32" if wide else program.weights, narrow=narrow,
+        targets=targets, parameters=parameters,
         everywhere=job.targets == "all-linear" and not parameters, saved=names(job.modules_to_save),
         scaling=job.alpha / (job.rank**0.5 if job.rslora else job.rank),
     )  # fmt: skip
