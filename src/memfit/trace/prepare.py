@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError
 from memfit.job import Job
-from memfit.trace import standins
+from memfit.trace import standins, versions
 
 
 def names(text: str) -> list[str]:
@@ -34,14 +34,12 @@ def trainable(model: Any, job: Job, device: str) -> Any:
 def quantized(model: Any, job: Job) -> Any:
     """Linear layers become bitsandbytes' (their weights still full), but for those that transformers or the job leaves out."""
     from transformers.pytorch_utils import Conv1D
-    from transformers.quantizers.base import HfQuantizer
-    from transformers.quantizers.quantizers_utils import should_convert_module
 
-    skip = HfQuantizer.get_modules_to_not_convert(model, names(job.quant_skip) or None, list(model._keep_in_fp32_modules or ()))
+    skip = versions.kept_whole(model, names(job.quant_skip))
     compute = model.dtype if job.quant_compute == "weights" else getattr(torch, job.quant_compute)
     old = job.version("bitsandbytes") < (0, 50)
     for path, module in list(model.named_modules()):
-        if not (isinstance(module, Conv1D) or type(module) is torch.nn.Linear) or not should_convert_module(path, skip):
+        if not (isinstance(module, Conv1D) or type(module) is torch.nn.Linear) or not versions.converts(path, skip):
             continue
         source = transposed(module) if isinstance(module, Conv1D) else module
         made: torch.nn.Module = (
@@ -50,7 +48,8 @@ def quantized(model: Any, job: Job) -> Any:
             else standins.Linear4bit(source, nested=job.double_quant, kind=job.quantization, compute=compute, old=old)
         )
         made.requires_grad_(False)
-        model.set_submodule(path, made)
+        parent, _, name = path.rpartition(".")
+        setattr(model.get_submodule(parent), name, made)
     setattr(model, "is_loaded_in_8bit" if job.quantization == "int8" else "is_loaded_in_4bit", True)
     return model
 
