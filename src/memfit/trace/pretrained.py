@@ -44,7 +44,7 @@ def configs(module: ModuleType) -> list[Patch]:
             return true(cls, name, **given)
         return {**catalog.entry(known).config(), "_name_or_path": str(name)}, {key: value for key, value in given.items() if key not in READING}
 
-    return [(kind, "get_config_dict", classmethod(config_dict))]
+    return [(kind, "get_config_dict", classmethod(config_dict))]  # type: ignore[arg-type]
 
 
 def hub_constants(module: ModuleType) -> list[Patch]:
@@ -155,15 +155,13 @@ def job_of(asked: Any) -> Job | None:
         raise CannotFollow(f"weights quantized by `{method}` cannot be followed", "bitsandbytes' are the ones that can")
     if not values.get("load_in_4bit") and not values.get("_load_in_4bit"):
         return Job(quant="int8")
-    compute = "fp16" if "float16" in str(values.get("bnb_4bit_compute_dtype")) and "bfloat16" not in str(values.get("bnb_4bit_compute_dtype")) else "bf16"
-    return Job(quant=values.get("bnb_4bit_quant_type") or "fp4", double_quant=bool(values.get("bnb_4bit_use_double_quant")), precision=compute)
+    compute = str(values.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
+    return Job(quant=values.get("bnb_4bit_quant_type") or "fp4", double_quant=bool(values.get("bnb_4bit_use_double_quant")), quant_compute=compute)
 
 
 def quantize(model: Any, asked: Any, wanted: Job) -> None:
     values = asked if isinstance(asked, dict) else asked.to_dict()
-    skip = values.get("llm_int8_skip_modules")
-    if skip is None:
-        skip = ["lm_head"] if hasattr(model, "lm_head") else [name for name, _ in model.named_children()][-1:] if model.get_output_embeddings() is not None else []
+    skip = values.get("llm_int8_skip_modules") or []
     prepare.quantized(model, wanted.replace(quant_skip=",".join(skip)))
     from transformers.quantizers import AutoHfQuantizer
 
