@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from memfit.formats import Format
+from memfit.lower import quantized_cache
 from memfit.lower.ops import back_cat
 from memfit.lower.recorder import Recorder, Tensor
-
-RESIDUAL = 128  # tokens that the quantized cache keeps in full precision
-GROUP = 64  # values that share a scale and a zero point
 
 
 @dataclass(slots=True, kw_only=True)
@@ -21,7 +19,7 @@ class Cache:
     seen: int = 0  # tokens of the passes before
     bits: int = 4
     layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    packed: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    packed: dict[str, quantized_cache.Pair] = field(default_factory=dict)  # of the quantized cache, in place of `layers`
     windows: dict[str, int] = field(default_factory=dict)
     past: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what a tuple cache still holds of the pass before
 
@@ -29,10 +27,6 @@ class Cache:
         """The keys and values to attend to; `k` and `v` are the new ones."""
         self.windows[where] = window
         return UPDATES[self.kind](self, r, where, k, v, window)
-
-    def clear(self) -> None:
-        self.layers.clear()
-        self.packed.clear()
 
 
 def grown(r: Recorder, old: Tensor | None, new: Tensor, least: Format) -> Tensor:
@@ -102,4 +96,9 @@ def tuples(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: 
     return found
 
 
-UPDATES = {"dynamic": dynamic, "static": static, "referenced": referenced, "tuple": tuples}
+def quantized(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
+    cache.packed[where], keys, values = quantized_cache.update(r, cache.packed.get(where), k, v, cache.bits)
+    return keys, values
+
+
+UPDATES = {"quantized": quantized, "dynamic": dynamic, "static": static, "referenced": referenced, "tuple": tuples}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from memfit.formats import BOOL, FP32, INT64
 from memfit.job import Job
-from memfit.lower import head, ops, versions
+from memfit.lower import head, ops, quantized_cache, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
@@ -36,10 +36,12 @@ class Said:
 
 def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     """The tape of one `generate` call, or of one forward pass where nothing is generated; returns what is held before it returns."""
+    job = program.job
+    if job.cache == "quantized":
+        quantized_cache.check(program)
     body = Body(r, program)
     body.load()
     r.grad = False
-    job = program.job
     prompt = ops.integers(r, (Dim(job.batch, "B"), Dim(job.seq, "S")), "inputs")
     kind = versions.growing(program) if job.cache == "dynamic" or job.new_tokens == 0 else job.cache
     cache = Cache(kind=kind, limit=job.seq + job.new_tokens - 1, bits=job.cache_bits) if job.cache != "none" else None
@@ -52,7 +54,7 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     first = [given]
     del given
     generated(program, body, first.pop(), said, cache, 0)
-    for step in decoded(job.new_tokens):
+    for step in walked(job):
         r.mark("decode", "", step)
         if said.length < job.seq + step:
             said.ids, said.positions = (ops.integers(r, (said.rows, job.seq + step), "cat") for _ in range(2))
@@ -81,6 +83,12 @@ def newest(tokens: Tensor) -> Tensor:
     return Tensor((tokens.shape[0], 1), tokens.format, tokens.storage)
 
 
+def walked(job: Job) -> list[int]:
+    """The decoding passes that are written."""
+    packing = quantized_cache.flushes(job.new_tokens - 1) if job.cache == "quantized" else []
+    return sorted({*decoded(job.new_tokens), *packing})
+
+
 def decoded(new_tokens: int) -> list[int]:
     """The passes after the prefill: the prompt's own pass gives the first token."""
     passes = max(0, new_tokens - 1)
@@ -92,6 +100,11 @@ def decoded(new_tokens: int) -> list[int]:
 def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
     """Bring a growing cache to what it is before this pass, where passes in between were not walked; behind a window it grows no more."""
     if cache.kind == "static":
+        return
+    if cache.kind == "quantized":
+        for where in [where for where, pair in cache.packed.items() if pair.tokens < length]:
+            r.mark("decode", where, step)
+            cache.packed[where] = quantized_cache.skipped(r, cache.packed, where, length, cache.bits)
         return
     for where in list(cache.past):
         r.mark("decode", where, step)
