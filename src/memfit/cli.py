@@ -78,6 +78,8 @@ class Sections(click.Command):
             if record is not None:
                 sections[groups.get(one.name or "", "output")].append(record)
         for group, records in sections.items():
+            if not records:
+                continue
             with formatter.section(GROUPS[group]):
                 formatter.write_dl(records)
 
@@ -222,7 +224,9 @@ def run_accuracy(path: str, worst: int, confidence: str, source: str, by: str, a
 
 
 ACCURACY_FLAGS = (
-    click.Option(["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"),
+    click.Option(
+        ["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"
+    ),
     click.Option(["--confidence"], default="", metavar="TEXT", help="only rows of this confidence: high, medium, low"),
     click.Option(["--source"], default="", metavar="TEXT", help="only rows whose source has this in its name"),
     click.Option(["--by"], default="formula", metavar="TEXT", help="formulas, or a trace of the real code [default: formula]"),

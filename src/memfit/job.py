@@ -76,7 +76,9 @@ class Job:
         group="memory",
     )
     liger: bool = option(False, "Liger kernels for norms, rotary and the gated MLP too", group="memory")
-    unsloth: str = option("", "Unsloth's kernels, names with commas: norms, rotary, loss, adapters (as fms-acceleration puts them in)", group="memory")
+    unsloth: str = option(
+        "", "Unsloth's kernels, names with commas: norms, rotary, loss, adapters (as fms-acceleration puts them in)", group="memory"
+    )
 
     rank: int = option(16, "LoRA rank", low=1, high=65536, group="lora")
     alpha: float = option(32.0, "LoRA alpha (scales, does not change memory)", low=0, high=1e9, group="lora")
@@ -144,6 +146,14 @@ class Job:
                     yield unknown("kernel of Unsloth", name, "job.unsloth", UNSLOTH)
         if self.task == "pretrain" and self.method != "full":
             yield Problem(message=f"pre-training trains every weight, not `{self.method}`", where="job.method", hint="use task `finetune`")
+        named = (
+            ("lora", "targets", "`all-linear`, or names like `q_proj,v_proj`"),
+            ("freeze", "trainable", "for example `lm_head` or `layers.31.`"),
+        )
+        for method, name, hint in named:
+            value = getattr(self, name)
+            if self.training and self.method.endswith(method) and isinstance(value, str) and not value.strip(" ,"):
+                yield Problem(message=f"method `{self.method}` without `{name}` trains nothing", where=f"job.{name}", hint=hint)
 
     @property
     def training(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.formats import FP32
-from memfit.lower import fused_loss, head, liger, ops
+from memfit.lower import fused_loss, head, liger, ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.recorder import Tensor
@@ -29,8 +29,10 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     rows = -(-tokens // CHUNKS)
     pieces = [min(rows, tokens - first) for first in range(0, tokens, rows)]
     total = None
-    chunks = [head.logits(one, model, bound, ctx) for one in ops.split(r, hidden, tuple((piece, width) for piece in pieces))]
+    rows_of_all = views.reshape(r, hidden, tokens, width)
     del hidden
+    chunks = [head.logits(one, model, bound, ctx) for one in views.split(r, rows_of_all, 0, *pieces)]
+    del rows_of_all
     while chunks:
         wide = ops.cast(r, chunks.pop(0), FP32)
         loss = ops.cross_entropy(r, wide, labels)
