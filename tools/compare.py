@@ -55,14 +55,16 @@ def compare(config: dict[str, Any], job: Any, section: str = "", least: int = 40
     check(formulas)
     left, right = sections(formulas), sections(traced)
     peaks = [max(one[1] for one in side.values()) for side in (left, right)]
-    difference = peaks[0] / peaks[1] - 1
+    difference = float(peaks[0] / peaks[1] - 1)
     print(f"lower {peaks[0] / 2**20:.3f} MiB, trace {peaks[1] / 2**20:.3f} MiB: {100 * difference:+.3f} %")
     for key in sorted(set(left) | set(right)):
         ours, theirs = left.get(key, [[], 0]), right.get(key, [[], 0])
         counts = [Counter(event.size for event in side[0] if isinstance(event, Alloc) and event.size >= least) for side in (ours, theirs)]
         extra = {size: counts[0][size] - counts[1][size] for size in counts[0] | counts[1] if counts[0][size] != counts[1][size]}
         if extra or abs(ours[1] - theirs[1]) > least:
-            print(f"  {key[0]}{key[1]} {key[2]:24s} peaks {ours[1] / 2**20:10.3f} {theirs[1] / 2**20:10.3f}  lower − trace, count by size: {extra}")
+            print(
+                f"  {key[0]}{key[1]} {key[2]:24s} peaks {ours[1] / 2**20:10.3f} {theirs[1] / 2**20:10.3f}  lower − trace, count by size: {extra}"
+            )
         if section == f"{key[0]}{key[1]}{key[2]}":
             for name, side in (("lower", ours), ("trace", theirs)):
                 print(f"  --- {name}")

@@ -51,7 +51,7 @@ class Bench:
 
     @property
     def liger(self) -> bool:
-        return self.row["extra"]["provider"] == "liger"
+        return bool(self.row["extra"]["provider"] == "liger")
 
     @property
     def ctx(self) -> Context:
@@ -87,7 +87,8 @@ class Bench:
 
 def everything(root: Node | None) -> Iterator[Any]:
     """What the nodes of a graph saved."""
-    waiting, seen = [root], set()
+    waiting: list[Any] = [root]
+    seen: set[Node] = set()
     while waiting:
         node = waiting.pop()
         if isinstance(node, Node) and node not in seen:
@@ -158,7 +159,7 @@ def rope(bench: Bench) -> Step:
 def gated(bench: Bench) -> Step:
     shapes, r = bench.shapes, bench.r
     width, inner = shapes["hidden_size"], shapes["intermediate_size"]
-    x = bench.tensor((shapes.get("bsz", shapes.get("B")), shapes["T"], width), BF16, True)
+    x = bench.tensor((shapes["bsz"] if "bsz" in shapes else shapes["B"], shapes["T"], width), BF16, True)
     gate, up, down = (
         bench.tensor((inner, width), BF16, True),
         bench.tensor((inner, width), BF16, True),

@@ -87,12 +87,16 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
     """What is wrong with the files to write, told before anything is traced."""
     found = []
     if timeline and Path(timeline).suffix.lower() not in PICTURES:
-        found.append(Problem(message=f"`{timeline}` is no picture that can be drawn", where="timeline", hint="name it *.svg, *.png or *.html"))
+        found.append(
+            Problem(message=f"`{timeline}` is no picture that can be drawn", where="timeline", hint="name it *.svg, *.png or *.html")
+        )
     if timeline.lower().endswith(".png"):
         from importlib.util import find_spec
 
         if find_spec("matplotlib") is None:
-            found.append(Problem(message="a PNG needs the package `matplotlib`", where="timeline", hint="pip install matplotlib, or name it *.svg"))
+            found.append(
+                Problem(message="a PNG needs the package `matplotlib`", where="timeline", hint="pip install matplotlib, or name it *.svg")
+            )
     for name, path in (("timeline", timeline), ("snapshot", snapshot)):
         if path and not Path(path).absolute().parent.is_dir():
             found.append(Problem(message=f"there is no folder for `{path}`", where=name))
@@ -129,7 +133,9 @@ class TraceCommand(click.Command):
     """A command line in which a script's own words stand among ours."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        valued = {name: not one.is_flag for one in self.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)}
+        valued = {
+            name: not one.is_flag for one in self.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)
+        }
         valued |= {"--help": False}
         of_script = [one for one in self.params if isinstance(one, click.Option) and (one.name in OF_SCRIPT or one.name not in options())]
         words = split(args, valued, frozenset(name for one in of_script for name in (*one.opts, *one.secondary_opts)))
@@ -144,13 +150,17 @@ class TraceCommand(click.Command):
 def unknown_flags(words: Sequence[str], known: Sequence[str]) -> list[Problem]:
     from memfit.registry import nearest
 
-    return [Problem(message=f"unknown option `{word[:60]}`", hint=offer(nearest(word, known)) or "see `memfit trace --help`") for word in words]
+    return [
+        Problem(message=f"unknown option `{word[:60]}`", hint=offer(nearest(word, known)) or "see `memfit trace --help`") for word in words
+    ]
 
 
 FLAGS = (
     click.Option(["--at-peak"], is_flag=True, help="list what is alive at the peak, largest first, by module"),
     click.Option(["--timeline"], default="", metavar="FILE", help="draw the memory over the run: FILE.svg, FILE.png or FILE.html"),
-    click.Option(["--snapshot"], default="", metavar="FILE", help="write a memory snapshot for PyTorch's visualizer (docs.pytorch.org/memory_viz)"),
+    click.Option(
+        ["--snapshot"], default="", metavar="FILE", help="write a memory snapshot for PyTorch's visualizer (docs.pytorch.org/memory_viz)"
+    ),
 )
 HELP = """\
 {help}.

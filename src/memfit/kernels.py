@@ -185,7 +185,9 @@ _row(
 )
 
 
-def flash_attn_3_backward(batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, *, real: int = 0, hopper: bool = True) -> tuple[int, ...]:
+def flash_attn_3_backward(
+    batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, *, real: int = 0, hopper: bool = True
+) -> tuple[int, ...]:
     """softmax_d, lse_log2, dq, dk and dv accumulators, then the semaphores; causal, without softcap. Heads go up to 64, 96, 128, 192 or 256."""
     wide = next(size for size in (64, 96, 128, 192, 256) if head <= size)
     rows = 128 if wide <= 64 else 64

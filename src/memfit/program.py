@@ -151,7 +151,9 @@ def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1) -> tuple[En
         if repeats > 3:
             for block in (0, 1, repeats - 1):
                 times = repeats - 2 if block == 1 else 1
-                entries += [Entry(index + block * period + k, layers[index + block * period + k], times, False, period) for k in range(period)]
+                entries += [
+                    Entry(index + block * period + k, layers[index + block * period + k], times, False, period) for k in range(period)
+                ]
             index += period * repeats
         else:
             entries.append(Entry(index, layers[index]))

@@ -80,7 +80,9 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> t
     return built, job, cluster, ask, source
 
 
-def trace(subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *arguments: str, progress: Progress | None = None, **given: Any) -> Estimate:
+def trace(
+    subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *arguments: str, progress: Progress | None = None, **given: Any
+) -> Estimate:
     """What the real code allocates, run without a GPU in a process of its own: for a model as in `estimate`, or for a script
     (`*.py`) with its arguments, unmodified. Options are the fields of `Run`, and those of `estimate`; a script takes of these
     `gpu`, `memory`, `offline` and `alloc_conf`, because its job stands in the script."""
@@ -96,7 +98,13 @@ def trace(subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *
     notes: list[Problem] = []
 
     def producer(model: Model, job: Job, strategy: Any, cluster: Cluster | None) -> Tape:
-        found = launched({"kind": "model", "config": dict(model.config), "job": dataclasses.asdict(job), "options": {}}, cluster, run, ask.offline, progress)
+        found = launched(
+            {"kind": "model", "config": dict(model.config), "job": dataclasses.asdict(job), "options": {}},
+            cluster,
+            run,
+            ask.offline,
+            progress,
+        )
         notes.extend(found.notes)
         return found.tape
 
@@ -107,7 +115,9 @@ def trace(subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *
 SCRIPT_OPTIONS = ("gpu", "memory", "offline", "alloc_conf")
 
 
-def script(path: str, arguments: tuple[str, ...], run: Run, given: dict[str, Any], problems: list[Problem], progress: Progress | None) -> Estimate:
+def script(
+    path: str, arguments: tuple[str, ...], run: Run, given: dict[str, Any], problems: list[Problem], progress: Progress | None
+) -> Estimate:
     """The answer for a program that makes its own model and job."""
     from memfit.estimate import Host, Parameters, Script
     from memfit.estimate import estimate as simulate
@@ -117,7 +127,9 @@ def script(path: str, arguments: tuple[str, ...], run: Run, given: dict[str, Any
         if name not in SCRIPT_OPTIONS:
             known = name in options()
             message = f"`{name}` says what the script says itself" if known else f"unknown option `{name[:60]}`"
-            problems.append(Problem(message=message, where=name, hint="a script takes " + ", ".join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__))))
+            problems.append(
+                Problem(message=message, where=name, hint="a script takes " + ", ".join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__)))
+            )
     ask = ask_from({name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems)
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     conf = str(given.get("alloc_conf", ""))
@@ -179,9 +191,7 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
                 yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
 
 
-def answer(
-    model: Model, job: Job, cluster: Cluster | None, ask: Ask, source: Source | None, producer: Producer | None = None
-) -> Estimate:
+def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, source: Source | None, producer: Producer | None = None) -> Estimate:
     """The estimate, and with it the answers to the reverse questions; `producer`: another one than `ask` names."""
     from memfit.estimate import estimate as simulate
 
@@ -223,7 +233,7 @@ def accuracy(path: str | os.PathLike[str] = "", *, confidence: str = "", source:
     """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form."""
     from memfit.truth.accuracy import accuracy as compare
 
-    return compare(path or None, confidence=confidence, source=source, producer=producer_of(by))
+    return compare(Path(path) if path else None, confidence=confidence, source=source, producer=producer_of(by))
 
 
 VERBS: dict[str, Verb] = {

@@ -44,7 +44,9 @@ class Run:
     """How a trace is run, beside what is asked."""
 
     python: str = option("", "an interpreter or virtual environment to trace with: its torch, its transformers", group="trace")
-    steps: int = option(3, "optimizer steps after which a script has shown enough; 0 follows it to its end", low=0, high=10**6, group="trace")
+    steps: int = option(
+        3, "optimizer steps after which a script has shown enough; 0 follows it to its end", low=0, high=10**6, group="trace"
+    )
     time_limit: float = option(300.0, "seconds that a trace may take", low=1.0, high=10**6, group="trace")
     show_output: bool = option(False, "pass on what a script prints, to stderr", group="trace")
 

@@ -20,7 +20,11 @@ def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None 
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
     compact = compact and not model.stored  # a file's blocks differ from layer to layer
     every = job.checkpoint_every if job.checkpointing == "every" else 1
-    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact, every), weights=model.dtype, gpu=cluster.gpu if cluster else None))
+    program = apply(
+        Program(
+            model=model, job=job, entries=placed(model.layers, compact, every), weights=model.dtype, gpu=cluster.gpu if cluster else None
+        )
+    )
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     held = (train if job.training else infer)(r, program)

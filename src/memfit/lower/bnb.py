@@ -36,7 +36,12 @@ def four_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Te
     if fused:
         scales = unpacked_scales(r, packed) if version < FUSED else []
         out = r.tensor((*x.shape[:-1], layer.outputs), x.format, "gemm_4bit")
-        r.compute("gemm_4bit", 2 * rows * x.shape[-1] * layer.outputs, packed.weight.count + (x.count + out.count) * x.format.block_bytes, x.format.math)
+        r.compute(
+            "gemm_4bit",
+            2 * rows * x.shape[-1] * layer.outputs,
+            packed.weight.count + (x.count + out.count) * x.format.block_bytes,
+            x.format.math,
+        )
         del scales
     else:
         out = unpacked_product(x, layer, packed, ctx)

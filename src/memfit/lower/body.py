@@ -144,7 +144,7 @@ class Body:
             return forward(x, entry.layer, bound, ctx)
         own = narrowed(ctx, entry.layer)
         if ctx.job.reentrant:
-            return ctx.r.reentrant(lambda given: replayable(given, entry, bound, own), x)
+            return ctx.r.reentrant(lambda given: replayable(given, entry, bound, own), x, own.results)
         choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
         return ctx.r.checkpoint(lambda given: replayable(given, entry, bound, own), x, choices, self.programs.whole)
 
@@ -152,7 +152,9 @@ class Body:
         ctx.r.where = self.model.prefix.rpartition(".")[0]
         eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
         ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model)}
-        for mixer in {block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}.values():
+        for mixer in {
+            block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)
+        }.values():
             if mixer.style in SHARED:
                 SHARED[mixer.style](mixer, self.model, ctx)
 
@@ -181,7 +183,8 @@ def replayable(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
     finally:
         if ctx.r.phase == "backward":
             ctx.casts.clear()
-            ctx.results.clear()
+            if not ctx.job.reentrant:  # there they stay until the backward inside is done
+                ctx.results.clear()
 
 
 def runs_sdpa(model: Model) -> bool:

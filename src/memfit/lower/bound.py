@@ -12,7 +12,9 @@ from memfit.model.modules import Linear, Weight
 from memfit.program import Program
 
 FOLLOWS = (0, 19)  # peft whose adapters take the compute dtype of 4-bit layers
-WHOLE = frozenset({"granitemoe", "gpt_oss"})  # families whose checkpoints hold the stacks as they are (transformers 5.23 conversion_mapping.py)
+WHOLE = frozenset(
+    {"granitemoe", "gpt_oss"}
+)  # families whose checkpoints hold the stacks as they are (transformers 5.23 conversion_mapping.py)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -78,7 +80,9 @@ class Bound:
     def load(self, weights: Iterable[Weight], linears: Iterable[Linear]) -> None:
         """Bring every weight to the device, in the model's order."""
         packs = self.program.quantized
-        quantized = {f"{linear.name}.weight": linear for linear in linears if packs(linear, self.path(linear.name))} if self.program.quant else {}
+        quantized = (
+            {f"{linear.name}.weight": linear for linear in linears if packs(linear, self.path(linear.name))} if self.program.quant else {}
+        )
         for weight in weights:
             self.r.where = self.path(weight.name.rpartition(".")[0])
             if weight.name in quantized:
@@ -187,7 +191,13 @@ class Bound:
             weight = self.tensors[f"{linear.name}.weight"] if packed is None else packed.weight
             bias = self.tensors.get(f"{linear.name}.bias")
             bound = self.linears[linear.name] = BoundLinear(
-                path=self.path(linear.name), inputs=linear.inputs, outputs=linear.outputs, weight=weight, bias=bias, packed=packed, conv1d=linear.conv1d
+                path=self.path(linear.name),
+                inputs=linear.inputs,
+                outputs=linear.outputs,
+                weight=weight,
+                bias=bias,
+                packed=packed,
+                conv1d=linear.conv1d,
             )
         return bound
 
@@ -196,6 +206,8 @@ class Bound:
 
     def trained(self) -> list[Tensor]:
         """Everything with a gradient, in the order of the model's parameters."""
-        leaves = [tensor for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values() if tensor.needs]  # a tied head stands twice
+        leaves = [
+            tensor for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values() if tensor.needs
+        ]  # a tied head stands twice
         adapters = [*(linear.adapter for linear in self.linears.values()), *self.stacks.values()]
         return leaves + [matrix for adapter in adapters if adapter is not None for matrix in (adapter.a, adapter.b)]

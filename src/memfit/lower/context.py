@@ -74,6 +74,7 @@ def context(
     """The context of a pass over `shape` = (sequences, tokens)."""
     autocast = FORMATS[program.autocast] if program.autocast else None
     return Context(
-        r=r, program=program, programs=programs, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training, format=FORMATS[program.hidden],
+        r=r, program=program, programs=programs, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training,
+        format=FORMATS[program.hidden],
         autocast=autocast, cache=cache,
     )  # fmt: skip

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from memfit.lower import liger, torchtune, unsloth
+from memfit.lower import liger, torchtitan, torchtune, unsloth, versions
 from memfit.lower.attention import ATTENTION
+from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS
 from memfit.lower.losses import LOSSES
 from memfit.lower.mlp import MLPS
 from memfit.lower.moe import MOES
 from memfit.lower.norms import NORMS
 from memfit.lower.programs import Programs
-from memfit.lower.versions import changed
 from memfit.program import Program
 
 TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES)
@@ -19,7 +19,12 @@ TORCHTUNE = Programs(
     losses={"plain": torchtune.plain, "chunked": torchtune.chunked}, start=torchtune.start, buffers=torchtune.buffers,
     layer_buffers=torchtune.layer_buffers,
 )  # fmt: skip
-FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS, "torchtune": TORCHTUNE}
+TORCHTITAN = Programs(
+    norms={"llama": torchtitan.rms_norm}, attention={"llama": torchtitan.attention, "qwen3": torchtitan.attention}, mlps={"gated": MLPS["gated"]},
+    moes={}, orders={"pre": ORDERS["pre"]}, losses={"plain": torchtitan.plain, "chunked": torchtitan.chunked}, start=torchtitan.start,
+    layer_buffers=torchtitan.layer_buffers, kernels=torchtitan.KERNELS, choices=torchtitan.choices, whole=True,
+)  # fmt: skip
+FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS, "torchtune": TORCHTUNE, "torchtitan": TORCHTITAN}
 
 
 def programs_of(program: Program) -> Programs:
@@ -28,7 +33,11 @@ def programs_of(program: Program) -> Programs:
     if programs is None:
         raise NotImplementedError(f"the code of {program.job.framework}")
     if program.job.framework in ("transformers", "trl"):
-        programs = changed(programs, program)
+        programs = versions.changed(programs, program)
     if program.job.unsloth:
         programs = unsloth.overlay(programs, frozenset(name.strip() for name in program.job.unsloth.split(",")))
-    return liger.overlay(programs, program.model.family) if program.job.liger else programs
+    if program.job.liger:
+        programs = liger.overlay(programs, program.model.family)
+    if program.job.framework in ("transformers", "trl") and versions.alone(program):
+        programs = programs.replace(rotary=versions.with_own_tables(programs.rotary or rotary))
+    return programs

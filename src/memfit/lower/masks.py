@@ -9,14 +9,15 @@ from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Shape, Tensor
 from memfit.model.modules import Attention, Model, Module
 
-
 OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one is causal
 
 
 def windows(model: Model) -> tuple[int, ...]:
     """The distinct windows of the layers, 0 for full attention, and of the masks that are made for none of them."""
     if None in model.masks:
-        raise InputError.one("the code of this family stops without a `sliding_window`", where="config.sliding_window", hint="give the window")
+        raise InputError.one(
+            "the code of this family stops without a `sliding_window`", where="config.sliding_window", hint="give the window"
+        )
     made = {window for window in model.masks if window is not None}
     return tuple(sorted(made.union(window_of(block.mixer) for layer, _ in model.kinds for block in layer.blocks)))
 

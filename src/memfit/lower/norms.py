@@ -79,7 +79,8 @@ def layer(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
     """torch.nn.LayerNorm; autocast runs it in fp32, casting what is not."""
     weight, bias = bound.tensors.get(f"{module.name}.weight"), bound.tensors.get(f"{module.name}.bias")
     if ctx.autocast is not None:
-        x, weight, bias = (one if one is None else ops.cast(ctx.r, one, FP32) for one in (x, weight, bias))
+        x = ops.cast(ctx.r, x, FP32)
+        weight, bias = (None if one is None else ops.cast(ctx.r, one, FP32) for one in (weight, bias))
     return ops.layer_norm(ctx.r, x, weight, bias)
 
 

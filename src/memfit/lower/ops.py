@@ -314,13 +314,6 @@ def unfolded(gradient: Tensor | None) -> Tensor | None:
 
 
 def turned(gradient: Tensor | None) -> Tensor | None:
-    """The gradient of `weight.t()`, turned back: a view as well. Tied weights get a third tensor when their two gradients meet."""
-    if gradient is not None:
-        gradient.base = gradient.detach()
-    return gradient
-
-
-def turned(gradient: Tensor | None) -> Tensor | None:
     """A weight's gradient is made as the transpose of its transpose: a view, so that a tied table's second gradient is added
     out of place (torch/csrc/autograd/FunctionsManual.cpp mm_mat2_grad)."""
     if gradient is not None:

@@ -73,7 +73,11 @@ def eight_bits(r: Recorder, linear: Linear, format: Format, arrived: Tensor | No
     shape = (linear.outputs, linear.inputs)
     half = r.tensor(shape, FP16, "to", "temporaries")
     scales = r.tensor((linear.outputs,), FP32, "quantize", "weights")
-    columns = [r.tensor((linear.inputs,), FP32, "quantize", "temporaries"), r.tensor(shape, INT8, "quantize", "temporaries")] if by_columns else []
+    columns = (
+        [r.tensor((linear.inputs,), FP32, "quantize", "temporaries"), r.tensor(shape, INT8, "quantize", "temporaries")]
+        if by_columns
+        else []
+    )
     weight = r.tensor(shape, INT8, "quantize", "weights")
     del half, arrived, columns
     return Packed(weight=weight, source=format, shape=shape, scales=scales)

@@ -38,6 +38,7 @@ class Programs:
     start: Start | None = None
     buffers: Buffers | None = None  # that the framework's own modules keep for all layers together,
     layer_buffers: Buffers | None = None  # and in each layer
+    kernels: tuple[str, ...] = ()  # SDPA's backends in the order in which the framework has torch ask for them; () is torch's own
     choices: Choices | None = None  # of selective checkpointing
     whole: bool = False  # a recomputation is not stopped early
     keeps_outputs: bool = False  # the loop's variable holds the logits through backward, until the next forward is over
@@ -45,6 +46,3 @@ class Programs:
 
     def replace(self, **changes: Any) -> Programs:
         return replace(self, **changes)
-
-
-

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias
 
 from memfit.formats import Format
@@ -271,23 +271,27 @@ class Recorder:
             frame.again = frame.given = None
         return out
 
-    def reentrant(self, run: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
+    def reentrant(self, run: Callable[[Tensor], Tensor], given: Tensor, beside: list[Tensor]) -> Tensor:
         """The older way: forward without a graph; its backward runs the piece again and a backward of its own inside
-        (torch/utils/checkpoint.py CheckpointFunction)."""
+        (torch/utils/checkpoint.py CheckpointFunction). `beside` is what the piece returns beside its output: a Function's outputs
+        all get a gradient, zeros where there is none."""
         if not self.grad or not given.needs:
             return run(given)
         self.grad = False
         out = run(given).detach()
         self.grad = True
+        shapes = [(one.shape, one.format) for one in beside]
 
         def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+            zeros = [r.tensor(*shape, "zeros") for shape in shapes]
             fresh = node.saved[0].detach()
             fresh.needs = True
             part, r.part = r.part, "activations"
             before = len(r.kept)
             again = run(fresh)
             r.part = part
-            r.backward(again, g)
+            r.backward(again, g, *zip(beside, zeros, strict=True))
+            beside.clear()
             del r.kept[before:]
             return (fresh.grad,)
 
@@ -327,15 +331,17 @@ class Recorder:
             node.saved, double.saved = double.saved, ()
         frame.nodes, frame.fresh = [], []
 
-    def backward(self, root: Tensor, gradient: Tensor) -> None:
-        """Run the graph of `root`. The caller's reference to `gradient` counts, as in torch."""
+    def backward(self, root: Tensor, gradient: Tensor, *others: tuple[Tensor, Tensor]) -> None:
+        """Run the graph of `root`, and of `others` with their gradients. The caller's references to gradients count, as in torch."""
         if root.node is None:
             raise ValueError("backward from a tensor without a graph")
-        waiting = _dependencies(root.node)
+        roots = [root.node, *(one.node for one, _ in others if one.node is not None)]
+        waiting = _dependencies(roots)
         buffers: dict[Any, Tensor] = {key_of(root.node, root.slot): gradient}
-        del gradient
-        ready: list[tuple[int, Node]] = [(-root.node.seq, root.node)]
-        del root
+        buffers.update((key_of(one.node, one.slot), given) for one, given in others if one.node is not None)
+        ready = [(-node.seq, node) for node in roots if not waiting.get(node)]
+        heapify(ready)
+        del root, gradient, roots, others
         while ready:
             self._run(heappop(ready)[1], waiting, buffers, ready)
 
@@ -383,7 +389,9 @@ class Recorder:
 def newest(saved: Sequence[Any]) -> int:
     """The last block among what is saved: one that came with the output, or after it, is saved when the kernel has run."""
     storages = [one.storage if isinstance(one, Tensor) else one for one in saved if not isinstance(one, tuple)]
-    return max([storage.id for storage in storages if storage is not None] + [newest(one) for one in saved if isinstance(one, tuple)], default=-1)
+    return max(
+        [storage.id for storage in storages if storage is not None] + [newest(one) for one in saved if isinstance(one, tuple)], default=-1
+    )
 
 
 def key_of(node: Node, slot: int) -> Any:
@@ -396,10 +404,10 @@ def gathered(node: Node, buffers: dict[Any, Tensor]) -> dict[int, Tensor]:
     return {slot: buffers.pop((node, slot)) for slot in range(node.outputs) if (node, slot) in buffers}
 
 
-def _dependencies(root: Node) -> dict[Any, int]:
+def _dependencies(roots: list[Node]) -> dict[Any, int]:
     """How many gradients each node or leaf waits for."""
     waiting: dict[Any, int] = {}
-    seen, stack = {root}, [root]
+    seen, stack = set(roots), list(roots)
     while stack:
         for target in stack.pop().inputs:
             if target is None:

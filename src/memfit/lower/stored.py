@@ -36,7 +36,12 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     else:
         held = (r.tensor(x.shape, FP8, "quantize", "temporaries"), r.tensor((rows, -(-width // BLOCK)), FP32, "quantize", "temporaries"))
     out = r.tensor((*x.shape[:-1], layer.outputs), x.format, "linear")
-    r.compute("linear", 2 * rows * width * layer.outputs, (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count), x.format.math)
+    r.compute(
+        "linear",
+        2 * rows * width * layer.outputs,
+        (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count),
+        x.format.math,
+    )
     del held
     out = r.node("stored_linear", out, (x,), back_stored, extra=(x.shape, layer.outputs))
     return out if layer.bias is None else ops.add(r, out, layer.bias)

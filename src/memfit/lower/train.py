@@ -63,7 +63,9 @@ class Stretch:
 
     def __init__(self, r: Recorder, begin: int, leaves: list[Tensor]) -> None:
         self.events = r.events[begin:]
-        self.gradients = [tensor.grad.storage.id if tensor.grad is not None and tensor.grad.storage is not None else None for tensor in leaves]
+        self.gradients = [
+            tensor.grad.storage.id if tensor.grad is not None and tensor.grad.storage is not None else None for tensor in leaves
+        ]
         freed = {event.id for event in self.events if type(event) is Free}
         kept = freed.union(number for number in self.gradients if number is not None)
         self.staying = {event.id for event in self.events if type(event) is Alloc and event.id not in kept}

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from memfit.formats import FP32
 from memfit.lower import head, ops
-from memfit.lower.attention.rotary import rotary
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.programs import Programs
@@ -16,6 +15,7 @@ from memfit.model.modules import Model, Weight
 from memfit.program import Program
 
 Version = tuple[int, int]
+Rotary = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]
 # Families whose class never made its logits fp32, and cut them for the loss in their own dtype, before loss functions were shared (4.49).
 NARROW = frozenset({"biogpt", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt", "persimmon", "stablelm", "xglm"})
 
@@ -35,7 +35,7 @@ def changed(programs: Programs, program: Program) -> Programs:
     for change in reversed(CHANGES):  # the newest first: older code overrides it
         if version < change.until and change.which(program.model.family):
             programs = change.apply(programs)
-    return programs.replace(rotary=own_rotary) if alone(program) else programs
+    return programs
 
 
 # ---------------------------------------------------------------------------------------------------------------- losses
@@ -107,7 +107,10 @@ def growing(program: Program) -> str:
 
 # ---------------------------------------------------------------------------------------------------------------- rotary
 # Until which version each layer kept cos and sin of all positions as buffers (`cos_cached`), in the dtype of the weights.
-TABLES = {"llama": (4, 41), "mistral": (4, 42), "mixtral": (4, 48)} | dict.fromkeys(("qwen2", "phi", "stablelm", "gpt_neox", "falcon", "persimmon", "starcoder2"), (4, 45))  # fmt: skip
+TABLES = {
+    "llama": (4, 41), "mistral": (4, 42), "mixtral": (4, 48), "qwen2": (4, 45), "phi": (4, 45), "stablelm": (4, 45), "gpt_neox": (4, 45),
+    "falcon": (4, 45), "persimmon": (4, 45), "starcoder2": (4, 45),
+}  # fmt: skip
 # And until which it made its own for each pass; later the model makes them once.
 ALONE = {"llama": (4, 43), "mistral": (4, 48), "mixtral": (4, 48), "gemma": (4, 48)}
 
@@ -129,17 +132,21 @@ def alone(program: Program) -> bool:
     return program.job.version("transformers") < max(ALONE.get(family, (0, 0)), TABLES.get(family, (0, 0)))
 
 
-def own_rotary(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-    """Rows of the layer's tables, picked by position; the attention's variables hold them."""
-    r, size = ctx.r, ctx.program.model.buffers[0].shape[0] * 2
-    rows = ctx.batch if not ctx.training else 1
-    grad, r.grad = r.grad, False
-    ctx.cos, ctx.sin = (r.tensor((rows, 1, ctx.tokens, size), ctx.format, "index") for _ in range(2))
-    r.grad = grad
-    ctx.held += [ctx.cos, ctx.sin]
-    found = rotary(q, k, ctx)
-    ctx.cos = ctx.sin = None
-    return found
+def with_own_tables(turn: Rotary) -> Rotary:
+    """`turn` after each layer picked the rows of its tables by position; the attention's variables hold them."""
+
+    def own(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        r, size = ctx.r, ctx.program.model.buffers[0].shape[0] * 2
+        rows = ctx.batch if not ctx.training else 1
+        grad, r.grad = r.grad, False
+        ctx.cos, ctx.sin = (r.tensor((rows, 1, ctx.tokens, size), ctx.format, "index") for _ in range(2))
+        r.grad = grad
+        ctx.held += [ctx.cos, ctx.sin]
+        found = turn(q, k, ctx)
+        ctx.cos = ctx.sin = None
+        return found
+
+    return own
 
 
 # ------------------------------------------------------------------------------------------------------------- the rows

@@ -7,7 +7,6 @@ How a module computes (which tensors appear, and when) is the business of `lower
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property

@@ -44,7 +44,15 @@ def rows(found: Accuracy) -> list[tuple[str, ...]]:
 
 
 def cells(one: Figures) -> tuple[str, ...]:
-    return (str(one.cases), share(one.median), share(one.p95), signed(one.worst), signed(one.bias), share(one.under, 0), signed(one.deepest))
+    return (
+        str(one.cases),
+        share(one.median),
+        share(one.p95),
+        signed(one.worst),
+        signed(one.bias),
+        share(one.under, 0),
+        signed(one.deepest),
+    )
 
 
 def method_rows(found: Accuracy) -> list[tuple[str, ...]]:
@@ -92,14 +100,23 @@ def text(found: Accuracy, *, worst: int = 0) -> str:
 def case_lines(one: Outcome) -> Iterator[str]:
     """One case in full: what was measured, what memfit says, and what that is made of."""
     case = one.case
-    yield f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)} {gib(case.value or 0)} GiB, predicted {gib(one.predicted)} ({signed(one.error() or 0)})"
+    said = f"predicted {gib(one.predicted)} ({signed(one.error() or 0)})"
+    yield f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)} {gib(case.value or 0)} GiB, {said}"
     yield f"  {job_words(case.job)}"
     yield "  " + ", ".join(f"{name} {gib(size)}" for name, size in one.parts.items() if size >= 1 << 24) + f"; peak in {one.moment}"
     yield from (f"  {note}" for note in case.notes)
 
 
 def markdown(found: Accuracy, *, worst: int = 0) -> str:
-    lines = [summary(found) + ".", "", *table(HEAD, rows(found)), "", "## Every method, on peaks", "", *table(METHOD_HEAD, method_rows(found))]
+    lines = [
+        summary(found) + ".",
+        "",
+        *table(HEAD, rows(found)),
+        "",
+        "## Every method, on peaks",
+        "",
+        *table(METHOD_HEAD, method_rows(found)),
+    ]
     lines += ["", f"{LEGEND[:1].upper()}{LEGEND[1:]}.", "", "## Refused", "", *table(("reason", "rows"), reason_rows(found))]
     if worst:
         lines += ["", "## Worst", "", *table(("case", "metric", "measured", "predicted", "error"), worst_rows(found, worst))]
@@ -113,7 +130,11 @@ def data(found: Accuracy) -> dict[str, Any]:
         "schema": SCHEMA,
         "average": None if average is None else vars_of(average),
         "groups": [
-            {"source": source, "metric": metric, **{method: vars_of(one) for method in METHODS if (one := method_figures(outcomes, method))}}
+            {
+                "source": source,
+                "metric": metric,
+                **{method: vars_of(one) for method in METHODS if (one := method_figures(outcomes, method))},
+            }
             for (source, metric), outcomes in found.groups().items()
         ],
         "oom": {method: dict(zip(("seen", "asked"), found.decisions(method), strict=True)) for method in METHODS},

@@ -38,12 +38,23 @@ def table(estimate: Estimate, width: int = 80) -> str:
     whole = estimate.memory.allocated
     known = modules(estimate)
     blocks = sum(one.blocks for one in known)
-    lines = [f"alive at the peak: {gib(whole)} GiB in {blocks} blocks", f"  {'GiB':>7} {'share':>5} {'blocks':>6}  module, and what it holds"]
+    lines = [
+        f"alive at the peak: {gib(whole)} GiB in {blocks} blocks",
+        f"  {'GiB':>7} {'share':>5} {'blocks':>6}  module, and what it holds",
+    ]
     left = list(known)
     while left and len(lines) < ROWS:
         lines += [line(size, whole, count, text, width) for size, count, text in entries(left.pop(0))]
     if left:
-        lines.append(line(sum(one.size for one in left), whole, sum(one.blocks for one in left), f"{len(left)} more module{'s' * (len(left) > 1)}", width))
+        lines.append(
+            line(
+                sum(one.size for one in left),
+                whole,
+                sum(one.blocks for one in left),
+                f"{len(left)} more module{'s' * (len(left) > 1)}",
+                width,
+            )
+        )
     rounding = estimate.memory.parts.get("rounding", 0)
     if rounding:
         lines.append(line(rounding, whole, 0, "what the allocator adds by rounding up", width))
@@ -58,7 +69,9 @@ def entries(one: Module) -> list[tuple[int, int, str]]:
     shown, rest = one.groups[:INNER], one.groups[INNER:]
     found = [(one.size, one.blocks, name), *((group.bytes, group.times, "  " + described(group)) for group in shown)]
     if rest:
-        found.append((sum(group.bytes for group in rest), sum(group.times for group in rest), f"  {len(rest)} more kind{'s' * (len(rest) > 1)}"))
+        found.append(
+            (sum(group.bytes for group in rest), sum(group.times for group in rest), f"  {len(rest)} more kind{'s' * (len(rest) > 1)}")
+        )
     return found
 
 

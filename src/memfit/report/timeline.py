@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memfit.errors import InputError, MissingExtra
 from memfit.estimate import Estimate
@@ -62,7 +62,9 @@ def curves(tape: Tape, settings: Settings, columns: int = COLUMNS) -> Curves:
     allocator = Allocator(settings, total=None if settings.memory_fraction >= 1 else 1 << 62)
     live = dict.fromkeys(COLOURS, 0)
     best: list[tuple[int, dict[str, int]]] = [(-1, {})] * columns
-    reserved, sizes, bands = [0] * columns, {}, []
+    reserved = [0] * columns
+    sizes: dict[int, Any] = {}
+    bands: list[Any] = []
     total = index = 0
     for event in tape:
         column = min(index * columns // max(1, count), columns - 1)
@@ -150,7 +152,13 @@ def limit(estimate: Estimate) -> int | None:
 
 def svg(estimate: Estimate, drawn: Curves) -> str:
     scale = scale_of(estimate, drawn)
-    body = [*frame(estimate, scale), *areas(drawn, scale), *bands(drawn, scale), *lines(estimate, drawn, scale), *legend(estimate, drawn, scale)]
+    body = [
+        *frame(estimate, scale),
+        *areas(drawn, scale),
+        *bands(drawn, scale),
+        *lines(estimate, drawn, scale),
+        *legend(estimate, drawn, scale),
+    ]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         'font-family="system-ui, sans-serif" font-size="11">'

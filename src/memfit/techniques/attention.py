@@ -51,7 +51,13 @@ def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     window = mixer.window if isinstance(mixer, Attention) else 0
     masked = not job.packing or 0 < window <= job.seq
     groups = isinstance(mixer, Attention) and mixer.heads != mixer.kv_heads
-    grouped = groups and not masked and head <= LARGEST_HEAD and job.version("transformers") >= GROUPS_SINCE and job.framework in ("transformers", "trl")
+    grouped = (
+        groups
+        and not masked
+        and head <= LARGEST_HEAD
+        and job.version("transformers") >= GROUPS_SINCE
+        and job.framework in ("transformers", "trl")
+    )
     size = element(program)
     backend = kernels.sdpa_backend(
         element=size, half=size == 2, head=head, value_head=value, masked=masked, causal=not masked, query=job.seq, key=job.seq, grouped=grouped,
@@ -86,7 +92,9 @@ def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
         yield problem(program, f"heads have more than {LARGEST_HEAD} values")
     if program.capability < (8, 0) or (third and program.capability[0] > 9):
         capability = ".".join(map(str, program.capability))
-        yield problem(program, f"the GPU has compute capability {capability}", "`flash-attn-2` runs from 8.0 on, `flash-attn-3` from 8.0 to 9.0")
+        yield problem(
+            program, f"the GPU has compute capability {capability}", "`flash-attn-2` runs from 8.0 on, `flash-attn-3` from 8.0 to 9.0"
+        )
 
 
 TECHNIQUE = Technique(

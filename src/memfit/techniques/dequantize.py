@@ -15,7 +15,9 @@ LEAST = (7, 5)  # compute capability of the kernels (quantizer_mxfp4.py validate
 
 
 def opened(program: Program) -> bool:
-    packed = any(isinstance(block.mixer, MoE) and block.mixer.format == "mxfp4" for layer, _ in program.model.kinds for block in layer.blocks)
+    packed = any(
+        isinstance(block.mixer, MoE) and block.mixer.format == "mxfp4" for layer, _ in program.model.kinds for block in layer.blocks
+    )
     return packed and (program.job.training or program.capability < LEAST)
 
 

@@ -60,7 +60,11 @@ def check(program: Program) -> Iterator[Problem]:
         message = f"no formula for {name}'s own code of the family `{program.model.family}`"
         yield Problem(message=message, where="job.framework", hint=f"there is one for {known}; {other}")
     if job.training and job.method not in facts.methods:
-        yield Problem(message=f"no formula for method `{job.method}` with {name}", where="job.method", hint=f"one of {', '.join(sorted(facts.methods))}")
+        yield Problem(
+            message=f"no formula for method `{job.method}` with {name}",
+            where="job.method",
+            hint=f"one of {', '.join(sorted(facts.methods))}",
+        )
     elif job.quantization != "none":
         yield Problem(message=f"no formula for quantized weights with {name}", where="job.quant", hint=other)
     for field, value, allowed in (("loss", job.loss, facts.losses), ("attention", job.attention, facts.attention)):

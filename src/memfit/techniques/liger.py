@@ -51,7 +51,9 @@ def check(program: Program) -> Iterator[Problem]:
         message = f"no formula for Liger's fused experts of the family `{family}`"
         yield Problem(message=message, where="job.liger", hint="`loss=liger` without `liger` has one")
     if job.loss == "liger" and not patch.loss:
-        yield Problem(message=f"Liger has no fused linear loss for the family `{family}`", where="job.loss", hint="`liger-ce` keeps the head apart")
+        yield Problem(
+            message=f"Liger has no fused linear loss for the family `{family}`", where="job.loss", hint="`liger-ce` keeps the head apart"
+        )
     if job.loss == "liger" and job.framework == "trl" and job.version("trl") >= FUSED_HEAD:
         message = "TRL has a fused head of its own, which replaces Liger's loss"
         yield Problem(message=message, where="job.loss", hint="use `plain`, or an older TRL in `versions`")
@@ -60,4 +62,6 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(message="Liger's fused linear loss leaves out the head's bias", where="job.loss", hint="use `liger-ce`")
 
 
-TECHNIQUE = Technique(name="liger", cite="liger-kernel 0.8.5 transformers/monkey_patch.py", wanted=wanted, apply=lambda program: program, check=check)
+TECHNIQUE = Technique(
+    name="liger", cite="liger-kernel 0.8.5 transformers/monkey_patch.py", wanted=wanted, apply=lambda program: program, check=check
+)

@@ -89,7 +89,9 @@ def packed_and_saved(program: Program) -> Iterator[Problem]:
     places += [(linear.name, linear) for module in (*model.embed, *model.final, model.head) for linear in module.linears()]
     if any(adapter.saves(path) and program.quantized(linear, path) for path, linear in places):
         message = "a module that is trained whole is packed"
-        yield Problem(message=message, where="job.modules_to_save", hint="name it in `quant_skip` (with the head, which is skipped by itself)")
+        yield Problem(
+            message=message, where="job.modules_to_save", hint="name it in `quant_skip` (with the head, which is skipped by itself)"
+        )
 
 
 def converts(job: Job) -> bool:

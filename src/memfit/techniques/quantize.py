@@ -46,4 +46,6 @@ def check(program: Program) -> Iterator[Problem]:
         )
 
 
-TECHNIQUE = Technique(name="quantize", cite="bitsandbytes 0.50 functional.py", wanted=lambda job: job.quantization != "none", apply=apply, check=check)
+TECHNIQUE = Technique(
+    name="quantize", cite="bitsandbytes 0.50 functional.py", wanted=lambda job: job.quantization != "none", apply=apply, check=check
+)

@@ -18,7 +18,19 @@ from memfit.trace import cuda, standins
 from memfit.trace.optimizers import BlockwiseOptimizer
 
 VERSION = "0.50.0"  # the one that the stand-ins were read from
-STATES = {"Adam": 2, "AdamW": 2, "PagedAdam": 2, "PagedAdamW": 2, "Lion": 1, "PagedLion": 1, "RMSprop": 1, "SGD": 1, "Adagrad": 1, "LAMB": 2, "LARS": 1}
+STATES = {
+    "Adam": 2,
+    "AdamW": 2,
+    "PagedAdam": 2,
+    "PagedAdamW": 2,
+    "Lion": 1,
+    "PagedLion": 1,
+    "RMSprop": 1,
+    "SGD": 1,
+    "Adagrad": 1,
+    "LAMB": 2,
+    "LARS": 1,
+}
 WIDE: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules whose states are to stay in 32 bits
 
 

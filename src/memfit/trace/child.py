@@ -22,9 +22,9 @@ class Channel:
     """The file to which the lines go; opened before anything is changed in this process."""
 
     def __init__(self, path: str) -> None:
-        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115, PTH123 - open until the process ends
+        self.file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - open until the process ends
         self.lock = threading.Lock()
-        self.recorder = None
+        self.recorder: object = None
 
     def say(self, **what: object) -> None:
         with self.lock:
@@ -49,10 +49,10 @@ class Channel:
 
 
 def main() -> None:
-    with open(sys.argv[1], encoding="utf-8") as file:  # noqa: PTH123
+    with open(sys.argv[1], encoding="utf-8") as file:
         request = json.load(file)
     channel = Channel(request["answer"])
-    stack = open(request["stack"], "w", encoding="utf-8")  # noqa: SIM115, PTH123
+    stack = open(request["stack"], "w", encoding="utf-8")  # noqa: SIM115
     faulthandler.enable(stack)
     if request["seconds"]:
         faulthandler.dump_traceback_later(request["seconds"] + 2, file=stack)

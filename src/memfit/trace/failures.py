@@ -31,7 +31,10 @@ def missing_package(bad: BaseException, script: str) -> Told:
         return None
     if isinstance(bad, ModuleNotFoundError) and bad.name:
         name = bad.name.partition(".")[0]
-        return f"`{script}` needs the package `{name}`, which is not installed here", "install it, or name an environment that has it with `--python`"
+        return (
+            f"`{script}` needs the package `{name}`, which is not installed here",
+            "install it, or name an environment that has it with `--python`",
+        )
     return f"`{script}` stops with ImportError: {first_line(bad)}", "another environment can be named with `--python`"
 
 
@@ -54,7 +57,10 @@ def asks(bad: BaseException, script: str) -> Told:
 
 def several(bad: BaseException, script: str) -> Told:
     if isinstance(bad, KeyError) and bad.args and bad.args[0] in SPREAD:
-        return f"`{script}` wants to be started as several processes: `{bad.args[0]}` is not set", "so far memfit follows one process on one GPU"
+        return (
+            f"`{script}` wants to be started as several processes: `{bad.args[0]}` is not set",
+            "so far memfit follows one process on one GPU",
+        )
     return None
 
 
@@ -65,7 +71,7 @@ def hub(bad: BaseException, script: str) -> Told:
         if at is None:
             return None
         text = str(at)
-        if type(at).__name__ in HUB or "couldn't connect to" in text.lower() or "Can't load" in text and "from_pretrained" in text:
+        if type(at).__name__ in HUB or "couldn't connect to" in text.lower() or ("Can't load" in text and "from_pretrained" in text):
             name = repository(bad)
             named = f"`{name}`" if name else "something"
             return f"`{script}` needs {named} from a hub that cannot be reached, and it is not in the cache", ELSEWHERE
@@ -91,12 +97,18 @@ def custom_operator(bad: BaseException, script: str) -> Told:
     found = re.search(r"\b(\w+::\w+)", text) if "Meta" in text or "backend" in text else None
     if found is None or found[1].startswith(("aten::", "prim::", "c10::", "at::", "torch::", "std::")):
         return None
-    return f"the operator `{found[1]}` has code for real GPUs only, and cannot be followed", "a fake implementation (`torch.library.register_fake`) makes it traceable"
+    hint = "a fake implementation (`torch.library.register_fake`) makes it traceable"
+    return f"the operator `{found[1]}` has code for real GPUs only, and cannot be followed", hint
 
 
 def no_values(bad: BaseException, script: str) -> Told:
     text = str(bad)
-    if "meta tensor" in text or "Meta" in text and "aten::" in text or "data-dependent" in text or "DynamicOutputShape" in type(bad).__name__:
+    if (
+        "meta tensor" in text
+        or ("Meta" in text and "aten::" in text)
+        or "data-dependent" in text
+        or "DynamicOutputShape" in type(bad).__name__
+    ):
         return "the script depends on values that only a GPU could compute", f"{type(bad).__name__}: {first_line(bad)}"
     return None
 
@@ -106,5 +118,14 @@ def first_line(bad: BaseException) -> str:
     return text.splitlines()[0][:240].rstrip(". ") if text else ""
 
 
-RULES: tuple[Callable[[BaseException, str], Told], ...] = (no_such_device, missing_package, ended, asks, several, hub, custom_operator, no_values)
+RULES: tuple[Callable[[BaseException, str], Told], ...] = (
+    no_such_device,
+    missing_package,
+    ended,
+    asks,
+    several,
+    hub,
+    custom_operator,
+    no_values,
+)
 __all__ = ["explain"]

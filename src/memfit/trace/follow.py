@@ -9,12 +9,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
 import torch
 from memfit.trace import cuda
 from memfit.trace.label import settle
 from memfit.trace.recorder import Recorder, collect, plain
 from memfit.trace.steps import own, paths_of, states
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 PATIENCE = 3
 MANY = 64  # backward passes after which a program without an optimizer of torch has shown enough
@@ -91,7 +92,7 @@ class Follower:
             for tensor in one.buffers(recurse=False):
                 self.hold(tensor, "buffers", path)
         with contextlib.suppress(AttributeError):
-            self.vocabularies.add(int(module.config.get_text_config().vocab_size))  # type: ignore[union-attr,operator]
+            self.vocabularies.add(int(module.config.get_text_config().vocab_size))
 
     def hold(self, tensor: torch.Tensor, part: Any, path: str) -> None:
         block = self.recorder.owned(tensor)
@@ -187,7 +188,11 @@ class Follower:
             (torch.autograd, "backward", self.backward(torch.autograd.backward)),
             (torch.autograd, "grad", self.backward(torch.autograd.grad)),
             (torch.amp.GradScaler, "unscale_", marked(torch.amp.GradScaler.unscale_)),
-            *((owner, name, marked(getattr(clipping, name))) for owner in (clipping, torch.nn.utils) for name in ("clip_grad_norm_", "clip_grad_value_")),
+            *(
+                (owner, name, marked(getattr(clipping, name)))
+                for owner in (clipping, torch.nn.utils)
+                for name in ("clip_grad_norm_", "clip_grad_value_")
+            ),
         ]
         hooks = [register_optimizer_step_pre_hook(self.before_step), register_optimizer_step_post_hook(self.after_step)]
         try:

@@ -23,7 +23,13 @@ from memfit.trace import lines, wire
 PACKAGE = Path(__file__).resolve().parents[1]
 GRACE = 8.0  # seconds beyond the limit in which the process may still say where it was
 POLL = 0.03
-CACHES = {"HF_HUB_CACHE": "hub", "HF_DATASETS_CACHE": "datasets", "HF_MODULES_CACHE": "modules", "HF_ASSETS_CACHE": "assets", "HF_XET_CACHE": "xet"}
+CACHES = {
+    "HF_HUB_CACHE": "hub",
+    "HF_DATASETS_CACHE": "datasets",
+    "HF_MODULES_CACHE": "modules",
+    "HF_ASSETS_CACHE": "assets",
+    "HF_XET_CACHE": "xet",
+}
 # Writers, reporters and compilers that would leave something behind.
 PLAIN = {
     "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "",
@@ -42,7 +48,13 @@ class Answer:
 
 
 def launch(
-    request: Mapping[str, Any], *, python: str = "", seconds: float = 0, offline: bool = False, show: bool = False, progress: Progress | None = None
+    request: Mapping[str, Any],
+    *,
+    python: str = "",
+    seconds: float = 0,
+    offline: bool = False,
+    show: bool = False,
+    progress: Progress | None = None,
 ) -> Answer:
     """`request` is what `child` reads: of a model (`kind`, `config`, `job`, `gpu`, `options`) or of a script (`script`, `arguments`, …)."""
     interpreter = interpreter_of(python)

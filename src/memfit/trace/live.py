@@ -67,7 +67,9 @@ class Live:
             "segment": (len(segments), len(segments)),
             "allocation": (self.counts["allocation"] - self.counts["free"],) * 2,
         }
-        found = {f"{name}.all.{which}": value for name, pair in figures.items() for which, value in zip(("current", "peak"), pair, strict=True)}
+        found = {
+            f"{name}.all.{which}": value for name, pair in figures.items() for which, value in zip(("current", "peak"), pair, strict=True)
+        }
         return dict(sorted({**found, "num_alloc_retries": held.retries, "num_ooms": 0}.items()))
 
     def summary(self, *_: Any, **__: Any) -> str:

@@ -42,7 +42,9 @@ def configs(module: ModuleType) -> list[Patch]:
         known = None if os.path.isdir(name) or os.path.isfile(name) else catalog.find(str(name))
         if known is None:
             return true(cls, name, **given)
-        return {**catalog.entry(known).config(), "_name_or_path": str(name)}, {key: value for key, value in given.items() if key not in READING}
+        return {**catalog.entry(known).config(), "_name_or_path": str(name)}, {
+            key: value for key, value in given.items() if key not in READING
+        }
 
     return [(kind, "get_config_dict", classmethod(config_dict))]  # type: ignore[arg-type]
 
@@ -156,7 +158,9 @@ def job_of(asked: Any) -> Job | None:
     if not values.get("load_in_4bit") and not values.get("_load_in_4bit"):
         return Job(quant="int8")
     compute = str(values.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
-    return Job(quant=values.get("bnb_4bit_quant_type") or "fp4", double_quant=bool(values.get("bnb_4bit_use_double_quant")), quant_compute=compute)
+    return Job(
+        quant=values.get("bnb_4bit_quant_type") or "fp4", double_quant=bool(values.get("bnb_4bit_use_double_quant")), quant_compute=compute
+    )
 
 
 def quantize(model: Any, asked: Any, wanted: Job) -> None:
@@ -203,7 +207,9 @@ def on_cpu(place: Any) -> bool:
     if places == {"cpu"}:
         return True
     if places != {"cuda"}:
-        raise CannotFollow(f"the device map spreads the model over {', '.join(sorted(places))}", "so far memfit follows one GPU, without offloading")
+        raise CannotFollow(
+            f"the device map spreads the model over {', '.join(sorted(places))}", "so far memfit follows one GPU, without offloading"
+        )
     return False
 
 

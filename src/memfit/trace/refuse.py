@@ -8,8 +8,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import torch
 import torch.utils.data
+
+import torch
 from memfit.errors import Problem
 from memfit.trace import lines
 from memfit.trace.recorder import Block
@@ -159,7 +160,10 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
 def extensions(module: Any) -> list[tuple[Any, str, Any]]:
     """For `torch.utils.cpp_extension`, once it is imported."""
     hint = "its allocations and shapes are not known outside of it"
-    return [(module, name, refusing("the script builds a CUDA extension, which a trace cannot follow", hint)) for name in ("load", "load_inline")]
+    return [
+        (module, name, refusing("the script builds a CUDA extension, which a trace cannot follow", hint))
+        for name in ("load", "load_inline")
+    ]
 
 
 def kernels(module: Any) -> list[tuple[Any, str, Any]]:

@@ -128,10 +128,17 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
         "default_generators": (TRUE_GENERATOR(),),
         "_get_device_index": lambda one=None, *_, **__: index_of(one),
     }  # fmt: skip
-    found = [(owner, name, value) for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams) for name, value in values.items()]
+    found = [
+        (owner, name, value)
+        for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
+        for name, value in values.items()
+    ]
     found = [(owner, name, value) for owner, name, value in found if name in vars(owner)]
     found += [(torch.cuda.nvtx, name, lambda *_, **__: 0) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")]
-    found += [(torch.cuda.memory, "_record_memory_history", lambda *_, **__: None), (torch.cuda.memory, "_dump_snapshot", lambda *_, **__: None)]
+    found += [
+        (torch.cuda.memory, "_record_memory_history", lambda *_, **__: None),
+        (torch.cuda.memory, "_dump_snapshot", lambda *_, **__: None),
+    ]
     found += [(torch, "Generator", generator_type())]
     found += [(torch.backends.cudnn, "is_available", lambda: True), (torch.backends.cudnn, "version", lambda: CUDNN_VERSION)]
     if torch.version.cuda is None:

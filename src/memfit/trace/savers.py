@@ -24,7 +24,7 @@ COMMAND = "commands that the script starts are not run, and taken to succeed wit
 def touch(target: Any) -> None:
     """An empty file by that name, where a program may look for it."""
     if isinstance(target, (str, os.PathLike)):
-        with open(target, "wb"):  # noqa: PTH123 - the built-in one leads into the scratch folder
+        with open(target, "wb"):
             pass
 
 

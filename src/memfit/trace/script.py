@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
 from memfit.errors import InputError, Problem
@@ -110,7 +109,7 @@ def judged(follower: Follower, request: Request, run: Callable[[], None]) -> Non
     """However the program ends: either it has shown enough, or it becomes one clear message."""
     try:
         run()
-    except BaseException as bad:  # noqa: BLE001 - programs may end in any way; all of them are named
+    except BaseException as bad:
         if follower.end is not None:
             return
         if isinstance(bad, (Stopped, KeyboardInterrupt, InputError)):
@@ -162,7 +161,11 @@ def answer(follower: Follower) -> Tape:
     if follower.end is not None:
         recorder.events = recorder.events[: follower.end]
     follower.settled()
-    versions = {name: str(module.__version__) for name in LIBRARIES if hasattr(module := sys.modules.get(name), "__version__")}
+    versions = {
+        name: str(module.__version__)
+        for name in LIBRARIES
+        if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
+    }
     return Tape(events=recorder.finished(), source="trace", versions={"python": sys.version.split()[0], **versions})
 
 

@@ -190,4 +190,3 @@ def parameter_maker(recorder: Sides) -> Any:
         return original(cls, data, requires_grad)
 
     return new
-

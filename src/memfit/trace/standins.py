@@ -162,7 +162,9 @@ class MatMul8bitLt(torch.autograd.Function):
         none = outliers.any()
         del outliers, none, half
         product = torch.empty((source.shape[0], weight.shape[0]), dtype=torch.int32, device=source.device)
-        out = torch.empty((source.shape[0], weight.shape[0]), dtype=torch.float16, device=source.device)  # like a small product it would be real
+        out = torch.empty(
+            (source.shape[0], weight.shape[0]), dtype=torch.float16, device=source.device
+        )  # like a small product it would be real
         if bias is not None and bias.dtype != torch.float16:
             out.add_(bias)
         result = out.to(source.dtype)

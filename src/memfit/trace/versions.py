@@ -19,6 +19,12 @@ TRANSFORMERS = installed("transformers")
 DTYPE = "dtype" if TRANSFORMERS >= (4, 56) else "torch_dtype"  # the argument of `from_config` and `_from_config`
 
 
+def vocabulary(config: Any) -> int:
+    """Of the text model; configurations have `get_text_config` since transformers 4.45."""
+    text = config.get_text_config() if hasattr(config, "get_text_config") else getattr(config, "text_config", config)
+    return int(text.vocab_size)
+
+
 def kept_whole(model: Any, named: list[str]) -> list[str]:
     """The modules that bitsandbytes' quantization leaves alone: those named, else the head and what is tied to it, and those of fp32.
 
@@ -45,4 +51,4 @@ def converts(path: str, kept: list[str]) -> bool:
     return name not in kept and not any(f"{one}." in path or one == path for one in kept)
 
 
-__all__ = ["DTYPE", "TRANSFORMERS", "converts", "installed", "kept_whole"]
+__all__ = ["DTYPE", "TRANSFORMERS", "converts", "installed", "kept_whole", "vocabulary"]

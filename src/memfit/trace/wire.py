@@ -51,10 +51,7 @@ def from_text(text: str) -> Tape:
 def event_of(row: list[Any], words: list[str]) -> Event:
     kind, worded = KINDS[row[0]]
     event: Event = kind(
-        *(
-            tuple(value) if isinstance(value, list) else words[value] if place in worded else value
-            for place, value in enumerate(row[1:])
-        )
+        *(tuple(value) if isinstance(value, list) else words[value] if place in worded else value for place, value in enumerate(row[1:]))
     )
     return event
 

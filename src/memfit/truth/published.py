@@ -19,7 +19,10 @@ from memfit.truth.models import built
 from memfit.truth.rows import Row, count, read_rows
 from memfit.truth.words import Options
 
-SERVING = ("vllm", "sglang", "llama.cpp", "ollama", "tensorrt", "mlx", "exllama", "ctranslate", "ctransformers", "onnx", "deepspeed-inference", "gptq-for-llama", "nvidia")  # fmt: skip
+SERVING = (
+    "vllm", "sglang", "llama.cpp", "ollama", "tensorrt", "mlx", "exllama", "ctranslate", "ctransformers", "onnx", "deepspeed-inference",
+    "gptq-for-llama", "nvidia",
+)  # fmt: skip
 PARTS = (
     "kv_cache",
     "compute_buffer",

@@ -4,8 +4,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = {
-    "vocab_size": 4096, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 1024,
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
 }
 SEQ = 256
 

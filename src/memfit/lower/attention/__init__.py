@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from memfit.lower.attention import alibi, capped, falcon, gpt2, gpt_neo, gpt_neox, latent, llama, opt
 from memfit.lower.bound import Bound
@@ -10,7 +11,7 @@ from memfit.lower.context import Context
 from memfit.lower.recorder import Tensor
 from memfit.model.modules import Attention, Model
 
-Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
+Program = Callable[[Tensor, Any, Bound, Context], Tensor]  # the module is Attention or Latent, as the style says
 ATTENTION: dict[str, Program] = {
     "biogpt": opt.biogpt, "bloom": alibi.bloom, "codegen": gpt_neo.codegen, "falcon": falcon.falcon, "falcon_alibi": falcon.falcon_alibi,
     "gpt2": gpt2.gpt2, "gpt2_upcast": gpt2.gpt2_upcast, "gpt_bigcode": gpt2.gpt_bigcode, "gpt_neo": gpt_neo.gpt_neo, "gpt_neox": gpt_neox.gpt_neox,

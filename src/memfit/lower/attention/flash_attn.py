@@ -105,7 +105,8 @@ def back_2(r: Recorder, node: Node, g: Tensor) -> Grads:
     sizes, flops, real, head = node.extra
     grads = [r.like(one, "flash_attention") for one in (q, k, v)]
     wide = r.tensor(q.shape, g.format, "pad") if head != q.shape[-1] else None
-    held = kernels.flash_attn_2_backward(*sizes, element=q.format.block_bytes, real=real)
+    batch, heads, groups, queries, keys, width = sizes
+    held = kernels.flash_attn_2_backward(batch, heads, groups, queries, keys, width, q.format.block_bytes, real)
     scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
     r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del scratch, wide

@@ -31,7 +31,9 @@ def gpt_neo(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
         q, k = ops.cast(r, q, FP32), ops.cast(r, k, FP32)
         lowest = r.tensor((1,), FP32, "full")
         triangle, mask = bound[f"{module.name}.bias"], mask_of(module, ctx)
-        out = weighed(ops.cast(r, softmax(masked(where(r, scores(q, k, ctx), triangle), mask, ctx), ctx), v.format), v, module, ctx)
+        out = weighed(
+            ops.cast(r, softmax(masked(where(r, scores(q, k, ctx), triangle), mask, ctx), ctx), v.format), v, module, ctx, returned=True
+        )
         del lowest
         return out
 
@@ -112,11 +114,23 @@ def divided(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) ->
     """Scores in fp32, divided, then masked (GPTJAttention._attn)."""
     r = ctx.r
     q, k = ops.cast(r, q, FP32), ops.cast(r, k, FP32)
-    return weighed(ops.cast(r, softmax(masked(ops.scale(r, scores(q, k, ctx)), mask_of(module, ctx), ctx), ctx), v.format), v, module, ctx)
+    return weighed(
+        ops.cast(r, softmax(masked(ops.scale(r, scores(q, k, ctx)), mask_of(module, ctx), ctx), ctx), v.format),
+        v,
+        module,
+        ctx,
+        returned=True,
+    )
 
 
 def divided_later(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
     """The same, masked before (CodeGenAttention._attn)."""
     r = ctx.r
     q, k = ops.cast(r, q, FP32), ops.cast(r, k, FP32)
-    return weighed(ops.cast(r, softmax(ops.scale(r, masked(scores(q, k, ctx), mask_of(module, ctx), ctx)), ctx), v.format), v, module, ctx)
+    return weighed(
+        ops.cast(r, softmax(ops.scale(r, masked(scores(q, k, ctx), mask_of(module, ctx), ctx)), ctx), v.format),
+        v,
+        module,
+        ctx,
+        returned=True,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from memfit.formats import FP32
 from memfit.lower import ops, views
@@ -20,14 +21,14 @@ PACKS_SINCE = (5, 23)  # a single masked query is looked at as one query a group
 LARGEST_GROUPED = 256  # head size
 
 
-def remembered(k: Tensor, v: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor]:
+def remembered(k: Tensor, v: Tensor, module: Any, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor]:
     """What there is to attend to: with a cache, the past too."""
     if ctx.cache is None:
         return k, v
     return ctx.cache.update(ctx.r, bound.prefix, k, v, module.window)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context, eager: Kernel | None = None) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context, eager: Kernel | None = None) -> Tensor:
     """The interface that the job asks for, among those that the family's code offers. `eager`: a family's own scores."""
     name = interface(module, ctx)
     run = eager if eager is not None and name == "eager" else KERNELS[name]
@@ -69,8 +70,12 @@ def through_flash_attn(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: 
 
 
 def repeated(r: Recorder, x: Tensor, module: Attention) -> Tensor:
-    """repeat_kv: the heads of a group become copies; nothing where there are no groups."""
-    return sdpa.repeated(r, x, module.heads)
+    """repeat_kv: the heads of a group become copies; nothing where there are no groups, and a view where there is but one."""
+    b, groups, s, h = x.shape
+    if groups == module.heads:
+        return x
+    wide = views.expand(r, views.reshape(r, x, b, groups, 1, s, h), b, groups, module.heads // groups, s, h)
+    return views.reshape(r, wide, b, module.heads, s, h)
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:

@@ -62,7 +62,9 @@ def turned(q: Tensor, k: Tensor, module: Attention, bound: Bound, ctx: Context, 
 
 def straight(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
     """Three projections, and a rotation of q and k."""
-    q, k, v = (views.heads(ctx.r, linear(x, bound.linear(one), ctx), count) for one, count in zip(module.project, counts(module), strict=True))
+    q, k, v = (
+        views.heads(ctx.r, linear(x, bound.linear(one), ctx), count) for one, count in zip(module.project, counts(module), strict=True)
+    )
     q, k = turned(q, k, module, bound, ctx, turn)
     return q, k, v
 

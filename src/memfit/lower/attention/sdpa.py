@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from memfit import kernels
 from memfit.errors import InputError
@@ -53,22 +54,26 @@ def sdpa(call: Call, ctx: Context) -> Tensor:
 
 def chosen(call: Call, ctx: Context) -> str:
     """The backend; one that the job forces must be able to run (torch: `No available kernel`)."""
-    allowed = allowed_by(ctx.job.attention) if call.groups or not call.grouped else ("math",)
     size = call.q.format.block_bytes
     _, _, _, queries, keys, head = call.sizes
     needs = ctx.r.grad and any(one.needs for one in (call.q, call.k, call.v))
-    backend = kernels.sdpa_backend(
-        element=size, half=size == 2, head=head, value_head=call.v.shape[-1], masked=call.mask is not None, causal=call.causal, query=queries,
-        key=keys, grouped=call.grouped, training=needs, dropout=call.dropout, capability=ctx.capability, torch=ctx.torch, allowed=allowed,
-    )  # fmt: skip
-    if backend not in allowed:
-        raise InputError.one(f"attention `{ctx.job.attention}` has no kernel for this call", where="job.attention", hint="use `sdpa`")
-    return backend
+    for allowed in asked(call, ctx):
+        backend = kernels.sdpa_backend(
+            element=size, half=size == 2, head=head, value_head=call.v.shape[-1], masked=call.mask is not None, causal=call.causal, query=queries,
+            key=keys, grouped=call.grouped, training=needs, dropout=call.dropout, capability=ctx.capability, torch=ctx.torch, allowed=allowed,
+        )  # fmt: skip
+        if backend in allowed:
+            return backend
+    raise InputError.one(f"attention `{ctx.job.attention}` has no kernel for this call", where="job.attention", hint="use `sdpa`")
 
 
-def allowed_by(attention: str) -> tuple[str, ...]:
-    """What torch.nn.attention.sdpa_kernel leaves open under the job's option."""
-    return (attention,) if attention in DEFAULT else DEFAULT
+def asked(call: Call, ctx: Context) -> tuple[tuple[str, ...], ...]:
+    """What torch.nn.attention.sdpa_kernel leaves open under the job's option, or what the framework asks for, one after the other."""
+    if not call.groups and call.grouped:
+        return (("math",),)
+    if ctx.job.attention in DEFAULT:
+        return ((ctx.job.attention,),)
+    return tuple((one,) for one in ctx.programs.kernels) or (DEFAULT,)
 
 
 def additive(r: Recorder, mask: Tensor | None, like: Tensor) -> Tensor | None:
@@ -89,7 +94,7 @@ def flash(call: Call, ctx: Context) -> Tensor:
     chosen = r.chosen("attention")
     out = r.put_out(lambda: r.like(q, "flash_attention"), chosen)
     lse = r.put_out(lambda: r.tensor((batch, heads, queries), FP32, "flash_attention"), chosen)
-    state = tuple(r.put_out(lambda size=size: r.tensor((size,), INT64, "flash_attention"), chosen) for size in (2, 1))
+    state = tuple(r.put_out(partial(r.tensor, (size,), INT64, "flash_attention"), chosen) for size in (2, 1))
     if call.dropout == 0.0:  # a single query's heads are folded into its group's length
         folded = (groups, heads // groups) if queries == 1 and heads != groups else (heads, queries)
         held = [
@@ -170,7 +175,9 @@ def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
     q, k, v, *_ = node.saved
     sizes, flops, capability = node.extra
     grads = [by_tokens(r, one.shape, one, "efficient_attention") for one in (q, k, v)]
-    held = r.scratch(kernels.efficient_backward(*sizes, element=q.format.block_bytes, capability=capability), "efficient_attention")
+    batch, heads, queries, keys, head, value_head = sizes
+    size = kernels.efficient_backward(batch, heads, queries, keys, head, value_head, q.format.block_bytes, capability)
+    held = r.scratch(size, "efficient_attention")
     r.compute("efficient_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del held
     return grads

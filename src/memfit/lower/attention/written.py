@@ -46,10 +46,10 @@ def softmax(x: Tensor, ctx: Context) -> Tensor:
     return ops.softmax(ctx.r, x, FP32 if ctx.autocast else x.format)
 
 
-def weighed(weights: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """Values by their weights, which the layer keeps until it returns."""
+def weighed(weights: Tensor, v: Tensor, module: Attention, ctx: Context, *, returned: bool = False) -> Tensor:
+    """Values by their weights, which the layer keeps until it returns; or `returned`, its loop until the next one does."""
     weights = ops.dropout(ctx.r, weights, ctx.dropout(module.dropout))
-    ctx.held.append(weights)
+    (ctx.results if returned else ctx.held).append(weights)
     return product(ctx.r, weights, v, ctx)
 
 

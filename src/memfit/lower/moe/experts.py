@@ -90,6 +90,7 @@ def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bou
     selected = r.tensor((rows, x.shape[-1]), x.format, "repeat_interleave")
     ids = places.view(rows)
     biases: Tensor | None = None
+    matrices: Tensor | None = None
     out = selected
     for stack in ("gate_up_proj", "down_proj"):
         weight = bound[f"{name}.{stack}"]

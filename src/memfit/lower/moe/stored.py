@@ -23,7 +23,9 @@ def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     rows, width, outputs = x.shape[0], x.shape[1], weight.shape[1]
     held = (r.tensor(x.shape, FP8, "quantize", "temporaries"), r.tensor((rows, -(-width // BLOCK)), FP32, "quantize", "temporaries"))
     out = r.tensor((rows, outputs), x.format, "grouped_mm")
-    r.compute("matmul", 2 * x.count * outputs, (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count), x.format.math)
+    r.compute(
+        "matmul", 2 * x.count * outputs, (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count), x.format.math
+    )
     del held
     return r.node("grouped_mm", out, (x,), back_grouped, (ends,), (x.shape, weight.shape))
 

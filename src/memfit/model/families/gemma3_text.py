@@ -37,7 +37,9 @@ def text_model(fields: Fields, name: str) -> Model:
     plain = normed(attention(fields, width, qkv_bias=bias, out_bias=bias, style="gemma3"), style="gemma")
     layers: tuple[Layer, ...] = stack(types, lambda slides: sandwich(replace(plain, window=window if slides else 0), mlp, width))
     model = decoder(fields, name, layers, width=width, rotary=0, tied=True, norm="gemma", scaled=True)
-    return scaled(replace(model, buffers=rotary_buffers(plain.rotary, types=types), softcap=capped[1], masks=masks(window, types, always=True)))
+    return scaled(
+        replace(model, buffers=rotary_buffers(plain.rotary, types=types), softcap=capped[1], masks=masks(window, types, always=True))
+    )
 
 
 @family(

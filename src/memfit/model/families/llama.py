@@ -64,7 +64,9 @@ def gated_mlp(name: str, width: int, inner: int, activation: str, bias: bool = F
 def fused_mlp(width: int, inner: int, activation: str) -> MLP:
     """Gate and up in one matrix (phi-3, GLM)."""
     up = Linear(name="mlp.gate_up_proj", inputs=width, outputs=2 * inner)
-    return MLP(name="mlp", activation=activation, fused=True, style="fused", up=up, down=Linear(name="mlp.down_proj", inputs=inner, outputs=width))
+    return MLP(
+        name="mlp", activation=activation, fused=True, style="fused", up=up, down=Linear(name="mlp.down_proj", inputs=inner, outputs=width)
+    )
 
 
 def dense_mlp(fields: Fields, width: int, bias: bool = False) -> MLP:
