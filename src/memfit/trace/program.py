@@ -15,7 +15,7 @@ import torch
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.tape import Tape
-from memfit.trace import autocast, cuda, flash_attn, kernels_of, label, prepare, serve, steps
+from memfit.trace import autocast, cuda, flash_attn, kernels_of, label, prepare, serve, steps, versions
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
@@ -85,7 +85,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 steps.train(recorder, model, job, options)
             else:
                 serve.infer(recorder, model, job, options)
-        label.settle(recorder, model.config.get_text_config().vocab_size)
+        label.settle(recorder, versions.vocabulary(model.config))
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return Tape(events=recorder.finished(), source="trace", versions=versions)
 
@@ -183,7 +183,7 @@ def keep_wide(model: Any, kind: torch.dtype) -> None:
 
 
 def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     values = {
         key: value
@@ -202,11 +202,9 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
     try:
         return AutoConfig.for_model(kind, **values)
     except ValueError as bad:
-        raise InputError(
-            Problem(
-                message=f"transformers does not know the model type `{kind[:60]}`", where="model.config.model_type", hint=str(bad)[:200]
-            )
-        ) from None
+        known = kind in CONFIG_MAPPING
+        message = f"this version of transformers refuses the configuration of `{kind[:60]}`" if known else f"transformers does not know the model type `{kind[:60]}`"
+        raise InputError(Problem(message=message, where="model.config" if known else "model.config.model_type", hint=str(bad)[:200])) from None
 
 
 @contextlib.contextmanager
