@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from memfit.job import Job
+from memfit.trace import versions
 from memfit.trace.recorder import Recorder
 
 FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full length; between them a growing cache repeats itself
@@ -88,7 +89,7 @@ def accepts_keep(model: Any) -> bool:
 
 
 def tokens(recorder: Recorder, model: Any, job: Job, length: int) -> torch.Tensor:
-    return torch.randint(1, model.config.get_text_config().vocab_size, (job.batch, length), device=recorder.device.type)
+    return torch.randint(1, versions.vocabulary(model.config), (job.batch, length), device=recorder.device.type)
 
 
 def grown(cache: Any, length: int) -> bool:
