@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from memfit.job import Job
 from memfit.tape import Part
-from memfit.trace import prepare, standins
+from memfit.trace import prepare, standins, versions
 from memfit.trace.optimizers import optimizer_of
 from memfit.trace.recorder import Recorder, plain
 
@@ -62,7 +62,7 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
 
 def batch_of(recorder: Recorder, model: Any, job: Job, size: int) -> dict[str, torch.Tensor]:
     """Token ids that are their own labels; with padding, an attention mask whose last token is masked."""
-    vocabulary = model.config.get_text_config().vocab_size
+    vocabulary = versions.vocabulary(model.config)
     ids = torch.randint(0, vocabulary, (size, job.seq), device=recorder.device.type)
     inputs = {"input_ids": ids, "labels": ids}
     if not job.packing:
