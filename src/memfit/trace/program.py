@@ -86,8 +86,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
             else:
                 serve.infer(recorder, model, job, options)
         label.settle(recorder, versions.vocabulary(model.config))
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return Tape(events=recorder.finished(), source="trace", versions=versions)
+    used = {"torch": torch.__version__, "transformers": transformers.__version__}
+    return Tape(events=recorder.finished(), source="trace", versions=used)
 
 
 def refusals(job: Job) -> Iterator[Problem]:
