@@ -82,7 +82,9 @@ def adapted(model: Any, job: Job, device: str) -> Any:
     )  # fmt: skip
     try:
         with torch.device(device), standins.installed():
-            return as_trl(get_peft_model(model, settings, autocast_adapter_dtype=job.adapter_dtype == "float32"), job)
+            wanted = {"autocast_adapter_dtype": job.adapter_dtype == "float32"}
+            known = inspect.signature(get_peft_model).parameters  # it is there since PEFT 0.12
+            return as_trl(get_peft_model(model, settings, **{name: value for name, value in wanted.items() if name in known}), job)
     except ValueError as bad:
         raise InputError.one(str(bad).splitlines()[0][:300].rstrip("."), where="job.targets") from None
 
