@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster, Span, context, usable
-from memfit.job import Job
+from memfit.job import Job, remarks
 from memfit.lower import lower
 from memfit.model.modules import Model, MoE
 from memfit.program import Program, placed
@@ -149,6 +149,9 @@ def estimate(
     tape = _tape(model, job, cluster, producer, precise)
     gpu = None if cluster is None else cluster.gpu
     run = replay(tape, settings, total=_total(settings, gpu)) if precise else None
+    if run is not None and run.oom is not None:
+        asked = f"it asks for {run.oom.asked} bytes at once, which no device has"
+        raise InputError.one(asked, where="job", hint="a smaller `batch` or `seq`")
     found = memory(tape, run)
     outside = context(_UNKNOWN if gpu is None else gpu)
     room = None if gpu is None else (usable(gpu), max(usable(gpu), gpu.memory_range[1] - gpu.held))
@@ -288,7 +291,7 @@ def trainable(model: Model, job: Job) -> int:
 
 def _remarks(model: Model, job: Job, gpu: GPU | None) -> list[Problem]:
     """What the answer assumes."""
-    found = []
+    found = list(remarks(job))
     if gpu is None:
         message = "no GPU is named: kernels are those of an A100, and there is no verdict"
         found.append(

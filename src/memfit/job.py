@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -202,7 +202,8 @@ def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]
     kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float)}
     wanted = kinds[str(kind)]
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        yield Problem(message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where)
+        hint = "put it in quotes" if kind == "str" and isinstance(value, (int, float)) and not isinstance(value, bool) else ""
+        yield Problem(message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where, hint=hint)
         return
     if rule["choices"] and value not in rule["choices"]:
         yield unknown(one.name, value, where, rule["choices"])
@@ -212,14 +213,48 @@ def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]
 
 
 def version_problems(text: str) -> Iterator[Problem]:
+    seen: set[str] = set()
     for piece in filter(str.strip, text.split(",")):
         found = _VERSION.fullmatch(piece)
+        if found is not None and found[1] in seen:
+            yield Problem(message=f"`{found[1]}` has two versions", where="job.versions", hint="name each library once")
+        seen |= {found[1]} if found is not None else set()
         if found is None:
             yield Problem(
                 message=f"`{piece.strip()[:60]}` is no version", where="job.versions", hint="write it like `transformers=4.51,torch=2.6`"
             )
         elif found[1] not in NEWEST:
             yield unknown("library", found[1], "job.versions", tuple(NEWEST))
+
+
+# Options that count only where the condition holds, and what they are for.
+COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
+    (("accumulate", "optimizer", "clip", "zero_grad", "checkpointing", "loss", "liger", "evaluate"), lambda job: job.training, "training"),
+    (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),
+    (("reentrant",), lambda job: job.training and job.checkpointing != "none", "gradient checkpointing"),
+    (("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"), lambda job: job.adapters, "methods `lora` and `qlora`"),
+    (("trainable",), lambda job: job.training and job.method == "freeze", "method `freeze`"),
+    (("double_quant", "quant_compute"), lambda job: job.quantization in ("nf4", "fp4"), "weights in 4 bits"),
+    (("quant_skip",), lambda job: job.quantization != "none", "weights quantized by bitsandbytes"),
+    (("prepare_kbit",), lambda job: job.adapters and job.quantization != "none", "adapters over quantized weights"),
+    (("new_tokens", "cache", "logits", "beams"), lambda job: not job.training, "task `inference`"),
+    (("cache_bits",), lambda job: not job.training and job.cache == "quantized", "a quantized cache"),
+    (("eval_batch",), lambda job: job.training and job.evaluate, "`evaluate`"),
+)
+
+
+def remarks(job: Job) -> Iterator[Problem]:
+    """Options that were set and change nothing, and libraries newer than those that were read."""
+    defaults = {one.name: one.default for one in dataclasses.fields(Job)}
+    for names, counts, purpose in COUNTS:
+        for name in names if not counts(job) else ():
+            if getattr(job, name) != defaults[name]:
+                yield Problem(message=f"`{name}` changes nothing here: it is for {purpose}", where=f"job.{name}", level="note")
+    for library, newest in NEWEST.items():
+        if job.version(library) > newest:
+            told, read = (".".join(map(str, one)) for one in (job.version(library), newest))
+            message = f"{library} {told} is newer than {read}, the last whose code was read"
+            yield Problem(message=message, where="job.versions", level="warning")
 
 
 NAMES = {"str": "text", "int": "whole number", "bool": "true or false", "float": "number"}

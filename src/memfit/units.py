@@ -17,10 +17,12 @@ _SUFFIXES = {
 }  # fmt: skip
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 LARGEST = 2**60  # an exbibyte: beyond it, a figure is a slip of the pen
+LEAST_BARE = MIB  # a smaller number without a unit was meant in GiB
 
 
 def parse_bytes(text: str | int, *, where: str = "") -> int:
     """`24GiB`, `80 GB`, `512MiB` or a bare number of bytes."""
+    match = None
     if isinstance(text, int) and not isinstance(text, bool):
         amount, scale = float(text), 1
     else:
@@ -30,6 +32,8 @@ def parse_bytes(text: str | int, *, where: str = "") -> int:
             raise InputError.one(f"`{str(text)[:40]}` is no amount of memory", where=where, hint="write it like `24GiB` or `80GB`")
         amount = float(match[1])
     size = int(amount * scale)
+    if isinstance(text, str) and 0 < amount < LEAST_BARE and match is not None and not match[2]:
+        raise InputError.one(f"`{text[:40]}` has no unit", where=where, hint=f"write it like `{text.strip()[:20]}GiB`")
     if not 0 < size <= LARGEST:
         raise InputError.one(f"`{str(text)[:40]}` is out of range", where=where, hint="more than 0 and at most 1024 PiB")
     return size

@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # each function imports what it needs, and no more
 
 T = TypeVar("T")
 PRODUCERS = ("formula", "trace")
+OUTPUT = ("format", "json", "explain")  # flags that say how an answer is written
 JOB_FILE_LIMIT = 2**16  # bytes: an honest job file is a hundredth of it
 
 
@@ -76,7 +77,7 @@ def read_into(kind: type[T], values: Mapping[str, Any], problems: list[Problem])
     for name, value in values.items():
         read = from_text(value, str(fields[name].type)) if isinstance(value, str) else value
         if name == "memory" and isinstance(value, int) and not isinstance(value, bool):
-            read = str(value)  # a bare number of bytes
+            read = str(value)
         found = [dataclasses.replace(problem, where=name) for problem in field_problems(fields[name], read)]
         problems += found
         if not found:
@@ -209,8 +210,14 @@ def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
     `./…` or `../…` is sought beside the file."""
     found: dict[str, Any] = {}
     for key, value in mapping(path, text_of(path)).items():
-        if plain(value):
-            found[str(key).replace("-", "_")] = value
+        name = str(key).replace("-", "_")
+        if name in found:
+            problems.append(Problem(message=f"`{name[:60]}` stands there twice", where=f"{path.name}: {str(key)[:60]}"))
+        elif name in OUTPUT and name not in options():
+            hint = f"leave it out, and say `--{name}`"
+            problems.append(Problem(message=f"`{name}` is for the command line alone", where=f"{path.name}: {name}", hint=hint))
+        elif plain(value):
+            found[name] = value
         else:
             wrong = "has no value" if value is None else "takes one value or a list of them"
             problems.append(Problem(message=f"`{str(key)[:60]}` {wrong}", where=f"{path.name}: {str(key)[:60]}"))

@@ -261,6 +261,9 @@ def test_flags_override_the_job_file_and_the_file_the_defaults(small: str, tmp_p
         ("model: 12\nby: 7", ["by", "model"]),
         ("? [1, 2]\n: x\nmodel: ./config.json", ["job file, line 1"]),
         ("a: &a [&b [*a]]\nmodel: ./config.json", ["job.yaml: a"]),
+        ("model: ./config.json\nadapter-dtype: base\nadapter_dtype: base", ["job.yaml: adapter_dtype"]),
+        ("model: ./config.json\nformat: json\nexplain: true", ["job.yaml: format", "job.yaml: explain"]),
+        ("model: ./config.json\nmemory: 24\nversions: 4.5", ["job.versions", "memory"]),
     ],
 )
 def test_bad_job_files(text: str, wheres: list[str], small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

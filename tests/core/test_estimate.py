@@ -16,7 +16,7 @@ import memfit
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, trainable
 from memfit.hardware import Cluster, custom_gpu, find_gpu, usable
-from memfit.job import Job
+from memfit.job import COUNTS, NEWEST, Job
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.plan.reverse import cheapest_precision, largest_batch, last, longest_seq, smallest_gpu
@@ -346,3 +346,41 @@ def test_a_trace_is_not_begun_where_it_would_not_end(tmp_path: Path) -> None:
         memfit.estimate(tmp_path, by="trace")
     with pytest.raises(InputError, match="too many to trace"):
         memfit.estimate(SMALL, by="trace", batch=2**20, seq=2**20)
+
+
+# -------------------------------------------------------------------------------------------------- what changes nothing
+def test_options_that_change_nothing_here_are_named() -> None:
+    found = memfit.estimate(SMALL, seq=16, rank=8, cache="static", eval_batch=4, checkpoint_every=2).problems
+    assert {problem.where for problem in found if "changes nothing" in problem.message} == {
+        "job.rank", "job.cache", "job.eval_batch", "job.checkpoint_every",
+    }  # fmt: skip
+    assert {problem.level for problem in found} == {"note"}
+    busy = memfit.estimate(SMALL, seq=16, method="lora", rank=8, evaluate=True, eval_batch=4, checkpointing="every", checkpoint_every=2)
+    assert not any("changes nothing" in problem.message for problem in busy.problems)
+
+
+def test_every_conditional_option_exists_and_is_named_once() -> None:
+    names = [name for group, _, _ in COUNTS for name in group]
+    assert len(names) == len(set(names))
+    assert set(names) <= set(Job.__dataclass_fields__)
+
+
+def test_versions_newer_than_those_read_are_a_warning_and_two_of_one_library_an_error() -> None:
+    found = memfit.estimate(SMALL, seq=16, versions="transformers=99.1,torch=2.6").problems
+    assert [problem.message for problem in found if problem.level == "warning"] == [
+        f"transformers 99.1 is newer than {'.'.join(map(str, NEWEST['transformers']))}, the last whose code was read"
+    ]
+    with pytest.raises(memfit.InputError, match="two versions"):
+        memfit.estimate(SMALL, versions="torch=2.6,torch=2.7")
+
+
+def test_a_block_that_no_device_has_is_refused() -> None:
+    with pytest.raises(memfit.InputError, match="no device has"):
+        memfit.estimate(SMALL, seq=2**28, batch=2**24, attention="eager")
+
+
+@pytest.mark.parametrize("memory", ["24", 24, "80.5", "1000"])
+def test_memory_without_a_unit_is_not_taken_for_bytes(memory: str | int) -> None:
+    with pytest.raises(memfit.InputError, match="has no unit"):
+        memfit.estimate(SMALL, seq=16, memory=memory)
+    assert memfit.estimate(SMALL, seq=16, memory=24 * 2**30).usable == (24 * 2**30, 24 * 2**30)

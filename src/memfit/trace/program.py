@@ -203,8 +203,14 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
         return AutoConfig.for_model(kind, **values)
     except ValueError as bad:
         known = kind in CONFIG_MAPPING
-        message = f"this version of transformers refuses the configuration of `{kind[:60]}`" if known else f"transformers does not know the model type `{kind[:60]}`"
-        raise InputError(Problem(message=message, where="model.config" if known else "model.config.model_type", hint=str(bad)[:200])) from None
+        message = (
+            f"this version of transformers refuses the configuration of `{kind[:60]}`"
+            if known
+            else f"transformers does not know the model type `{kind[:60]}`"
+        )
+        raise InputError(
+            Problem(message=message, where="model.config" if known else "model.config.model_type", hint=str(bad)[:200])
+        ) from None
 
 
 @contextlib.contextmanager
