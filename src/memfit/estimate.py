@@ -10,13 +10,14 @@ from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster, Span, context, usable
 from memfit.job import Job, remarks
 from memfit.lower import lower
+from memfit.lower.host import Host, host, paged
 from memfit.model.modules import Model, MoE
-from memfit.program import Program, placed
+from memfit.program import Program
 from memfit.simulate.memory import Memory, Moment, memory, moment
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
 from memfit.tape import Alloc, Mark, Producer, Tape
-from memfit.techniques import apply
+from memfit.techniques import marked, precision
 
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
@@ -39,14 +40,6 @@ class Parameters:
     total: int
     trainable: int
     active: int  # of the total, those that one token passes through
-
-
-@dataclass(frozen=True, kw_only=True)
-class Host:
-    """Bytes of host memory beside the process itself, at the worst moment, and which that is."""
-
-    size: int
-    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +153,8 @@ def estimate(
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
     band = _band(found, outside, limited)
     verdict = _verdict(band, room, limited)
-    known = _parameters(model, job, tape, total)
+    program, notes = _marked(model, job, gpu)
+    known = _parameters(program, tape, total)
     advice = _advice(tape, job, found, (band, room, verdict)) if precise else ()
     return Estimate(
         model=model,
@@ -169,14 +163,14 @@ def estimate(
         memory=found,
         context=outside,
         usable=room,
-        host=_host(model, job, known.total),
+        host=host(program, known.total),
         band=band,
         verdict=verdict,
         failure=_failure(tape, limited),
         retries=0 if limited is None or limited.oom else limited.retries,
         parameters=known,
         source=tape.source,
-        problems=(*problems, *_remarks(model, job, gpu), *advice),
+        problems=(*problems, *notes, *_remarks(program), *advice),
         versions=tape.versions,
     )
 
@@ -248,27 +242,19 @@ def _failure(tape: Tape, limited: Replay | None) -> Failure | None:
     return Failure(at=moment(tape, limited.oom.event or 0), asked=limited.oom.asked, left=limited.oom.free)
 
 
-def _host(model: Model, job: Job, total: int) -> Host:
-    """Without a device_map, from_pretrained fills the model on the CPU and `.to` copies it over; with one, tensors pass the host one at
-    a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py, core_model_loading.py)."""
-    width = _width(model, job)
-    if job.mapped:
-        largest = max((weight.count for weight in model.weights()), default=0)
-        return Host(size=largest * width, why="the largest tensor on its way to the GPU")
-    return Host(size=total * width, why="a copy of the weights while they are loaded without a device_map")
+def _marked(model: Model, job: Job, gpu: GPU | None) -> tuple[Program, tuple[Problem, ...]]:
+    """The job put on the model, and what its techniques assume; of a model that no family knows, only in which numbers it is kept."""
+    program = Program(model=model, job=job, entries=(), weights=model.dtype, gpu=gpu)
+    return marked(program) if model.layers else (precision.apply(program), ())
 
 
-def _width(model: Model, job: Job) -> int:
-    """Bytes of one value of the base weights."""
-    return FORMATS[apply(Program(model=model, job=job, entries=(), weights=model.dtype)).weights].block_bytes
-
-
-def _parameters(model: Model, job: Job, tape: Tape, total: int | None) -> Parameters:
+def _parameters(program: Program, tape: Tape, total: int | None) -> Parameters:
+    model, job = program.model, program.job
     if model.layers:
-        return Parameters(total=model.parameters, trainable=trainable(model, job), active=model.active)
+        return Parameters(total=model.parameters, trainable=program.trainable if job.training else 0, active=model.active)
     if total is None:
         loaded = sum(event.size for event in _loading(tape) if event.part == "weights")
-        total = loaded // _width(model, job)
+        total = loaded // FORMATS[program.weights].block_bytes
     return Parameters(total=total, trainable=total if job.training and job.method == "full" else 0, active=total)
 
 
@@ -284,14 +270,16 @@ def _loading(tape: Tape) -> Iterator[Alloc]:
 
 def trainable(model: Model, job: Job) -> int:
     """Values that get gradients."""
-    if not job.training:
-        return 0
-    return apply(Program(model=model, job=job, entries=placed(model.layers, False), weights=model.dtype)).trainable
+    return _marked(model, job, None)[0].trainable if job.training else 0
 
 
-def _remarks(model: Model, job: Job, gpu: GPU | None) -> list[Problem]:
+def _remarks(program: Program) -> list[Problem]:
     """What the answer assumes."""
+    model, job, gpu = program.model, program.job, program.gpu
     found = list(remarks(job))
+    if paged(program):
+        message = "paged optimizer states count as the host's: the GPU holds them too as long as it has room, outside torch's allocator"
+        found.append(Problem(message=message, where="job.optimizer", level="note"))
     if gpu is None:
         message = "no GPU is named: kernels are those of an A100, and there is no verdict"
         found.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -73,7 +73,7 @@ class Program:
     adapter: Adapter | None = None
     quant: Quant | None = None
     gpu: GPU | None = None  # whose kernels run; None: an A100's
-    opened: bool = False  # experts stored in MXFP4 become 16 bits as they are loaded
+    opened: str = ""  # the method (`mxfp4`, `fp8`) whose weights become 16 bits as they are loaded
     input_gradients: bool = False  # enable_input_require_grads was called
 
     def replace(self, **changes: Any) -> Program:
@@ -98,24 +98,33 @@ class Program:
     @property
     def trainable(self) -> int:
         """Values that get gradients: base weights that are trained, adapters, copies of modules that are trained whole."""
-        model, adapter = self.model, self.adapter
         if self.trained is None:
-            return model.parameters
-        count = sum(weight.count for weight in model.weights() if self.trains(weight))
+            return self.model.parameters
+        return sum(count * times for count, _, times in self.trained_tensors())
+
+    def trained_tensors(self) -> Iterator[tuple[int, bool, int]]:
+        """(values, is it an embedding, how many such) of all that gets gradients."""
+        model, adapter = self.model, self.adapter
+        yield from ((weight.count, weight.role == "embedding", 1) for weight in model.weights() if self.trains(weight))
         if adapter is None:
-            return count
+            return
         ends = (*model.embed, *model.final, model.head)
         places = [(linears, times) for layer, times in model.kinds for linears in [tuple(layer.linears())]]
         for linears, times in [*places, (tuple(linear for module in ends for linear in module.linears()), 1)]:
-            count += times * sum(adapter.rank * (linear.inputs + linear.outputs) for linear in linears if self.adapted(linear))
+            for linear in linears:
+                if self.adapted(linear):
+                    yield adapter.rank * linear.inputs, False, times
+                    yield adapter.rank * linear.outputs, False, times
         for weight in model.weights():
             rank = next((rank for end, rank in adapter.parameters if weight.name.endswith(f".{end}")), 0)
             stack = weight.shape[0] if len(weight.shape) == 3 else 1
-            count += stack * rank * (weight.shape[-1] + weight.shape[-2]) if rank else 0
-            count += weight.count if adapter.saves(weight.name.rpartition(".")[0]) else 0
+            if rank:
+                yield stack * rank * weight.shape[-1], False, 1
+                yield stack * rank * weight.shape[-2], False, 1
+            if adapter.saves(weight.name.rpartition(".")[0]):
+                yield weight.count, weight.role == "embedding", 1
         if model.tied and adapter.saves(model.head.name):
-            count += model.head.inputs * model.head.outputs
-        return count
+            yield model.head.inputs * model.head.outputs, False, 1
 
     def trains(self, weight: Weight, path: str = "") -> bool:
         """Is this base weight (of the full name `path`) trained? Adapters are, always."""

@@ -73,7 +73,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> t
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
     if built is not None:
-        gather(problems, lambda: None, lambda: applied(built, job))
+        gather(problems, lambda: None, lambda: applied(built, job, cluster))
     problems += conflicts(ask, job, values)
     if problems or built is None:
         raise InputError(*problems)
@@ -164,12 +164,13 @@ def launched(request: dict[str, Any], cluster: Cluster | None, run: Run, offline
     return launch(request, python=run.python, seconds=run.time_limit, offline=offline, show=run.show_output, progress=progress)
 
 
-def applied(model: Model, job: Job) -> None:
-    """Let every technique that the job asks for say what is wrong with it on this model."""
+def applied(model: Model, job: Job, cluster: Cluster | None) -> None:
+    """Let every technique that the job asks for say what is wrong with it on this model; one that no family knows has nothing to look at."""
     from memfit.program import Program
     from memfit.techniques import apply
 
-    apply(Program(model=model, job=job, entries=(), weights=model.dtype))
+    if model.layers:
+        apply(Program(model=model, job=job, entries=(), weights=model.dtype, gpu=None if cluster is None else cluster.gpu))
 
 
 def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem]:

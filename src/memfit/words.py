@@ -155,10 +155,7 @@ def compared(source: Source, model: Model) -> tuple[Problem, ...]:
     """What the exact tensors of a file say of the model that its config describes."""
     from memfit.model.stored import doubts
 
-    if model.stored:
-        message = "weights are counted as the file stores them; everything else is what transformers' code holds, not llama.cpp's"
-        return (Problem(message=message, where="model", level="note"),)
-    if source.tensors is None or source.config.get("quantization_config") or not model.layers:
+    if model.stored or source.tensors is None or source.config.get("quantization_config") or not model.layers:
         return ()
     return tuple(doubts(model, source.tensors))
 

@@ -18,6 +18,7 @@ from memfit.lower.load import idle_linears, narrow, prepare, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module
 from memfit.program import Entry, Program
+from memfit.techniques.stored import stays
 
 
 class Body:
@@ -70,8 +71,8 @@ class Body:
 
     @property
     def stored(self) -> bool:
-        """Are the weights the blocks of a quantized file? Training code unpacks them first."""
-        return bool(self.model.stored) and not self.program.job.training
+        """Are the weights the blocks of a quantized file?"""
+        return stays(self.program)
 
     def load_stored(self) -> None:
         """The file's blocks stay as they are; the weights that the programs name are views of them, of no size of their own."""

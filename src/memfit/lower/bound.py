@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from memfit.formats import FORMATS, FP32, INT32, UINT8, Format
+from memfit.formats import FORMATS, FP8, FP32, INT32, UINT8, Format
 from memfit.lower.packed import Packed, pack
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear, Weight
@@ -62,6 +62,17 @@ def unpacked(r: Recorder, count: int, format: Format) -> tuple[Tensor, ...]:
     return blocks, scales, out
 
 
+def widened(r: Recorder, weight: Weight, format: Format) -> None:
+    """What a matrix stored in fp8 passes through on the GPU, one expert at a time: itself, in fp32, times its scales, and in the end
+    (integrations/finegrained_fp8.py Fp8Dequantize._dequantize_one)."""
+    shape = weight.shape[-2:]
+    stored = r.tensor(shape, FP8, "load", "temporaries")
+    wide = r.tensor(shape, FP32, "to", "temporaries")
+    scaled = r.tensor(shape, FP32, "mul", "temporaries")
+    out = r.tensor(shape, format, "to", "temporaries")
+    del stored, wide, scaled, out
+
+
 class Bound:
     """The weights of one layer, or of the model's ends; `prefix` leads to them."""
 
@@ -96,8 +107,7 @@ class Bound:
             self.buffers.add(weight.name)
             return self.r.leaf(weight.shape, self.format(weight), weight.name, "buffers", False)
         needs = self.program.trains(weight, self.path(weight.name))
-        stacked = weight.role == "expert" and len(weight.shape) == 3
-        sources = self.sources(weight) if stacked else None
+        sources = self.sources(weight) if weight.role in ("linear", "expert") else None
         stack = self.r.leaf(weight.shape, self.format(weight), weight.name, "weights", needs)
         del sources
         return stack
@@ -107,7 +117,11 @@ class Bound:
         matrices lie in one stack, the two stacks that come of those (transformers 5.23 core_model_loading.py MergeModulelist,
         Concatenate). Of one size with the stack; each kind stands as one block here."""
         program = self.program
-        if program.opened and program.job.mapped:
+        if program.opened == "fp8" and program.job.mapped and self.prefix:
+            widened(self.r, weight, self.format(weight))
+        if len(weight.shape) != 3 or weight.role != "expert":
+            return None
+        if program.opened == "mxfp4" and program.job.mapped:
             return unpacked(self.r, weight.count, self.format(weight))
         if not program.job.mapped or program.job.version("transformers") < (5, 0) or program.model.family in WHOLE:
             return None

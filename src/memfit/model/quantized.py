@@ -22,8 +22,7 @@ BY_JOB = ("bitsandbytes",)  # `--quant nf4` and its options say the same
 def apply(model: Model, fields: Fields) -> Model:
     """The model with its linear layers in the stored format; problems go to `fields`."""
     settings = fields.mapping("quantization_config")
-    method = settings.get("quant_method")
-    if not settings or method in READ_BY_FAMILY + BY_FILE:
+    if not settings or settings.get("quant_method") in READ_BY_FAMILY + BY_FILE:
         return model
     format = stored_format(settings, fields)
     if not format:
@@ -37,6 +36,16 @@ def apply(model: Model, fields: Fields) -> Model:
             known[id(layer), names] = converted(layer, format, names)
         layers.append(known[id(layer), names])
     return replace(model, layers=tuple(layers))
+
+
+def method(config: Mapping[str, Any]) -> str:
+    """The method that the checkpoint says it is stored by, or nothing; bitsandbytes' is the job's business."""
+    settings = config.get("quantization_config")
+    if not isinstance(settings, Mapping) or not settings:
+        return ""
+    producer = settings.get("producer")
+    name = settings.get("quant_method") or (producer.get("name") if isinstance(producer, Mapping) else None)
+    return "" if name in BY_JOB else str(name or "")
 
 
 def kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -60,25 +69,23 @@ def products(layer: Layer) -> list[str]:
 
 def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
     """The name of the format, or nothing and a problem."""
-    method, bits, group = settings.get("quant_method"), settings.get("bits"), settings.get("group_size")
-    producer = settings.get("producer")
-    if method is None and isinstance(producer, dict):
-        method = producer.get("name")
-    if method == "fp8":
+    name, bits, group = method({"quantization_config": settings}), settings.get("bits"), settings.get("group_size")
+    if name == "fp8":
         return block_format(settings, fields)
-    if method in ("gptq", "awq"):
-        if (bits == 4 or (bits == 8 and method == "gptq")) and group in (128, 64, 32):
-            return f"{method}-{bits}bit-g{group}"
+    if name in ("gptq", "awq"):
+        if (bits == 4 or (bits == 8 and name == "gptq")) and group in (128, 64, 32):
+            return f"{name}-{bits}bit-g{group}"
         fields.blame(
             "quantization_config",
-            f"{method} with {bits} bits in groups of {group} is not known",
+            f"{name} with {bits} bits in groups of {group} is not known",
             "known: 4 bits, gptq also 8, in groups of 128, 64 or 32",
         )
         return ""
-    if method == "modelopt" and str(settings.get("quant_algo")).upper() in ("NVFP4", "FP8"):
+    if name == "modelopt" and str(settings.get("quant_algo")).upper() in ("NVFP4", "FP8"):
         return "nvfp4" if str(settings["quant_algo"]).upper() == "NVFP4" else "float8_e4m3fn"
-    where = "`--quant` of the job says how bitsandbytes quantizes" if method in BY_JOB else "known: fp8, gptq, awq, mxfp4, modelopt"
-    fields.blame("quantization_config.quant_method", f"weights stored by `{str(method)[:40]}` are not known", where)
+    told = str(settings.get("quant_method", name))
+    where = "`--quant` of the job says how bitsandbytes quantizes" if told in BY_JOB else "known: fp8, gptq, awq, mxfp4, modelopt"
+    fields.blame("quantization_config.quant_method", f"weights stored by `{told[:40]}` are not known", where)
     return ""
 
 
@@ -91,10 +98,11 @@ def block_format(settings: Mapping[str, Any], fields: Fields) -> str:
 
 
 def converted(module: Any, format: str, skip: frozenset[str]) -> Any:
-    """The module with every linear layer and expert inside in `format`, except those named in `skip`."""
+    """The module with every linear layer and expert inside in `format` (none: the model's own), except those named in `skip`."""
     if isinstance(module, Linear):
         return module if module.name in skip else replace(module, format=format)
-    changes: dict[str, Any] = {"format": format} if isinstance(module, MoE) and not module.format and module.name not in skip else {}
+    experts = isinstance(module, MoE) and not (module.format and format) and module.name not in skip
+    changes: dict[str, Any] = {"format": format} if experts else {}
     for one in fields_of(module):
         value = getattr(module, one.name)
         if isinstance(value, Module):

@@ -1,49 +1,93 @@
-"""Experts stored in MXFP4 that cannot stay so: their kernels do not train, and older GPUs have none; then they become 16 bits as
-they are loaded."""
+"""Checkpoints stored in MXFP4 or fp8 that cannot stay so: they become 16 bits as they are loaded, where weights are trained, where the
+library trains nothing over them, and on GPUs that have no kernels for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memfit.errors import Problem
-from memfit.model.modules import Layer, MoE
+from memfit.model.modules import Layer
+from memfit.model.quantized import converted, method
 from memfit.program import Program
 from memfit.techniques.base import Technique
 
-LEAST = (7, 5)  # compute capability of the kernels (quantizer_mxfp4.py validate_environment)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stays:
+    """`least`: compute capability of the kernels; `loads`, `adapts`: the first transformers that makes 16 bits of it, and that trains
+    adapters over it; `config`: what asks for 16 bits; `packages`: without these it becomes 16 bits everywhere."""
+
+    name: str
+    least: tuple[int, int]
+    loads: tuple[int, int]
+    adapts: tuple[int, int]
+    config: str
+    packages: str = ""
 
 
-def opened(program: Program) -> bool:
-    packed = any(
-        isinstance(block.mixer, MoE) and block.mixer.format == "mxfp4" for layer, _ in program.model.kinds for block in layer.blocks
-    )
-    return packed and (program.job.training or program.capability < LEAST)
+NEVER = (10**4, 0)
+STAYS = {
+    # quantizers/quantizer_mxfp4.py validate_environment, is_trainable: False up to 5.23
+    "mxfp4": Stays(
+        name="MXFP4", least=(7, 5), loads=(4, 55), adapts=NEVER, config="Mxfp4Config(dequantize=True)", packages="`kernels` and Triton 3.4"
+    ),
+    # quantizers/quantizer_finegrained_fp8.py; before 5.0 it raises on older GPUs and in training; is_trainable from 5.22 on
+    "fp8": Stays(name="fp8", least=(8, 9), loads=(5, 0), adapts=(5, 22), config="FineGrainedFP8Config(dequantize=True)"),
+}
+
+
+def old(program: Program, stays: Stays) -> bool:
+    """A GPU of which nothing is known is taken to have the kernels."""
+    known = program.gpu is not None and program.gpu.sm is not None
+    return known and program.capability < stays.least
+
+
+def opened(program: Program) -> str:
+    """The method, where its weights do not stay as they are stored."""
+    name, job = method(program.model.config), program.job
+    stays = STAYS.get(name)
+    if stays is None:
+        return ""
+    trains = job.training and not (job.adapters and job.version("transformers") >= stays.adapts)
+    return name if trains or old(program, stays) else ""
 
 
 def apply(program: Program) -> Program:
-    if not opened(program):
+    found = opened(program)
+    if not found:
         return program
     known: dict[Layer, Layer] = {}
-    layers = tuple(known.setdefault(layer, open_layer(layer)) for layer in program.model.layers)
+    layers = tuple(known.setdefault(layer, converted(layer, "", frozenset())) for layer in program.model.layers)
     entries = tuple(entry._replace(layer=layers[entry.number]) for entry in program.entries)
-    return program.replace(model=replace(program.model, layers=layers), entries=entries, opened=True)
-
-
-def open_layer(layer: Layer) -> Layer:
-    blocks = (replace(block, mixer=replace(block.mixer, format="")) if isinstance(block.mixer, MoE) else block for block in layer.blocks)
-    return replace(layer, blocks=tuple(blocks))
+    return program.replace(model=replace(program.model, layers=layers), entries=entries, opened=found)
 
 
 def check(program: Program) -> Iterator[Problem]:
-    if program.opened and program.job.training:
-        yield Problem(
-            message="experts stored in MXFP4 cannot be trained, so they are loaded in 16 bits", where="config.quantization_config", level="note",
-            hint="load the model with `quantization_config=Mxfp4Config(dequantize=True)`",
-        )  # fmt: skip
+    job, where = program.job, "config.quantization_config"
+    stays = STAYS.get(method(program.model.config))
+    if stays is None:
+        return
+    if program.opened and job.version("transformers") < stays.loads:
+        message = (
+            f"transformers before {'.'.join(map(str, stays.loads))} neither trains over {stays.name} weights nor makes 16 bits of them"
+        )
+        yield Problem(message=message, where=where, hint="a newer one in `versions`, a newer GPU, or the 16-bit checkpoint")
+    elif program.opened and job.training:
+        message = f"weights stored in {stays.name} cannot be trained{' over' if job.adapters else ''}, so they are loaded in 16 bits"
+        yield Problem(message=message, where=where, level="note", hint=f"load the model with `quantization_config={stays.config}`")
+    elif program.opened:
+        message = f"this GPU has no kernels for weights stored in {stays.name}, so they become 16 bits as they are loaded"
+        hint = f"compute capability {'.'.join(map(str, stays.least))} or newer has them"
+        yield Problem(message=message, where=where, level="warning", hint=hint)
+    elif stays.packages:
+        message = (
+            f"weights stay in {stays.name} only where {stays.packages} are installed; otherwise they become 16 bits as they are loaded"
+        )
+        yield Problem(message=message, where=where, level="note", hint=f"install {stays.packages}")
 
 
 TECHNIQUE = Technique(
-    name="dequantize", cite="transformers 5.23 quantizers/quantizer_mxfp4.py is_trainable; integrations/mxfp4.py", wanted=lambda job: True,
-    apply=apply, check=check,
+    name="dequantize", cite="transformers 5.23 quantizers/quantizer_mxfp4.py, quantizer_finegrained_fp8.py; integrations/mxfp4.py",
+    wanted=lambda job: True, apply=apply, check=check,
 )  # fmt: skip
