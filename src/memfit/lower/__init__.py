@@ -7,30 +7,36 @@ from typing import Any
 from memfit import kernels
 from memfit.hardware import Cluster
 from memfit.job import Job
+from memfit.lower.expand import expanded
 from memfit.lower.infer import infer
 from memfit.lower.recorder import Recorder
 from memfit.lower.train import train
 from memfit.model.modules import Model
 from memfit.program import Program, placed
-from memfit.tape import Mark, Repeat, Tape
+from memfit.tape import Event, Mark, Repeat, Tape
 from memfit.techniques import apply
 
 
 def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
-    compact = compact and not model.stored  # a file's blocks differ from layer to layer
+    events, spans, program = walked(model, job, cluster, compact=not model.stored)  # a file's blocks differ from layer to layer
+    if spans and not compact:
+        flat = expanded(events, spans, program.entries, model.prefix)
+        events = walked(model, job, cluster, compact=False)[0] if flat is None else flat
+    return Tape(events=events, source="formula", repeats=spans if compact else ())
+
+
+def walked(model: Model, job: Job, cluster: Cluster | None, *, compact: bool) -> tuple[tuple[Event, ...], tuple[Repeat, ...], Program]:
+    """What happens layer by layer, or with one layer for all that are like it."""
     every = job.checkpoint_every if job.checkpointing == "every" else 1
-    program = apply(
-        Program(
-            model=model, job=job, entries=placed(model.layers, compact, every), weights=model.dtype, gpu=cluster.gpu if cluster else None
-        )
-    )
+    gpu = cluster.gpu if cluster else None
+    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact, every), weights=model.dtype, gpu=gpu))
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     held = (train if job.training else infer)(r, program)
-    events, spans = tuple(r.events), repeats(r, program) if compact else ()
+    events = tuple(r.events)
     del held  # the tape ends within the run: what is alive then stays so
-    return Tape(events=events, source="formula", repeats=spans)
+    return events, repeats(r, program) if compact else (), program
 
 
 def repeats(r: Recorder, program: Program) -> tuple[Repeat, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from math import prod
 from typing import Any, TypeAlias
 
 from memfit.formats import Format
@@ -42,7 +43,7 @@ class Storage:
         self.id, self.size, self.write = id, size, write
 
     def __del__(self) -> None:
-        self.write(Free(self.id))
+        self.write(tuple.__new__(Free, (self.id, ())))
 
 
 class Tensor:
@@ -74,10 +75,7 @@ class Tensor:
 
     @property
     def count(self) -> int:
-        total = 1
-        for size in self.shape:
-            total *= size
-        return total
+        return prod(self.shape)
 
 
 class Node:
@@ -146,9 +144,7 @@ class Recorder:
 
     def tensor(self, shape: Shape, format: Format, op: str, part: Part | None = None) -> Tensor:
         """A new block. An empty tensor has none."""
-        total = 1
-        for size in shape:
-            total *= size
+        total = prod(shape)
         size = format.bytes(total) if format.block > 1 else total * format.block_bytes
         if size == 0:
             return Tensor(shape, format, None)

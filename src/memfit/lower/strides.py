@@ -6,10 +6,13 @@ reorder_dimensions, ExpandUtils.cpp infer_dense_strides.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 Shape = tuple[int, ...]
 Strides = tuple[int, ...] | None
 
 
+@lru_cache(maxsize=4096)
 def contiguous(shape: Shape) -> Shape:
     strides, step = [], 1
     for size in reversed(shape):
@@ -29,6 +32,7 @@ def normal(shape: Shape, strides: Shape) -> Strides:
     return None
 
 
+@lru_cache(maxsize=4096)
 def dense(shape: Shape, strides: Shape) -> bool:
     """Every value has a place of its own and there are no gaps."""
     step = 1
@@ -39,6 +43,7 @@ def dense(shape: Shape, strides: Shape) -> bool:
     return True
 
 
+@lru_cache(maxsize=4096)
 def viewed(shape: Shape, strides: Strides, wanted: Shape) -> tuple[bool, Strides]:
     """Can a tensor be seen in another shape without a copy, and with which strides."""
     if strides is None:
@@ -62,6 +67,7 @@ def viewed(shape: Shape, strides: Strides, wanted: Shape) -> tuple[bool, Strides
     return True, normal(wanted, tuple(reversed(found)))
 
 
+@lru_cache(maxsize=4096)
 def broadcast(shape: Shape, strides: Strides, wanted: Shape) -> Shape:
     """Strides of an operand in the shape of the result: 0 where it is repeated."""
     own = contiguous(shape) if strides is None else strides
@@ -71,6 +77,7 @@ def broadcast(shape: Shape, strides: Strides, wanted: Shape) -> Shape:
     )
 
 
+@lru_cache(maxsize=4096)
 def joined(shape: Shape, *operands: tuple[Shape, Strides]) -> Strides:
     """The layout of an element-by-element result: as all operands if they agree, else sorted by the first one that decides."""
     if all(strides is None for _, strides in operands):

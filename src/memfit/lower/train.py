@@ -66,21 +66,20 @@ class Stretch:
         self.gradients = [
             tensor.grad.storage.id if tensor.grad is not None and tensor.grad.storage is not None else None for tensor in leaves
         ]
-        freed = {event.id for event in self.events if type(event) is Free}
-        kept = freed.union(number for number in self.gradients if number is not None)
-        self.staying = {event.id for event in self.events if type(event) is Alloc and event.id not in kept}
-        self.low = min((event.id for event in self.events if type(event) is Alloc), default=0)
+        made = [event[0] for event in self.events if type(event) is Alloc]
+        self.staying = set(made).difference([event[0] for event in self.events if type(event) is Free], self.gradients)
+        self.low = min(made, default=0)
 
     def again(self, r: Recorder, leaves: list[Tensor], step: int) -> None:
         shift = r.reserve_ids(self.low)
         low, staying, write = self.low, self.staying, r.write
         for event in self.events:
-            if isinstance(event, Alloc):
+            if type(event) is Alloc:
                 if event.id not in staying:
                     write(tuple.__new__(Alloc, (event.id + shift, *event[1:])))
-            elif isinstance(event, Free):
-                write(event if event.id < low else Free(event.id + shift, event.streams))
-            elif isinstance(event, Mark):
+            elif type(event) is Free:
+                write(event if event.id < low else tuple.__new__(Free, (event.id + shift, event.streams)))
+            elif type(event) is Mark:
                 r.marks.append(len(r.events))
                 write(event._replace(step=step))
             else:

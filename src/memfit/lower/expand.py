@@ -1,0 +1,215 @@
+"""A compact tape written out: spans that stand for several layers repeat under new numbers, event for event as if every layer had been
+walked. Where a tape does not say how its layers hang together, the answer is None, and they are walked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+from memfit.program import Entry
+from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Repeat
+
+Copies: TypeAlias = "list[int]"  # the numbers of one block of the middle layer, copy by copy
+
+
+class Group(NamedTuple):
+    """Like layers in a row: the first period, `times` in the middle for which one stands, and the last."""
+
+    first: int
+    period: int
+    times: int
+
+    def third(self, number: int) -> int:
+        away = number - self.first
+        return 0 if away < self.period else 2 if away >= self.period * (self.times + 1) else 1
+
+
+class Born(NamedTuple):
+    """Where a layer's block comes from: the group, the layer's number, how often that layer had run, and which of the blocks of its kind
+    it is. A first layer may have blocks that others lack (a workspace), so that counting all would mislead."""
+
+    group: Group
+    number: int
+    visit: int
+    kind: tuple[Any, ...]
+    place: int
+
+
+class Unclear(Exception):
+    """The compact tape does not say which layer's block is meant."""
+
+
+def expanded(events: Sequence[Event], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> tuple[Event, ...] | None:
+    try:
+        return tuple(Expansion(events, repeats, entries, prefix).run())
+    except Unclear:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A block freed in the middle that a neighbour made: the middle's own block like it, and by how many copies that is away."""
+
+    like: Copies
+    end: int  # the neighbour's, where there is no copy so far
+    away: int
+
+
+class Expansion:
+    def __init__(self, events: Sequence[Event], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> None:
+        self.events, self.repeats, self.prefix = events, repeats, prefix
+        self.groups = dict(grouped(entries, prefix))
+        self.born: dict[int, Born] = {}
+        self.blocks: dict[tuple[int, int, tuple[Any, ...]], list[int]] = {}  # by layer, visit and kind
+        self.fresh = 0
+        self.once: dict[int, int] = {}  # new numbers of blocks that stand once
+        self.many: dict[int, Copies] = {}
+        self.out: list[Event] = []
+        self.note()
+
+    def note(self) -> None:
+        """Which layer made which block."""
+        visits: dict[int, int] = {}
+        number, path = -1, ""
+        group: Group | None = None
+        for event in self.events:
+            if type(event) is Mark:
+                path = event.where
+                number, group = self.groups.get(path, (-1, None))
+                visits[number] = visits.get(number, 0) + 1
+            elif type(event) is Alloc and group is not None:
+                kind = (event.size, event.op, event.part, event.where.removeprefix(path))
+                made = self.blocks.setdefault((number, visits[number], kind), [])
+                self.born[event.id] = Born(group, number, visits[number], kind, len(made))
+                made.append(event.id)
+                if group.third(number) == 1:
+                    self.many[event.id] = [-1] * group.times
+
+    def run(self) -> list[Event]:
+        at = 0
+        for first, last, times in self.repeats:
+            self.copy(self.events[at:first])
+            self.repeat(first, last, times)
+            at = last
+        self.copy(self.events[at:])
+        return self.out
+
+    def number(self) -> int:
+        self.fresh += 1
+        return self.fresh - 1
+
+    def copy(self, events: Sequence[Event]) -> None:
+        """Events that stand once."""
+        third = -1
+        for event in events:
+            if type(event) is Alloc:
+                self.once[event.id] = number = self.number()
+                event = event._replace(id=number)
+            elif type(event) is Free:
+                event = event._replace(id=self.once[event.id] if event.id in self.once else self.nearest(event.id, third))
+            elif type(event) is Mark:
+                number, group = self.groups.get(event.where, (-1, None))
+                third = -1 if group is None else group.third(number)
+            self.out.append(event)
+
+    def nearest(self, id: int, third: int) -> int:
+        """A block of the middle that its first or last neighbour frees."""
+        if third not in (0, 2):
+            raise Unclear
+        number = self.many[id][-1 if third == 2 else 0]
+        if number < 0:
+            raise Unclear
+        return number
+
+    # --------------------------------------------------------------------------------------------------- the middle
+    def repeat(self, first: int, last: int, times: int) -> None:
+        span = self.events[first:last]
+        mark = span[0]
+        assert isinstance(mark, Mark)
+        steps = [self.compiled(event) for event in span]
+        order = range(times) if self.rising(first, mark) else range(times - 1, -1, -1)
+        for copy in order:
+            self.write(steps, copy)
+
+    def rising(self, first: int, mark: Mark) -> bool:
+        """Do the layers run from the first to the last? Their neighbour that ran just before says so."""
+        _, group = self.groups[mark.where]
+        for event in reversed(self.events[:first]):
+            if type(event) is Mark:
+                number, before = self.groups.get(event.where, (-1, None))
+                if before is not group or (event.phase, event.step) != (mark.phase, mark.step):
+                    raise Unclear
+                return group.third(number) == 0
+        raise Unclear
+
+    def compiled(self, event: Event) -> tuple[Event, Copies | Given | None]:
+        """An event of the middle, and how to find the block that it is about."""
+        if type(event) is Alloc:
+            return event, self.many[event.id]
+        if type(event) is not Free:
+            return event, None
+        own = self.many.get(event.id)
+        if own is not None:
+            return event, own
+        born = self.born.get(event.id)
+        if born is None:
+            raise Unclear
+        third = born.group.third(born.number)
+        number = born.number + born.group.period * (1 if third == 0 else -born.group.times)
+        like, mine = (self.blocks.get((one, born.visit, born.kind), []) for one in (number, born.number))
+        if len(like) != len(mine):
+            raise Unclear
+        return event, Given(self.many[like[born.place]], self.once.get(event.id, -1), -1 if third == 0 else 1)
+
+    def write(self, steps: Sequence[tuple[Event, Copies | Given | None]], copy: int) -> None:
+        """The events of one layer of the middle."""
+        out, names, old, new = self.out, dict[str, str](), "", ""
+
+        def renamed(where: str) -> str:
+            own = where == old or where.startswith(f"{old}.")
+            names[where] = name = new + where[len(old) :] if own else where
+            return name
+
+        for event, place in steps:
+            if type(event) is Free:
+                out.append(Free(found(place, copy), event.streams))
+            elif type(event) is Alloc:
+                assert isinstance(place, list)
+                number = place[copy] = self.number()
+                name = names.get(event.where) or renamed(event.where)
+                out.append(Alloc(number, event.size, event.part, name, event.op, event.formula, event.stream))
+            elif type(event) is Mark:
+                own, group = self.groups[event.where]
+                old, new = event.where, f"{self.prefix}.{own + copy * group.period}"
+                out.append(event._replace(where=renamed(old)))
+            elif isinstance(event, (Compute, Comm)):
+                out.append(event._replace(where=names.get(event.where) or renamed(event.where)))
+            else:
+                out.append(event)
+
+
+def found(place: Copies | Given | None, copy: int) -> int:
+    if isinstance(place, Given):
+        other = copy + place.away
+        number = place.like[other] if 0 <= other < len(place.like) else place.end
+    else:
+        assert place is not None
+        number = place[copy]
+    if number < 0:
+        raise Unclear
+    return number
+
+
+def grouped(entries: Sequence[Entry], prefix: str) -> Iterator[tuple[str, tuple[int, Group]]]:
+    """The layers' paths, with their numbers and groups."""
+    at = 0
+    while at < len(entries):
+        period = entries[at].period
+        if at + 2 * period < len(entries) and entries[at + period].times > 1:
+            group = Group(entries[at].number, period, entries[at + period].times)
+            for entry in entries[at : at + 3 * period]:
+                yield f"{prefix}.{entry.number}", (entry.number, group)
+            at += 3 * period
+        else:
+            at += 1
