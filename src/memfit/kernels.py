@@ -6,6 +6,7 @@ No framework is imported here; `lower` and `trace` use the same rows. Sizes are 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from memfit.registry import Registry
@@ -93,6 +94,7 @@ _row(
 )
 
 
+@lru_cache(maxsize=1024)  # every layer asks the same
 def flash_splits(batch: int, heads: int, query: int, key: int, head: int, sms: int = 108) -> int:
     """How many pieces the keys are split into when there is no dropout: 1 when the blocks fill the GPU."""
     block = 256 if head <= 64 else 128 if head <= 128 else 64

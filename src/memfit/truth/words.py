@@ -209,6 +209,16 @@ def attention(text: str) -> str:
 _QUANT_SUFFIX = re.compile(r"[-_](gptq|awq)([-_](int[48]|int4|4bit|8bit))?$|[-_](int[48]|[48]bits?|bnb-4bit)$|[-_]fp8$", re.IGNORECASE)
 
 
+# Repositories whose config is another's, but for what quantization adds: their cards say what they were made of.
+SAME = {
+    "TheBloke/Llama-2-70B": "meta-llama/Llama-2-70b-hf",
+    "TheBloke/Llama-2-13B-chat": "meta-llama/Llama-2-13b-chat-hf",
+    "unsloth/Mistral-7B-v0.2": "mistralai/Mistral-7B-Instruct-v0.2",  # the same but for the weights' values
+    "baichuan-inc/Baichuan2-7B-Chat": "baichuan-inc/Baichuan2-7B-Base",
+    "baichuan-inc/Baichuan2-13B-Chat": "baichuan-inc/Baichuan2-13B-Base",
+}
+
+
 def model(row: Row) -> str:
     """A name of the catalog. A mirror under another owner is the same model; a quantized variant is its base's."""
     from memfit.model import catalog
@@ -217,7 +227,7 @@ def model(row: Row) -> str:
         raise Unfit("the model is not named", row.model)
     name = re.sub(r"\s*\(.*\)\s*$", "", row.model).strip()
     base = _QUANT_SUFFIX.sub("", name)
-    for candidate in (name, base, base.rpartition("/")[2]):
+    for candidate in (name, SAME.get(base, base), base.rpartition("/")[2]):
         found = catalog.find(candidate) if candidate else None
         if found is not None:
             return found
