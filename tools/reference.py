@@ -19,7 +19,7 @@ sys.path.insert(0, str(ROOT / "src"))
 from click.testing import CliRunner  # noqa: E402
 
 from memfit.cli import GROUPS, commands  # noqa: E402
-from memfit.report import FORMATS, codec  # noqa: E402
+from memfit.report import FORMATS, accuracy, codec  # noqa: E402
 from memfit.verbs import VERBS  # noqa: E402
 from memfit.words import options  # noqa: E402
 
@@ -91,6 +91,16 @@ As a JSON Schema: [estimate.schema.json](estimate.schema.json).
 (see [four numbers](../concepts/numbers.md)).
 """
 
+ACCURACY = """\
+## `memfit accuracy --json`
+
+Errors are predicted / measured − 1, as shares. Figures are an object with `cases`, the `median` and `p95` of the errors' size, the `worst`
+and the middle (`bias`) error, the share of cases `under`-estimated by more than 1 %, and the `deepest` of those.
+
+| key | type | is |
+|---|---|---|
+"""
+
 
 def cli() -> Iterator[str]:
     yield CLI.format(note=NOTE, formats=", ".join(f"`{name}`" for name in FORMATS))
@@ -133,6 +143,7 @@ def json_page() -> Iterator[str]:
     yield "| key | type | is |\n|---|---|---|\n" + "".join(
         f"| `{path}` | {words(kind)} | {cell(meaning)} |\n" for path, kind, meaning in (*codec.FIELDS, *codec.EXPLAINED)
     )
+    yield ACCURACY + "".join(f"| `{path}` | {words(kind)} | {cell(meaning)} |\n" for path, kind, meaning in accuracy.FIELDS)
 
 
 def pages() -> dict[Path, str]:

@@ -213,26 +213,6 @@ def run_gpus(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:
     return FITS, dumped(tables.gpus_json(found)) if as_json else tables.gpus(found)
 
 
-def run_accuracy(path: str, worst: int, confidence: str, source: str, by: str, as_json: bool, form: str) -> tuple[int, str]:
-    from memfit.report import accuracy as report
-    from memfit.verbs import accuracy
-
-    found = accuracy(path, confidence=confidence, source=source, by=by)
-    if as_json or form == "json":
-        return FITS, dumped(report.data(found))
-    return FITS, (report.markdown if form == "markdown" else report.text)(found, worst=worst)
-
-
-ACCURACY_FLAGS = (
-    click.Option(
-        ["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"
-    ),
-    click.Option(["--confidence"], default="", metavar="TEXT", help="only rows of this confidence: high, medium, low"),
-    click.Option(["--source"], default="", metavar="TEXT", help="only rows whose source has this in its name"),
-    click.Option(["--by"], default="formula", metavar="TEXT", help="formulas, or a trace of the real code [default: formula]"),
-)
-
-
 def dumped(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False)
 
@@ -282,11 +262,12 @@ class Commands(click.Group):
                 options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",
             )  # fmt: skip
         if cmd_name == "accuracy":
+            from memfit import cli_accuracy
+
             file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl]")
             text = f"{verb.help[:1].upper()}{verb.help[1:]}: the bundled ones, or those of FILE in the same form."
-            return click.Command(
-                cmd_name, callback=run_accuracy, params=[file, *ACCURACY_FLAGS, *output(explain=True)[:2]], help=text, short_help=verb.help
-            )
+            params = [file, *cli_accuracy.FLAGS, *output(explain=True)[:2]]
+            return click.Command(cmd_name, callback=cli_accuracy.run, params=params, help=text, short_help=verb.help)
         pattern = click.Argument(["words"], nargs=-1, metavar="[PATTERN]")
         run = {"models": run_models, "gpus": run_gpus}[cmd_name]
         text = f"{verb.help[:1].upper()}{verb.help[1:]}; those whose name has every word of PATTERN in it."

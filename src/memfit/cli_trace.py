@@ -56,7 +56,7 @@ def split(words: Sequence[str], valued: Mapping[str, bool], script_flags: frozen
 
 
 class Life:
-    """Tells on stderr how far a trace is: in one line on a terminal, now and then elsewhere."""
+    """Tells on stderr how far the work is: in one line on a terminal, now and then elsewhere."""
 
     def __init__(self) -> None:
         self.stream, self.start = sys.stderr, time.monotonic()
@@ -64,12 +64,15 @@ class Life:
         self.last, self.shown = self.start, 0
 
     def __call__(self, phase: str, step: int, layer: str, events: int) -> None:
+        where = f", {layer}" if layer else ""
+        self.say(f"tracing: {phase}, step {step}{where}, {events} events")
+
+    def say(self, what: str) -> None:
         now = time.monotonic()
         if now - self.last < (OFTEN if self.terminal else SELDOM):
             return
         self.last = now
-        where = f", {layer}" if layer else ""
-        text = f"tracing: {phase}, step {step}{where}, {events} events, {now - self.start:.0f} s"[:78]
+        text = f"{what}, {now - self.start:.0f} s"[:78]
         if self.terminal:
             self.stream.write("\r" + text.ljust(self.shown))
             self.shown = len(text)

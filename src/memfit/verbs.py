@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from memfit.errors import InputError, MissingExtra, Problem
 from memfit.job import Job, unknown
 from memfit.words import (
+    PRODUCERS,
     Ask,
     Run,
     ask_from,
@@ -230,11 +231,29 @@ def gpus(pattern: str = "") -> tuple[GPU, ...]:
     return found
 
 
-def accuracy(path: str | os.PathLike[str] = "", *, confidence: str = "", source: str = "", by: str = "formula") -> Accuracy:
-    """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form."""
+def accuracy(
+    path: str | os.PathLike[str] = "", *, confidence: str = "", source: str = "", by: str = "formula", limit: int = 0,
+    progress: Callable[[int, int, str], None] | None = None, problems: Sequence[Problem] = (),
+) -> Accuracy:  # fmt: skip
+    """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form.
+    `problems` are those found before."""
     from memfit.truth.accuracy import accuracy as compare
+    from memfit.truth.case import CONFIDENCES
 
-    return compare(Path(path) if path else None, confidence=confidence, source=source, producer=producer_of(by))
+    problems = list(problems)
+    if by not in PRODUCERS:
+        problems.append(unknown("producer", by, "by", PRODUCERS))
+    if confidence and confidence not in CONFIDENCES:
+        problems.append(unknown("confidence", confidence, "confidence", CONFIDENCES))
+    if limit < 0:
+        problems.append(Problem(message=f"`{limit}` cases are none", where="limit", hint="0 means all"))
+    if path and not Path(path).is_file():
+        what = "is a folder" if Path(path).is_dir() else "is no file"
+        problems.append(Problem(message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="name a .jsonl file"))
+    if problems:
+        raise InputError(*problems)
+    rows = Path(path) if path else None
+    return compare(rows, confidence=confidence, source=source, limit=limit, producer=producer_of(by), progress=progress)
 
 
 VERBS: dict[str, Verb] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,38 +10,33 @@ from memfit.report.figures import gib
 from memfit.report.markdown import table
 from memfit.report.tables import columns
 from memfit.report.text import job_words
-from memfit.truth.accuracy import METHODS, PEAKS, Accuracy, Figures, Outcome, figures, over_sources
-from memfit.truth.case import METRICS
+from memfit.truth.accuracy import METHODS, OURS, PEAKS, Accuracy, Figures, KernelOutcome, Outcome, figures, over_sources, technique
+from memfit.truth.case import CONFIDENCES, METRICS
+from memfit.truth.causes import why
 
-SCHEMA = 1
-HEAD = ("source", "metric", "cases", "median", "p95", "worst", "bias", "under", "deepest")
-METHOD_HEAD = ("method", "cases", "median", "p95", "worst", "bias", "under", "deepest", "OOM seen", "false no")
+SCHEMA = 2
+HEAD = ("source", "compared", "cases", "median", "p95", "worst", "bias", "under", "deepest")
+METHOD_HEAD = ("method", "cases", "median", "p95", "worst", "bias", "under", "deepest", "OOM seen", "false no", "seconds")
+SHORT = {
+    "held after a step": "after a step", "held after generation": "after generation", "counter not named": "not named",
+    "allocated + context": "with context",
+}  # fmt: skip
 LEGEND = (
-    "errors are predicted / measured − 1; median and p95 of their size; bias: the middle error; under: share of cases that are more than "
-    "1 % under-estimated; deepest: the worst of them; averages are over sources, not over lines"
-)
+    "Errors are predicted / measured − 1, in per cent. median, p95: of their size; bias: the middle error; under: share of cases that are "
+    "under-estimated by more than 1 %; deepest: the worst of those. Averages are over sources, not over lines. OOM seen: runs out of memory "
+    "that were foreseen; false no: runs that went through and were called too large. seconds: the middle of what one answer took here."
+)  # fmt: skip
 
 
 def share(value: float, digits: int = 1) -> str:
-    """`2.4 %`; without a sign for zero."""
+    """`2.4`; without a sign for zero."""
     text = f"{100 * value:.{digits}f}"
-    return f"{'0.0' if float(text) == 0 and digits == 1 else text} %"
+    return "0.0" if digits == 1 and float(text) == 0 else text
 
 
 def signed(value: float) -> str:
     text = f"{100 * value:+.1f}"
-    return f"{'0.0' if float(text) == 0 else text} %"
-
-
-def rows(found: Accuracy) -> list[tuple[str, ...]]:
-    """A line a source and metric, then the average over them."""
-    lines = []
-    for (source, metric), outcomes in found.groups().items():
-        one = figures(error for case in outcomes if (error := case.error()) is not None)
-        if one is not None:
-            lines.append((source, METRICS.get(metric, metric), *cells(one)))
-    average = over_sources(found.groups())
-    return [*lines, ("all, averaged", "", *cells(average))] if average is not None else lines
+    return "0.0" if float(text) == 0 else text
 
 
 def cells(one: Figures) -> tuple[str, ...]:
@@ -55,6 +51,27 @@ def cells(one: Figures) -> tuple[str, ...]:
     )
 
 
+def rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """A line a source and metric, then the average over them."""
+    lines = []
+    for (source, metric), outcomes in found.groups().items():
+        one = figures(error for case in outcomes if (error := case.error()) is not None)
+        if one is not None:
+            lines.append((source, METRICS.get(metric, metric), *cells(one)))
+    average = over_sources(found.groups())
+    return [*lines, ("all, averaged", "", *cells(average))] if average is not None else lines
+
+
+def technique_rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """A line a technique, over peaks."""
+    lines = []
+    for name, outcomes in found.by(lambda one: technique(one.case)).items():
+        one = figures(error for case in outcomes if (error := case.error()) is not None)
+        if one is not None:
+            lines.append((name, *cells(one)))
+    return lines
+
+
 def method_rows(found: Accuracy) -> list[tuple[str, ...]]:
     """A line a method, over the peaks that it speaks of."""
     peaks = {key: outcomes for key, outcomes in found.groups().items() if key[1] in PEAKS}
@@ -62,8 +79,27 @@ def method_rows(found: Accuracy) -> list[tuple[str, ...]]:
     for method in METHODS:
         one = over_sources(peaks, method)
         if one is not None:
-            lines.append((method, *cells(one), ratio(found.decisions(method)), ratio(found.fitted(method))))
+            spent = found.seconds(method) or 0.0
+            lines.append((method, *cells(one), ratio(found.decisions(method)), ratio(found.fitted(method)), f"{spent:.1g}"))
     return lines
+
+
+def kernel_rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """A line a kernel and provider."""
+    groups: dict[str, list[KernelOutcome]] = {}
+    for one in found.kernels:
+        groups.setdefault(one.kernel.name, []).append(one)
+    lines = []
+    for name, outcomes in sorted(groups.items()):
+        one_group = figures(one.error for one in outcomes)
+        if one_group is not None:
+            lines.append((name, *cells(one_group)))
+    return lines
+
+
+def share_rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """Rows answered of all, by what they are about and how completely they are described."""
+    return [(kind, *(ratio(groups.get(name, (0, 0))) for name in (*CONFIDENCES, "all"))) for kind, groups in found.shares().items()]
 
 
 def ratio(counts: tuple[int, int]) -> str:
@@ -71,77 +107,147 @@ def ratio(counts: tuple[int, int]) -> str:
 
 
 def reason_rows(found: Accuracy) -> list[tuple[str, ...]]:
-    return [(reason, str(count)) for reason, count in found.reasons().items()]
+    return [(kind, reason, str(count)) for (kind, reason), count in found.reasons().items()]
 
 
-def worst_rows(found: Accuracy, count: int) -> list[tuple[str, ...]]:
+def worst_rows(worst: Sequence[Outcome]) -> list[tuple[str, ...]]:
     return [
-        (one.case.id, METRICS.get(one.case.metric, one.case.metric), gib(one.case.value or 0), gib(one.predicted), signed(one.error() or 0))
-        for one in found.worst(count)
-    ]
+        (
+            one.case.id, one.case.model, METRICS.get(one.case.metric, one.case.metric), gib(one.case.value or 0), gib(one.predicted),
+            signed(one.error() or 0), why(one.case),
+        )
+        for one in worst
+    ]  # fmt: skip
 
 
 def summary(found: Accuracy) -> str:
-    total = len(found.outcomes) + len(found.refused)
     right, asked = found.decisions()
     oom = f"; {right} of {asked} runs out of memory foreseen" if asked else ""
-    return f"{total} rows: {len(found.outcomes)} answered, {len(found.refused)} refused, each with its reason{oom}"
+    answered = len(found.outcomes) + len(found.kernels)
+    return f"{found.rows} rows: {answered} answered, {len(found.refused)} refused, each with its reason{oom}"
 
 
-def text(found: Accuracy, *, worst: int = 0) -> str:
-    parts = [summary(found), columns(HEAD, rows(found), frozenset(range(2, 9)))]
-    parts.append("peaks by every method\n" + columns(METHOD_HEAD, method_rows(found), frozenset(range(1, 10))))
-    parts.append("refused\n" + columns(("reason", "rows"), reason_rows(found), frozenset({1})))
+# ------------------------------------------------------------------------------------------------------------ as text
+def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
+    """Columns that stay within the terminal: sources without their owner, no middle error."""
+    parts = [fill(summary(found), width)]
+    for heading, head, lines, first in (
+        ("by source", HEAD, [short(row) for row in rows(found)], 2),
+        ("peaks by technique", ("technique", *HEAD[2:]), technique_rows(found), 1),
+        ("peaks by every method", METHOD_HEAD, method_rows(found), 1),
+        ("single kernels", ("kernel", *HEAD[2:]), kernel_rows(found), 1),
+    ):
+        if lines:
+            parts.append(f"{heading}\n{plain(head, lines, first)}")
+    parts.append("rows answered, by confidence\n" + columns(("about", *CONFIDENCES, "all"), share_rows(found), frozenset(range(1, 5))))
+    if found.refused:
+        parts.append(
+            "refused\n" + columns(("about", "reason", "rows"), [clipped(row, width) for row in reason_rows(found)], frozenset({2}))
+        )
     if worst:
-        parts.append("worst\n" + "\n\n".join("\n".join(case_lines(one)) for one in found.worst(worst)))
-    return "\n\n".join([*parts, LEGEND])
+        parts.append("worst\n" + "\n\n".join("\n".join(case_lines(one, width)) for one in found.worst(worst)))
+    return "\n\n".join([*parts, fill(LEGEND, width)])
 
 
-def case_lines(one: Outcome) -> Iterator[str]:
+def plain(head: Sequence[str], lines: Sequence[Sequence[str]], first: int) -> str:
+    """Without the middle error, nor the worst one where time is told: both are in the other formats."""
+    narrow = {"bias", "worst"} if "seconds" in head else {"bias"}
+    keep = [at for at in range(len(head)) if head[at] not in narrow]
+    return columns([head[at] for at in keep], [[row[at] for at in keep] for row in lines], frozenset(range(first, len(head))))
+
+
+def short(row: tuple[str, ...]) -> tuple[str, ...]:
+    return (row[0].rpartition("/")[2][:18], SHORT.get(row[1], row[1]), *row[2:])
+
+
+def clipped(row: tuple[str, ...], width: int) -> tuple[str, ...]:
+    room = width - 25
+    return (row[0], row[1] if len(row[1]) <= room else row[1][: room - 1] + "…", row[2])
+
+
+def fill(words: str, width: int, indent: str = "") -> str:
+    return textwrap.fill(words, width, subsequent_indent=indent, initial_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def case_lines(one: Outcome, width: int) -> Iterator[str]:
     """One case in full: what was measured, what memfit says, and what that is made of."""
     case = one.case
-    said = f"predicted {gib(one.predicted)} ({signed(one.error() or 0)})"
-    yield f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)} {gib(case.value or 0)} GiB, {said}"
-    yield f"  {job_words(case.job)}"
-    yield "  " + ", ".join(f"{name} {gib(size)}" for name, size in one.parts.items() if size >= 1 << 24) + f"; peak in {one.moment}"
-    yield from (f"  {note}" for note in case.notes)
+    said = f"predicted {gib(one.predicted)} ({signed(one.error() or 0)} %)"
+    yield fill(f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)} {gib(case.value or 0)} GiB, {said}", width)
+    made = ", ".join(f"{name} {gib(size)}" for name, size in one.parts.items() if size >= 1 << 24)
+    for words in (job_words(case.job), f"{made}; peak in {one.moment}", *case.notes, f"cause: {why(case)}"):
+        yield fill(words, width, "  ")
 
 
+# -------------------------------------------------------------------------------------------------------- as Markdown
 def markdown(found: Accuracy, *, worst: int = 0) -> str:
-    lines = [
-        summary(found) + ".",
-        "",
-        *table(HEAD, rows(found)),
-        "",
-        "## Every method, on peaks",
-        "",
-        *table(METHOD_HEAD, method_rows(found)),
-    ]
-    lines += ["", f"{LEGEND[:1].upper()}{LEGEND[1:]}.", "", "## Refused", "", *table(("reason", "rows"), reason_rows(found))]
-    if worst:
-        lines += ["", "## Worst", "", *table(("case", "metric", "measured", "predicted", "error"), worst_rows(found, worst))]
+    lines = [f"{summary(found)}.", "", LEGEND]
+    for heading, head, body in (
+        ("By source", HEAD, rows(found)),
+        ("Peaks by technique", ("technique", *HEAD[2:]), technique_rows(found)),
+        ("Peaks by every method", METHOD_HEAD, method_rows(found)),
+        ("Single kernels", ("kernel", *HEAD[2:]), kernel_rows(found)),
+        ("Rows answered", ("about", *CONFIDENCES, "all"), share_rows(found)),
+        ("Refused", ("about", "reason", "rows"), reason_rows(found)),
+        ("Worst", ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst_rows(found.worst(worst))),
+    ):
+        if body:
+            lines += ["", f"## {heading}", "", *table(head, body)]
     return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------------------------ as JSON
+FIELDS = (
+    ("schema", "integer", f"{SCHEMA}; a key that goes, or means something else, raises it"),
+    ("rows", "integer", "rows looked at"),
+    ("average", "figures?", "memfit over all groups: the mean over sources of the mean over their metrics; null without a case"),
+    ("groups", "list", "for each `source` and `metric`, the figures of every method that applies, by its name"),
+    ("techniques", "map", "for each technique, memfit's figures over peaks"),
+    ("methods", "map", "for each method, the average over sources of its figures for peaks, and `seconds`, the middle of what an answer took"),
+    ("kernels", "list", "single kernels: `id`, `source`, `kernel`, `confidence`, `measured`, `predicted`, `error`"),
+    ("oom", "map", "for each method: runs out of memory `seen` of those `asked`, and `false_no` of the runs that `fitted`"),
+    ("shares", "map", "for each kind of row and confidence: `answered` of `rows`"),
+    ("outcomes", "list", "each case: bytes `measured` and `predicted`, `error`, `parts`, `moment`, `technique`, `baselines`, `seconds`, `cause`, `notes`"),
+    ("refused", "list", "each row without an answer: `id`, `source`, `kind`, `reason`, `detail`, `metric`, `confidence`, `task`"),
+    ("reasons", "list", "`kind`, `reason` and number of `rows`"),
+)  # fmt: skip
 
 
 def data(found: Accuracy) -> dict[str, Any]:
     """Everything, for programs: each outcome and each refusal, bytes as integers."""
     average = over_sources(found.groups())
+    peaks = {key: outcomes for key, outcomes in found.groups().items() if key[1] in PEAKS}
+    methods = {method: one for method in METHODS if (one := over_sources(peaks, method))}
     return {
         "schema": SCHEMA,
+        "rows": found.rows,
         "average": None if average is None else vars_of(average),
         "groups": [
-            {
-                "source": source,
-                "metric": metric,
-                **{method: vars_of(one) for method in METHODS if (one := method_figures(outcomes, method))},
-            }
+            {"source": source, "metric": metric, **{method: vars_of(one) for method in METHODS if (one := method_figures(outcomes, method))}}
             for (source, metric), outcomes in found.groups().items()
         ],
-        "oom": {method: dict(zip(("seen", "asked"), found.decisions(method), strict=True)) for method in METHODS},
+        "techniques": {
+            name: vars_of(one) for name, outcomes in found.by(lambda one: technique(one.case)).items() if (one := method_figures(outcomes, OURS))
+        },
+        "methods": {method: {**vars_of(one), "seconds": found.seconds(method)} for method, one in methods.items()},
+        "kernels": [
+            {
+                "id": one.kernel.id, "source": one.kernel.source, "kernel": one.kernel.name, "confidence": one.kernel.confidence,
+                "measured": one.kernel.value, "predicted": one.predicted, "error": one.error,
+            }
+            for one in found.kernels
+        ],
+        "oom": {
+            method: dict(zip(("seen", "asked", "false_no", "fitted"), (*found.decisions(method), *found.fitted(method)), strict=True))
+            for method in METHODS
+        },
+        "shares": {
+            kind: {name: {"answered": counts[0], "rows": counts[1]} for name, counts in groups.items()} for kind, groups in found.shares().items()
+        },
         "outcomes": [outcome(one) for one in found.outcomes],
         "refused": [vars(one) | {} for one in found.refused],
-        "reasons": found.reasons(),
-    }
+        "reasons": [{"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in found.reasons().items()],
+    }  # fmt: skip
 
 
 def method_figures(outcomes: Sequence[Outcome], method: str) -> Figures | None:
@@ -156,9 +262,11 @@ def outcome(one: Outcome) -> dict[str, Any]:
     case = one.case
     return {
         "id": case.id, "source": case.source, "model": case.model, "metric": case.metric, "confidence": case.confidence, "measured": case.value,
-        "predicted": one.predicted, "error": one.error(), "verdict": one.verdict, "seconds": round(one.seconds, 4), "parts": dict(one.parts),
-        "moment": one.moment, "baselines": dict(one.others), "notes": list(case.notes),
+        "predicted": one.predicted, "error": one.error(), "verdict": one.verdict, "technique": technique(case),
+        "seconds": {method: round(spent, 6) for method, spent in one.seconds.items()}, "parts": dict(one.parts), "moment": one.moment,
+        "baselines": dict(one.others), "notes": list(case.notes), "cause": why(case) if abs(one.error() or 0) > NOTABLE else "",
     }  # fmt: skip
 
 
-__all__ = ["data", "markdown", "text"]
+NOTABLE = 0.03  # an error that wants a cause
+__all__ = ["FIELDS", "SCHEMA", "data", "markdown", "text"]

@@ -3,7 +3,9 @@ different sources."""
 
 from __future__ import annotations
 
+import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,13 +16,15 @@ from memfit.estimate import Estimate, estimate
 from memfit.hardware import GPU, Cluster, usable
 from memfit.job import Job
 from memfit.model.modules import Model
+from memfit.registry import nearest
 from memfit.simulate.replay import replay
 from memfit.simulate.settings import Settings
 from memfit.tape import Producer
 from memfit.truth.baselines import BASELINES, Baseline
-from memfit.truth.case import Case, Refused
+from memfit.truth.case import KERNEL, KINDS, ONE, Case, Refused, Unfit
 from memfit.truth.models import built
 from memfit.truth.published import read
+from memfit.truth.single import Kernel, peak
 
 OURS = "memfit"
 NOTICEABLE = 0.01  # an under-estimate of less than this is noise of the figures' last digits
@@ -34,9 +38,9 @@ class Outcome:
     case: Case
     predicted: int
     verdict: str | None
-    seconds: float
     parts: Mapping[str, int]
     moment: str
+    seconds: Mapping[str, float]  # method -> what one answer took
     others: Mapping[str, int] = field(default_factory=dict)
     refusals: Mapping[str, bool] = field(default_factory=dict)  # method -> it says that the GPU is too small
 
@@ -44,6 +48,18 @@ class Outcome:
         """predicted / measured − 1; None where there is no figure, or the method does not apply."""
         said = self.predicted if method == OURS else self.others.get(method)
         return None if said is None or not self.case.value else said / self.case.value - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelOutcome:
+    """One kernel's measured peak, and what its formula says."""
+
+    kernel: Kernel
+    predicted: int
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.kernel.value - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +77,15 @@ class Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class Accuracy:
+    """`kernels` are apart: a single kernel is no run, and enters no average over runs."""
+
     outcomes: tuple[Outcome, ...]
     refused: tuple[Refused, ...]
+    kernels: tuple[KernelOutcome, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return len(self.outcomes) + len(self.refused) + len(self.kernels)
 
     def groups(self) -> dict[tuple[str, str], list[Outcome]]:
         """Outcomes with a figure, by source and metric."""
@@ -72,11 +95,36 @@ class Accuracy:
                 found.setdefault((one.case.source, one.case.metric), []).append(one)
         return dict(sorted(found.items()))
 
-    def reasons(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for one in self.refused:
-            counts[one.reason] = counts.get(one.reason, 0) + 1
-        return dict(sorted(counts.items(), key=lambda item: -item[1]))
+    def by(self, name: Callable[[Outcome], str]) -> dict[str, list[Outcome]]:
+        """Outcomes with a figure for a peak, by whatever `name` says of them."""
+        found: dict[str, list[Outcome]] = {}
+        for one in self.outcomes:
+            if one.case.metric in PEAKS:
+                found.setdefault(name(one), []).append(one)
+        return dict(sorted(found.items()))
+
+    def reasons(self) -> dict[tuple[str, str], int]:
+        """How many rows were refused, by kind of row and reason; first what one GPU could answer."""
+        counts = Counter((one.kind, one.reason) for one in self.refused)
+        return dict(sorted(counts.items(), key=lambda item: (KINDS.index(item[0][0]), -item[1], item[0][1])))
+
+    def shares(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """Rows answered and rows in all, by kind of row and by confidence."""
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        everyone = [
+            *((ONE, one.case.confidence, 1) for one in self.outcomes),
+            *((KERNEL, one.kernel.confidence, 1) for one in self.kernels),
+        ]
+        for kind, confidence, answered in (*everyone, *((one.kind, one.confidence, 0) for one in self.refused)):
+            for group in ("all", confidence):
+                before = found.setdefault(kind, {}).get(group, (0, 0))
+                found[kind][group] = before[0] + answered, before[1] + 1
+        return {kind: found[kind] for kind in KINDS if kind in found}
+
+    def seconds(self, method: str = OURS) -> float | None:
+        """The middle of what an answer took."""
+        spent = sorted(one.seconds[method] for one in self.outcomes if method in one.seconds)
+        return middle(spent) if spent else None
 
     def worst(self, count: int) -> list[Outcome]:
         return sorted((one for one in self.outcomes if one.case.value), key=lambda one: -abs(one.error() or 0))[:count]
@@ -92,24 +140,63 @@ class Accuracy:
         return sum(asked), len(asked)
 
 
-def accuracy(path: str | Path | None = None, *, confidence: str = "", source: str = "", producer: Producer | None = None) -> Accuracy:
+Progress = Callable[[int, int, str], None]  # rows done, rows in all, what is next
+
+
+def accuracy(
+    path: str | Path | None = None, *, confidence: str = "", source: str = "", limit: int = 0, producer: Producer | None = None,
+    progress: Progress | None = None,
+) -> Accuracy:  # fmt: skip
     """Every row of a file in the form of the bundled collection (None: that itself), answered or refused with a reason.
 
-    `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it."""
+    `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it; `limit` ends after so many cases."""
+    chosen = selected(path, confidence, source, limit)
     outcomes: list[Outcome] = []
+    kernels: list[KernelOutcome] = []
     refused: list[Refused] = []
     ask = asker(producer)
-    for row in read(path):
-        if (confidence and row.confidence != confidence) or source.lower() not in row.source.lower():
-            continue
-        found = outcome(row, ask) if isinstance(row, Case) else row
+    for number, row in enumerate(chosen):
+        if progress is not None:
+            progress(number, len(chosen), row.id)
+        found = row if isinstance(row, Refused) else outcome(row, ask) if isinstance(row, Case) else of_kernel(row)
         if isinstance(found, Outcome):
             outcomes.append(found)
+        elif isinstance(found, KernelOutcome):
+            kernels.append(found)
         else:
             refused.append(found)
-    return Accuracy(outcomes=tuple(outcomes), refused=tuple(refused))
+    return Accuracy(outcomes=tuple(outcomes), refused=tuple(refused), kernels=tuple(kernels))
 
 
+def selected(path: str | Path | None, confidence: str, source: str, limit: int) -> list[Case | Kernel | Refused]:
+    """The rows that are asked for; one problem for each wish that no row meets."""
+    everything = list(read(path))
+    if not everything:
+        raise InputError.one(
+            "the file has no rows", where="path", hint="one JSON object a line, with `id`, `source`, `model`, `metric`, `value` …"
+        )
+    if all(isinstance(one, Refused) and one.reason in UNREADABLE for one in everything):
+        message = f"no line of the file is a row: {len(everything)} lines are no JSON objects"
+        raise InputError.one(message, where="path", hint="one JSON object a line, with `id`, `source`, `model`, `metric`, `value` …")
+    meant = [one for one in everything if source.lower() in one.source.lower()]
+    if not meant:
+        known = sorted({one.source for one in everything})
+        close = nearest(source, known) or tuple(known[:4])
+        raise InputError.one(f"no row is from a source with `{source[:60]}` in its name", where="source", hint=f"there are {listed(close)}")
+    found: list[Case | Kernel | Refused] = [one for one in meant if not confidence or one.confidence == confidence]
+    if not found:
+        raise InputError.one(f"none of these rows has confidence `{confidence}`", where="confidence")
+    if limit:
+        answerable: list[Case | Kernel | Refused] = [one for one in found if not isinstance(one, Refused)]
+        return (answerable or found)[:limit]
+    return found
+
+
+def listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in list(names)[:4])
+
+
+UNREADABLE = ("no JSON", "no JSON object")
 Ask = Callable[[str, str, Job, GPU | None], tuple[Model, Estimate, float]]
 
 
@@ -133,19 +220,48 @@ def outcome(case: Case, ask: Ask) -> Outcome | Refused:
         return unanswered(case, "no formula yet" if message.startswith("no formula") else "memfit refuses the job", message)
     except Exception as defect:  # noqa: BLE001 - a defect in one formula is named like any reason; the other cases are still answered
         return unanswered(case, "a defect of memfit", f"{type(defect).__name__}: {defect}")
-    others = {one.name: said for one in BASELINES if case.metric in (*PEAKS, "oom") and (said := one.estimate(model, case.job, case.gpu))}
+    others: dict[str, int] = {}
+    spent = {OURS: seconds}
+    for one in BASELINES if case.metric in (*PEAKS, "oom") else ():
+        began = time.perf_counter()
+        said = one.estimate(model, case.job, case.gpu)
+        if said is not None:
+            others[one.name], spent[one.name] = said, time.perf_counter() - began
     where = found.memory.at
     return Outcome(
-        case=case, predicted=predicted(case.metric, found), verdict=found.verdict, seconds=seconds, parts=dict(found.parts),
+        case=case, predicted=predicted(case.metric, found), verdict=found.verdict, seconds=spent, parts=dict(found.parts),
         moment="" if where is None else f"{where.phase} {where.step}, {where.where or '-'}, {where.op}",
         others=others, refusals=refusals(found, case.gpu, others),
     )  # fmt: skip
 
 
+def of_kernel(kernel: Kernel) -> KernelOutcome | Refused:
+    try:
+        return KernelOutcome(kernel=kernel, predicted=peak(kernel))
+    except Unfit as why:
+        reason, detail = why.reason, why.detail
+    return Refused(
+        id=kernel.id, source=kernel.source, reason=reason, detail=detail, metric="peak_allocated", confidence=kernel.confidence, kind=KERNEL
+    )
+
+
+def technique(case: Case) -> str:
+    """What distinguishes a case for someone who looks for his own: what is trained or served, over what, with which savings."""
+    job = case.job
+    quant = json.loads(case.stored)["quant_method"] if case.stored else "" if job.quant == "none" else job.quant
+    over = f" over {quant}" if quant else ""
+    if not job.training:
+        return f"inference{over or ' ' + job.precision}"
+    savings = [
+        name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", bool(job.unsloth or job.liger))) if on
+    ]
+    return ", ".join([f"{job.method}{over}", *savings])
+
+
 def unanswered(case: Case, reason: str, detail: str) -> Refused:
     return Refused(
         id=case.id, source=case.source, reason=reason, detail=detail[:160], metric=case.metric, confidence=case.confidence,
-        task="train" if case.job.training else "inference",
+        task="train" if case.job.training else "inference", kind=ONE,
     )  # fmt: skip
 
 
@@ -220,4 +336,7 @@ def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str
 
 
 METHODS: tuple[str, ...] = (OURS, *(one.name for one in BASELINES))
-__all__ = ["BASELINES", "METHODS", "OURS", "Accuracy", "Baseline", "Figures", "Outcome", "accuracy", "figures", "over_sources"]
+__all__ = [
+    "BASELINES", "METHODS", "OURS", "PEAKS", "Accuracy", "Baseline", "Figures", "KernelOutcome", "Outcome", "accuracy", "figures",
+    "over_sources", "technique",
+]  # fmt: skip

@@ -22,6 +22,12 @@ METRICS = {
 }
 
 
+# What a row is about, and so what it takes to answer it.
+ONE, SEVERAL, SERVED, KERNEL, SPEED, BROKEN = "one GPU", "several GPUs", "serving engines", "single kernels", "speed only", "no row"
+KINDS = (ONE, SEVERAL, SERVED, KERNEL, SPEED, BROKEN)
+CONFIDENCES = ("high", "medium", "low")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """`model` is a name of the catalog. `value` is in bytes; None for `oom`. `notes` say what was assumed in reading the row."""
@@ -50,6 +56,7 @@ class Refused:
     metric: str = ""
     confidence: str = ""
     task: str = ""
+    kind: str = BROKEN
 
 
 class Unfit(Exception):

@@ -13,8 +13,8 @@ from pkgutil import iter_modules
 
 from memfit.errors import InputError
 from memfit.job import job_from
-from memfit.truth import words
-from memfit.truth.case import METRICS, Case, Refused, Unfit
+from memfit.truth import single, words
+from memfit.truth.case import KERNEL, METRICS, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
 from memfit.truth.models import built
 from memfit.truth.rows import Row, count, read_rows
 from memfit.truth.words import Options
@@ -65,16 +65,18 @@ def readers() -> dict[str, Reader]:
     return _READERS
 
 
-def read(path: str | Path | None = None) -> Iterator[Case | Refused]:
+def read(path: str | Path | None = None) -> Iterator[Case | single.Kernel | Refused]:
     """Every row of a file, understood or refused; None: the bundled collection."""
     for row in read_rows(path):
         yield row if isinstance(row, Refused) else understand(row)
 
 
-def understand(row: Row) -> Case | Refused:
+def understand(row: Row) -> Case | single.Kernel | Refused:
     """Refusals are about what memfit cannot do before they are about what the publisher left out."""
     try:
         beyond(row)
+        if kind(row) == KERNEL:
+            return single.read(row)
         reading = readers().get(row.origin, plain)(row)
         model, stored = words.model(row), words.stored(row.text("dtype"))
         device, remark = words.gpu(row.gpu)
@@ -97,8 +99,26 @@ def understand(row: Row) -> Case | Refused:
 
 def refused(row: Row, reason: str, detail: str) -> Refused:
     return Refused(
-        id=row.id, source=row.origin, reason=reason, detail=detail, metric=str(row.metric), confidence=str(row.confidence or ""), task=str(row.task or "")
+        id=row.id, source=row.origin, reason=reason, detail=detail, metric=str(row.metric), confidence=str(row.confidence or ""),
+        task=str(row.task or ""), kind=kind(row),
     )  # fmt: skip
+
+
+def kind(row: Row) -> str:
+    """What it would take to answer the row, whether or not it can be."""
+    if row.metric == "throughput_only":
+        return SPEED
+    if str(row.model).startswith("single kernel"):
+        return KERNEL
+    if server(row) or row.metric in PARTS:
+        return SERVED
+    return SEVERAL if (count(row.gpus) or 1) > 1 or row.text("parallel") not in ("", "none") else ONE
+
+
+def server(row: Row) -> str | None:
+    """The engine that served, if one did."""
+    engine = row.text("engine")
+    return next((name for name in SERVING if name in engine), None)
 
 
 def beyond(row: Row) -> None:
@@ -107,10 +127,9 @@ def beyond(row: Row) -> None:
         raise Unfit("speed only: waits for the time model")
     if not isinstance(row.metric, str) or (row.metric not in METRICS and row.metric not in PARTS):
         raise Unfit("unknown metric", row.metric)
-    if str(row.model).startswith("single kernel"):
-        raise Unfit("a single kernel, no run")
-    engine = row.text("engine")
-    served = next((name for name in SERVING if name in engine), None)
+    if kind(row) == KERNEL:
+        return
+    served = server(row)
     if served:
         raise Unfit("serving engines: not yet", served)
     if row.metric in PARTS:

@@ -1,4 +1,4 @@
-"""Liger-Kernel's published single-kernel measurements beside memfit's formulas: `python tools/liger_rows.py ROWS.jsonl [--worst 20]`.
+"""Published measurements of a single kernel (Liger-Kernel's), beside the formulas of that kernel alone.
 
 Each benchmark is run as its script does (benchmark/scripts/benchmark_<kernel>.py, tag v0.4.2): the inputs stay, the call is repeated, and
 the second call's peak is compared, since gradients are there from then on.
@@ -6,13 +6,9 @@ the second call's peak is compared, since gradients are there from then on.
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections import defaultdict
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 from memfit import kernels
@@ -29,6 +25,8 @@ from memfit.model.families import build
 from memfit.model.modules import Norm
 from memfit.program import Program, placed
 from memfit.tape import Alloc, Free
+from memfit.truth.case import Unfit
+from memfit.truth.rows import Row, count
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
@@ -37,25 +35,37 @@ CONFIG = {
 PROCESSORS = {"NVIDIA A100-SXM4-80GB": 108, "NVIDIA H100 80GB HBM3": 132, "NVIDIA GeForce RTX 4090": 128}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """A row about one kernel: what was called, whose, and the peak in bytes."""
+
+    id: str
+    source: str
+    confidence: str
+    name: str
+    value: int
+    row: Row
+
+
 @dataclass(kw_only=True)
 class Bench:
     """One benchmark: `kept` are the tensors that the script holds, `step` is the call that it measures."""
 
-    row: dict[str, Any]
+    row: Row
     r: Recorder = field(default_factory=Recorder)
     kept: list[Any] = field(default_factory=list)
 
     @property
     def shapes(self) -> dict[str, Any]:
-        return dict(self.row["extra"])
+        return dict(self.row.extra)
 
     @property
     def liger(self) -> bool:
-        return bool(self.row["extra"]["provider"] == "liger")
+        return bool(self.row.more("provider") == "liger")
 
     @property
     def ctx(self) -> Context:
-        version = ".".join(self.row["engine_version"].split()[-1].split(".")[:2])
+        version = ".".join(str(self.row.engine_version).split()[-1].split(".")[:2])
         job = Job(versions=f"liger-kernel={version}")
         model = build(CONFIG)
         program = Program(model=model, job=job, entries=placed(model.layers, False), weights="bfloat16")
@@ -63,7 +73,7 @@ class Bench:
 
     @property
     def processors(self) -> int:
-        return PROCESSORS[self.row["gpu"]]
+        return PROCESSORS[str(self.row.gpu)]
 
     def tensor(self, shape: tuple[int, ...], format: Format, needs: bool = False) -> Tensor:
         one = self.r.leaf(shape, format, "", "inputs", needs)
@@ -220,10 +230,54 @@ CALLS = 2
 MULTIPLYING = {"rope": 1, "swiglu": 2, "geglu": 2, "fused_linear_cross_entropy": 2}
 
 
-def peak(row: dict[str, Any]) -> int:
+LARGEST = 2**24  # of one size; the published ones end at 2**18
+PROVIDERS = ("liger", "huggingface")
+SINCE = {("rms_norm", "liger"): (0, 3)}  # before that the weight's gradient was kept for every row (ops/rms_norm.py, 0.2.1)
+
+
+def read(row: Row) -> Kernel:
+    """The row, if there is a formula for it."""
+    check(row)
+    name = f"{kernel_of(row)}, {row.more('provider')}, {row.engine_version}"
+    return Kernel(id=row.id, source=row.origin, confidence=str(row.confidence or ""), name=name[:80], value=row.bytes or 0, row=row)
+
+
+def check(row: Row) -> None:
+    """Raise for what has no formula, and for sizes that are none."""
+    kernel, provider, shapes = kernel_of(row), row.more("provider"), row.extra
+    if kernel not in BENCHES:
+        raise Unfit("a kernel without formula", kernel)
+    if provider not in PROVIDERS:
+        raise Unfit("a kernel's provider without formula", provider)
+    if row.gpu not in PROCESSORS:
+        raise Unfit("the GPU is not named", row.gpu)
+    version = str(row.engine_version).split()[-1:]
+    known = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\w{1,9})*", version[0]) if version else None
+    if not known:
+        raise Unfit("the versions are not known", row.engine_version)
+    if (kernel, provider) in SINCE and (int(known[1]), int(known[2])) < SINCE[kernel, provider]:
+        raise Unfit("a kernel of a version without formula", f"{kernel} of {version[0]}")
+    if not row.bytes:
+        raise Unfit("the unit or the value is not settled", f"{row.value} {row.unit}")
+    sizes = [
+        value for name, value in shapes.items() if isinstance(value, (int, float)) and name not in ("eps", "p", "ignore_index", "beta")
+    ]
+    if any((count(size) or LARGEST + 1) > LARGEST for size in sizes):
+        raise Unfit("the kernel's sizes are not stated", shapes)
+
+
+def peak(one: Kernel) -> int:
     """The highest allocation during the last call."""
+    try:
+        return highest(*ran(one.row))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as missing:
+        raise Unfit("the kernel's sizes are not stated", missing) from None
+
+
+def ran(row: Row) -> tuple[list[Any], int]:
+    """The events of all calls, and where the last one begins."""
     bench = Bench(row=row)
-    bench.r.cublas = kernels.cublas_workspace((9, 0) if "H100" in row["gpu"] else (8, 0))
+    bench.r.cublas = kernels.cublas_workspace((9, 0) if "H100" in str(row.gpu) else (8, 0))
     bench.r.mark("load")
     if kernel_of(row) in MULTIPLYING:
         threads = [bench.r.scratch(bench.r.cublas, "cublas") for _ in range(MULTIPLYING[kernel_of(row)])]
@@ -233,7 +287,7 @@ def peak(row: dict[str, Any]) -> int:
     for number in range(CALLS):
         bench.r.mark("forward", "", number)
         step()
-    return highest(bench.r.events, bench.r.marks[-1])
+    return list(bench.r.events), bench.r.marks[-1]
 
 
 def highest(events: list[Any], begin: int) -> int:
@@ -250,35 +304,5 @@ def highest(events: list[Any], begin: int) -> int:
     return found
 
 
-def kernel_of(row: dict[str, Any]) -> str:
-    return str(row["model"]).removeprefix("single kernel ").partition(" ")[0]
-
-
-def rows_of(path: str) -> Iterator[dict[str, Any]]:
-    """Rows of kernels that have a formula, from the providers that do."""
-    for line in Path(path).read_text().splitlines():
-        row = json.loads(line)
-        if "Liger-Kernel" in row["source"] and kernel_of(row) in BENCHES and row["extra"]["provider"] in ("liger", "huggingface"):
-            yield row
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows")
-    parser.add_argument("--worst", type=int, default=0)
-    options = parser.parse_args()
-    found: dict[tuple[str, str, str], list[tuple[float, dict[str, Any], float]]] = defaultdict(list)
-    for row in rows_of(options.rows):
-        ours = peak(row) / 2**20
-        found[kernel_of(row), row["extra"]["provider"], row["engine_version"]].append((ours / row["value"] - 1, row, ours))
-    print(f"{'kernel':28} {'provider':12} {'version':12} {'rows':>4} {'median':>8} {'worst':>8}")
-    for (kernel, provider, version), cases in sorted(found.items(), key=lambda item: item[0]):
-        errors = [one[0] for one in cases]
-        worst = max(errors, key=abs)
-        print(f"{kernel:28} {provider:12} {version:12} {len(cases):4} {median(errors):+8.2%} {worst:+8.2%}")
-    for error, row, ours in sorted((one for cases in found.values() for one in cases), key=lambda one: -abs(one[0]))[: options.worst]:
-        print(f"{error:+8.2%} {row['value']:12.2f} {ours:12.2f}  {row['model']} {row['extra']['provider']} {row['extra']['pass']}")
-
-
-if __name__ == "__main__":
-    main()
+def kernel_of(row: Row) -> str:
+    return str(row.model).removeprefix("single kernel ").partition(" ")[0]

@@ -1,0 +1,60 @@
+"""`memfit accuracy`: its flags, signs of life while it works, and the picture."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memfit.cli_trace import Life
+from memfit.errors import InputError, Problem
+
+
+def run(path: str, worst: int, plot: str, as_json: bool, form: str, **given: Any) -> tuple[int, str]:
+    """Exit code 0: there is a table, whatever it says."""
+    from memfit.report import accuracy as report
+    from memfit.verbs import accuracy
+
+    wrong = []
+    if plot and Path(plot).suffix.lower() != ".svg":
+        wrong.append(Problem(message=f"`{plot[:200]}` is no name of a picture that can be drawn", where="plot", hint="name it *.svg"))
+    elif plot and not Path(plot).absolute().parent.is_dir():
+        wrong.append(Problem(message=f"there is no folder for `{plot[:200]}`", where="plot"))
+    life = Life()
+    try:
+        found = accuracy(path, progress=lambda done, rows, what: life.say(f"row {done + 1} of {rows}, {what}"), problems=wrong, **given)
+    finally:
+        life.done()
+    if plot:
+        from memfit.report.scatter import svg
+
+        try:
+            Path(plot).write_text(svg(found), encoding="utf-8")
+        except OSError as error:
+            raise InputError.one(
+                f"`{plot[:200]}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="plot"
+            ) from None
+    if as_json or form == "json":
+        return 0, json.dumps(report.data(found), indent=2, ensure_ascii=False)
+    if form == "markdown":
+        return 0, report.markdown(found, worst=worst)
+    return 0, report.text(found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns)))
+
+
+FLAGS = (
+    click.Option(
+        ["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"
+    ),
+    click.Option(["--confidence"], default="", metavar="TEXT", help="only rows of this confidence: high, medium, low"),
+    click.Option(["--source"], default="", metavar="TEXT", help="only rows whose source has this in its name"),
+    click.Option(
+        ["--limit"], type=click.IntRange(0), default=0, metavar="N", help="only the first N cases that can be asked [default: all]"
+    ),
+    click.Option(["--by"], default="formula", metavar="TEXT", help="formula, or trace: the real code, seconds a case [default: formula]"),
+    click.Option(["--plot"], default="", metavar="FILE.svg", help="draw what was predicted against what was measured"),
+)
+
+__all__ = ["FLAGS", "run"]

@@ -1,0 +1,311 @@
+"""`memfit accuracy`: what it says of rows, of files that are none, and of wishes that nothing meets."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.cli import main
+from memfit.errors import InputError
+from memfit.hardware import find_gpu
+from memfit.job import Job
+from memfit.report import accuracy as report
+from memfit.report.scatter import svg
+from memfit.truth.accuracy import Accuracy, KernelOutcome, Outcome, accuracy, figures, over_sources, technique
+from memfit.truth.case import KERNEL, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
+from memfit.truth.causes import CAUSES, OPEN, why
+from memfit.truth.models import built
+from memfit.truth.published import kind, understand
+from memfit.truth.rows import read_rows
+from memfit.truth.single import Kernel, peak
+from memfit.truth.single import read as read_kernel
+from memfit.verbs import accuracy as verb
+
+GIB = 2**30
+ROW: dict[str, Any] = {
+    "id": "made-1", "source": "someone/somewhere:table.md", "model": "openai-community/gpt2", "task": "train", "engine": "transformers",
+    "engine_version": "", "gpu": "NVIDIA A100-SXM4-80GB", "gpus": 1, "batch": 1, "seq": 128, "dtype": "bf16", "method": "full",
+    "optimizer": "AdamW", "grad_checkpointing": False, "attention": "sdpa", "parallel": "none", "metric": "peak_allocated", "unit": "GiB",
+    "value": 1.5, "confidence": "high",
+}  # fmt: skip
+
+
+def file(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(ROW | row) + "\n" for row in rows))
+    return path
+
+
+def case(**changes: Any) -> Case:
+    given = {"id": "a", "source": "s/t", "model": "m", "job": Job(), "gpu": None, "metric": "peak_allocated", "value": 10 * GIB}
+    return Case(**{**given, **changes})
+
+
+def outcome(predicted: float, **changes: Any) -> Outcome:
+    return Outcome(
+        case=case(**changes), predicted=round(predicted * GIB), verdict=None, parts={"weights": GIB}, moment="", seconds={"memfit": 0.1}
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ bad input
+def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What stands on stderr once the command has ended with 2."""
+    assert main(["accuracy", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert out == ""
+    return err
+
+
+def test_every_wrong_wish_is_named_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    err = said(capsys, str(tmp_path), "--by", "formulas", "--confidence", "hihg", "--plot", str(tmp_path / "no" / "x.svg"))
+    for words in (
+        "is a folder",
+        "unknown producer `formulas`",
+        "`formula`",
+        "unknown confidence `hihg`",
+        "`high`",
+        "there is no folder for",
+    ):
+        assert words in err
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file has no rows"),
+        (b"\n \n", "the file has no rows"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00" * 9, "no line of the file is a row"),
+        (b'{"id": "a", "source"', "no line of the file is a row"),
+        (b"[1, 2]\n3\n", "no line of the file is a row"),
+        (b"x" * (2**20 + 2), "line 1 of `rows.jsonl` is too long"),
+    ],
+)
+def test_files_that_hold_no_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, words: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    assert words in said(capsys, str(path))
+
+
+def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "is no file" in said(capsys, str(tmp_path / "none.jsonl"))
+
+
+def test_a_line_of_a_hundred_megabytes_is_not_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("wb") as out:
+        out.truncate(100 * 2**20)
+    code = (
+        "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n"
+        "from memfit.cli import main\nsys.exit(main(['accuracy', sys.argv[1]]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert "is too long" in done.stderr
+
+
+def test_a_source_or_confidence_that_no_row_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(file(tmp_path, {}))
+    assert "no row is from a source with `somehere`" in (err := said(capsys, path, "--source", "somehere"))
+    assert "`someone/somewhere`" in err
+    assert "none of these rows has confidence `low`" in said(capsys, path, "--confidence", "low")
+
+
+def test_a_broken_line_among_rows_is_counted_and_named(tmp_path: Path) -> None:
+    path = file(tmp_path, {})
+    path.write_text(path.read_text() + '{"id": "cut", "mod\n')
+    found = accuracy(path)
+    assert [one.case.id for one in found.outcomes] == ["made-1"]
+    assert [(one.id, one.reason) for one in found.refused] == [("line 2", "no JSON")]
+
+
+def test_a_picture_needs_the_name_of_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no name of a picture" in said(capsys, "--plot", "x.png")
+
+
+def test_a_negative_limit_is_refused_in_python() -> None:
+    with pytest.raises(InputError, match="cases are none"):
+        verb(limit=-1)
+
+
+# ---------------------------------------------------------------------------------------------------- what is said
+def test_a_file_is_answered_in_every_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(
+        file(tmp_path, {}, {"id": "b", "metric": "peak_reserved"}, {"id": "c", "gpus": 8}, {"id": "d", "metric": "oom", "value": None})
+    )
+    assert main(["accuracy", path, "--worst", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "4 rows: 3 answered, 1 refused" in text
+    assert "several GPUs" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert main(["accuracy", path, "--format", "markdown", "--worst", "1"]) == 0
+    assert "## Rows answered" in capsys.readouterr().out
+    assert main(["accuracy", path, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["schema"] == report.SCHEMA
+    assert data["shares"]["one GPU"]["high"] == {"answered": 3, "rows": 3}
+    assert data["oom"]["memfit"] == {"seen": 0, "asked": 1, "false_no": 0, "fitted": 2}
+    assert {one["id"] for one in data["outcomes"]} == {"made-1", "b", "d"}
+
+
+def test_the_json_format_is_documented_whole(tmp_path: Path) -> None:
+    assert [name for name, _, _ in report.FIELDS] == list(report.data(accuracy(file(tmp_path, {}))))
+
+
+def test_limit_and_progress(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, str]] = []
+    found = accuracy(file(tmp_path, {"id": "x", "gpus": 2}, {"id": "y"}, {"id": "z"}), limit=1, progress=lambda *words: seen.append(words))
+    assert ([one.case.id for one in found.outcomes], found.refused, seen) == (["y"], (), [(0, 1, "y")])
+
+
+def test_every_row_has_its_kind() -> None:
+    counts: dict[str, int] = {}
+    for row in read_rows():
+        if not isinstance(row, Refused):
+            counts[kind(row)] = counts.get(kind(row), 0) + 1
+    assert sum(counts.values()) == 2750
+    assert (counts[KERNEL], counts[SPEED]) == (388, 355)
+    assert counts[ONE] > 600
+    assert counts[SEVERAL] > 600
+    assert counts[SERVED] > 400
+
+
+def test_shares_count_what_was_refused() -> None:
+    refused = (Refused(id="x", source="s", reason="r", confidence="high", kind=ONE), Refused(id="y", source="s", reason="r", kind=SPEED))
+    found = Accuracy(outcomes=(outcome(10, confidence="high"),), refused=refused)
+    assert found.shares() == {ONE: {"all": (1, 2), "high": (1, 2)}, SPEED: {"all": (0, 1), "": (0, 1)}}
+
+
+def test_statistics_by_hand() -> None:
+    found = figures([-0.5, 0.01, 0.02, 0.03])
+    assert found is not None
+    assert (found.cases, found.median, found.p95, found.worst, found.bias, found.under, found.deepest) == (
+        4,
+        0.025,
+        0.5,
+        -0.5,
+        0.015,
+        0.25,
+        -0.5,
+    )
+    groups = {("a", "m"): [outcome(11)], ("b", "m"): [outcome(10), outcome(10), outcome(10)]}
+    average = over_sources(groups)
+    assert average is not None
+    assert (average.cases, round(average.median, 9)) == (4, 0.05)  # a source counts once, however many lines it has
+
+
+def test_techniques_are_what_readers_look_for() -> None:
+    stored = json.dumps({"quant_method": "gptq"})
+    assert technique(case(job=Job(method="qlora", quant="nf4", checkpointing="full"))) == "qlora over nf4, checkpointing"
+    assert technique(case(job=Job(method="lora", unsloth="norms"), stored=stored)) == "lora over gptq, fused kernels"
+    assert technique(case(job=Job(task="inference", precision="fp16"))) == "inference fp16"
+
+
+# ------------------------------------------------------------------------------------------------------- the picture
+def test_the_picture_shows_each_case_once() -> None:
+    found = Accuracy(
+        outcomes=(outcome(10), outcome(20, id="b<", source="u/v&"), outcome(1, id="oom", metric="oom", value=None)), refused=()
+    )
+    drawn = ElementTree.fromstring(svg(found))
+    titles = [one.text or "" for one in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 2
+    assert any("b<: m" in one and "predicted 20.00" in one for one in titles)
+    places = {float(one.attrib["cx"]) for one in drawn.iter("{http://www.w3.org/2000/svg}circle")}
+    assert all(70 <= place <= 860 for place in places)
+
+
+def test_a_picture_of_nothing_is_one() -> None:
+    assert "0 cases" in svg(Accuracy(outcomes=(), refused=()))
+
+
+# ----------------------------------------------------------------------------------------------------- single kernels
+KERNEL_ROW = ROW | {
+    "source": "linkedin/Liger-Kernel:all_benchmark_data.csv", "model": 'single kernel swiglu {"T": 1024}', "engine_version": "liger 0.5.3",
+    "unit": "MiB", "extra": {"provider": "liger", "pass": "full", "bsz": 4, "T": 1024, "hidden_size": 4096, "intermediate_size": 11008},
+}  # fmt: skip
+
+
+def kernel(**changes: Any) -> Kernel | Refused:
+    from memfit.truth.rows import Row, row
+
+    found = row(json.dumps(KERNEL_ROW | changes).encode(), 1)
+    assert isinstance(found, Row)
+    answer = understand(found)
+    assert isinstance(answer, (Kernel, Refused))
+    return answer
+
+
+def test_published_kernels_test_the_rows_of_kernels() -> None:
+    errors: dict[str, list[float]] = {}
+    for row in read_rows():
+        if not isinstance(row, Refused) and kind(row) == KERNEL:
+            try:
+                one = read_kernel(row)
+            except Unfit:
+                continue
+            errors.setdefault(one.name.partition(",")[0], []).append(KernelOutcome(kernel=one, predicted=peak(one)).error)
+    assert sum(map(len, errors.values())) >= 94
+    worst = {name: max(map(abs, found)) for name, found in errors.items()}
+    assert worst.pop("layer_norm") < 0.013  # of 0.6.0 on an H100
+    assert max(worst.values()) < 0.0003
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"model": "single kernel fused_moe {}"}, "a kernel without formula"),
+        ({"extra": {"provider": "apex"}}, "a kernel's provider without formula"),
+        ({"extra": None}, "a kernel's provider without formula"),
+        ({"gpu": "a big one"}, "the GPU is not named"),
+        ({"engine_version": "liger new"}, "the versions are not known"),
+        ({"model": "single kernel rms_norm {}", "engine_version": "liger 0.2.1"}, "a kernel of a version without formula"),
+        ({"value": None}, "the unit or the value is not settled"),
+        ({"extra": {**KERNEL_ROW["extra"], "T": 2**40}}, "the kernel's sizes are not stated"),
+        ({"extra": {**KERNEL_ROW["extra"], "T": -1}}, "the kernel's sizes are not stated"),
+    ],
+)
+def test_kernels_that_cannot_be_expressed(changes: dict[str, Any], reason: str) -> None:
+    found = kernel(**changes)
+    assert isinstance(found, Refused)
+    assert (found.reason, found.kind) == (reason, KERNEL)
+
+
+def test_a_kernel_whose_sizes_are_missing_is_refused(tmp_path: Path) -> None:
+    found = accuracy(file(tmp_path, KERNEL_ROW | {"extra": {"provider": "liger"}}))
+    assert [one.reason for one in found.refused] == ["the kernel's sizes are not stated"]
+
+
+# ------------------------------------------------------------------------------------------------------------- causes
+def test_causes_are_of_cases_that_exist() -> None:
+    cases = [one for row in read_rows() if not isinstance(row, Refused) and isinstance(one := understand(row), Case)]
+    for cause in CAUSES:
+        assert any(cause.holds(one) for one in cases), cause
+    assert why(case()) == OPEN
+    assert all(re.match(r"[a-z]", cause.why) and not cause.why.endswith(".") for cause in CAUSES)
+
+
+# --------------------------------------------------------------------------------------------------------- baselines
+def test_baselines_by_hand() -> None:
+    """gpt2: 124,439,808 parameters, 12 layers, width 768, 12 heads, 1024 positions, vocabulary 50257."""
+    from memfit.truth.baselines import BASELINES
+
+    model, gpu = built("openai-community/gpt2"), find_gpu("a100-sxm-80gb")
+    say = {one.name: one.estimate(model, Job(batch=2, seq=100, checkpointing="full"), gpu) for one in BASELINES}
+    served = {one.name: one.estimate(model, Job(task="inference", seq=100, new_tokens=28, quant="nf4"), gpu) for one in BASELINES}
+    assert (say["8X"], say["2X/4X"]) == (8 * 124439808, None)
+    assert (served["8X"], served["2X/4X"]) == (None, 124439808 // 2)
+    assert say["EleutherAI"] == 124439808 * (2 + 4 + 12) + 200 * 768 * 34 * 12
+    tokens = 200
+    layer = tokens * (18 * 768 + 4 * 3072)
+    assert say["Megatron, 80 %"] == 18 * 124439808 + 2 * tokens * 768 * 12 + layer + 4 * tokens * (768 + 50257)
+    assert say["LLMem"] is not None
+    assert 124439808 * 14 < say["LLMem"] < 124439808 * 24
+    assert say["DNNMem-style"] is not None
+    assert say["DNNMem-style"] > 4 * 2 * 124439808
