@@ -10,6 +10,7 @@ import faulthandler
 import importlib.util
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -54,7 +55,9 @@ def main() -> None:
     channel = Channel(request["answer"])
     stack = open(request["stack"], "w", encoding="utf-8")  # noqa: SIM115
     faulthandler.enable(stack)
-    if request["seconds"]:
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, stack)  # the parent process asks where we are
+    elif request["seconds"]:
         faulthandler.dump_traceback_later(request["seconds"] + 2, file=stack)
     if sys.version_info < OLDEST:
         version = ".".join(str(one) for one in sys.version_info[:2])

@@ -107,9 +107,14 @@ def no_values(bad: BaseException, script: str) -> Told:
         "meta tensor" in text
         or ("Meta" in text and "aten::" in text)
         or "data-dependent" in text
+        or "data-independent" in text
         or "DynamicOutputShape" in type(bad).__name__
     ):
-        return "the script depends on values that only a GPU could compute", f"{type(bad).__name__}: {first_line(bad)}"
+        sized = (
+            any(word in text for word in ("nonzero", "data-dependent", "data-independent")) or "DynamicOutputShape" in type(bad).__name__
+        )
+        hint = "they decide how large a result is (`x[mask]`, `nonzero`, `unique`)" if sized else f"{type(bad).__name__}: {first_line(bad)}"
+        return "the script depends on values that only a GPU could compute", hint
     return None
 
 

@@ -147,7 +147,8 @@ class Follower:
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         states(self.recorder, optimizer, self.paths)
-        self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
+        if self.end is None:
+            self.counts[id(optimizer)] = self.counts.get(id(optimizer), 0) + 1
         self.recorder.mark("prepare", step=self.steps)
         if self.wanted and self.steps >= self.wanted:
             self.stop()

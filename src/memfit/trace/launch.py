@@ -21,8 +21,10 @@ from memfit.tape import Tape
 from memfit.trace import lines, wire
 
 PACKAGE = Path(__file__).resolve().parents[1]
+START = 120.0  # seconds until the process may have imported what it needs
 GRACE = 8.0  # seconds beyond the limit in which the process may still say where it was
 POLL = 0.03
+PATIENCE = 1.0  # seconds for an answer to the question where the process is
 CACHES = {
     "HF_HUB_CACHE": "hub",
     "HF_DATASETS_CACHE": "datasets",
@@ -84,8 +86,8 @@ def talk() -> int:
 
 
 def listen(process: subprocess.Popen[bytes], files: Mapping[str, str], script: str, seconds: float, progress: Progress | None) -> Answer:
-    """Read what the process says until it has said the last word, has ended or has taken too long."""
-    start, at, rest = time.monotonic(), 0, ""
+    """Read what the process says until it has said the last word, has ended or has taken too long, imports not counted."""
+    deadline, started, at, rest = time.monotonic() + seconds + START, False, 0, ""
     answer = Path(files["answer"])
     while True:
         ended = process.poll() is not None
@@ -94,14 +96,16 @@ def listen(process: subprocess.Popen[bytes], files: Mapping[str, str], script: s
             rest += file.read()
             at = file.tell()
         *whole, rest = rest.split("\n")
+        if whole and not started:
+            deadline, started = time.monotonic() + seconds + GRACE, True
         for line in whole:
             found = heard(json.loads(line), progress)
             if found is not None:
                 return found
         if ended:
             raise InputError(crashed(process.returncode, files["stack"], script))
-        if seconds and time.monotonic() - start > seconds + GRACE:
-            where = innermost(files["stack"])
+        if seconds and time.monotonic() > deadline:
+            where = asked(process, files["stack"])
             message = f"`{Path(script).name or 'the model'}` is not through after {seconds:g} s"
             raise InputError.one(message, where=where, hint="`--time-limit` gives it longer")
         time.sleep(POLL)
@@ -128,6 +132,18 @@ def crashed(code: int, stack: str, script: str) -> Problem:
         with contextlib.suppress(ValueError):
             return Problem(message=f"`{name}` crashed: {signal.Signals(-code).name}", where=where, hint="native code may expect a real GPU")
     return Problem(message=f"`{name}` ended its own process with code {code} before it has trained a step", where=where)
+
+
+def asked(process: subprocess.Popen[bytes], stack: str) -> str:
+    """Where the process is now, which does not speak by itself any more."""
+    if hasattr(signal, "SIGUSR1"):
+        process.send_signal(signal.SIGUSR1)
+        for _ in range(int(PATIENCE / POLL)):
+            time.sleep(POLL)
+            where = innermost(stack)
+            if where:
+                return where
+    return innermost(stack)
 
 
 def innermost(stack: str) -> str:

@@ -190,6 +190,7 @@ def put(model: Any, place: Any, recorder: Watcher) -> None:
         whole = torch.empty(size // 2, dtype=torch.float16, device="cuda")
         del whole
     steps.arrivals(recorder, model)
+    steps.own(recorder, "weights", steps.weights(model))
     model.hf_device_map = {"": 0}
 
 

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
+from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -103,6 +105,48 @@ def generator_type() -> Any:
     return AnyGenerator("Generator", (), {"__new__": new})
 
 
+TRUE_KIND = torch.device
+
+
+class AnyDevice(type):
+    """`isinstance(d, torch.device)` stays true for the real ones."""
+
+    def __instancecheck__(cls, one: Any) -> bool:
+        return isinstance(one, TRUE_KIND)
+
+
+def device_type() -> Any:
+    """`torch.device`, for which a bare index means the GPU, as it does where there is one."""
+
+    def new(cls: Any, *args: Any, **given: Any) -> Any:
+        return TRUE_KIND(*(("cuda", *args) if args and is_index(args[0]) else args), **given)
+
+    return AnyDevice("device", (), {"__new__": new, "__module__": "torch", "__qualname__": "device"})
+
+
+def is_index(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def constructors() -> list[tuple[Any, str, Any]]:
+    """`torch.zeros(3, device=0)` and its kin."""
+    from torch.utils._device import _device_constructors
+
+    def indexed(true: Any) -> Any:
+        @functools.wraps(true)
+        def make(*args: Any, **given: Any) -> Any:
+            if is_index(given.get("device")):
+                given["device"] = TRUE_KIND("cuda", given["device"])
+            return true(*args, **given)
+
+        return make
+
+    known = _device_constructors()
+    return [
+        (torch, name, indexed(one)) for name, one in vars(torch).items() if callable(one) and isinstance(one, Hashable) and one in known
+    ]
+
+
 def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     """(owner, name, value) of all that is answered."""
     properties = cuda.Properties(device.name, *device.capability, device.memory, device.sms)
@@ -139,7 +183,7 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
         (torch.cuda.memory, "_record_memory_history", lambda *_, **__: None),
         (torch.cuda.memory, "_dump_snapshot", lambda *_, **__: None),
     ]
-    found += [(torch, "Generator", generator_type())]
+    found += [(torch, "Generator", generator_type()), (torch, "device", device_type()), *constructors()]
     found += [(torch.backends.cudnn, "is_available", lambda: True), (torch.backends.cudnn, "version", lambda: CUDNN_VERSION)]
     if torch.version.cuda is None:
         found.append((torch.version, "cuda", CUDA_VERSION))
@@ -194,6 +238,7 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
 
     return [
         (torch.Tensor, "cpu", cpu), (torch.Tensor, "numpy", numpy), (torch.Tensor, "tolist", tolist), (torch.Tensor, "__format__", formatted),
+        (torch.Tensor, "get_device", lambda self: -1 if self.device.type == "cpu" else self.device.index or 0),
         (torch.Tensor, "pin_memory", lambda self, *_: self), (torch.Tensor, "is_pinned", lambda self, *_: False),
         (torch.Tensor, "__repr__", shown), (torch._C._nn, "_parse_to", parsed),
     ]  # fmt: skip
