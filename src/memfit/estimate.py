@@ -243,8 +243,14 @@ def _advice(tape: Tape, job: Job, found: Memory, judged: tuple[Band, tuple[int, 
     band, room, verdict = judged
     if room is None or verdict == "fits" or job.alloc_conf or found.reserved is None:
         return ()
+
+    def without(saved: int) -> str | None:
+        return _verdict(Band(low=band.low, high=band.high - saved, origin=band.origin), room, None)
+
+    if without(found.reserved - found.allocated) == verdict:  # the most that could be saved
+        return ()
     saved = found.reserved - replay(tape, Settings(expandable_segments=True)).peak_reserved
-    better = _verdict(Band(low=band.low, high=band.high - saved, origin=band.origin), room, None)
+    better = without(saved)
     if saved <= 0 or better == verdict:
         return ()
     message = f"with expandable segments it {'fits' if better == 'fits' else 'may fit'}"
