@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.lower import liger, torchtitan, torchtune, unsloth, versions
+from memfit.lower import liger, litgpt, torchtitan, torchtune, unsloth, versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS
@@ -24,7 +24,18 @@ TORCHTITAN = Programs(
     moes={}, orders={"pre": ORDERS["pre"]}, losses={"plain": torchtitan.plain, "chunked": torchtitan.chunked}, start=torchtitan.start,
     layer_buffers=torchtitan.layer_buffers, kernels=torchtitan.KERNELS, choices=torchtitan.choices, whole=True,
 )  # fmt: skip
-FRAMEWORKS: dict[str, Programs] = {"transformers": TRANSFORMERS, "trl": TRANSFORMERS, "torchtune": TORCHTUNE, "torchtitan": TORCHTITAN}
+LITGPT = Programs(
+    norms={**litgpt.NORMS, "layer": NORMS["layer"]}, attention=dict.fromkeys(("llama", "qwen3", "gemma2", "falcon", "phi", "gpt_neox"), litgpt.attention),
+    mlps=litgpt.MLPS, moes={}, orders={}, losses={"plain": litgpt.loss}, layer=litgpt.layer, start=litgpt.start, buffers=litgpt.buffers, keeps_outputs=True,
+    validates=True,
+)  # fmt: skip
+FRAMEWORKS: dict[str, Programs] = {
+    "transformers": TRANSFORMERS,
+    "trl": TRANSFORMERS,
+    "torchtune": TORCHTUNE,
+    "torchtitan": TORCHTITAN,
+    "litgpt": LITGPT,
+}
 
 
 def programs_of(program: Program) -> Programs:

@@ -21,12 +21,12 @@ def final(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     return x
 
 
-def logits(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+def logits(x: Tensor, model: Model, bound: Bound, ctx: Context, *, capped: bool = True) -> Tensor:
     r = ctx.r
     part, r.part = r.part, "logits"
     out = linear(x, bound.linear(model.head), ctx)
     r.where = ""
-    if model.softcap:  # c · tanh(logits / c) (modeling_gemma2.py Gemma2ForCausalLM)
+    if model.softcap and capped:  # c · tanh(logits / c) (modeling_gemma2.py Gemma2ForCausalLM)
         out = ops.scale(r, ops.activation(r, ops.scale(r, out), "tanh"))
     if model.logit_scale:
         out = ops.scale(r, out)

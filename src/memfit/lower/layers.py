@@ -14,6 +14,8 @@ from memfit.model.modules import MLP, Attention, Block, Latent, Layer, MoE
 def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     before = len(ctx.results)
     try:
+        if ctx.programs.layer is not None:
+            return ctx.programs.layer(x, layer, bound, ctx)
         if layer.parallel:
             second = layer.blocks[-1].mixer
             return PARALLEL.get(second.style if isinstance(second, MLP) else "", side_by_side)(x, layer, bound, ctx)

@@ -11,11 +11,12 @@ from memfit.lower.recorder import Choices, Tensor
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
-    from memfit.model.modules import Block, Model, Weight
+    from memfit.model.modules import Block, Layer, Model, Weight
     from memfit.program import Program
 
 Run: TypeAlias = "Callable[[Tensor, Any, Bound, Context], Tensor]"  # a module of some style on its input
 Order: TypeAlias = "Callable[[Tensor, Block, Bound, Context], Tensor]"
+Whole: TypeAlias = "Callable[[Tensor, Layer, Bound, Context], Tensor]"
 Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
@@ -34,6 +35,7 @@ class Programs:
     moes: Mapping[str, Run]
     orders: Mapping[str, Order]
     losses: Mapping[str, Loss]
+    layer: Whole | None = None  # a layer's blocks together
     rotary: Rotary | None = None  # in place of the family's own
     start: Start | None = None
     buffers: Buffers | None = None  # that the framework's own modules keep for all layers together,

@@ -6,7 +6,7 @@ Packed data brings positions and a block mask, and then FlexAttention runs, comp
 from __future__ import annotations
 
 from memfit.formats import FP32, INT64
-from memfit.lower import functional, head, ops, views
+from memfit.lower import functional, head, norms, ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.attention.rotary import stacked
 from memfit.lower.bound import Bound
@@ -20,6 +20,7 @@ from memfit.program import Program
 
 CACHE = "rope.cache"
 HALVES = frozenset({"qwen2"})  # families whose halves make the pairs that turn
+WHOLE = (0, 5)  # the first to call F.rms_norm (commit 1450d61)
 CHUNKS = 8  # modules/loss/ce_chunked_output_loss.py num_output_chunks
 
 
@@ -56,9 +57,17 @@ def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
 
 # -------------------------------------------------------------------------------------------------------------------- norms
 def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
-    """`F.rms_norm(x.float(), weight=scale).to(x.dtype)` (modules/rms_norm.py)."""
+    """`F.rms_norm(x.float(), weight=scale).to(x.dtype)` (modules/rms_norm.py); before 0.5 in single steps, cast before it is weighed."""
+    if ctx.job.version("torchtune") < WHOLE:
+        return stepwise(x, module, bound, ctx)
     wide = ops.cast(ctx.r, x, FP32)
     return ops.cast(ctx.r, functional.rms_norm(wide, bound[f"{module.name}.weight"], ctx), x.format)
+
+
+def stepwise(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
+    r, wide = ctx.r, ops.cast(ctx.r, x, FP32)
+    normed = ops.cast(r, norms.unit(r, wide, ops.mean(r, ops.square(r, wide))), x.format)
+    return ops.mul(r, normed, bound[f"{module.name}.weight"])
 
 
 # ---------------------------------------------------------------------------------------------------------------- attention
@@ -114,9 +123,10 @@ def in_halves(x: Tensor, cache: Tensor, ctx: Context) -> Tensor:
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-    """FlexAttention, compiled: keeps q, k, v, the output and an fp32 number a row (torch 2.13 _higher_order_ops/flex_attention.py)."""
+    """FlexAttention, compiled: keeps q, k, v, the output, which lies as the query does, and an fp32 number a row (torch 2.13
+    _higher_order_ops/flex_attention.py flex_attention_fake_impl)."""
     r = ctx.r
-    out = r.tensor((*q.shape[:3], v.shape[3]), q.format, "flex_attention")
+    out = r.like(q, "flex_attention")
     lse = r.tensor(q.shape[:3], FP32, "flex_attention")
     flops = 2 * q.count * k.shape[2]
     r.compute("flex_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)

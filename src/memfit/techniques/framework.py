@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memfit.errors import Problem
+from memfit.job import CHECKPOINTING
 from memfit.program import Program
 from memfit.registry import nearest
 from memfit.techniques.base import Technique
@@ -14,12 +15,16 @@ from memfit.techniques.base import Technique
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
-    """`families`: those whose structure its modules run; `unties`: a tied head is loaded as a matrix of its own."""
+    """`families`: those whose structure its modules run; `joined`: of them, those whose checkpoints hold queries, keys and values in
+    one matrix, while its adapters are three; `checkpointing`: what its own scripts can do on one GPU; `unties`: a tied head is loaded
+    as a matrix of its own."""
 
     families: frozenset[str]
     losses: frozenset[str]
     methods: frozenset[str] = frozenset({"full", "lora"})
     attention: frozenset[str] = frozenset({"sdpa", "flash", "math", "efficient", "cudnn"})
+    checkpointing: frozenset[str] = frozenset(CHECKPOINTING)
+    joined: frozenset[str] = frozenset()
     unties: bool = False
     cite: str = ""
 
@@ -31,7 +36,10 @@ FACTS: dict[str, Facts] = {
         families=frozenset({"llama", "qwen3"}), losses=frozenset({"plain", "chunked"}), methods=frozenset({"full"}),
         attention=frozenset({"sdpa", "flash", "math", "cudnn"}), cite="torchtitan 0.3.0 models/",
     ),
-    "litgpt": Facts(families=frozenset({"llama", "mistral", "qwen2", "gemma"}), losses=PLAIN, unties=True, cite="litgpt 0.5.13 config.py"),
+    "litgpt": Facts(
+        families=frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "falcon", "phi", "gpt_neox"}), losses=PLAIN, unties=True,
+        checkpointing=frozenset({"none"}), joined=frozenset({"falcon", "gpt_neox"}), cite="litgpt 0.5.13 config.py, finetune/full.py setup",
+    ),
     "megatron": Facts(
         families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=PLAIN, methods=frozenset({"full"}),
         attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), cite="megatron-core 0.16.1 models/gpt",
@@ -67,7 +75,15 @@ def check(program: Program) -> Iterator[Problem]:
         )
     elif job.quantization != "none":
         yield Problem(message=f"no formula for quantized weights with {name}", where="job.quant", hint=other)
-    for field, value, allowed in (("loss", job.loss, facts.losses), ("attention", job.attention, facts.attention)):
+    if program.adapter is not None and program.model.family in facts.joined:
+        message = f"{name} has adapters of their own for queries, keys and values, which `{program.model.family}` keeps in one matrix"
+        yield Problem(message=message, where="job.method", hint="method `full`; " + other)
+    chosen = (
+        ("loss", job.loss, facts.losses),
+        ("attention", job.attention, facts.attention),
+        ("checkpointing", job.checkpointing, facts.checkpointing),
+    )
+    for field, value, allowed in chosen:
         if value not in allowed:
             close = nearest(value, sorted(allowed)) or sorted(allowed)
             yield Problem(message=f"{name} has no {field} `{value}`", where=f"job.{field}", hint=f"one of {', '.join(close)}")

@@ -12,7 +12,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 
 from memfit.errors import InputError
-from memfit.job import job_from
+from memfit.job import Job, job_from
+from memfit.optimizers import OPTIMIZERS
 from memfit.truth import single, words
 from memfit.truth.case import KERNEL, METRICS, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
 from memfit.truth.models import built
@@ -33,6 +34,7 @@ PARTS = (
     "weights_gpu",
     "peak_torch_profile",
 )
+PURE = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes of every number that is trained
 
 
 @dataclass(kw_only=True)
@@ -86,6 +88,8 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         if stored and reading.options.get("method") == "qlora":
             reading.options["method"] = "lora"  # the checkpoint is quantized already: no bitsandbytes
         job = job_from(known_targets(reading.options, model))
+        if value is not None and value < least(job, model):
+            raise Unfit("the figure is smaller than what the stated job keeps", f"{value} < {least(job, model)} bytes")
     except Unfit as why:
         return refused(row, why.reason, why.detail)
     except InputError as bad:
@@ -150,10 +154,11 @@ def known_targets(options: Options, model: str) -> Options:
     if options.get("method") not in ("lora", "qlora") or wanted == "all-linear":
         return options
     try:
-        layers = built(model).layers
+        known = built(model)
     except InputError:
         return options  # the job says what is wrong with the model
-    names = {linear.name.rpartition(".")[2] for layer in layers for linear in layer.linears()}
+    modules = (*known.layers, *known.final, known.head)
+    names = {linear.name.rpartition(".")[2] for module in modules for linear in module.linears()}
     there = [one for one in wanted.split(",") if one.rpartition(".")[2] in names]
     return {**options, "targets": ",".join(there)} if there else options
 
@@ -166,6 +171,17 @@ def measured(row: Row) -> int | None:
     if not found:
         raise Unfit("the unit or the value is not settled", f"{row.value} {row.unit}")
     return found
+
+
+def least(job: Job, model: str) -> int:
+    """Bytes that no run of full training can do without while its optimizer steps: parameters, gradients and states of one dtype."""
+    size, states = PURE.get(job.precision), OPTIMIZERS[job.optimizer].states
+    if not job.training or job.method != "full" or size is None or any(state != "like" for state in states):
+        return 0
+    try:
+        return built(model).parameters * size * (2 + len(states))
+    except InputError:
+        return 0
 
 
 def plain(row: Row) -> Reading:

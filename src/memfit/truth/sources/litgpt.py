@@ -1,4 +1,8 @@
-"""Lightning's litgpt: its own modelling code; finetune scripts put the longest sample first (config_hub, tutorials)."""
+"""Lightning's litgpt: its own modelling code; finetune scripts put the longest sample first (config_hub, tutorials).
+
+Its adapters are named by what they stand beside (lora.py Config), and on one GPU its scripts checkpoint nothing (finetune/full.py
+setup), whatever a table of several machines says. The commits that wrote the tables are of 0.4.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,10 @@ from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row, count
 
+NAMES = {
+    "query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj,dense", "mlp": "gate_proj,up_proj,down_proj,fc1,fc2",
+    "head": "lm_head",
+}  # fmt: skip
 PROMPT = 8  # generate/base.py asks "What food do llamas eat?" where no prompt is given: seven or eight tokens, by tokenizer
 
 
@@ -17,7 +25,7 @@ def read(row: Row) -> Reading:
         "framework": "litgpt",
         "batch": words.batch(row),
         "attention": "sdpa",
-        "versions": words.versions(row.text("engine_version")),
+        "versions": words.versions(row.text("engine_version")) or "litgpt=0.4",
     }
     if str(row.task) == "inference":
         new = count(row.more("max_new_tokens"))
@@ -26,6 +34,18 @@ def read(row: Row) -> Reading:
         return Reading(
             options={**options, "task": "inference", "seq": PROMPT, "new_tokens": new, "cache": "static"}, notes=["default prompt"]
         )
-    options |= words.adapters(row) | {"seq": words.length(row.seq), "task": "finetune", "optimizer": words.optimizer(row.text("optimizer"))}
-    options |= {"checkpointing": words.checkpointing(row.grad_checkpointing), "adapter_dtype": "base", "prepare_kbit": False}
+    options |= named(words.adapters(row)) | {
+        "seq": words.length(row.seq),
+        "task": "finetune",
+        "optimizer": words.optimizer(row.text("optimizer")),
+    }
+    options |= {"checkpointing": "none", "adapter_dtype": "base", "prepare_kbit": False}
     return Reading(options=options)
+
+
+def named(options: words.Options) -> words.Options:
+    """The same modules by the names that they have in the checkpoints of the model's own publisher."""
+    if "targets" not in options:
+        return options
+    words_of = str(options["targets"]).replace("gate_proj,up_proj,down_proj", "mlp").split(",")
+    return {**options, "targets": ",".join(NAMES.get(one, one) for one in words_of)}

@@ -1,4 +1,6 @@
-"""Meta's torchtune: its own modelling code and recipes; the flags table of README.md is complete, recipe tables are not."""
+"""Meta's torchtune: its own modelling code and recipes; the flags table of README.md is complete, recipe tables are not. It was read at a
+commit of 19 November 2024, between 0.4 and 0.5, when torch was 2.5.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ from memfit.truth import words
 from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row
+
+FLAGS = "torchtune=0.4,torch=2.5"
 
 
 @reader("pytorch/torchtune")
@@ -20,5 +24,6 @@ def read(row: Row) -> Reading:
         "framework": "torchtune", "task": "finetune", "batch": words.batch(row), "seq": words.length(row.seq),
         "optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": "sdpa",
         "loss": "chunked" if "chunked" in str(row.more("loss")).lower() else "plain", "adapter_dtype": "base",
+        "versions": FLAGS if "2024-11" in row.text("engine_version") else "",
     }  # fmt: skip
     return Reading(options=options)
