@@ -127,6 +127,7 @@ class Body:
         else:
             x = embedded(ids, self.model, self.ends, ctx, held)
             self.make_masks(ctx)
+            held += [mask for mask in ctx.masks.values() if mask is not None and ctx.static]  # `generate` made them, and keeps them
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
@@ -152,7 +153,7 @@ class Body:
     def make_masks(self, ctx: Context) -> None:
         ctx.r.where = self.model.prefix.rpartition(".")[0]
         eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
-        ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model)}
+        ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model, asked=ctx.static)}
         for mixer in {
             block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)
         }.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from memfit.formats import Format
+from memfit.formats import INT64, Format
 from memfit.lower import quantized_cache
 from memfit.lower.ops import back_cat
 from memfit.lower.recorder import Recorder, Tensor
@@ -21,12 +21,21 @@ class Cache:
     layers: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     packed: dict[str, quantized_cache.Pair] = field(default_factory=dict)  # of the quantized cache, in place of `layers`
     windows: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Tensor] = field(default_factory=dict)  # a layer's own length, where it is a tensor
     past: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)  # what a tuple cache still holds of the pass before
 
     def update(self, r: Recorder, where: str, k: Tensor, v: Tensor, window: int) -> tuple[Tensor, Tensor]:
         """The keys and values to attend to; `k` and `v` are the new ones."""
         self.windows[where] = window
         return UPDATES[self.kind](self, r, where, k, v, window)
+
+    def span(self, tokens: int, window: int) -> int:
+        """How many keys a layer will hand out in a pass over so many tokens (get_mask_sizes of each layer class)."""
+        whole = self.seen + tokens
+        if self.kind == "static":
+            room = min(self.limit, window) if window > 0 else self.limit
+            return room if window <= 0 or whole <= room else room - 1 + tokens if self.seen >= room else whole
+        return window - 1 + tokens if self.kind == "dynamic" and 0 < window <= self.seen else whole
 
 
 def grown(r: Recorder, old: Tensor | None, new: Tensor, least: Format) -> Tensor:
@@ -44,8 +53,11 @@ def dynamic(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window:
     """DynamicLayer grows by concatenation; DynamicSlidingWindowLayer keeps a view of its last window − 1 tokens, and so the
     whole block it is a view of."""
     past_keys, past_values = cache.layers.pop(where, (None, None))
+    if window > 0 and where not in cache.counts:
+        cache.counts[where] = r.tensor((1,), INT64, "to", "kv_cache")
     keys = grown(r, past_keys, k, k.format)
-    del past_keys  # the layer's attribute takes the new keys before the values grow
+    if window <= 0:
+        del past_keys  # the layer's attribute takes the new keys before the values grow; a window's takes both at the end
     values = grown(r, past_values, v, k.format)
     del past_values
     cache.layers[where] = (last(keys, window), last(values, window))
@@ -64,6 +76,7 @@ def static(cache: Cache, r: Recorder, where: str, k: Tensor, v: Tensor, window: 
     room = min(cache.limit, window) if window > 0 else cache.limit
     kept = cache.layers.get(where)
     if kept is None:
+        cache.counts[where] = r.tensor((1,), INT64, "to", "kv_cache")
         kept = zeros(r, k, room, k.format), zeros(r, v, room, k.format)
         cache.layers[where] = kept
     if window > 0 and cache.seen >= room:

@@ -52,8 +52,18 @@ class Context:
 
     @property
     def decoding(self) -> bool:
-        """A pass of `generate` after the prompt's."""
-        return self.r.phase == "decode"
+        """A pass of `generate` after the prompt's, for which it changes the experts' code; a beam search does not (generation/utils.py
+        _sample, _optimize_model_for_decode)."""
+        return self.r.phase == "decode" and self.job.beams == 1
+
+    @property
+    def static(self) -> bool:
+        """Within `generate` over a static cache."""
+        return self.cache is not None and self.cache.kind == "static"
+
+    def span(self, window: int) -> int:
+        """The keys that a mask of layers with this window is made for."""
+        return self.keys if self.cache is None else self.cache.span(self.tokens, window)
 
     def dropout(self, p: float) -> float:
         return p if self.training else 0.0

@@ -22,7 +22,9 @@ def embedded(ids: Tensor, model: Model, bound: Bound, ctx: Context, held: list[T
     if ctx.program.input_gradients and ctx.training:
         x.needs = True  # enable_input_require_grads: the embedding's output becomes a leaf
     held.append(x)
-    positions = ctx.positions or r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
+    positions = ctx.positions
+    if positions is None and not any(isinstance(module, Embedding) and module.style == "counted" for module in model.embed):
+        positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
     for module in model.embed[1:]:
         r.where = module.name
         if isinstance(module, Embedding):
@@ -31,7 +33,7 @@ def embedded(ids: Tensor, model: Model, bound: Bound, ctx: Context, held: list[T
             x = norm(x, module, bound, ctx)
         elif isinstance(module, Linear):
             x = held[0] = linear(x, bound.linear(module), ctx)
-    held.append(positions)
+    held += [] if positions is None else [positions]
     r.where = model.prefix.rpartition(".")[0]
     if places is not None:
         x = ops.add(r, x, places)
@@ -52,24 +54,34 @@ def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Ten
     return ops.scale(ctx.r, x) if module.scaled else x
 
 
-def learned(module: Embedding, positions: Tensor, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
+def learned(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
     """One row for all sequences, and the variable `position_embeds` holds it."""
+    assert positions is not None
     held.append(ops.embedding(ctx.r, positions, bound[f"{module.name}.weight"]))
     return held[-1]
 
 
-def counted(module: Embedding, positions: Tensor, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
+def counted(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
     """Places counted along an attention mask of ones, so that every sequence has its own (transformers 5.23 modeling_opt.py
     OPTDecoder.forward)."""
     r, shape = ctx.r, (ctx.batch, Dim(ctx.tokens, "S"))
-    held += [r.tensor(shape, FP32, "ones", "inputs"), r.tensor(shape, INT64, "cumsum", "inputs")]
+    held.append(r.tensor((ctx.batch, ctx.keys), FP32, "ones", "inputs"))
+    if ctx.positions is None:
+        held.append(r.tensor(shape, INT64, "cumsum", "inputs"))
     return learned(module, r.tensor(shape, INT64, "add", "inputs"), bound, ctx, held)
 
 
-def sinusoidal(module: Embedding, positions: Tensor, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
+def beside_mask(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
+    """One row for all, beside an attention mask of ones that is made all the same (transformers 5.23 modeling_biogpt.py
+    BioGptModel.forward)."""
+    held.append(ctx.r.tensor((ctx.batch, ctx.keys), FP32, "ones", "inputs"))
+    return learned(module, positions, bound, ctx, held)
+
+
+def sinusoidal(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
     """Rows of a table that is a buffer: no gradient, and no variable (transformers 5.23 modeling_xglm.py)."""
     table = bound[f"{module.name}.weights"]
     return ctx.r.tensor((1, ctx.tokens, module.width), table.format, "index_select")
 
 
-POSITIONS = {"learned": learned, "counted": counted, "sinusoidal": sinusoidal}
+POSITIONS = {"learned": learned, "counted": counted, "beside_mask": beside_mask, "sinusoidal": sinusoidal}

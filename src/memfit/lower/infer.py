@@ -61,7 +61,7 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
         if cache is not None:
             skip_to(r, cache, job.seq + step - 1, step)
             r.mark("decode", "", step)
-        given = said.ids.view(said.rows, said.length) if cache is None else newest(said.ids)
+        given = ops.integers(r, (said.rows, said.length), "clone") if cache is None else newest(said.ids)
         generated(program, body, given, said, cache, step)
     return body, cache, prompt, said
 
@@ -110,14 +110,14 @@ def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
         r.mark("decode", where, step)
         del cache.past[where]
     for where, window in cache.windows.items():
-        pair = cache.layers[where]
+        shapes = [(one.shape, one.format) for one in cache.layers[where]]
         room = min(length, window) if window > 0 else length
-        if 0 < pair[0].shape[-2] < room - (room == window):
+        if 0 < shapes[0][0][-2] < room - (room == window):
             r.mark("decode", where, step)
-            whole = [r.tensor((*one.shape[:-2], room, one.shape[-1]), one.format, "cat", "kv_cache") for one in pair]
+            del cache.layers[where]  # first: no pass holds it beside both of the new ones
+            whole = [r.tensor((*shape[:-2], room, shape[-1]), format, "cat", "kv_cache") for shape, format in shapes]
             cache.layers[where] = (last(whole[0], window), last(whole[1], window))
             del whole
-        del pair  # freed within the layer's own span
 
 
 def generated(program: Program, body: Body, ids: Tensor, said: Said, cache: Cache | None, step: int) -> None:

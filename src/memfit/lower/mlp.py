@@ -39,6 +39,15 @@ def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     return ops.dropout(r, x, ctx.dropout(module.dropout))
 
 
+def nested(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
+    """act(up(x)) in one statement, so that x stays until it is done (modeling_xglm.py XGLMDecoderLayer)."""
+    r = ctx.r
+    x = activate(linear(x, bound.linear(module.up), ctx), module.activation, ctx)
+    x = ops.dropout(r, x, ctx.dropout(module.inner_dropout))
+    x = linear(x, bound.linear(module.down), ctx)
+    return ops.dropout(r, x, ctx.dropout(module.dropout))
+
+
 def bare(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     """Biases are added by themselves; the dropout is the layer's (modeling_falcon.py FalconMLP)."""
     x = activate(linear(x, bound.linear(module.up), ctx, apart=True), module.activation, ctx)
@@ -52,4 +61,4 @@ def falcon(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     return ops.dropout(ctx.r, out, ctx.dropout(module.dropout))
 
 
-MLPS = {"gated": gated, "fused": fused, "plain": plain, "falcon": falcon}
+MLPS = {"gated": gated, "fused": fused, "plain": plain, "nested": nested, "falcon": falcon}

@@ -60,8 +60,8 @@ def gemma(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
 
 
 def itself_unit(r: Recorder, x: Tensor) -> Tensor:
-    """GemmaRMSNorm._norm."""
-    return unit(r, x, ops.mean(r, ops.square(r, x)))
+    """GemmaRMSNorm._norm: one expression, no variable."""
+    return ops.mul(r, x, ops.rsqrt(r, ops.add_scalar(r, ops.mean(r, ops.square(r, x)))))
 
 
 def cohere(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:

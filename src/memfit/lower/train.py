@@ -129,6 +129,7 @@ def forget(r: Recorder, cache: Cache, step: int) -> None:
     for where in list(cache.layers):
         r.mark(phase, where, step)
         del cache.layers[where]
+        cache.counts.pop(where, None)
     r.mark(phase, span, step)
 
 

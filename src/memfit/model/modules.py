@@ -86,7 +86,8 @@ class Embedding(Module):
 
     rows: int
     width: int
-    # tokens | learned (positions) | counted (learned, each sequence's counted along its mask) | sinusoidal (in a table that is a buffer)
+    # tokens | learned (positions) | beside_mask (learned, with a mask that nobody asked for) | counted (learned, each sequence's counted
+    # along its mask) | sinusoidal (in a table that is a buffer)
     style: str = "tokens"
     scaled: bool = False
 

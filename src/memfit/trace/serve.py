@@ -22,11 +22,10 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
         "pad_token_id": 0,
         "eos_token_id": None,
         "return_dict_in_generate": True,
+        "use_cache": job.cache != "none",
     }
     if job.cache == "static":
         settings |= {"cache_implementation": "static", "disable_compile": True}
-    elif job.cache == "none":
-        settings["use_cache"] = False
     model.generation_config.eos_token_id = None
     if job.logits == "all":
         model._supports_logits_to_keep = lambda: False
@@ -41,13 +40,16 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
             held = model(input_ids=prompt, use_cache=job.cache != "none", **keep)
         del held
         return
-    if job.cache == "static" and not options.decode_all:
+    skip = job.new_tokens > FIRST + LAST and not options.decode_all
+    whole = job.cache == "static"  # then it is made as long as it will get, and the first answer must say so
+    if skip and whole:
         settings["stopping_criteria"] = [Stop()]
-    skip = job.cache in ("dynamic", "none") and job.new_tokens > FIRST + LAST and not options.decode_all
-    held = model.generate(prompt, max_new_tokens=FIRST if skip else job.new_tokens, **settings)
+    held = model.generate(prompt, max_new_tokens=FIRST if skip and not whole else job.new_tokens, **settings)
     if not skip:
         return
-    cache = held.past_key_values if job.cache == "dynamic" else None
+    settings.pop("stopping_criteria", None)
+    settings.pop("cache_implementation", None)
+    cache = held.past_key_values if job.cache != "none" else None
     del held, prompt
     length = job.seq + job.new_tokens - LAST
     if cache is not None and not grown(cache, length - 1):
@@ -93,9 +95,12 @@ def tokens(recorder: Recorder, model: Any, job: Job, length: int) -> torch.Tenso
 
 
 def grown(cache: Any, length: int) -> bool:
-    """Make a growing cache as long as it would be by then; False where it does not grow, so that nothing more can come."""
+    """Make a growing cache as long as it would be by then; False where nothing changes, so that nothing more can come."""
     any_grew = False
     for layer in getattr(cache, "layers", ()):
+        if hasattr(layer, "max_cache_len"):
+            any_grew |= filled(layer, length)
+            continue
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4:
             continue
@@ -105,7 +110,20 @@ def grown(cache: Any, length: int) -> bool:
             layer.cumulative_length = length
         if wanted > keys.shape[-2]:
             any_grew = True
-            layer.keys = keys.new_empty((*keys.shape[:-2], wanted, keys.shape[-1]))
-            layer.values = values.new_empty((*values.shape[:-2], wanted, values.shape[-1]))
-        del keys, values
+            shapes = [(one.dtype, one.device, (*one.shape[:-2], wanted, one.shape[-1])) for one in (keys, values)]
+            del keys, values
+            layer.keys = layer.values = None  # first: no pass holds them beside both of the new ones
+            layer.keys, layer.values = (torch.empty(shape, dtype=kind, device=device) for kind, device, shape in shapes)
+        else:
+            del keys, values
     return any_grew
+
+
+def filled(layer: Any, length: int) -> bool:
+    """Let a static layer of this length believe that it is so full; True where a window is passed, which it then turns."""
+    before = getattr(layer, "cumulative_length_int", None)
+    layer.cumulative_length.fill_(length)
+    if before is None:
+        return False
+    layer.cumulative_length_int = length
+    return bool(before < layer.max_cache_len <= length)

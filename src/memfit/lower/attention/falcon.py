@@ -137,8 +137,9 @@ def distant_scores(q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention
 def falcon_mask(module: Attention, model: Model, ctx: Context) -> None:
     """`allow_is_causal_skip=False`: SDPA is always given one, so it never takes flash attention (FalconModel.forward)."""
     if ctx.masks[0] is None and not ctx.job.attention.startswith("flash-attn"):
-        whole = masks.crossed(ctx, False, not ctx.job.packing)
-        ctx.masks[0] = views.expand(ctx.r, whole, ctx.batch, 1, ctx.tokens, ctx.keys)
+        keys = ctx.span(0)
+        whole = masks.crossed(ctx, keys, False, not ctx.job.packing)
+        ctx.masks[0] = views.expand(ctx.r, whole, ctx.batch, 1, ctx.tokens, keys)
 
 
 def falcon_distances(module: Attention, model: Model, ctx: Context) -> None:

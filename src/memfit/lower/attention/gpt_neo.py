@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from memfit.formats import FP32, INT64
 from memfit.lower import ops, views
+from memfit.lower.attention import tables
 from memfit.lower.attention.kernels import attend, mask_of, remembered
 from memfit.lower.attention.rotary import cut, joined, pairs_turned, with_tables
 from memfit.lower.attention.written import masked, scores, softmax, weighed, where
@@ -37,7 +38,9 @@ def gpt_neo(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
         del lowest
         return out
 
-    return projected(attend(q, k, v, module, ctx, windowed), module, bound, ctx)
+    out = projected(attend(q, k, v, module, ctx, windowed), module, bound, ctx)
+    ctx.held.append(out)  # the layer's `attn_output`
+    return out
 
 
 def gptj(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
@@ -48,9 +51,10 @@ def gptj(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     r.where = bound.path(module.name)
     q, k = (views.reshape(r, one, *one.shape[:2], module.heads, module.head) for one in (q, k))
     v = views.heads(r, v, module.heads)
-    table = r.like(bound[f"{module.name}.embed_positions"], "repeat")
-    places = r.tensor((1, ctx.tokens, module.rotary), INT64, "repeat")
-    sines = ops.cast(r, r.tensor((1, ctx.tokens, module.rotary), table.format, "gather"), k.format)
+    rows, kept = tables.rows(ctx), bound[f"{module.name}.embed_positions"]
+    table = r.tensor((rows, *kept.shape), kept.format, "repeat")
+    places = r.tensor((rows, ctx.tokens, module.rotary), INT64, "repeat")
+    sines = ops.cast(r, r.tensor((rows, ctx.tokens, module.rotary), table.format, "gather"), k.format)
     rest: list[Tensor] = []
     q, k = turned(q, k, sines, module, ctx, rest)
     k, v = remembered(k, v, module, bound, ctx)
@@ -69,7 +73,7 @@ def codegen(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     q, v, k = views.split(r, views.reshape(r, fused, b, s, PARTS, 3 * local), 3, local, local, local)
     q, k, v = (gathered(r, one, module) for one in (q, k, v))
     v = views.transpose(r, v, 1, 2)
-    sines = r.tensor((1, s, module.rotary), FP32, "index")
+    sines = r.tensor((tables.rows(ctx), s, module.rotary), FP32, "index")
     rest: list[Tensor] = []
     q, k = turned(q, k, sines, module, ctx, rest)
     k, v = remembered(k if ctx.cache is None else ops.cast(r, k, x.format), v, module, bound, ctx)
@@ -85,13 +89,14 @@ def gathered(r: Recorder, x: Tensor, module: Attention) -> Tensor:
 
 
 def turned(q: Tensor, k: Tensor, sines: Tensor, module: Attention, ctx: Context, rest: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The first values of each head in pairs, then heads before tokens; `rest` is what was not turned."""
+    """The first values of each head in pairs, then heads before tokens; `rest` is what variables keep of both parts."""
     r = ctx.r
     k_turned, k_rest = cut(r, k, module.rotary)
     q_turned, q_rest = cut(r, q, module.rotary)
     rest += [k_rest, q_rest]
     k_turned = in_pairs(r, k_turned, sines)
     q_turned = in_pairs(r, q_turned, sines)
+    rest += [k_turned, q_turned]
     k = joined(r, k_turned, k_rest)
     q = joined(r, q_turned, q_rest)
     return views.transpose(r, q, 1, 2), views.transpose(r, k, 1, 2)
@@ -99,7 +104,7 @@ def turned(q: Tensor, k: Tensor, sines: Tensor, module: Attention, ctx: Context,
 
 def in_pairs(r: Recorder, x: Tensor, sines: Tensor) -> Tensor:
     """With tables in which both values of a pair find their number (modeling_gptj.py apply_rotary_pos_emb)."""
-    sin, cos = (r.tensor((1, x.shape[1], 1, x.shape[3]), sines.format, "repeat_interleave") for _ in range(2))
+    sin, cos = (r.tensor((sines.shape[0], x.shape[1], 1, x.shape[3]), sines.format, "repeat_interleave") for _ in range(2))
     return with_tables(r, x, cos, sin, pairs_turned)
 
 

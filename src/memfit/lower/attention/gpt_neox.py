@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memfit.lower import views
 from memfit.lower.attention.kernels import attend, remembered
-from memfit.lower.attention.rotary import partly
+from memfit.lower.attention.rotary import in_line, partly
 from memfit.lower.attention.written import dropped_later
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -40,6 +40,8 @@ def persimmon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tenso
         q, k = norm(q, module.q_norm, bound, ctx), norm(k, module.k_norm, bound, ctx)
         r.where = bound.path(module.name)
     q, v, k = (views.transpose(r, one, 1, 2) for one in (q, v, k))
-    q, k = partly(q, k, ctx)
+    q, k, *parts = in_line(q, k, ctx)
     k, v = remembered(k, v, module, bound, ctx)
-    return linear(views.merged(r, attend(q, k, v, module, ctx)), bound.linear(module.out), ctx)
+    out = linear(views.merged(r, attend(q, k, v, module, ctx)), bound.linear(module.out), ctx)
+    del parts
+    return out

@@ -155,14 +155,14 @@ def clamp_in_place(r: Recorder, x: Tensor) -> Tensor:
     return r.node("clamp", x.detach(), (x,), back_clamp, (before,), 2)
 
 
-def fused(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
-    """One projection, cut in three (Phi3Attention)."""
+def fused(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, ...]:
+    """One projection, cut in three; its variable stays (Phi3Attention)."""
     r = ctx.r
     whole = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
     q, k, v = in_heads(r, [views.narrow(r, whole, 2, count * module.head) for count in counts(module)], module)
     q, k = turned(q, k, module, bound, ctx, rotary.phi3)
-    return q, k, v
+    return q, k, v, whole
 
 
 def by_tokens(x: Tensor, count: int, ctx: Context) -> Tensor:

@@ -42,7 +42,7 @@ def build(fields: Fields) -> Model:
         name="biogpt", family="biogpt", prefix="biogpt.layers", layers=(one,) * fields.layers(),
         embed=(
             Embedding(name="biogpt.embed_tokens", rows=vocab, width=width, scaled=True),
-            Embedding(name="biogpt.embed_positions", rows=positions + SPARE_POSITIONS, width=width, style="learned"),
+            Embedding(name="biogpt.embed_positions", rows=positions + SPARE_POSITIONS, width=width, style="beside_mask"),
         ),
         final=(layer_norm("biogpt.layer_norm", width),), head=Linear(name="output_projection", inputs=width, outputs=vocab),
         tied=fields.flag("tie_word_embeddings", default=True), vocab=vocab, width=width, positions=positions, dtype=fields.dtype(),

@@ -37,7 +37,7 @@ def build(fields: Fields) -> Model:
         dropout=dropout(fields, "attention_dropout", default=0.1), out_dropout=residual,
     )  # fmt: skip
     mlp = plain_mlp("fc1", "fc2", width, fields.count("ffn_dim"), fields.activation("activation_function", default="gelu"))
-    mlp = replace(mlp, inner_dropout=dropout(fields, "activation_dropout"), dropout=residual)
+    mlp = replace(mlp, style="nested", inner_dropout=dropout(fields, "activation_dropout"), dropout=residual)
     one = layer(layer_norm("self_attn_layer_norm", width), mixer, layer_norm("final_layer_norm", width), mlp)
     return Model(
         name="xglm", family="xglm", prefix="model.layers", layers=(one,) * fields.layers("num_layers", "num_hidden_layers"),
