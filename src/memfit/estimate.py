@@ -312,7 +312,7 @@ def _remarks(program: Program) -> list[Problem]:
     if gpu is not None and gpu.vendor not in ("nvidia", "unknown"):
         message = f"kernels and workspaces are those of CUDA, which {gpu.name} does not run"
         found.append(Problem(message=message, where="gpu", level="warning"))
-    tokens = job.seq + (0 if job.training else job.new_tokens)
+    tokens = job.reach if job.training else job.seq + job.new_tokens
     if model.positions and tokens > model.positions:
         message = f"{tokens} tokens are more than the {model.positions} positions that the model knows"
         found.append(Problem(message=message, where="job.seq", level="warning"))

@@ -121,6 +121,13 @@ class Job:
         choices=("auto", "device_map", "host"),
         group="moments",
     )
+    longest: int = option(
+        0,
+        "tokens per sequence of the longest batch still to come, where batches differ; 0: all are alike",
+        low=0,
+        high=2**28,
+        group="moments",
+    )
     evaluate: bool = option(False, "a training run that also evaluates", group="moments")
     eval_batch: int = option(8, "batch of the evaluation", low=1, high=2**24, group="moments")
     merge: bool = option(False, "adapters are merged into the weights on the GPU at the end", group="moments")
@@ -146,6 +153,9 @@ class Job:
                     yield unknown("kernel of Unsloth", name, "job.unsloth", UNSLOTH)
         if self.task == "pretrain" and self.method != "full":
             yield Problem(message=f"pre-training trains every weight, not `{self.method}`", where="job.method", hint="use task `finetune`")
+        if isinstance(self.longest, int) and isinstance(self.seq, int) and 0 < self.longest <= self.seq:
+            message = f"the longest batch has {self.longest} tokens, no more than `seq`, which has {self.seq}"
+            yield Problem(message=message, where="job.longest", hint="`seq` is the usual length, `longest` the one to fear")
         named = (
             ("lora", "targets", "`all-linear`, or names like `q_proj,v_proj`"),
             ("freeze", "trainable", "for example `lm_head` or `layers.31.`"),
@@ -179,6 +189,11 @@ class Job:
     def mapped(self) -> bool:
         """Weights are loaded with a `device_map`."""
         return self.load == "device_map" or (self.load == "auto" and (self.quantization != "none" or not self.training))
+
+    @property
+    def reach(self) -> int:
+        """Tokens of the longest sequence that the model will see."""
+        return max(self.seq, self.longest)
 
     @property
     def autocast(self) -> bool:
@@ -229,7 +244,11 @@ def version_problems(text: str) -> Iterator[Problem]:
 
 # Options that count only where the condition holds, and what they are for.
 COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
-    (("accumulate", "optimizer", "clip", "zero_grad", "checkpointing", "loss", "liger", "evaluate"), lambda job: job.training, "training"),
+    (
+        ("accumulate", "optimizer", "clip", "zero_grad", "checkpointing", "loss", "liger", "evaluate", "longest"),
+        lambda job: job.training,
+        "training",
+    ),
     (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),
     (("reentrant",), lambda job: job.training and job.checkpointing != "none", "gradient checkpointing"),
     (("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"), lambda job: job.adapters, "methods `lora` and `qlora`"),

@@ -71,6 +71,9 @@ class Sync(NamedTuple):
     waits_for: int
 
 
+LONGEST = -1  # the step of the longest batch, which may come at any time
+
+
 class Mark(NamedTuple):
     """From here on it is `phase` (of step `step`), in `where` (a module path, or empty)."""
 

@@ -183,8 +183,8 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
     if isinstance(text, str):
         gather(found, Settings, lambda: Settings.parse(text, where="job.alloc_conf"))
     yield from found
-    if ask.by == "trace" and job.batch * job.beams * job.seq > TRACED_TOKENS:
-        message = f"{job.batch * job.beams * job.seq} tokens are too many to trace: their numbers would be real"
+    if ask.by == "trace" and job.batch * job.beams * job.reach > TRACED_TOKENS:
+        message = f"{job.batch * job.beams * job.reach} tokens are too many to trace: their numbers would be real"
         yield Problem(message=message, where="by", hint=f"at most {TRACED_TOKENS}; the formulas have no limit")
     if not values.get("gpu") and not values.get("memory"):
         for name in ("largest_batch", "longest_seq", "cheapest_precision"):

@@ -101,6 +101,18 @@ def test_giving_cached_blocks_back_is_tight_and_counted() -> None:
     assert (found.verdict, found.retries, found.failure) == ("tight", 1, None)
 
 
+def test_the_longest_batch_to_come_is_a_moment_of_its_own() -> None:
+    """Its live peak is that of a run of such batches; what the shorter ones left cached does not fit it."""
+    alike, mixed = (estimate(MODEL, Job(**options), on("rtx-4090")) for options in ({"seq": 512}, {"seq": 128, "longest": 512}))
+    moments = {stretch.moment: stretch for stretch in mixed.memory.timeline if stretch.phase == "backward"}
+    assert moments["longest batch"].allocated == mixed.memory.allocated == alike.memory.allocated > moments["steady step"].allocated
+    assert mixed.memory.reserved is not None
+    assert alike.memory.reserved is not None
+    assert mixed.memory.reserved >= alike.memory.reserved
+    with pytest.raises(InputError, match="no more than `seq`"):
+        Job(seq=512, longest=512)
+
+
 def test_without_a_gpu_there_is_no_verdict() -> None:
     found = estimate(MODEL, Job(), producer=written(*load(GIB)))
     assert (found.verdict, found.usable, found.gpu, found.fits) == (None, None, None, True)

@@ -30,3 +30,25 @@ def test_a_model_that_no_family_knows(tmp_path: Any) -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert found.parameters.total == sum(one.numel() for one in model.parameters())
+
+
+def test_the_longest_batch_to_come_is_traced_as_the_formulas_have_it() -> None:
+    from memfit.job import Job
+    from memfit.lower import lower
+    from memfit.model.families import build
+    from memfit.simulate.memory import memory
+    from memfit.trace import trace_config
+
+    config = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
+    }  # fmt: skip
+    for options in ({}, {"checkpointing": "full"}, {"method": "lora", "packing": False, "accumulate": 2}):
+        job = Job(seq=64, batch=2, longest=160, **options)  # type: ignore[arg-type]
+        ours, real = memory(lower(build(config), job)), memory(trace_config(config, job))
+        assert abs(ours.allocated / real.allocated - 1) < 0.001
+        peaks = [
+            max(one.allocated for one in memory_.timeline if one.moment == "longest batch" and one.phase == "backward")
+            for memory_ in (ours, real)
+        ]
+        assert peaks == [ours.allocated, real.allocated]

@@ -31,7 +31,7 @@ CAPPED = (0, 5)  # 0.5.5: before it, a head in pieces forgot Gemma 2's cap (mode
 def buffers(program: Program) -> tuple[Weight, ...]:
     """Tables as long as the longest sequence, made anew in fp32 when its length is set (model.py GPT.max_seq_length)."""
     mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
-    shape = (program.job.seq, mixer.rotary)
+    shape = (program.job.reach, mixer.rotary)
     return tuple(Weight(name=name, shape=shape, role="buffer", format="float32") for name in (COSINES, SINES))
 
 

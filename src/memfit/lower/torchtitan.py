@@ -30,7 +30,7 @@ def layer_buffers(program: Program) -> tuple[Weight, ...]:
     (models/common/rope.py, decoder.py update_from_config)."""
     mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
     width = 2 * mixer.head if program.model.family in HALVES else mixer.head
-    return (Weight(name=CACHE, shape=(program.job.seq, width), role="buffer", format="float32"),)
+    return (Weight(name=CACHE, shape=(program.job.reach, width), role="buffer", format="float32"),)
 
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:

@@ -15,7 +15,7 @@ from memfit.lower.optimize import Stepper, release
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
-from memfit.tape import Alloc, Free, Mark, Phase
+from memfit.tape import LONGEST, Alloc, Free, Mark, Phase
 
 STEPS = 2  # the first makes the optimizer's states, the second is the steady one
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
@@ -33,28 +33,37 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
     for step in range(STEPS):
-        if job.zero_grad == "before_backward":
-            stepper.drop_gradients(step)
-        leaves = [tensor for _, some in stepper.model_spans for tensor in some]
-        fresh = all(tensor.grad is None for tensor in leaves)
-        if first is not None and fresh:
-            first.again(r, leaves, step)
-        else:
-            begin = len(r.events)
-            for _ in range(min(job.accumulate, MICRO_BATCHES)):
-                micro_batch(r, program, body, step)
-            first = Stretch(r, begin, leaves) if fresh and not body.programs.keeps_outputs else None
-        r.mark("step", "", step)
-        if job.clip:
-            clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
-        stepper.step(step)
-        if job.zero_grad == "after_step":
-            stepper.drop_gradients(step)
+        first = run_step(r, program, body, stepper, step, job.seq, first)
+    if job.longest:
+        run_step(r, program, body, stepper, LONGEST, job.longest, None)
     if job.evaluate:
         evaluate(r, program, body, job.eval_batch, STEPS - 1)
     if job.merge and job.adapters:
         merge(r, program, [body.ends, *body.layers], STEPS - 1)
     return body, stepper, scaler
+
+
+def run_step(r: Recorder, program: Program, body: Body, stepper: Stepper, step: int, tokens: int, first: Stretch | None) -> Stretch | None:
+    """One optimizer step on sequences of `tokens`; `first` is repeated where that says all. Returns what a later step can repeat."""
+    job = program.job
+    if job.zero_grad == "before_backward":
+        stepper.drop_gradients(step)
+    leaves = [tensor for _, some in stepper.model_spans for tensor in some]
+    fresh = all(tensor.grad is None for tensor in leaves)
+    if first is not None and fresh:
+        first.again(r, leaves, step)
+    else:
+        begin = len(r.events)
+        for _ in range(min(job.accumulate, MICRO_BATCHES)):
+            micro_batch(r, program, body, step, tokens)
+        first = Stretch(r, begin, leaves) if fresh and not body.programs.keeps_outputs else None
+    r.mark("step", "", step)
+    if job.clip:
+        clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
+    stepper.step(step)
+    if job.zero_grad == "after_step":
+        stepper.drop_gradients(step)
+    return first
 
 
 class Stretch:
@@ -89,10 +98,10 @@ class Stretch:
                 tensor.grad = Tensor(tensor.shape, tensor.format, r.adopt(number + shift, tensor))
 
 
-def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
+def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: int) -> None:
     """Forward, loss, backward, as a Trainer runs them: the outputs are dropped before backward."""
     r.mark("forward", "", step)
-    inputs = batch_of(r, program, program.job.batch)
+    inputs = batch_of(r, program, program.job.batch, tokens)
     loss = forward_loss(r, program, body, inputs, "forward", step)
     r.mark("backward", "", step)
     seed = r.like(loss, "ones_like")
@@ -104,9 +113,9 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int) -> None:
     del inputs
 
 
-def batch_of(r: Recorder, program: Program, batch: int) -> tuple[Tensor, ...]:
+def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Tensor, ...]:
     """Token ids, labels and, with padding, which tokens are real; the loop's variable holds them until the next batch."""
-    shape = (Dim(batch, "B"), Dim(program.job.seq, "S"))
+    shape = (Dim(batch, "B"), Dim(tokens, "S"))
     return tuple(ops.integers(r, shape, "inputs") for _ in range(2 if program.job.packing else 3))
 
 
@@ -144,7 +153,7 @@ def evaluate(r: Recorder, program: Program, body: Body, batch: int, step: int) -
     """One evaluation batch without gradients, logits and loss alive together (transformers 5.23 trainer.py prediction_step)."""
     r.mark("evaluate", "", step)
     r.grad = False
-    inputs = batch_of(r, program, batch)
+    inputs = batch_of(r, program, batch, program.job.seq)
     loss = forward_loss(r, program, body, inputs, "evaluate", step)
     r.grad = True
     del loss, inputs

@@ -13,7 +13,7 @@ from typing import Any
 from memfit.errors import Problem
 from memfit.estimate import Estimate
 from memfit.report.explain import workings
-from memfit.simulate.memory import Moment
+from memfit.simulate.memory import MOMENTS, Moment
 
 SCHEMA = 1
 # (path, type, meaning). `?` may be null, `[]` a list, `{}` a map from names, `a|b` one of these; a row for an object comes first.
@@ -57,9 +57,9 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("source", "formula|trace|measured|handwritten?", "what the answer was computed from"),
     ("versions", "{}string", "of the libraries that were asked"),
     ("timeline", "[]object", "the peaks of every phase, in order"),
-    ("timeline[].moment", "string", "load, first step, steady step, evaluate, save, prefill, decode"),
+    ("timeline[].moment", "string", ", ".join(MOMENTS)),
     ("timeline[].phase", "string", "as in `memory.peak.phase`"),
-    ("timeline[].step", "integer", "of the run, from 0"),
+    ("timeline[].step", "integer", "of the run, from 0; -1: of the longest batch"),
     ("timeline[].allocated", "integer", "peak of live tensors"),
     ("timeline[].reserved", "integer?", "peak of what the allocator holds"),
     ("out_of_memory", "object?", "the request that this GPU could not serve; null where all were served"),

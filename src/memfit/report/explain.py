@@ -82,7 +82,8 @@ def _letters(estimate: Estimate) -> dict[int, tuple[tuple[str, int], ...]]:
     found: dict[int, tuple[tuple[str, int], ...]] = {}
     for letters in _sizes(model):
         found.setdefault(prod(value for _, value in letters), letters)
-    found.setdefault(job.batch * job.seq, (("B", job.batch), ("S", job.seq)))
+    for length in (job.reach, job.seq):
+        found.setdefault(job.batch * length, (("B", job.batch), ("S", length)))
     if job.adapters:
         found.setdefault(job.rank, (("R", job.rank),))
     return {value: letters for value, letters in found.items() if value > 8}  # a small number may be anything

@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from memfit.errors import TapeError
 from memfit.simulate.replay import Replay
-from memfit.tape import Alloc, Event, Free, Mark, Tape
+from memfit.tape import LONGEST, Alloc, Event, Free, Mark, Tape
 
-MOMENTS = ("load", "first step", "steady step", "evaluate", "save", "prefill", "decode")
+MOMENTS = ("load", "first step", "steady step", "longest batch", "evaluate", "save", "prefill", "decode")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,14 +245,14 @@ def _named(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
     begun = False
     for (phase, step), one in merged.items():
         begun = begun or phase == "forward"
-        yield one._replace(moment=_moment(phase, step == first, begun))
+        yield one._replace(moment=_moment(phase, step, first, begun))
 
 
-def _moment(phase: str, first: bool, begun: bool) -> str:
+def _moment(phase: str, step: int, first: int | None, begun: bool) -> str:
     if phase in ("load", "") or (phase == "prepare" and not begun):
         return "load"
     if phase in ("forward", "backward", "step", "prepare"):
-        return "first step" if first else "steady step"
+        return "first step" if step == first else "longest batch" if step == LONGEST else "steady step"
     return phase
 
 

@@ -49,7 +49,7 @@ def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
         return
     head, value = sizes(mixer)
     window = mixer.window if isinstance(mixer, Attention) else 0
-    masked = not job.packing or 0 < window <= job.seq
+    masked = not job.packing or 0 < window <= job.reach
     groups = isinstance(mixer, Attention) and mixer.heads != mixer.kv_heads
     grouped = (
         groups
@@ -60,7 +60,7 @@ def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     )
     size = element(program)
     backend = kernels.sdpa_backend(
-        element=size, half=size == 2, head=head, value_head=value, masked=masked, causal=not masked, query=job.seq, key=job.seq, grouped=grouped,
+        element=size, half=size == 2, head=head, value_head=value, masked=masked, causal=not masked, query=job.reach, key=job.reach, grouped=grouped,
         training=job.training, capability=program.capability, torch=job.version("torch"), allowed=(job.attention,),
     )  # fmt: skip
     if backend != job.attention:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from memfit.job import Job
-from memfit.tape import Part
+from memfit.tape import LONGEST, Part
 from memfit.trace import prepare, standins, versions
 from memfit.trace.optimizers import optimizer_of
 from memfit.trace.recorder import Recorder, plain
@@ -60,13 +60,13 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
             yield parameter.SCB
 
 
-def batch_of(recorder: Recorder, model: Any, job: Job, size: int) -> dict[str, torch.Tensor]:
+def batch_of(recorder: Recorder, model: Any, job: Job, size: int, length: int) -> dict[str, torch.Tensor]:
     """Token ids that are their own labels; with padding, an attention mask whose last token is masked."""
     vocabulary = versions.vocabulary(model.config)
-    ids = torch.randint(0, vocabulary, (size, job.seq), device=recorder.device.type)
+    ids = torch.randint(0, vocabulary, (size, length), device=recorder.device.type)
     inputs = {"input_ids": ids, "labels": ids}
     if not job.packing:
-        mask = torch.ones((size, job.seq), dtype=torch.int64, device=recorder.device.type)
+        mask = torch.ones((size, length), dtype=torch.int64, device=recorder.device.type)
         mask[:, -1] = 0
         inputs["attention_mask"] = mask
     return inputs
@@ -81,11 +81,12 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     optimizer, paths = optimizer_of(model, job.optimizer), paths_of(model)
     states(recorder, optimizer, paths)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
-    for step in range(options.steps):
+    lengths = dict.fromkeys(range(options.steps), job.seq) | ({LONGEST: job.longest} if job.longest else {})
+    for step, length in lengths.items():
         if job.zero_grad == "before_backward":
             optimizer.zero_grad(set_to_none=True)
         for _ in range(job.accumulate):
-            micro_step(recorder, model, forward, job, options, scaler, step)
+            micro_step(recorder, model, forward, job, options, scaler, (step, length))
         recorder.mark("step")
         update(model, optimizer, job, scaler)
         states(recorder, optimizer, paths)
@@ -97,9 +98,10 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
         evaluate(recorder, model, forward, job)
 
 
-def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, options: Any, scaler: Any, step: int) -> None:
+def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, options: Any, scaler: Any, at: tuple[int, int]) -> None:
+    step, length = at
     recorder.mark("prepare", step=step)
-    inputs = batch_of(recorder, model, job, job.batch)
+    inputs = batch_of(recorder, model, job, job.batch, length)
     recorder.mark("forward")
     outputs = forward(**inputs)
     loss = outputs.loss
@@ -131,7 +133,7 @@ def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job) -> None:
     """One evaluation batch with labels, logits and loss alive together, as `prediction_step` holds them."""
     model.eval()
     recorder.mark("evaluate")
-    inputs = batch_of(recorder, model, job, job.eval_batch)
+    inputs = batch_of(recorder, model, job, job.eval_batch, job.seq)
     with torch.no_grad():
         outputs = forward(**inputs)
         loss = outputs.loss.detach().mean()
