@@ -140,17 +140,10 @@ def estimate(
     `total`: the number of parameters where no family built the model; without it they are counted on the tape.
     """
     _one_gpu(cluster)
-    settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
     gpu = None if cluster is None else cluster.gpu
-    with _uncollected():
-        tape = _tape(model, job, cluster, producer, precise)
-        run = replay(tape, settings, total=_total(settings, gpu)) if precise else None
-    if run is not None and run.oom is not None:
-        asked = f"it asks for {run.oom.asked} bytes at once, which no device has"
-        raise InputError.one(asked, where="job", hint="a smaller `batch` or `seq`")
-    found = memory(tape, run)
+    settings, tape, found = _simulated(model, job, cluster, producer, precise)
     outside = context(_UNKNOWN if gpu is None else gpu)
-    room = None if gpu is None else (usable(gpu), max(usable(gpu), gpu.memory_range[1] - gpu.held))
+    room = None if gpu is None else _room(gpu)
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
@@ -176,6 +169,31 @@ def estimate(
         problems=(*problems, *notes, *_remarks(program), *advice),
         versions=tape.versions,
     )
+
+
+def surplus(model: Model, job: Job, cluster: Cluster, producer: Producer | None = None, *, precise: bool = True) -> int:
+    """By how much it does not fit: what the band reaches to, less what the GPU offers at least. `estimate` says `fits` where this is not
+    positive. Not `precise`: the live peak against what it offers at most, so that nothing fits where this is positive."""
+    _one_gpu(cluster)
+    _, _, found = _simulated(model, job, cluster, producer, precise)
+    outside, (low, high) = context(cluster.gpu), _room(cluster.gpu)
+    return _band(found, outside, None).high - low if precise else found.allocated + outside.low - high
+
+
+def _simulated(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
+    settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
+    with _uncollected():
+        tape = _tape(model, job, cluster, producer, precise)
+        run = replay(tape, settings, total=_total(settings, None if cluster is None else cluster.gpu)) if precise else None
+    if run is not None and run.oom is not None:
+        asked = f"it asks for {run.oom.asked} bytes at once, which no device has"
+        raise InputError.one(asked, where="job", hint="a smaller `batch` or `seq`")
+    return settings, tape, memory(tape, run)
+
+
+def _room(gpu: GPU) -> tuple[int, int]:
+    """What the GPU offers to one process: at least, at most."""
+    return usable(gpu), max(usable(gpu), gpu.memory_range[1] - gpu.held)
 
 
 _UNKNOWN = GPU(id="unknown", name="unknown", memory=1, memory_range=(1, 1))
@@ -325,4 +343,4 @@ def _remarks(program: Program) -> list[Problem]:
     return found
 
 
-__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Script", "estimate", "trainable"]
+__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Script", "estimate", "surplus", "trainable"]

@@ -35,7 +35,7 @@ class Ask:
     by: str = option("formula", "formulas, or a trace of the real code (slower, takes any model)", choices=PRODUCERS, group="question")
     offline: bool = option(False, "never ask the hub", group="question")
     largest_batch: bool = option(False, "find the largest batch that fits", group="question")
-    longest_seq: bool = option(False, "find the longest sequence that fits", group="question")
+    longest_seq: bool = option(False, "find the longest sequence that fits; of long ones a multiple of 64", group="question")
     smallest_gpu: bool = option(False, "find the smallest GPU that fits", group="question")
     cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
 

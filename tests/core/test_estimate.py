@@ -9,20 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import memfit
 from memfit.errors import InputError
-from memfit.estimate import Estimate, estimate, trainable
+from memfit.estimate import Estimate, estimate, surplus, trainable
 from memfit.hardware import Cluster, custom_gpu, find_gpu, usable
 from memfit.job import COUNTS, NEWEST, Job
+from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.plan.reverse import cheapest_precision, largest_batch, last, longest_seq, smallest_gpu
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Event, Free, Mark, Tape
 from memfit.units import GIB, MIB
+from memfit.words import Ask, model_of
 
 SMALL = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 8, "num_attention_heads": 4,
@@ -202,13 +204,28 @@ def test_the_last_that_holds_is_found_from_anywhere(limit: int, top: int, data: 
     start = data.draw(st.sampled_from((1, top)) | st.integers(1, top))
     asked: list[int] = []
 
-    def holds(value: int) -> bool:
-        asked.append(value)
-        return value <= limit
+    steep, step = data.draw(st.integers(1, 10**9)), data.draw(st.sampled_from((1, 10**6, 10**10)))
 
-    assert last(holds, top, start) == min(limit, top)
+    def over(value: int) -> int:
+        """A line, or stairs of any height."""
+        asked.append(value)
+        return (value - limit) * steep // step * step + (value > limit)
+
+    assert last(over, top, start) == min(limit, top)
     assert all(1 <= value <= top for value in asked)
-    assert len(asked) <= 40
+    assert len(asked) == len(set(asked)) <= 40
+
+
+@given(st.integers(1, 10**9), st.integers(1, 2**40), st.integers(0, 2**40))
+def test_along_a_line_few_are_asked(limit: int, steep: int, flat: int) -> None:
+    asked: list[int] = []
+
+    def over(value: int) -> int:
+        asked.append(value)
+        return flat + value * steep - (flat + limit * steep)
+
+    assert last(over, 2**30, 2048) == limit
+    assert len(asked) <= 16  # thirty would halve it
 
 
 def verdict(job: Job, cluster: Cluster) -> str | None:
@@ -233,6 +250,59 @@ def test_the_longest_sequence_ends_with_the_positions_or_the_memory() -> None:
     assert 0 < tight.value < 256
     assert tight.limit == ""
     assert verdict(Job(batch=1000, seq=tight.value + 1), Cluster(gpu=custom_gpu(2 * GIB))) != "fits"
+
+
+@pytest.mark.parametrize(("field", "step"), [("batch", 1), ("seq", 64)])
+def test_the_end_is_exact_and_found_with_few_replays(field: str, step: int) -> None:
+    """A replay of a real model takes a tenth of a second: the longest sequence once took half a minute."""
+    replays = 0
+
+    def counted(*given: Any) -> Tape:
+        nonlocal replays
+        replays += 1
+        return lower(*given)
+
+    model, cluster = model_of("meta-llama/Llama-3.2-1B", Ask(offline=True))[1], Cluster(gpu=find_gpu("rtx-4090"))
+    job = Job(method="lora", checkpointing="full", seq=512)
+    answer = {"batch": largest_batch, "seq": longest_seq}[field](model, job, cluster, counted)
+    assert isinstance(answer.value, int)
+    assert answer.value % step == 0
+    assert replays <= 12
+    assert estimate(model, job.replace(**{field: answer.value}), cluster).verdict == "fits"
+    assert estimate(model, job.replace(**{field: answer.value + step}), cluster).verdict != "fits"
+
+
+@given(st.integers(64 * MIB, 4 * GIB), st.integers(1, 64))
+@settings(max_examples=8, deadline=None)
+def test_the_surplus_decides_as_the_estimate_does(memory: int, batch: int) -> None:
+    cluster, job = Cluster(gpu=custom_gpu(memory)), Job(seq=128, batch=batch)
+    assert (surplus(MODEL, job, cluster) <= 0) == (verdict(job, cluster) == "fits")
+    if surplus(MODEL, job, cluster, precise=False) > 0:
+        assert verdict(job, cluster) == "no"
+
+
+def test_gaps_that_are_uneven_are_looked_beyond_and_told() -> None:
+    """Between 34 and 60 sequences a gap of 4 GiB opens that is gone again at 61."""
+
+    def gappy(model: Model, job: Job, strategy: Any, cluster: Any) -> Tape:
+        size = job.batch * 80 * MIB
+        waste = (Alloc(1, 4 * GIB, "temporaries"), Free(1), Alloc(2, 4 * GIB + 1, "temporaries")) if 34 <= job.batch < 61 else ()
+        return Tape(events=(*load(20 * MIB), Mark("forward"), Alloc(9, size, "inputs"), *waste), source="handwritten")
+
+    answer = largest_batch(MODEL, Job(), Cluster(gpu=custom_gpu(8 * GIB)), gappy)
+    assert isinstance(answer.value, int)
+    assert answer.value > 60
+    assert "some smaller ones do not fit" in answer.limit
+
+
+def test_a_gpu_without_the_kernels_is_passed_over() -> None:
+    """The smallest cards are older than flash-attention."""
+    answer = smallest_gpu(MODEL, Job(seq=128, attention="flash-attn-2"), None)
+    assert isinstance(answer.value, str)
+    assert (find_gpu(answer.value).sm or (0, 0)) >= (8, 0)
+    plain = smallest_gpu(MODEL, Job(seq=128), None)
+    assert isinstance(plain.value, str)
+    assert usable(find_gpu(plain.value)) < usable(find_gpu(answer.value))
 
 
 def test_where_nothing_fits_the_answer_is_none() -> None:

@@ -266,7 +266,7 @@ def test_headers_that_do_not_come_are_a_warning(hub: Hub, file: str, behaviour: 
 
 
 def test_all_headers_together_have_a_time_limit(hub: Hub) -> None:
-    files = sharded(64)
+    files = sharded(160)
 
     def slow(name: str) -> Callable[[fake_hub.Handler], None]:
         def behave(handler: fake_hub.Handler) -> None:
@@ -278,8 +278,8 @@ def test_all_headers_together_have_a_time_limit(hub: Hub) -> None:
     shards = {name: slow(name) for name in files if name.startswith("model-")}
     hub.repos[NAME] = Repo(files={name: content for name, content in files.items() if name not in shards}, behave=shards)
     started = time.monotonic()
-    source = read(hub, timeout=0.1)  # the config is quick; 64 headers by sixteen take a second, and 0.6 s are allowed
-    assert time.monotonic() - started < 3
+    source = read(hub, timeout=0.3)  # the config is quick; 160 headers by sixteen take 2.5 s, and 1.8 s are allowed
+    assert time.monotonic() - started < 5
     assert source.tensors is None
     assert "so tensors are taken from the config" in source.problems[0].message
 

@@ -1,16 +1,16 @@
 """The questions turned round: the largest batch, the longest sequence, the smallest GPU, the precision to go down to.
 
-Memory grows with batch and length, so each is a bisection: first on the live peak, which is quick and rules out what cannot fit, then
-on full estimates. A setting counts only if it `fits`; where that is uncertain, it does not.
+Memory grows with batch and length, nearly in proportion, so the end is sought along a line: first of the live peak, which is quick and
+rules out what cannot fit, then with the allocator replayed. A setting counts only if it `fits`; where that is uncertain, it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.estimate import Answer, Estimate, estimate
+from memfit.estimate import Answer, Estimate, estimate, surplus
 from memfit.hardware import Cluster, all_gpus, usable
 from memfit.job import Job
 from memfit.model.modules import Model
@@ -21,26 +21,31 @@ LARGEST_BATCH, LONGEST_SEQ = 2**24, 2**28  # what a Job accepts
 
 def largest_batch(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None) -> Answer:
     """How many sequences fit into one step, everything else being equal."""
-    best, found = _largest(model, job, _named(cluster), producer, "batch", LARGEST_BATCH)
-    return Answer(question="largest_batch", value=best, device=_device(found))
+    best, found, said = _largest(model, job, _named(cluster), producer, "batch", LARGEST_BATCH)
+    return Answer(question="largest_batch", value=best, device=None if found is None else found.device, limit=said)
 
 
 def longest_seq(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None) -> Answer:
-    """How many tokens a sequence may have, up to what the model has positions for."""
+    """How many tokens a sequence may have, up to what the model has positions for; of long ones a multiple of `STEP`."""
     top = LONGEST_SEQ if not model.positions else max(1, min(LONGEST_SEQ, model.positions - (0 if job.training else job.new_tokens)))
-    best, found = _largest(model, job, _named(cluster), producer, "seq", top)
-    limit = "the model has no more positions" if best == top and model.positions else ""
-    return Answer(question="longest_seq", value=best, device=_device(found), limit=limit)
+    best, found, said = _largest(model, job, _named(cluster), producer, "seq", top)
+    limit = "the model has no more positions" if best == top and model.positions else said
+    return Answer(question="longest_seq", value=best, device=None if found is None else found.device, limit=limit)
 
 
 def smallest_gpu(model: Model, job: Job, cluster: Cluster | None = None, producer: Producer | None = None) -> Answer:
-    """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the table."""
+    """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the table. Those without the kernels that
+    the job asks for do not count."""
     for gpu in sorted((gpu for gpu in all_gpus() if gpu.vendor == "nvidia"), key=usable):
         one = Cluster(gpu=gpu)
-        if model.layers and not _may_fit(estimate(model, job, one, precise=False)):
+        try:
+            if model.layers and surplus(model, job, one, precise=False) > 0:
+                continue
+            fits = surplus(model, job, one, producer) <= 0
+        except InputError:
             continue
-        found = estimate(model, job, one, producer=producer)
-        if found.verdict == "fits":
+        if fits:
+            found = estimate(model, job, one, producer=producer)
             return Answer(question="smallest_gpu", value=gpu.id, device=found.device, limit=gpu.name)
     return Answer(question="smallest_gpu", value=None, limit="no single NVIDIA GPU on record is enough")
 
@@ -84,50 +89,95 @@ def _named(cluster: Cluster | None) -> Cluster:
     return cluster
 
 
-def _device(found: Estimate | None) -> int | None:
-    return None if found is None else found.device
+class _Search:
+    """How far one setting may go, everything else being equal; every value is looked at once."""
 
+    def __init__(self, model: Model, job: Job, cluster: Cluster, producer: Producer | None, field: str) -> None:
+        self.model, self.job, self.cluster, self.producer, self.field = model, job, cluster, producer, field
+        self.seen: dict[tuple[int, bool], int] = {}
 
-def _may_fit(quick: Estimate) -> bool:
-    """No more than a necessary condition: the live peak alone."""
-    return quick.usable is not None and quick.memory.allocated + quick.context.low <= quick.usable[1]
+    def over(self, value: int, precise: bool = True) -> int:
+        known = self.seen.get((value, precise))
+        if known is None:
+            job, producer = self.job.replace(**{self.field: value}), self.producer if precise else None
+            known = self.seen[value, precise] = surplus(self.model, job, self.cluster, producer, precise=precise)
+        return known
+
+    def live(self, top: int) -> tuple[int, int]:
+        """The last value whose live peak has room, and by how much one more raises that; all, where no family knows the model."""
+        if not self.model.layers:
+            return top, 0
+        bound = last(lambda value: self.over(value, False), top, min(top, getattr(self.job, self.field)))
+        half = bound // 2
+        return bound, (self.over(bound, False) - self.over(half, False)) // (bound - half) if half else 0
+
+    def largest(self, top: int) -> int:
+        """0 if none fits. Gaps of the allocator are no smooth matter: what was found is looked beyond once more."""
+        bound, rise = self.live(top)
+        if not bound or self.over(bound) <= 0:
+            return bound
+        step = STEP if self.field == "seq" and bound > 16 * STEP else 1
+        end, good = -(-bound // step) - 1, 0  # the last multiple below
+        start = (bound - self.over(bound) // rise) // step if rise > 0 else end // 2
+        while True:
+            at, known = max(good + 1, min(end, start)), ((bound // step, self.over(bound)),)
+            good = last(lambda value: self.over(value * step), end, at, good, known)
+            further = (start for start in dict.fromkeys(good * part // 4 for part in (5, 6, 8)) if good + 1 < start <= end)
+            start = next((start for start in further if self.over(start * step) <= 0), 0)
+            if not start:
+                return good * step
+            good = start
+
+    def uneven(self, best: int) -> bool:
+        """Was there less that does not fit?"""
+        return any(over > 0 and value < best for (value, precise), over in self.seen.items() if precise)
 
 
 def _largest(
     model: Model, job: Job, cluster: Cluster, producer: Producer | None, field: str, top: int
-) -> tuple[int | None, Estimate | None]:
-    """The largest value of `field` up to `top` that fits, with its estimate."""
-    fitting: dict[int, Estimate] = {}
-
-    def fits(value: int) -> bool:
-        found = estimate(model, job.replace(**{field: value}), cluster, producer=producer)
-        if found.verdict == "fits":
-            fitting[value] = found
-        return found.verdict == "fits"
-
-    def may(value: int) -> bool:
-        return _may_fit(estimate(model, job.replace(**{field: value}), cluster, precise=False))
-
-    bound = last(may, top) if model.layers else top  # a model that no family knows has no formulas
-    best = last(fits, bound, start=bound if model.layers else 1) if bound else 0
-    return (best, fitting[best]) if best else (None, None)
+) -> tuple[int | None, Estimate | None, str]:
+    """The largest value of `field` up to `top` that fits, with its estimate and what there is to say about it."""
+    search = _Search(model, job, cluster, producer, field)
+    best = search.largest(top)
+    if not best:
+        return None, None, ""
+    said = "the allocator's gaps are uneven: some smaller ones do not fit" if search.uneven(best) else ""
+    return best, estimate(model, job.replace(**{field: best}), cluster, producer=producer), said
 
 
-def last(holds: Callable[[int], bool], top: int, start: int = 1) -> int:
-    """The last of 1 … `top` for which `holds`, which goes from true to false once; 0 if there is none. Looks outward from `start`."""
-    good, bad = 0, top + 1
-    step, at = max(1, start // 32), start
+Points = Sequence[tuple[int, int]]
+
+
+def last(over: Callable[[int], int], top: int, start: int = 1, good: int = 0, known: Points = ()) -> int:
+    """The last of `good` … `top` at which `over` is not positive, as it is from there on; `good` is known to be one. `over` is taken for a
+    line through the last two points: the next is where that crosses zero, and a little beyond, so that the end is caught between two."""
+    bad, known = top + 1, list(known)
+    at, slow = start, 0
     while good + 1 < bad:
-        if holds(at):
-            good = at
-            at = at * 2 if start == 1 else at + step
-        else:
-            bad = at
-            at -= step
-        step *= 2
-        if not good < at < bad:
-            at = (good + bad) // 2
+        known.append((at, over(at)))
+        before = bad - good
+        good, bad = (at, bad) if known[-1][1] <= 0 else (good, at)
+        slow = slow + 1 if 4 * (bad - good) > before else 0
+        at = (good + bad) // 2 if slow > 2 else _crossing(known)
+        slow = 0 if slow > 2 else slow
+        margin = max(1, (bad - good) // 8) if known[-1][1] > 0 or bad <= top else 1
+        at = good + margin if at <= good else bad - margin if at >= bad else at
     return good
+
+
+STEP = 64  # tokens: nobody asks for 27547 of them
+STRIDE = 64  # times as far, at most, as was looked before
+
+
+def _crossing(known: Points) -> int:
+    """Where the line through the last two points, or through the last one alone, is zero, and a sixteenth of the way on."""
+    (at, value) = known[-1]
+    other, before = known[-2] if len(known) > 1 else (at, value)
+    if value == before:
+        return at * 2 if value <= 0 else at - max(1, at // 16)
+    way = value * (other - at) // (value - before)
+    way = max(-at, min(way, STRIDE * at))
+    return at + way + (way // 16 or (1 if value <= 0 else -1))
 
 
 QUESTIONS: Mapping[str, Callable[[Model, Job, Cluster | None, Producer | None], Answer]] = {
