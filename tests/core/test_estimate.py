@@ -296,10 +296,10 @@ def test_gaps_that_are_uneven_are_looked_beyond_and_told() -> None:
 
 
 def test_a_gpu_without_the_kernels_is_passed_over() -> None:
-    """The smallest cards are older than flash-attention."""
-    answer = smallest_gpu(MODEL, Job(seq=128, attention="flash-attn-2"), None)
+    """The smallest card is newer than flash-attention 3, which knows 8.0 to 9.0."""
+    answer = smallest_gpu(MODEL, Job(seq=128, attention="flash-attn-3"), None)
     assert isinstance(answer.value, str)
-    assert (find_gpu(answer.value).sm or (0, 0)) >= (8, 0)
+    assert (find_gpu(answer.value).sm or (99, 0)) <= (9, 0)
     plain = smallest_gpu(MODEL, Job(seq=128), None)
     assert isinstance(plain.value, str)
     assert usable(find_gpu(plain.value)) < usable(find_gpu(answer.value))
