@@ -179,7 +179,10 @@ def narrowed(ctx: Context, layer: Layer) -> Context:
 
 
 def replayable(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
-    """A layer within a checkpoint: when it is recomputed, it has an autocast of its own (torch/utils/checkpoint.py recompute_fn)."""
+    """A layer within a checkpoint: when it is recomputed, it has an autocast of its own (torch/utils/checkpoint.py recompute_fn).
+    The keys and values that it returns then are what its backward keeps anyway."""
+    if ctx.r.phase == "backward":
+        ctx.cache = None
     try:
         return forward(x, entry.layer, bound, ctx)
     finally:

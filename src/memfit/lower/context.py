@@ -32,6 +32,7 @@ class Context:
     tables: dict[bool, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)  # of layers that slide, and that do not
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     outputs: list[Tensor] = field(default_factory=list)  # of the model, where the loop's variable keeps them
+    returned: list[Tensor] = field(default_factory=list)  # the logits among the model's outputs, until its caller has got them
     held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns
     open: list[Tensor] = field(default_factory=list)  # by variables of a mixer that adds the residual itself
     results: list[Tensor] = field(default_factory=list)  # what layers return beside the hidden state; their loop keeps the last tuple

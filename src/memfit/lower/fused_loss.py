@@ -27,6 +27,7 @@ def liger(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Conte
     """LigerForCausalLMLoss: labels padded and shifted, then the fused loss (transformers/model/loss_utils.py)."""
     if not ctx.training:  # an evaluation gets its logits (transformers/model/llama.py lce_forward skip_logits)
         scores = head.logits(hidden, model, bound, ctx)
+        ctx.returned.append(scores)
         return head.loss(scores, labels, model, ctx)
     r = ctx.r
     part, r.part = r.part, "logits"

@@ -142,6 +142,7 @@ def back_handed(r: Recorder, node: Node, g: Tensor) -> Grads:
 def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """ForCausalLMLoss of transformers with Liger's cross-entropy inside: the logits are made fp32 all the same."""
     scores = head.logits(hidden, model, bound, ctx)
+    ctx.returned.append(scores)
     r = ctx.r
     part, r.part = r.part, "logits"
     wide = ops.cast(r, scores, FP32)

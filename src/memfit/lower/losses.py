@@ -17,6 +17,7 @@ CHUNKS = 8  # torchtune 0.6 modules/loss/cross_entropy_loss.py num_output_chunks
 def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """fp32 logits of all tokens (transformers 5.23 loss/loss_utils.py ForCausalLMLoss)."""
     scores = head.logits(hidden, model, bound, ctx)
+    ctx.returned.append(scores)
     return head.loss(scores, labels, model, ctx)
 
 

@@ -395,13 +395,15 @@ def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
     return grads
 
 
-def cross_entropy(r: Recorder, logits: Tensor, labels: Tensor, part: Part = "logits") -> Tensor:
-    """log_softmax (kept), then nll: two scalars; backward holds both and the gradient (aten/src/ATen/native/cuda/Loss.cu)."""
+def cross_entropy(r: Recorder, logits: Tensor, labels: Tensor, part: Part = "logits", read: Format | None = None) -> Tensor:
+    """log_softmax (kept), then nll: two scalars; backward holds both and the gradient (aten/src/ATen/native/cuda/Loss.cu). `read`: what
+    autocast makes of the log-probabilities for nll_loss; log_softmax is told its dtype and left alone (native/LossNLL.cpp cross_entropy_loss)."""
     logs = r.tensor(logits.shape, logits.format, "log_softmax", part)
     logs = r.node("log_softmax", logs, (logits,), back_loss, (logs.detach(),), logits.shape)
-    total = r.tensor((1,), logits.format, "nll_loss")
-    out = r.tensor((1,), logits.format, "nll_loss")
-    return r.node("nll_loss", out, (logs,), back_loss, (logs.detach(), labels, total), logits.shape)
+    logs = logs if read is None else cast(r, logs, read)
+    total = r.tensor((1,), logs.format, "nll_loss")
+    out = r.tensor((1,), logs.format, "nll_loss")
+    return r.node("nll_loss", out, (logs,), back_loss, (logs.detach(), labels, total), logs.shape)
 
 
 def back_loss(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 
 from memfit import kernels
 from memfit.formats import FP32
-from memfit.lower import ops
+from memfit.lower import ops, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
-from memfit.lower.context import context, leave_autocast
+from memfit.lower.context import Context, context, leave_autocast
 from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
-from memfit.tape import LONGEST, Alloc, Free, Mark, Phase
+from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 
 STEPS = 2  # the first makes the optimizer's states, the second is the steady one
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
@@ -120,16 +120,37 @@ def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Te
 
 
 def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, ...], phase: Phase, step: int) -> Tensor:
-    """One forward pass with labels."""
+    """One forward pass with labels; what the model returns beside the loss goes when the caller has it."""
     ids, labels, *_ = inputs
     training = phase == "forward"
-    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=needless(program, training))
+    cache = Cache(kind=versions.returned_cache(program)) if versions.fills_cache(program, training) else None
+    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache)
     ctx.outputs = body.outputs
     loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
     leave_autocast(ctx)
+    wide = in_fp32(ctx, step)
+    ctx.returned.clear()
     if ctx.cache is not None:
         forget(r, ctx.cache, step)
+    release(r, wide, step)
     return loss
+
+
+def in_fp32(ctx: Context, step: int) -> list[tuple[str, list[Tensor]]]:
+    """Under autocast accelerate makes fp32 copies of all 16-bit outputs, while those still stand: of the logits, and of keys and values
+    where the cache is a tuple of them (accelerate 1.0 and 1.15 utils/operations.py convert_outputs_to_fp32)."""
+    if ctx.autocast is None or ctx.job.framework not in ("transformers", "trl"):
+        return []
+    r = ctx.r
+    outputs: list[tuple[str, list[Tensor], Part]] = [("", ctx.returned, "logits")]
+    if ctx.cache is not None and ctx.cache.kind == "tuple":
+        outputs += [(where, list(pair), "kv_cache") for where, pair in ctx.cache.layers.items()]
+    made: list[tuple[str, list[Tensor]]] = []
+    for where, tensors, part in outputs:
+        r.mark(r.phase, where, step)
+        made.append((where, [r.tensor(one.shape, FP32, "float", part) for one in tensors if one.format.block_bytes == 2]))
+    r.mark(r.phase, "", step)
+    return made
 
 
 def forget(r: Recorder, cache: Cache, step: int) -> None:
@@ -140,13 +161,6 @@ def forget(r: Recorder, cache: Cache, step: int) -> None:
         del cache.layers[where]
         cache.counts.pop(where, None)
     r.mark(phase, span, step)
-
-
-def needless(program: Program, training: bool) -> Cache | None:
-    """A Trainer switches the cache off in the outer config alone, TRL in the call, checkpointing wherever it is (transformers
-    5.23 trainer.py, utils/generic.py merge_with_config_defaults; trl 1.16 trainer/sft_trainer.py)."""
-    checkpointed = training and program.job.checkpointing != "none"
-    return Cache(kind="dynamic") if program.model.caching and program.job.framework == "transformers" and not checkpointed else None
 
 
 def evaluate(r: Recorder, program: Program, body: Body, batch: int, step: int) -> None:

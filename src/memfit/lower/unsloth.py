@@ -53,6 +53,7 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
     wide = scores if model.family in NARROW else ops.cast(r, scores, FP32)
     if ctx.job.version("transformers") < WIDE_MODEL:
         scores = wide
+    ctx.returned.append(scores)
     vocabulary = wide.shape[-1]
     cut = ops.cut(r, wide, (ctx.batch, ctx.tokens - 1, vocabulary))
     cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut

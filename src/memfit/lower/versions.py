@@ -42,7 +42,7 @@ def changed(programs: Programs, program: Program) -> Programs:
 def copied(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """fp32 logits made by the loss function, which then copies all but each sequence's last; the model's own logits still stand."""
     scores = head.logits(hidden, model, bound, ctx)
-    return shifted(ops.cast(ctx.r, scores, FP32), labels, ctx, scores)
+    return shifted(wide(scores, ctx), labels, ctx, scores)
 
 
 def widened(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
@@ -52,7 +52,7 @@ def widened(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
 
 
 def narrow(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Logits and their copy in the dtype of the product; the log-probabilities too, unless autocast makes them fp32."""
+    """Logits and their copy in the dtype of the product; the log-probabilities too, which autocast then copies in fp32."""
     scores = head.logits(hidden, model, bound, ctx)
     return shifted(scores, labels, ctx, scores)
 
@@ -67,14 +67,15 @@ def wide(scores: Tensor, ctx: Context) -> Tensor:
 def shifted(scores: Tensor, labels: Tensor, ctx: Context, output: Tensor) -> Tensor:
     """Cross-entropy over `logits[..., :-1, :].contiguous()`: a copy unless there is one sequence. `output` is what the model returns."""
     r, vocabulary = ctx.r, scores.shape[-1]
+    ctx.returned.append(output)
     part, r.part = r.part, "logits"
     cut = ops.cut(r, scores, (ctx.batch, ctx.tokens - 1, vocabulary))
     cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut
-    cut = ops.cast(r, cut, FP32) if ctx.autocast is not None else cut  # log_softmax is on autocast's fp32 list
     targets = ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
-    loss = ops.cross_entropy(r, cut.view(ctx.batch * (ctx.tokens - 1), vocabulary), targets)
+    loss = ops.cross_entropy(
+        r, cut.view(ctx.batch * (ctx.tokens - 1), vocabulary), targets, read=FP32 if ctx.autocast is not None else None
+    )
     r.part = part
-    del output
     return loss
 
 
@@ -96,6 +97,12 @@ CACHED = {
 }  # fmt: skip
 
 
+# Until which a pass that was handed no cache gave tuples back (`return_legacy_cache`); 4.48 elsewhere.
+RETURNED = {"gpt_neox": (4, 49)} | dict.fromkeys(
+    ("biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_neo", "gptj", "opt", "persimmon", "stablelm"), (4, 54)
+)
+
+
 def growing(program: Program) -> str:
     """The kind of cache that grows: `dynamic` copies from the first update on; until 4.54 (cache_utils.py) the first one was only referred
     to, and no layer forgot what lay behind its window."""
@@ -103,6 +110,32 @@ def growing(program: Program) -> str:
     if version < CACHED.get(program.model.family, (4, 42)):
         return "tuple"
     return "referenced" if version < (4, 54) else "dynamic"
+
+
+def fills_cache(program: Program, training: bool) -> bool:
+    """Whether a pass with labels fills a key/value cache that nobody reads, `use_cache` being what configs say by default.
+
+    A Trainer switches it off since 5.0, in the outer config alone (5.23 trainer.py, utils/generic.py merge_with_config_defaults), TRL in
+    the call since 0.22 (trainer/sft_trainer.py compute_loss). Checkpointing does wherever it is, but for GPT-BigCode's own loop until 4.53
+    (4.52.4 modeling_gpt_bigcode.py GPTBigCodeModel.forward). 4.43 and 4.44 made a cache for training where it was still of tuples; Gemma 2
+    never did."""
+    checkpointed = training and program.job.checkpointing != "none"
+    job, model, version = program.job, program.model, program.job.version("transformers")
+    if job.framework not in ("transformers", "trl") or (job.framework == "trl" and job.version("trl") >= (0, 22)):
+        return False
+    if checkpointed and not (model.family == "gpt_bigcode" and version < (4, 53)):
+        return False
+    if version >= (5, 0):
+        return model.caching and job.framework == "transformers"
+    if model.config.get("use_cache", True) is False or (training and model.family == "gemma2"):
+        return False
+    return not training or growing(program) == "tuple" or not (4, 43) <= version < (4, 45)
+
+
+def returned_cache(program: Program) -> str:
+    """The kind of cache that a pass with labels fills: handed none, code that knew a DynamicCache still returned tuples where `RETURNED` says."""
+    kind = growing(program)
+    return "tuple" if kind == "referenced" and program.job.version("transformers") < RETURNED.get(program.model.family, (4, 48)) else kind
 
 
 # ---------------------------------------------------------------------------------------------------------------- rotary

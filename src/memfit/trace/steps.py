@@ -75,7 +75,8 @@ def batch_of(recorder: Recorder, model: Any, job: Job, size: int, length: int) -
 def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
     """Forward, backward, step, zero_grad; outputs are dropped before backward unless `keep_outputs`."""
     model.train()
-    model.config.use_cache = False
+    if versions.cache_off(job):
+        model.config.use_cache = False
     prepare.checkpointed(model, job)
     forward = prepare.mixed(model, job, recorder.device.type)
     optimizer, paths = optimizer_of(model, job.optimizer), paths_of(model)

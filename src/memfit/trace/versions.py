@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+from memfit.job import Job
+
 
 def installed(library: str) -> tuple[int, int]:
     """(major, minor); (0, 0) where it is not installed."""
@@ -52,3 +54,8 @@ def converts(path: str, kept: list[str]) -> bool:
 
 
 __all__ = ["DTYPE", "TRANSFORMERS", "converts", "installed", "kept_whole", "vocabulary"]
+
+
+def cache_off(job: Job) -> bool:
+    """Whether the loop around the model switches the key/value cache off: a Trainer since 5.0 (trainer.py), TRL since 0.22 (sft_trainer.py)."""
+    return TRANSFORMERS >= (5, 0) or (job.framework == "trl" and job.version("trl") >= (0, 22))
