@@ -159,7 +159,9 @@ class Fields:
         value = self.text("dtype", "torch_dtype", default="float32").removeprefix("torch.")
         known = {"float32", "bfloat16", "float16", "float64", "float8_e4m3fn"}
         if value not in known:
-            self.blame(self.key(("dtype", "torch_dtype")), f"unknown dtype `{value[:40]}`", "known: " + ", ".join(sorted(known)))
+            close = nearest(value, sorted(known))
+            hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "known: " + ", ".join(sorted(known))
+            self.blame(self.key(("dtype", "torch_dtype")), f"unknown dtype `{value[:40]}`", hint)
             return "bfloat16"
         return value
 
