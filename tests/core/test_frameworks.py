@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from memfit.errors import InputError
+from memfit.hardware import Cluster, find_gpu
 from memfit.job import Job
+from memfit.kernels import cublas_workspace
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import Memory, memory
@@ -55,6 +57,11 @@ def test_litgpt_adapters_allocate_what_its_own_code_does(name: str, real: int) -
     assert needs(name, "litgpt", method="lora", rank=8, targets=EVERYWHERE).allocated == pytest.approx(real, rel=5e-5)
 
 
+def test_litgpt_with_a_sequence_of_one_piece_and_of_one_token() -> None:
+    for seq in (1, 64, 129):
+        assert needs("llama", "litgpt", seq=seq, method="lora").allocated < needs("llama", "litgpt", seq=512, method="lora").allocated
+
+
 def test_litgpt_forgot_the_cap_of_logits_in_pieces() -> None:
     """Before 0.5.5 they kept no tanh: 2 bytes for each of 2 · 512 · 8192 logits."""
     fields = {"method": "lora", "targets": "q_proj,v_proj"}
@@ -82,3 +89,111 @@ def test_torchtune_weighs_norms_in_fp32_since_0_5() -> None:
     fields = {"loss": "plain", "optimizer": "sgd"}
     now, before = needs("llama", "torchtune", **fields), needs("llama", "torchtune", **fields, versions="torchtune=0.4")
     assert now.allocated - before.allocated == 9 * 2 * 512 * 512 * 2
+
+
+# ----------------------------------------------------------------------------------------------------------------- Megatron
+B, S, D, N, K, H, F, V = 2, 512, 512, 8, 2, 64, 1408, 8192
+T = B * S
+
+
+def megatron(layers: int = 4, gpu: str = "h100-sxm", **fields: Any) -> Memory:
+    config = {"model_type": "llama", **CONFIGS["llama"], "num_hidden_layers": layers}
+    job = Job(**{"framework": "megatron", "batch": B, "seq": S, **fields})
+    return memory(lower(build(config, name="llama"), job, cluster=Cluster(gpu=find_gpu(gpu))))
+
+
+def of_a_layer(**fields: Any) -> int:
+    """What one more layer adds to the activations at the peak, which is at the loss."""
+    return megatron(5, **fields).parts["activations"] - megatron(4, **fields).parts["activations"]
+
+
+# Inputs of two norms and what they give; queries, a key and a value for each group, the result; SwiGLU's input and its result. In fp32 a
+# number a row for each norm, and a sum a query; two scalars of random state (Korthikanti et al., arXiv 2205.05198, without dropout's
+# masks, with the gate, and with attention that keeps no scores).
+KEPT = 2 * T * (4 * D + N * H + 2 * K * H + N * H + 2 * F + F) + 2 * 4 * T + 4 * T * N + 2 * 8
+
+
+def test_megatron_keeps_what_its_kernels_save() -> None:
+    assert of_a_layer() == KEPT
+
+
+def test_flash_attention_wants_sequences_first() -> None:
+    """On an A100, TE's choice: the result is turned back by a copy, and both are kept; one sequence needs none."""
+    state = 8  # three scalars, not two
+    assert of_a_layer(gpu="a100-sxm-80gb") == KEPT + 2 * T * N * H + state
+    assert of_a_layer(gpu="a100-sxm-80gb", batch=1) == of_a_layer(gpu="h100-sxm", batch=1) + state
+
+
+def test_recomputation_keeps_inputs() -> None:
+    assert of_a_layer(checkpointing="full") == 2 * T * D
+
+
+def test_selective_recomputation_keeps_all_that_was_projected() -> None:
+    """The value that a checkpoint is given is a view, and what it is a view of stays: more than the sums that are dropped."""
+    assert of_a_layer(checkpointing="selective") == KEPT - 4 * T * N - 2 * 8 + 2 * T * (N + K) * H
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-master"])
+def test_megatron_holds_eighteen_bytes_a_parameter(precision: str) -> None:
+    parts, parameters = megatron(precision=precision).parts, build({"model_type": "llama", **CONFIGS["llama"]}, name="llama").parameters
+    found = {name: parts[name] / parameters for name in ("weights", "gradients", "master", "optimizer")}
+    assert found == {"weights": 2, "gradients": 4, "master": 4, "optimizer": 8}
+
+
+def test_megatron_holds_a_block_for_each_shape_of_matrix() -> None:
+    """Products return it as the gradient that they have added up elsewhere; TE's own workspace, and torch's for the head, forward and
+    backward, stand beside."""
+    dummies = 2 * (D * (N + 2 * K) * H + D * N * H + 2 * D * F + D * F + D * V)
+    found = megatron().parts["workspace"] - dummies - (2**25 + 2**10)
+    assert found == 2 * cublas_workspace((9, 0), (2, 13))
+
+
+def test_megatron_as_measured_on_eight_gpus() -> None:
+    """SimuMax, B200, Megatron-LM with TE 2.11, 12 layers of Llama-3-70B's shape over 2 stages, states over 4 ranks: 68149.2 MiB on the
+    first stage, which holds two micro-batches at its peak, 64479.5 on the last. Their arithmetic here: 9 bytes a parameter, this
+    framework's layers, a block for each shape, TE's workspace, and what SwiGLU's backward adds (its two gradients and the residual's,
+    less the result that is gone), or the last norm, its result and the logits that a fused loss overwrites."""
+    shape = {
+        "model_type": "llama", "hidden_size": 8192, "intermediate_size": 28672, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "vocab_size": 128256, "tie_word_embeddings": False,
+    }  # fmt: skip
+    mib, tokens, found = 2**20, 4096, {}
+    for layers in (1, 2):
+        model = build({**shape, "num_hidden_layers": layers}, name="llama")
+        job = Job(framework="megatron", batch=1, seq=tokens)
+        found[layers] = model.parameters, memory(lower(model, job, cluster=Cluster(gpu=find_gpu("b200")))).parts["activations"]
+    weights, kept = (found[2][index] - found[1][index] for index in (0, 1))
+    stage = 9 * (6 * weights + 128256 * 8192)
+    blocks = 2 * (8192 * 10240 + 8192 * 8192 + 3 * 8192 * 28672) + 2**25
+    first = stage + blocks + 2 * 6 * kept + 2 * tokens * (2 * 28672 + 8192)
+    last = stage + blocks + 2 * 128256 * 8192 + 6 * kept + 2 * tokens * (2 * 8192 + 128256)
+    assert first == pytest.approx(68149.2 * mib, rel=2e-3)
+    assert last == pytest.approx(64479.5 * mib, rel=4e-3)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+def test_megatron_answers_its_families_whole_and_in_short(name: str, checkpointing: str) -> None:
+    model = build({"model_type": name, **CONFIGS[name], "num_hidden_layers": 8}, name=name)
+    job = Job(framework="megatron", batch=2, seq=256, checkpointing=checkpointing, clip=1.0, accumulate=4)
+    whole, short = (memory(lower(model, job, compact=compact)) for compact in (False, True))
+    assert whole.allocated == short.allocated
+    assert whole.parts == short.parts
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("llama", {"method": "lora"}, "no formula for method `lora` with megatron"),
+        ("llama", {"precision": "fp32"}, "megatron has no precision `fp32`"),
+        ("llama", {"optimizer": "adamw_8bit"}, "megatron has no optimizer `adamw_8bit`"),
+        ("llama", {"checkpointing": "every", "checkpoint_every": 2}, "megatron has no checkpointing `every`"),
+        ("llama", {"attention": "eager"}, "megatron has no attention `eager`"),
+        ("llama", {"loss": "chunked"}, "megatron has no loss `chunked`"),
+        ("gemma2", {}, "no formula for megatron's own code of the family `gemma2`"),
+        ("llama", {"task": "inference"}, "no formula for generation with megatron"),
+    ],
+)
+def test_megatron_refuses_what_it_has_no_formula_for(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        needs(name, "megatron", **fields)

@@ -142,12 +142,13 @@ class Body:
 
     def layer(self, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
         """One layer, checkpointed or not; a checkpoint keeps the layer's input and nothing else."""
-        if not (entry.recompute and ctx.training):
+        selective = ctx.job.checkpointing == "selective"
+        if not (entry.recompute and ctx.training) or (selective and self.programs.choices is None):
             return forward(x, entry.layer, bound, ctx)
         own = narrowed(ctx, entry.layer)
-        if ctx.job.reentrant:
+        if ctx.job.reentrant or self.programs.reentrant:
             return ctx.r.reentrant(lambda given: replayable(given, entry, bound, own), x, own.results)
-        choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
+        choices = self.programs.choices if selective else None
         return ctx.r.checkpoint(lambda given: replayable(given, entry, bound, own), x, choices, self.programs.whole)
 
     def make_masks(self, ctx: Context) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memfit.lower import liger, litgpt, torchtitan, torchtune, unsloth, versions
+from memfit.lower import liger, litgpt, megatron, torchtitan, torchtune, unsloth, versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS
@@ -29,12 +29,17 @@ LITGPT = Programs(
     mlps=litgpt.MLPS, moes={}, orders={}, losses={"plain": litgpt.loss}, layer=litgpt.layer, start=litgpt.start, buffers=litgpt.buffers, keeps_outputs=True,
     validates=True,
 )  # fmt: skip
+MEGATRON = Programs(
+    norms={"llama": megatron.rms_norm}, attention={}, mlps={}, moes={}, orders={}, losses={"plain": megatron.plain}, layer=megatron.layer,
+    start=megatron.start, buffers=megatron.buffers, kept=megatron.kept, reentrant=True,
+)  # fmt: skip
 FRAMEWORKS: dict[str, Programs] = {
     "transformers": TRANSFORMERS,
     "trl": TRANSFORMERS,
     "torchtune": TORCHTUNE,
     "torchtitan": TORCHTITAN,
     "litgpt": LITGPT,
+    "megatron": MEGATRON,
 }
 
 

@@ -247,8 +247,10 @@ def split(r: Recorder, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
     return outs
 
 
-def back_split(r: Recorder, node: Node, given: dict[int, Tensor]) -> Grads:
+def back_split(r: Recorder, node: Node, given: dict[int, Tensor] | Tensor) -> Grads:
     shape, shapes = node.extra
+    if isinstance(given, Tensor):  # all of it was one piece
+        given = {0: given}
     if not given:
         return (None,)
     some = next(iter(given.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from memfit.formats import FP32, UINT8, Format
 from memfit.lower.recorder import Recorder, Tensor
@@ -20,6 +21,8 @@ class Stepper:
     `wide` names the tensors that bitsandbytes' optimizers keep in fp32 (the Trainer asks that for embeddings)."""
 
     def __init__(self, r: Recorder, optimizer: Optimizer, spans: Spans, wide: frozenset[str] = frozenset(), master: bool = False) -> None:
+        if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
+            optimizer = replace(optimizer, way="fused", temporary=0, step_scalar=False)
         self.r, self.optimizer, self.wide = r, optimizer, wide
         self.states: list[Tensor] = []
         self.maps: list[Tensor] = []
@@ -43,7 +46,7 @@ class Stepper:
         return copies
 
     def step(self, step: int) -> None:
-        if self.master:
+        if self.master and not self.r.adds:
             self.raise_gradients(step)
         if not self.ready:
             self.make_states(step)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from memfit.lower.recorder import Choices, Tensor
+from memfit.lower.recorder import Choices, Recorder, Tensor
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
+    from memfit.lower.optimize import Spans
     from memfit.model.modules import Block, Layer, Model, Weight
     from memfit.program import Program
 
@@ -21,6 +22,7 @@ Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
 Buffers: TypeAlias = "Callable[[Program], tuple[Weight, ...]]"
+Kept: TypeAlias = "Callable[[Recorder, Program, Spans], Sequence[object]]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ class Programs:
     layer_buffers: Buffers | None = None  # and in each layer
     kernels: tuple[str, ...] = ()  # SDPA's backends in the order in which the framework has torch ask for them; () is torch's own
     choices: Choices | None = None  # of selective checkpointing
+    kept: Kept | None = None  # gradients are added as they come into what this makes, before the optimizer
+    reentrant: bool = False  # its own checkpoints run a backward inside the backward
     whole: bool = False  # a recomputation is not stopped early
     keeps_outputs: bool = False  # the loop's variable holds the logits through backward, until the next forward is over
     validates: bool = False  # a batch is evaluated before the first step

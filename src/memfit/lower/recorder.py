@@ -133,6 +133,7 @@ class Recorder:
         self.frame: Frame | None = None
         self.shared: set[str] = set()  # names of leaves that get several gradients, which are added into another tensor
         self.span, self.at = "", 0  # the layer that is running, and the step
+        self.adds = False  # the gradients of parameters go as they come: something adds them up elsewhere
         self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each
 
     # ------------------------------------------------------------------------------------------------- what happens
@@ -378,7 +379,7 @@ class Recorder:
     def _accumulate(self, leaf: Tensor, buffers: dict[Any, Tensor]) -> None:
         """AccumulateGrad: the first gradient is kept as it is, later ones are added into it."""
         new = buffers.pop(leaf, None)
-        if new is not None and leaf.grad is None:
+        if new is not None and leaf.grad is None and not (self.adds and leaf.name):
             leaf.grad = new.detach()
 
 

@@ -27,6 +27,8 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     body.load()
     body.adapt()
     wide = frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
+    buffers = body.programs.kept(r, program, body.trained()) if body.programs.kept is not None else ()
+    r.adds = bool(buffers)
     stepper = Stepper(r, OPTIMIZERS[job.optimizer], body.trained(), wide, program.master)
     scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
     if body.programs.validates:
@@ -40,7 +42,7 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
         evaluate(r, program, body, job.eval_batch, STEPS - 1)
     if job.merge and job.adapters:
         merge(r, program, [body.ends, *body.layers], STEPS - 1)
-    return body, stepper, scaler
+    return body, stepper, scaler, buffers
 
 
 def run_step(r: Recorder, program: Program, body: Body, stepper: Stepper, step: int, tokens: int, first: Stretch | None) -> Stretch | None:

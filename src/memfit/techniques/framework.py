@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memfit.errors import Problem
-from memfit.job import CHECKPOINTING
+from memfit.job import CHECKPOINTING, PRECISIONS
+from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.registry import nearest
 from memfit.techniques.base import Technique
@@ -25,6 +26,8 @@ class Facts:
     attention: frozenset[str] = frozenset({"sdpa", "flash", "math", "efficient", "cudnn"})
     checkpointing: frozenset[str] = frozenset(CHECKPOINTING)
     joined: frozenset[str] = frozenset()
+    precisions: frozenset[str] = frozenset(PRECISIONS)
+    optimizers: frozenset[str] = frozenset(OPTIMIZERS)
     unties: bool = False
     cite: str = ""
 
@@ -42,14 +45,19 @@ FACTS: dict[str, Facts] = {
     ),
     "megatron": Facts(
         families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=PLAIN, methods=frozenset({"full"}),
-        attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), cite="megatron-core 0.16.1 models/gpt",
+        attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), checkpointing=frozenset({"none", "full", "selective"}),
+        precisions=frozenset({"bf16", "bf16-master"}), optimizers=frozenset({"adamw", "adamw_fused", "adam", "adam_fused", "sgd", "sgd_momentum"}),
+        cite="megatron-core 0.16.1 models/gpt, TransformerEngine 2.18",
     ),
 }  # fmt: skip
 
 
 def apply(program: Program) -> Program:
-    """torchtune's and litgpt's adapters have the dtype of the weights (torchtune modules/peft/lora.py, litgpt lora.py)."""
+    """torchtune's and litgpt's adapters have the dtype of the weights (torchtune modules/peft/lora.py, litgpt lora.py); Megatron's --bf16
+    keeps fp32 copies (core/optimizer/optimizer.py Float16OptimizerWithFloat16Params)."""
     facts = FACTS[program.job.framework]
+    if program.job.framework == "megatron":
+        program = program.replace(master=True)
     if program.adapter is not None:
         program = program.replace(adapter=dataclasses.replace(program.adapter, format=program.weights), input_gradients=False)
     if facts.unties and program.model.tied:
@@ -82,11 +90,16 @@ def check(program: Program) -> Iterator[Problem]:
         ("loss", job.loss, facts.losses),
         ("attention", job.attention, facts.attention),
         ("checkpointing", job.checkpointing, facts.checkpointing),
+        ("precision", job.precision, facts.precisions),
+        ("optimizer", job.optimizer, facts.optimizers),
     )
     for field, value, allowed in chosen:
         if value not in allowed:
             close = nearest(value, sorted(allowed)) or sorted(allowed)
             yield Problem(message=f"{name} has no {field} `{value}`", where=f"job.{field}", hint=f"one of {', '.join(close)}")
+    if name == "megatron" and job.precision == "bf16":
+        message = "Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam"
+        yield Problem(message=message, where="job.precision", level="note", hint="`bf16-master` says the same")
     for field, used in (("liger", job.liger), ("unsloth", bool(getattr(job, "unsloth", "")))):
         if used:
             yield Problem(message=f"these kernels replace transformers' code, not {name}'s", where=f"job.{field}")

@@ -27,9 +27,9 @@ def hooked(job: Job) -> bool:
 
 def check(program: Program) -> Iterator[Problem]:
     """Which operations' results are kept is a policy that the training code passes; of those here, torchtitan's does
-    (torch 2.13 torch/utils/checkpoint.py create_selective_checkpoint_contexts)."""
+    (torch 2.13 torch/utils/checkpoint.py create_selective_checkpoint_contexts). Megatron's means the core of attention."""
     job = program.job
-    if job.checkpointing == "selective" and job.framework != "torchtitan":
+    if job.checkpointing == "selective" and job.framework not in ("torchtitan", "megatron"):
         message = f"{job.framework} has no policy for selective checkpointing"
         yield Problem(message=message, where="job.checkpointing", hint="`torchtitan` has one; `every` checkpoints one layer in so many")
     if job.checkpointing == "selective" and job.reentrant:
