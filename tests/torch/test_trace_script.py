@@ -88,3 +88,39 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     found = run("compiled.py", tmp_path)
     notes = {one.message.partition(":")[0]: one.where for one in found.problems if one.level == "note"}
     assert "compiled.py:7" in notes["`torch.compile` is left out"]
+
+
+def test_triton_kernels_are_left_out(tmp_path: Path) -> None:
+    """The script asserts what its memory is; with Triton installed or not."""
+    found = run("by_triton.py", tmp_path, steps=3)
+    (told,) = [one for one in found.problems if "Triton" in one.message]
+    assert "by_triton.py:24: double[" in told.where
+    assert found.script is not None
+    assert found.script.steps == 3
+
+
+@pytest.mark.slow
+def test_trl_runs_its_own_head(tmp_path: Path) -> None:
+    """Logits of 32768 words for up to 4096 tokens at a time, made twice and never whole (trl 1.16 kernels/chunked_logprob.py): the
+    512 tokens but for the first of each sequence. On a CPU the same code goes other ways."""
+    trl = pytest.importorskip("trl", reason="the program needs trl and datasets")
+    pytest.importorskip("datasets", reason="the program needs trl and datasets")
+    if tuple(map(int, trl.__version__.split(".")[:2])) < (1, 15):
+        pytest.skip("older versions of trl have no such head")
+    found = run("sft.py", tmp_path)
+    assert found.memory.at is not None
+    assert found.memory.at.phase == "backward"
+    assert 510 * 32768 * 2 in [group.size for group in found.memory.groups]
+    assert not [group for group in found.memory.groups if group.part == "logits"]
+
+
+@pytest.mark.slow
+def test_ligers_own_code_is_what_the_formulas_say(config: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("liger_kernel", reason="the program needs liger-kernel")
+    found = run("liger.py", tmp_path)
+    wanted = memfit.estimate(config, gpu=GPU, **BASE, clip=1.0, liger=True, loss="liger")
+    assert found.memory.allocated == pytest.approx(wanted.memory.allocated, rel=TOLERANCE)
+    assert found.memory.reserved == pytest.approx(wanted.memory.reserved, rel=TOLERANCE)
+    ours = {(one.phase, one.step): one.allocated for one in found.memory.timeline}
+    for one in wanted.memory.timeline:
+        assert ours[one.phase, one.step] == pytest.approx(one.allocated, rel=TOLERANCE)

@@ -166,14 +166,4 @@ def extensions(module: Any) -> list[tuple[Any, str, Any]]:
     ]
 
 
-def kernels(module: Any) -> list[tuple[Any, str, Any]]:
-    """For `triton.runtime.jit`, once it is imported."""
-
-    def run(self: Any, *_: Any, **__: Any) -> Any:
-        name = getattr(getattr(self, "fn", None), "__name__", "")
-        raise CannotFollow(f"the Triton kernel `{name}` cannot be followed", "use the library's way without it, if it has one")
-
-    return [(module.JITFunction, "run", run)]
-
-
-__all__ = ["CannotFollow", "Watcher", "extensions", "kernels", "patches"]
+__all__ = ["CannotFollow", "Watcher", "extensions", "patches"]

@@ -16,7 +16,7 @@ import torch
 from memfit.errors import InputError, Problem
 from memfit.simulate.settings import Settings
 from memfit.tape import Tape
-from memfit.trace import assume, autocast, bnb, cuda, failures, imports, kernels_of, lines, pretrained, refuse, runtime, savers
+from memfit.trace import assume, autocast, bnb, cuda, failures, imports, kernels_of, launches, lines, pretrained, refuse, runtime, savers
 from memfit.trace.follow import Follower, Stopped
 from memfit.trace.live import Live
 from memfit.trace.refuse import CannotFollow, Watcher
@@ -77,7 +77,9 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     stack.enter_context(cuda.patched(runtime.patches(device, live) + refuse.patches(recorder) + savers.patches(recorder)))
     stack.enter_context(cuda.patched([(torch.nn.Parameter, "__new__", staticmethod(parameter_maker(recorder)))]))
     stack.enter_context(bnb.installed())
-    stack.enter_context(imports.changing(changes(recorder)))
+    launched = launches.Launches(recorder)
+    stack.enter_context(launches.installed(launched))
+    stack.enter_context(imports.changing({**changes(recorder), **launched.changes()}))
     stack.enter_context(autocast.emulated())
     stack.enter_context(follower.following())
     stack.enter_context(limited(request.seconds))
@@ -93,7 +95,6 @@ def changes(recorder: Watcher) -> dict[str, imports.Change]:
         "peft.peft_model": lambda module: savers.pretrained(module.PeftModel),
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
-        "triton.runtime.jit": refuse.kernels,
         "torch.utils.cpp_extension": refuse.extensions,
     }
 
