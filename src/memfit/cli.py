@@ -203,14 +203,14 @@ def run_models(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:
     from memfit.report import tables
 
     found = models(" ".join(words))
-    return FITS, dumped(tables.models_json(found)) if as_json else tables.models(found)
+    return FITS, dumped(tables.models_json(found)) if as_json else tables.models(found, room())
 
 
 def run_gpus(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:
     from memfit.report import tables
 
     found = gpus(" ".join(words))
-    return FITS, dumped(tables.gpus_json(found)) if as_json else tables.gpus(found)
+    return FITS, dumped(tables.gpus_json(found)) if as_json else tables.gpus(found, room())
 
 
 def dumped(value: Any) -> str:
@@ -294,6 +294,11 @@ commands = Commands(
 def columns() -> int:
     """Of the terminal, within what can be read."""
     return max(60, min(120, shutil.get_terminal_size().columns))
+
+
+def room() -> int:
+    """What a line of a list may take: that of a terminal, and of anything else as much as it needs (0)."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
 def coloured(stream: TextIO) -> bool:

@@ -21,8 +21,10 @@ from tests.core.test_report import problems_of
 
 from memfit import __version__
 from memfit.cli import commands, main
+from memfit.errors import InputError
 from memfit.job import Job
-from memfit.report.codec import schema
+from memfit.report.codec import refusal, schema, to_dict
+from memfit.verbs import estimate
 from memfit.words import Ask, options
 
 SRC = Path(__file__).parents[2] / "src"
@@ -161,6 +163,16 @@ def test_colour_only_on_a_terminal_that_wants_it(small: str) -> None:
     assert "\x1b[31merror\x1b[0m: " in on_a_terminal("estimate", small, "--gpu", "nonesuch")
 
 
+def test_lists_keep_within_a_terminal_and_are_whole_in_a_pipe() -> None:
+    for command in ("gpus", "models"):
+        shown = on_a_terminal(command, COLUMNS="60").splitlines()
+        assert max(map(len, shown)) == 60
+        assert any(line.endswith("…") for line in shown)
+        piped = process(command, COLUMNS="60").stdout
+        assert max(map(len, piped.splitlines())) > 60
+        assert "…" not in piped
+
+
 def test_an_encoding_without_blocks_gets_ascii(small: str) -> None:
     done = process("estimate", small, "--gpu", "rtx-4090", "--explain", PYTHONIOENCODING="ascii")
     assert done.returncode == 0
@@ -210,6 +222,49 @@ def test_every_option_has_a_flag_with_its_help() -> None:
                 assert choice in shown, f"{name}: {choice}"
     assert set(options()) == set(Ask.__dataclass_fields__) | set(Job.__dataclass_fields__)
     assert max(map(len, CliRunner().invoke(commands, ["estimate", "--help"]).output.splitlines())) <= 80
+
+
+SAMPLES = {
+    "gpu": "t4", "memory": "3GiB", "optimizer": "sgd", "unsloth": "norms", "targets": "q_proj", "modules_to_save": "lm_head", "trainable": "mlp",
+    "quant_skip": "q_proj", "versions": "torch=2.6", "alloc_conf": "expandable_segments:True",
+}  # fmt: skip
+BESIDE = {"trainable": {"method": "freeze"}, "modules_to_save": {"method": "lora"}, "targets": {"method": "lora"}}
+
+
+def other(name: str) -> Any:
+    """A value that is not the default."""
+    one = options()[name]
+    if one.type == "bool":
+        return not one.default
+    if one.metadata["choices"]:
+        return one.metadata["choices"][1 if one.default == one.metadata["choices"][0] else 0]
+    return SAMPLES.get(name) or type(one.default)(one.default + 1 if (one.metadata["high"] or 0) > one.default + 1 else 0.5)
+
+
+@pytest.mark.parametrize("name", [name for name in options() if name not in ("model", "by")])
+def test_every_option_means_the_same_as_a_flag_a_key_and_an_argument(
+    name: str, small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What comes of it is the same answer, or the same refusal."""
+    given = {"seq": 16, "memory": "2GiB", **BESIDE.get(name, {}), name: other(name)}
+    flags: list[str] = []
+    for key, value in given.items():
+        flag = f"--{key.replace('_', '-')}"
+        flags += ([flag] if value else [flag.replace("--", "--no-", 1)]) if isinstance(value, bool) else [flag, str(value)]
+    job = tmp_path / "job.yaml"
+    job.write_text(json.dumps({"model": small, **{key.replace("_", "-"): value for key, value in given.items()}}))
+    answers = []
+    for command in ([small, *flags], [str(job)]):
+        code, out, _ = said(capsys, "estimate", *command, "--json")
+        assert code in (0, 1, 2)
+        answers.append(json.loads(out))
+    try:
+        answers.append(to_dict(estimate(small, **given)))
+    except InputError as error:
+        answers.append(refusal(error.problems))
+    assert answers[0] == answers[1] == json.loads(json.dumps(answers[2]))
+    if answers[0]["job"] is not None and name in answers[0]["job"]:
+        assert answers[0]["job"][name] == other(name) != Job.__dataclass_fields__[name].default
 
 
 def test_help_names_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -391,6 +446,17 @@ def test_hub_errors_end_like_any_other(tmp_path: Path) -> None:
     ],
 )
 def test_the_shell_is_offered_what_is_known(words: str, offered: str) -> None:
-    done = process(_MEMFIT_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(len(words.split()) - 1))
-    assert f"plain,{offered}" in done.stdout.splitlines()
-    assert done.stderr == ""
+    last = len(words.split()) - 1
+    for shell, word, line in (
+        ("bash", str(last), f"plain,{offered}"), ("zsh", str(last), f"plain\n{offered}\n"), ("fish", words.split()[-1], f"plain,{offered}"),
+    ):  # fmt: skip
+        done = process(_MEMFIT_COMPLETE=f"{shell}_complete", COMP_WORDS=words, COMP_CWORD=word)
+        assert f"{line}" in done.stdout, shell
+        assert done.stderr == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_is_told_how(shell: str) -> None:
+    done = process(_MEMFIT_COMPLETE=f"{shell}_source")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"_MEMFIT_COMPLETE={shell}_complete" in done.stdout

@@ -267,3 +267,19 @@ def test_the_keys_that_the_format_promises() -> None:
     assert {"phase", "where"} <= set(answer["memory"]["peak"])
     assert {"low", "high"} <= set(answer["band"])
     assert {"total", "trainable", "active"} == set(answer["parameters"])
+
+
+def test_phases_stand_in_the_order_of_a_step() -> None:
+    """Outputs that the forward pass lets go belong to it, also where autocast made fp32 copies of them."""
+    from memfit.verbs import estimate as asked
+
+    for precision in ("bf16", "autocast-fp16", "autocast-bf16"):
+        found = asked("openai-community/gpt2", offline=True, seq=64, precision=precision)
+        phases = [(one.phase, one.step) for one in found.memory.timeline]
+        assert phases == [("load", 0), *((phase, step) for step in (0, 1) for phase in ("forward", "backward", "step"))]
+
+
+def test_shares_that_round_to_nothing_are_less_than_one_percent() -> None:
+    from memfit.report.figures import percent
+
+    assert [percent(part, 1000) for part in (0, 1, 4, 5, 6, 1000)] == ["0 %", "<1 %", "<1 %", "<1 %", "1 %", "100 %"]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from memfit.formats import FP32, UINT8, Format
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.optimizers import Optimizer
+from memfit.tape import Phase
 
 Spans = list[tuple[str, list[Tensor]]]
 SMALLEST_8BIT = 4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size
@@ -125,11 +126,11 @@ def foreach(stepper: Stepper, step: int) -> None:
     release(stepper.r, held, step)
 
 
-def release(r: Recorder, held: list[tuple[str, list[Tensor]]], step: int) -> None:
+def release(r: Recorder, held: list[tuple[str, list[Tensor]]], step: int, phase: Phase = "step") -> None:
     """A list that goes frees its last item first."""
     while held:
         where, tensors = held.pop()
-        r.mark("step", where, step)
+        r.mark(phase, where, step)
         while tensors:
             tensors.pop()
 

@@ -134,7 +134,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     ctx.returned.clear()
     if ctx.cache is not None:
         forget(r, ctx.cache, step)
-    release(r, wide, step)
+    release(r, wide, step, phase)
     return loss
 
 

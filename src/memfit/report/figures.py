@@ -33,6 +33,8 @@ def count(value: int) -> str:
 
 
 def percent(part: int, whole: int) -> str:
+    if 0 < 200 * part <= whole:
+        return "<1 %"
     return f"{100 * part / whole:.0f} %" if whole > 0 else ""
 
 

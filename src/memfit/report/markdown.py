@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from memfit.estimate import Estimate
-from memfit.report.figures import gib, percent
-from memfit.report.text import WHAT, answer_line, job_words, merged, moment_words, place, remarks, script_words, verdict
+from memfit.report.figures import count, gib, percent
+from memfit.report.text import WHAT, answer_line, job_words, merged, moment_words, place, remarks, script_words, source_words, verdict
 
 
 def markdown(estimate: Estimate) -> str:
@@ -21,11 +21,23 @@ def _head(estimate: Estimate) -> Iterator[str]:
     first, *more = verdict(estimate)
     yield f"**{escape(first)}**"
     yield ""
-    script = estimate.script
-    yield f"{escape(estimate.model.name)}: {escape(job_words(estimate.job))}." if script is None else f"{escape(script_words(script))}."
+    yield " ".join(f"{escape(words)}." for words in _subject(estimate))
     for line in more:
         yield f"{escape(line[:1].upper() + line[1:])}."
     yield ""
+
+
+def _subject(estimate: Estimate) -> Iterator[str]:
+    """What was asked about, and by what it was answered."""
+    known, script = estimate.parameters, estimate.script
+    trained = f", {count(known.trainable)} trained" if estimate.job.training or script is not None else ""
+    active = f", {count(known.active)} active" if known.active != known.total else ""
+    if script is None:
+        yield f"{estimate.model.name}: {job_words(estimate.job)}"
+    else:
+        yield script_words(script)
+    yield f"{count(known.total)} parameters{active}{trained}"
+    yield f"By {source_words(estimate)}"
 
 
 def _numbers(estimate: Estimate) -> Iterator[str]:

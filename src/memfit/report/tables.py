@@ -12,8 +12,8 @@ from memfit.report.figures import count, gib
 UNCHECKED = "?"
 
 
-def columns(head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int]) -> str:
-    """As wide as its widest cells; `right` are the columns of numbers."""
+def columns(head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int], room: int = 0) -> str:
+    """As wide as its widest cells; `right` are the columns of numbers. Of a line that is longer than `room` (0: any) the end is left out."""
     cells = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
     lines = (
@@ -22,12 +22,12 @@ def columns(head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset
         )
         for row in cells
     )
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(line if not room or len(line) <= room else line[: room - 1] + "…" for line in map(str.rstrip, lines))
 
 
-def models(entries: Sequence[Entry]) -> str:
+def models(entries: Sequence[Entry], room: int = 0) -> str:
     rows = [(entry.name, size(entry), entry.model_type) for entry in entries]
-    return columns(("model", "parameters", "type"), rows, frozenset({1}))
+    return columns(("model", "parameters", "type"), rows, frozenset({1}), room)
 
 
 def size(entry: Entry) -> str:
@@ -45,7 +45,7 @@ def models_json(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def gpus(found: Sequence[GPU]) -> str:
+def gpus(found: Sequence[GPU], room: int = 0) -> str:
     """A question mark stands behind what is on record without proof."""
     rows = [
         (
@@ -57,7 +57,7 @@ def gpus(found: Sequence[GPU]) -> str:
         )
         for gpu in found
     ]
-    text = columns(("gpu", "usable GiB", "GB/s", "bf16 TFLOP/s", "name"), rows, frozenset({1, 2, 3}))
+    text = columns(("gpu", "usable GiB", "GB/s", "bf16 TFLOP/s", "name"), rows, frozenset({1, 2, 3}), room)
     return text + (f"\n{UNCHECKED} on record without proof" if any(UNCHECKED in cell for row in rows for cell in row[1:4]) else "")
 
 

@@ -77,9 +77,14 @@ def subject(estimate: Estimate) -> Iterator[str]:
         if model.origin:
             yield f"{'from':<{MARGIN}}{model.origin}"
         yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
+    yield f"{'by':<{MARGIN}}{source_words(estimate)}"
+
+
+def source_words(estimate: Estimate) -> str:
+    """`a trace of the real code (torch 2.13.0)`."""
     how = {"formula": "formulas", "trace": "a trace of the real code", "measured": "a measured run"}.get(estimate.source, estimate.source)
     versions = ", ".join(f"{name} {version}" for name, version in estimate.versions.items())
-    yield f"{'by':<{MARGIN}}{how}" + (f" ({versions})" if versions else "")
+    return how + (f" ({versions})" if versions else "")
 
 
 def script_words(script: Script) -> str:
