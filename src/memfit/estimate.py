@@ -166,7 +166,7 @@ def estimate(
         retries=0 if limited is None or limited.oom else limited.retries,
         parameters=known,
         source=tape.source,
-        problems=(*problems, *notes, *_remarks(program), *advice),
+        problems=tuple(dict.fromkeys((*problems, *notes, *_remarks(program), *tape.notes, *advice))),
         versions=tape.versions,
     )
 
@@ -288,9 +288,13 @@ def _marked(model: Model, job: Job, gpu: GPU | None) -> tuple[Program, tuple[Pro
 
 
 def _parameters(program: Program, tape: Tape, total: int | None) -> Parameters:
+    """The producer's own count, where it took one."""
     model, job = program.model, program.job
     if model.layers:
-        return Parameters(total=model.parameters, trainable=program.trainable if job.training else 0, active=model.active)
+        trained = tape.parameters[1] if any(tape.parameters) else program.trainable
+        return Parameters(total=model.parameters, trainable=trained if job.training else 0, active=model.active)
+    if any(tape.parameters):
+        return Parameters(total=tape.parameters[0], trainable=tape.parameters[1], active=tape.parameters[0])
     if total is None:
         loaded = sum(event.size for event in _loading(tape) if event.part == "weights")
         total = loaded // FORMATS[program.weights].block_bytes

@@ -23,6 +23,7 @@ CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
 CACHES = ("dynamic", "static", "quantized", "none")
 UNSLOTH = ("norms", "rotary", "loss", "adapters")
+HEADS = ("auto", "causal-lm", "image-text", "seq2seq-lm", "masked-lm", "classification")
 QUANTS = ("none", "nf4", "fp4", "int8")
 # The versions that the formulas were read from; `versions` names older ones.
 NEWEST = {
@@ -53,6 +54,10 @@ class Job:
     seq: int = option(2048, "tokens per sequence (training), or of the prompt (inference)", low=1, high=2**28)
     accumulate: int = option(1, "micro-batches per optimizer step", low=1, high=2**20)
     packing: bool = option(True, "sequences are full: no padding, so no attention mask is built")
+    head: str = option("auto", "class of the model by what it is for; auto: the one that the config's `architectures` name", choices=HEADS)
+    target_seq: int = option(0, "tokens of the decoder beside an encoder (training); 0: as many as `seq`", low=0, high=2**28)
+    images: int = option(0, "images in every sequence, their tokens counted in `seq` (vision-language models)", low=0, high=4096)
+    image_size: int = option(0, "height and width of an image in pixels; 0: what the vision tower is made for", low=0, high=2**14)
 
     precision: str = option(
         "bf16",
@@ -252,6 +257,8 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
     (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),
     (("reentrant",), lambda job: job.training and job.checkpointing != "none", "gradient checkpointing"),
     (("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"), lambda job: job.adapters, "methods `lora` and `qlora`"),
+    (("target_seq",), lambda job: job.training, "training"),
+    (("image_size",), lambda job: job.images > 0, "`images`"),
     (("trainable",), lambda job: job.training and job.method == "freeze", "method `freeze`"),
     (("double_quant", "quant_compute"), lambda job: job.quantization in ("nf4", "fp4"), "weights in 4 bits"),
     (("quant_skip",), lambda job: job.quantization != "none", "weights quantized by bitsandbytes"),

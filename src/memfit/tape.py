@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from memfit.errors import TapeError
+from memfit.errors import Problem, TapeError
 
 Part = Literal[
     "weights", "gradients", "optimizer", "master", "activations", "logits", "kv_cache", "temporaries", "workspace", "buffers", "inputs", "communication"
@@ -92,7 +92,8 @@ class Tape:
 
     A compact tape stands for a longer one: `repeats[k]` says that the events of the span (first, last) of index k happen
     `times` times, once for each of the identical layers they stand for. Live sums are exact on a compact tape; a replay
-    of the allocator needs a flat one (`repeats` empty).
+    of the allocator needs a flat one (`repeats` empty). `notes` say what the producer took for granted; `parameters` are those
+    of the model and those trained, where the producer counted them.
     """
 
     events: tuple[Event, ...]
@@ -100,6 +101,8 @@ class Tape:
     rank: int = 0
     repeats: tuple[Repeat, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[Problem, ...] = ()
+    parameters: tuple[int, int] = (0, 0)
 
     def __iter__(self) -> Iterator[Event]:
         return iter(self.events)

@@ -31,6 +31,8 @@ from memfit.words import (
     producer_of,
     read_into,
     script_model,
+    traced,
+    unbuilt,
 )
 
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
@@ -73,8 +75,13 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> t
     job = job_of({name: value for name, value in values.items() if name in Job.__dataclass_fields__}, problems)
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
-    if built is not None:
-        gather(problems, lambda: None, lambda: applied(built, job, cluster))
+    if built is not None and built.layers:
+        wrong: list[Problem] = []
+        whole = built
+        gather(wrong, lambda: None, lambda: applied(whole, job, cluster))
+        problems += [problem for problem in wrong if ask.by != "trace" or not traced(problem)]
+        if ask.by == "trace" and any(map(traced, wrong)):
+            built = unbuilt(built.config, built.name, built.origin)
     problems += conflicts(ask, job, values)
     if problems or built is None:
         raise InputError(*problems)

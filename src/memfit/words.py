@@ -128,19 +128,29 @@ def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
     if isinstance(subject, Model):
         return None, subject
     if isinstance(subject, Mapping):
-        return None, build(subject)
+        return None, otherwise(ask, subject, "", "", lambda: build(subject))
     if not isinstance(subject, (str, os.PathLike)):
         raise InputError.one(f"`{str(subject)[:60]}` is no model", where="model", hint="a name, a path, a parsed config or a built Model")
     from memfit.model.source import read
 
     source = read(subject, offline=ask.offline)
+    made = lambda: exact(source, build(source.config, name=source.name, origin=source.origin))  # noqa: E731
+    return source, otherwise(ask, source.config, source.name, source.origin, made)
+
+
+def otherwise(ask: Ask, config: Mapping[str, Any], name: str, origin: str, made: Callable[[], Model]) -> Model:
+    """The Model of the formulas; where these say that a trace can do what they cannot, and one is asked for, only its config."""
     try:
-        return source, exact(source, build(source.config, name=source.name, origin=source.origin))
+        return made()
     except InputError as bad:
-        unknown_type = {problem.where for problem in bad.problems} == {"config.model_type"} and source.config.get("model_type")
-        if ask.by != "trace" or not unknown_type:
+        if ask.by != "trace" or not config.get("model_type") or not all(traced(problem) for problem in bad.problems):
             raise
-        return source, unbuilt(source)
+        return unbuilt(config, name, origin)
+
+
+def traced(problem: Problem) -> bool:
+    """Whether it is one of the formulas alone."""
+    return "--by trace" in problem.hint
 
 
 def exact(source: Source, model: Model) -> Model:
@@ -160,21 +170,21 @@ def compared(source: Source, model: Model) -> tuple[Problem, ...]:
     return tuple(doubts(model, source.tensors))
 
 
-def unbuilt(source: Source) -> Model:
+def unbuilt(config: Mapping[str, Any], name: str, origin: str) -> Model:
     """A model that no family knows: only its config, for the trace."""
     from memfit.model.config import LARGEST_LAYERS, Fields
     from memfit.model.modules import Linear, Model
 
-    fields = Fields(source.config)
+    fields = Fields(config)
     for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
         if fields.value(key, default=None) is not None:
             fields.count(key, high=LARGEST_LAYERS)  # each would be built
     fields.done()
-    kind = str(source.config.get("model_type"))
+    kind = str(config.get("model_type"))
     head = Linear(name="lm_head", inputs=1, outputs=1)
     return Model(
-        name=source.name, family=kind, prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
-        config=source.config, origin=source.origin,
+        name=name or kind, family=kind, prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
+        config=config, origin=origin,
     )  # fmt: skip
 
 

@@ -411,10 +411,9 @@ def test_expandable_segments_are_offered_where_they_turn_the_verdict() -> None:
 
 
 def test_parameters_of_a_model_without_a_family_are_counted_on_the_tape() -> None:
-    from memfit.model.source import Source
     from memfit.words import unbuilt
 
-    model = unbuilt(Source(name="acme/new", origin="a test", config={"model_type": "brand_new", "dtype": "bfloat16"}))
+    model = unbuilt({"model_type": "brand_new", "dtype": "bfloat16"}, "acme/new", "a test")
     events = (*load(2_000_000), Alloc(1, 512, "buffers"), Mark("forward"), Alloc(2, 64, "weights", op="a cast"))
     found = estimate(model, Job(), producer=written(*events))
     assert found.parameters.total == found.parameters.trainable == 1_000_000

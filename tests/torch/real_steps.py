@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -129,14 +129,16 @@ class Changes:
 
 
 def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int = 2, accumulate: int = 1, checkpoint: dict[str, Any] | None = None,
-         lora: dict[str, Any] | None = None, optimizer: Any = torch.optim.AdamW, attention: str | None = None, clip: float = 0.0) -> Changes:  # fmt: skip
-    """A plain training loop in fp32, written without memfit."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+         lora: dict[str, Any] | None = None, optimizer: Any = torch.optim.AdamW, attention: str | None = None, clip: float = 0.0,
+         builder: str = "AutoModelForCausalLM", given: Callable[[Any, int, int], dict[str, Any]] | None = None) -> Changes:  # fmt: skip
+    """A plain training loop in fp32, written without memfit; `given`: other inputs than token ids that are their own labels."""
+    import transformers
+    from transformers import AutoConfig
 
     values = dict(config)
     wanted = AutoConfig.for_model(values.pop("model_type"), **values)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        model: Any = AutoModelForCausalLM.from_config(wanted, dtype=torch.float32, attn_implementation=attention)
+        model: Any = getattr(transformers, builder).from_config(wanted, dtype=torch.float32, attn_implementation=attention)
         model.train()
         model.config.use_cache = False
         if lora is not None:
@@ -152,8 +154,8 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
             pass
         for _ in range(steps):
             for _ in range(accumulate):
-                ids = torch.randint(0, wanted.get_text_config().vocab_size, (batch, seq))
-                loss = model(input_ids=ids, labels=ids).loss
+                inputs = (given or written)(model, batch, seq)
+                loss = model(**inputs).loss
                 (loss / accumulate if accumulate > 1 else loss).backward()
                 del loss
             if clip:
@@ -161,6 +163,11 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
             stepper.step()
             stepper.zero_grad()
     return split(profiler, before)
+
+
+def written(model: Any, batch: int, seq: int) -> dict[str, Any]:
+    ids = torch.randint(0, model.config.get_text_config().vocab_size, (batch, seq))
+    return {"input_ids": ids, "labels": ids}
 
 
 def generated(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: int = 4, **settings: Any) -> Changes:

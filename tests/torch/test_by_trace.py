@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 import memfit
+
+LLAMA: dict[str, Any] = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512, "dtype": "bfloat16",
+}  # fmt: skip
 
 JAPANESE: dict[str, Any] = {
     "model_type": "gpt_neox_japanese", "hidden_size": 64, "intermediate_multiple_size": 4, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -52,3 +58,64 @@ def test_the_longest_batch_to_come_is_traced_as_the_formulas_have_it() -> None:
             for memory_ in (ours, real)
         ]
         assert peaks == [ours.allocated, real.allocated]
+
+
+def test_a_configuration_that_no_family_knows_names_the_way_on() -> None:
+    with pytest.raises(memfit.InputError) as refused:
+        memfit.estimate(JAPANESE)
+    text = str(refused.value)
+    assert "the nearest known is `gpt_neox`" in text
+    assert "--by trace" in text
+    assert memfit.estimate(JAPANESE, by="trace", seq=64).source == "trace"
+
+
+def test_what_only_formulas_cannot_do_is_no_obstacle() -> None:
+    """The hint of a refusal is true: the trace takes the job."""
+    config = {**LLAMA, "model_type": "llama"}
+    job: dict[str, Any] = {"method": "lora", "targets": "embed_tokens,q_proj", "seq": 32}
+    with pytest.raises(memfit.InputError, match="no formula yet for an adapter on the embedding"):
+        memfit.estimate(config, **job)
+    found = memfit.estimate(config, by="trace", **job)
+    adapters = 2 * (16 * (64 + 64)) + 16 * (512 + 64)
+    assert found.parameters.trainable == adapters
+
+
+def test_the_class_is_that_of_the_architectures() -> None:
+    bert = {
+        "model_type": "bert", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512,
+    }  # fmt: skip
+    whole = memfit.estimate({**bert, "architectures": ["BertForMaskedLM"]}, by="trace", seq=32)
+    classes = memfit.estimate({**bert, "architectures": ["BertForSequenceClassification"]}, by="trace", seq=32)
+    assert classes.parameters.total < whole.parameters.total
+    assert memfit.estimate(bert, by="trace", seq=32, head="classification").memory.allocated == classes.memory.allocated
+    with pytest.raises(memfit.InputError, match="no class of kind `image-text` for `bert`"):
+        memfit.estimate(bert, by="trace", seq=32, head="image-text")
+    with pytest.raises(memfit.InputError, match="600 tokens are more than the 512 positions"):
+        memfit.estimate(bert, by="trace", seq=600)
+
+
+def test_images_are_told() -> None:
+    from tests.torch.test_classes_cpu import LLAVA
+
+    told = {
+        True: "every sequence has an image of 32 x 32 pixels, 16 of its 64 tokens",
+        False: "sequences are 64 tokens of text without an image",
+    }
+    found = {seen: memfit.estimate(LLAVA, by="trace", seq=64, images=int(seen)) for seen in told}
+    for seen, message in told.items():
+        assert message in [problem.message for problem in found[seen].problems]
+    assert found[True].memory.allocated > found[False].memory.allocated
+    with pytest.raises(memfit.InputError, match="images take 128 tokens, which are more than the 64"):
+        memfit.estimate(LLAVA, by="trace", seq=64, images=8)
+
+
+def test_experts_of_a_model_without_formulas_are_balanced_or_skewed() -> None:
+    jamba = {
+        "model_type": "jamba", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 512, "num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 1,
+        "expert_layer_offset": 0, "use_mamba_kernels": False, "mamba_d_state": 4, "mamba_dt_rank": 4,
+    }  # fmt: skip
+    even = memfit.estimate(jamba, by="trace", seq=32)
+    skewed = memfit.estimate(jamba, by="trace", seq=32, router_skew=1.5)
+    message = "every expert is taken to get an equal share of the tokens"
+    assert [message in [one.message for one in found.problems] for found in (even, skewed)] == [True, False]

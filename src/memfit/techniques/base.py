@@ -9,6 +9,8 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program, placed
 
+TRACE = "`--by trace` runs the real code instead (extra `trace`)"  # of problems that the formulas alone have
+
 
 def no_problem(program: Program) -> Iterator[Problem]:
     return iter(())

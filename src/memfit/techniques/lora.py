@@ -9,7 +9,7 @@ from memfit.job import Job
 from memfit.model.modules import Embedding, Model
 from memfit.program import Adapter, Program
 from memfit.registry import nearest
-from memfit.techniques.base import Technique, names
+from memfit.techniques.base import TRACE, Technique, names
 
 UPCAST = (0, 12)  # the first peft that keeps adapters in fp32 over a 16-bit base (peft_model.py autocast_adapter_dtype)
 
@@ -132,5 +132,4 @@ FUSED = {
     "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "deepseek_v2": QWEN2_MOE, "deepseek_v3": QWEN2_MOE, "dots1": QWEN2_MOE,
     "ernie4_5_moe": QWEN2_MOE, "glm4_moe": QWEN2_MOE, "glm4_moe_lite": QWEN2_MOE, "olmoe": QWEN2_MOE, "qwen3_moe": QWEN2_MOE,
 }  # fmt: skip
-TRACE = "`--by trace` runs the real code instead (extra `trace`)"
 TECHNIQUE = Technique(name="lora", cite="peft 0.21 tuners/lora/layer.py", wanted=lambda job: job.adapters, apply=apply, check=check)

@@ -123,11 +123,14 @@ def chosen(
         return "math"
     if device.type != "cuda":
         return "cpu" if dropout == 0 and query.shape[-1] == value.shape[-1] and not (mask is not None and mask.requires_grad) else "math"
+    usable = allowed()
+    if mask is not None and mask.requires_grad:  # a learned bias: cuDNN's backward gives it no gradient (tools/autograd/derivatives.yaml)
+        usable = tuple(one for one in usable if one != "cudnn")
     return kernels.sdpa_backend(
         element=query.element_size(), half=query.dtype in (torch.float16, torch.bfloat16), head=query.shape[-1], value_head=value.shape[-1],
         masked=mask is not None, causal=causal, query=query.shape[2], key=key.shape[2], grouped=grouping and query.shape[1] != key.shape[1],
         training=torch.is_grad_enabled() and any(one.requires_grad for one in (query, key, value)), dropout=dropout,
-        capability=device.capability, torch=device.version, allowed=allowed(),
+        capability=device.capability, torch=device.version, allowed=usable,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ def settle(recorder: Recorder, vocabulary: int) -> None:
         if (
             one.part in (None, "activations")
             and one.phase in ("forward", "backward", "evaluate", "prefill", "decode")
+            and vocabulary
             and one.shape[-1:] == (vocabulary,)
         ):
             one.part = "logits"

@@ -7,7 +7,7 @@ import importlib.metadata
 import re
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.tape import Tape
-from memfit.trace import autocast, cuda, flash_attn, kernels_of, label, prepare, serve, steps, versions
+from memfit.trace import autocast, classes, cuda, flash_attn, inputs, kernels_of, label, masks, prepare, serve, steps, versions
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
@@ -64,30 +64,46 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     if not References.known[0]:
         learn(Recorder(device))
     kernels_of.install(device)
+    masks.install()
     with quiet(), flash_attn.installed(job.attention):
         with failing():
-            model = built(config, job, options)
+            kind, model = built(config, job, options)
         if job.quantization != "none":
             prepare.quantized(model, job)
         recorder = Recorder(device, job.router_skew)
         if options.watch is not None:
             options.watch(recorder)
-        with cuda.pretended(device), autocast.emulated(), kernels_of.forced(job.attention), module_stack(recorder), failing(), recorder:
-            steps.warm_up(recorder, model, job)
-            steps.load(recorder, model)
-            if job.training and job.prepared:
-                model = prepare.kbit(model, job)
-            if job.training:
-                model = prepare.trainable(model, job, device.type)
-            steps.own(recorder, "weights", steps.weights(model))
-            recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
-            if job.training:
-                steps.train(recorder, model, job, options)
-            else:
-                serve.infer(recorder, model, job, options)
+        with cuda.pretended(device), autocast.emulated(), kernels_of.forced(job.attention), failing():
+            with Recorder(device):
+                plan = inputs.plan(model, kind, job, device.type)
+            with module_stack(recorder), recorder:
+                perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {"torch": torch.__version__, "transformers": transformers.__version__}
-    return Tape(events=recorder.finished(), source="trace", versions=used)
+    notes = (*plan.notes, *recorder.assumed.values())
+    return Tape(events=recorder.finished(), source="trace", versions=used, notes=notes, parameters=recorder.parameters)
+
+
+def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
+    """Load the model, make of it what trains, and run it."""
+    total = count(model.parameters())
+    steps.warm_up(recorder, model, job)
+    steps.load(recorder, model)
+    if job.training and job.prepared:
+        model = prepare.kbit(model, job)
+    if job.training:
+        model = prepare.trainable(model, job, recorder.device.type)
+    recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
+    steps.own(recorder, "weights", steps.weights(model))
+    recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
+    if job.training:
+        steps.train(recorder, model, job, options, plan)
+    else:
+        serve.infer(recorder, model, job, options, plan)
+
+
+def count(parameters: Iterable[torch.Tensor]) -> int:
+    return sum(one.numel() for one in {id(one): one for one in parameters}.values())
 
 
 def refusals(job: Job) -> Iterator[Problem]:
@@ -142,22 +158,22 @@ def device_of(options: Options) -> cuda.Device:
     return cuda.Device(version=(major, minor), **known)
 
 
-def built(config: Mapping[str, Any], job: Job, options: Options) -> Any:
-    """The model class that transformers chooses for `config`, on meta."""
-    from transformers import AutoModelForCausalLM
-
-    from memfit.trace.versions import DTYPE
-
+def built(config: Mapping[str, Any], job: Job, options: Options) -> tuple[str, Any]:
+    """The kind of model that `config` and `job` ask for, and the model on meta."""
     wanted = configuration(config, options.layers)
+    head, builder = classes.chosen(wanted, job.head)
     kind = DTYPES[job.precision]
+    if head == "classification" and getattr(text := versions.text_config(wanted), "pad_token_id", None) is None:
+        text.pad_token_id = 0  # several sequences are refused without one
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(wanted, attn_implementation=ATTENTION[job.attention], **{DTYPE: kind})
+            model = builder.from_config(wanted, attn_implementation=ATTENTION[job.attention], **{versions.DTYPE: kind})
     except ValueError as bad:
         raise InputError.one(str(bad).split(". ")[0][:300].rstrip("."), where="model.config") from None
     off_host(model)
+    narrow(model, kind)
     keep_wide(model, kind)
-    return model
+    return head, model
 
 
 def off_host(model: Any) -> None:
@@ -171,6 +187,13 @@ def off_host(model: Any) -> None:
         for name, tensor in module._buffers.items():
             if tensor is not None and not tensor.is_meta and tensor.is_floating_point():
                 module._buffers[name] = tensor.to("meta")
+
+
+def narrow(model: Any, kind: torch.dtype) -> None:
+    """Parameters that a class makes with a dtype of its own are loaded in the model's (`from_pretrained` casts all that it reads)."""
+    for tensor in model.parameters():
+        if tensor.is_floating_point() and tensor.dtype != kind:
+            tensor.data = tensor.data.to(kind)
 
 
 def keep_wide(model: Any, kind: torch.dtype) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch
+from memfit.errors import Problem
 from memfit.tape import Alloc, Event, Free, Mark, Part, Phase
 from memfit.trace import cuda
 from memfit.trace.hidden import HIDDEN, Hidden
@@ -64,6 +65,8 @@ class Recorder(TorchDispatchMode):
         self.layer = ""
         self.serving, self.calls = False, 0  # inference: each call of the model is a prefill or a token
         self.workspaces: set[str] = set()
+        self.parameters = (0, 0)  # of the model, and those that are trained
+        self.assumed: dict[str, Problem] = {}
 
     # -- what the program tells us ---------------------------------------------------------------------------------
 
@@ -93,6 +96,12 @@ class Recorder(TorchDispatchMode):
         self.modules.pop()
         block.part = part
         self.adopt(storage._cdata, storage, block)
+
+    def assume(self, kind: str, message: str, where: str = "", hint: str = "") -> None:
+        """A value that nobody knows is taken to be something; the first of its kind is told."""
+        self.assumed.setdefault(
+            kind, Problem(message=message, where=where or (self.modules[-1] if self.modules else ""), hint=hint, level="note")
+        )
 
     def rest(self) -> None:
         """Backward is over: no node is being evaluated."""

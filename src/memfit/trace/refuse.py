@@ -41,6 +41,10 @@ class Watcher(Sides):
         if kind not in self.notes:
             self.notes[kind] = Problem(message=message, where=lines.running(), hint=hint, level="note")
 
+    def assume(self, kind: str, message: str, where: str = "", hint: str = "") -> None:
+        """Told with the line of the script; options are not a script's to set."""
+        self.note(kind, message)
+
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func is aten._local_scalar_dense.default and args[0].is_meta:
             return self.read(args[0])

@@ -125,6 +125,13 @@ def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
     return True, torch.empty_strided(shape, [shape[1] * row, row, 1][-len(shape) :], dtype=left.dtype, device="meta")
 
 
+BALANCED = (
+    "every expert is taken to get an equal share of the tokens",
+    "job.router_skew",
+    "`--router-skew 2` gives the busiest one twice its share",
+)  # as `estimate` says it for the formulas
+
+
 @rule("topk")
 def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A router's choice of experts depends on data: balanced here, the experts taken in turn, `skew` times more of the first."""
@@ -138,6 +145,8 @@ def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         return NO
     values, _ = func(*args, **kwargs)
     choices = scores.shape[-1]
+    if recorder.modules and recorder.skew == 1:
+        recorder.assume("experts", *BALANCED)
     rows = scores.numel() // choices
     indices = (torch.arange(rows * count) % choices).view(rows, count)
     if recorder.skew > 1 and count < choices:
@@ -145,6 +154,19 @@ def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         without = (indices != 0).all(-1).nonzero().flatten()
         indices[without[: max(0, wanted - (rows - len(without)))], 0] = 0
     return True, (values, indices.view(*scores.shape[:-1], count))
+
+
+@rule("argmax")
+def argmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """A router that takes the one best expert (Switch): balanced like those that take several. Not the choice of a next token."""
+    dim, keep = [*args[1:], None, None][:2]
+    dim, keep = kwargs.get("dim", dim), bool(kwargs.get("keepdim", keep))
+    if not recorder.modules or dim not in (-1, args[0].dim() - 1):
+        return NO
+    done, found = topk(recorder, aten.topk.default, (args[0], 1), {})
+    if not done:
+        return NO
+    return True, found[1] if keep else found[1].squeeze(-1)
 
 
 @rule("eq.Scalar", "ne.Scalar", "lt.Scalar", "gt.Scalar", "le.Scalar", "ge.Scalar")

@@ -7,15 +7,58 @@ from typing import Any
 
 import torch
 from memfit.job import Job
-from memfit.trace import versions
+from memfit.trace import inputs, pictures
 from memfit.trace.recorder import Recorder
 
 FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full length; between them a growing cache repeats itself
 
 
-def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
+def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
     """Prefill and decode; with `decode_all` every token is generated, otherwise the middle of a long answer is skipped."""
     model.eval()
+    recorder.mark("prepare")
+    prompt = inputs.prompt(recorder, model, job, plan, job.batch)
+    recorder.serving = True
+    if job.new_tokens == 0 or plan.kind in ("masked-lm", "classification"):
+        with torch.no_grad():
+            held = model(**prompt, **asked(model, job))
+        del held
+        return
+    settings = settings_of(model, job)
+    skip = job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target
+    whole = job.cache == "static"  # then it is made as long as it will get, and the first answer must say so
+    if skip and whole:
+        settings["stopping_criteria"] = [Stop()]
+    held = model.generate(**prompt, max_new_tokens=FIRST if skip and not whole else job.new_tokens, **settings)
+    if not skip:
+        return
+    settings.pop("stopping_criteria", None)
+    settings.pop("cache_implementation", None)
+    cache = held.past_key_values if job.cache != "none" else None
+    del held, prompt
+    length = job.seq + job.new_tokens - LAST
+    if cache is not None and not grown(cache, length - 1):
+        return
+    recorder.mark("prepare")
+    recorder.calls = job.new_tokens - LAST
+    longer = inputs.prompt(recorder, model, job.replace(seq=length, images=0), plan.replace(pictures=None), job.batch)
+    if cache is not None:
+        settings["past_key_values"] = cache
+    del cache
+    model.generate(**longer, max_new_tokens=LAST, **settings)
+
+
+def asked(model: Any, job: Job) -> dict[str, Any]:
+    """What one call of the model takes beside its inputs, as far as it knows it."""
+    known = pictures.parameters(model)
+    given: dict[str, Any] = {"use_cache": job.cache != "none"} if "use_cache" in known else {}
+    if job.logits == "last" and accepts_keep(model):
+        given["logits_to_keep"] = 1
+    return given
+
+
+def settings_of(model: Any, job: Job) -> dict[str, Any]:
+    """The arguments of `generate`."""
     settings: dict[str, Any] = {
         "do_sample": False,
         "num_beams": job.beams,
@@ -31,36 +74,7 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
         model._supports_logits_to_keep = lambda: False
     if job.beams > 1:
         unfinished(model)
-    recorder.mark("prepare")
-    prompt = tokens(recorder, model, job, job.seq)
-    recorder.serving = True
-    if job.new_tokens == 0:
-        with torch.no_grad():
-            keep = {} if job.logits == "all" or not accepts_keep(model) else {"logits_to_keep": 1}
-            held = model(input_ids=prompt, use_cache=job.cache != "none", **keep)
-        del held
-        return
-    skip = job.new_tokens > FIRST + LAST and not options.decode_all
-    whole = job.cache == "static"  # then it is made as long as it will get, and the first answer must say so
-    if skip and whole:
-        settings["stopping_criteria"] = [Stop()]
-    held = model.generate(prompt, max_new_tokens=FIRST if skip and not whole else job.new_tokens, **settings)
-    if not skip:
-        return
-    settings.pop("stopping_criteria", None)
-    settings.pop("cache_implementation", None)
-    cache = held.past_key_values if job.cache != "none" else None
-    del held, prompt
-    length = job.seq + job.new_tokens - LAST
-    if cache is not None and not grown(cache, length - 1):
-        return
-    recorder.mark("prepare")
-    recorder.calls = job.new_tokens - LAST
-    longer = tokens(recorder, model, job, length)
-    if cache is not None:
-        settings["past_key_values"] = cache
-    del cache
-    model.generate(longer, max_new_tokens=LAST, **settings)
+    return settings
 
 
 def unfinished(model: Any) -> None:
@@ -87,11 +101,7 @@ class Stop:
 
 
 def accepts_keep(model: Any) -> bool:
-    return bool(model._supports_logits_to_keep())
-
-
-def tokens(recorder: Recorder, model: Any, job: Job, length: int) -> torch.Tensor:
-    return torch.randint(1, versions.vocabulary(model.config), (job.batch, length), device=recorder.device.type)
+    return hasattr(model, "_supports_logits_to_keep") and bool(model._supports_logits_to_keep())
 
 
 def grown(cache: Any, length: int) -> bool:

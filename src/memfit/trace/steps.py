@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from memfit.job import Job
 from memfit.tape import LONGEST, Part
-from memfit.trace import prepare, standins, versions
+from memfit.trace import inputs, prepare, standins, versions
 from memfit.trace.optimizers import optimizer_of
 from memfit.trace.recorder import Recorder, plain
 
@@ -60,19 +60,7 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
             yield parameter.SCB
 
 
-def batch_of(recorder: Recorder, model: Any, job: Job, size: int, length: int) -> dict[str, torch.Tensor]:
-    """Token ids that are their own labels; with padding, an attention mask whose last token is masked."""
-    vocabulary = versions.vocabulary(model.config)
-    ids = torch.randint(0, vocabulary, (size, length), device=recorder.device.type)
-    inputs = {"input_ids": ids, "labels": ids}
-    if not job.packing:
-        mask = torch.ones((size, length), dtype=torch.int64, device=recorder.device.type)
-        mask[:, -1] = 0
-        inputs["attention_mask"] = mask
-    return inputs
-
-
-def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
+def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
     """Forward, backward, step, zero_grad; outputs are dropped before backward unless `keep_outputs`."""
     model.train()
     if versions.cache_off(job):
@@ -87,7 +75,9 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
         if job.zero_grad == "before_backward":
             optimizer.zero_grad(set_to_none=True)
         for _ in range(job.accumulate):
-            micro_step(recorder, model, forward, job, options, scaler, (step, length))
+            micro_step(
+                recorder, model, forward, job if length == job.seq else job.replace(seq=length, longest=0), (plan, options, scaler, step)
+            )
         recorder.mark("step")
         update(model, optimizer, job, scaler)
         states(recorder, optimizer, paths)
@@ -96,15 +86,15 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any) -> None:
         elif job.zero_grad == "keep":
             optimizer.zero_grad(set_to_none=False)
     if job.evaluate:
-        evaluate(recorder, model, forward, job)
+        evaluate(recorder, model, forward, job, plan)
 
 
-def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, options: Any, scaler: Any, at: tuple[int, int]) -> None:
-    step, length = at
+def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int]) -> None:
+    plan, options, scaler, step = how
     recorder.mark("prepare", step=step)
-    inputs = batch_of(recorder, model, job, job.batch, length)
+    given = inputs.training(recorder, model, job, plan, job.batch)
     recorder.mark("forward")
-    outputs = forward(**inputs)
+    outputs = forward(**given)
     loss = outputs.loss
     if not options.keep_outputs:
         del outputs
@@ -130,13 +120,13 @@ def update(model: Any, optimizer: Any, job: Job, scaler: Any) -> None:
         scaler.update()
 
 
-def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job) -> None:
+def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job, plan: inputs.Plan) -> None:
     """One evaluation batch with labels, logits and loss alive together, as `prediction_step` holds them."""
     model.eval()
     recorder.mark("evaluate")
-    inputs = batch_of(recorder, model, job, job.eval_batch, job.seq)
+    given = inputs.training(recorder, model, job, plan, job.eval_batch)
     with torch.no_grad():
-        outputs = forward(**inputs)
+        outputs = forward(**given)
         loss = outputs.loss.detach().mean()
         del outputs, loss
 

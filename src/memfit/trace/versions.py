@@ -21,10 +21,14 @@ TRANSFORMERS = installed("transformers")
 DTYPE = "dtype" if TRANSFORMERS >= (4, 56) else "torch_dtype"  # the argument of `from_config` and `_from_config`
 
 
+def text_config(config: Any) -> Any:
+    """Configurations have `get_text_config` since transformers 4.45."""
+    return config.get_text_config() if hasattr(config, "get_text_config") else getattr(config, "text_config", config)
+
+
 def vocabulary(config: Any) -> int:
-    """Of the text model; configurations have `get_text_config` since transformers 4.45."""
-    text = config.get_text_config() if hasattr(config, "get_text_config") else getattr(config, "text_config", config)
-    return int(text.vocab_size)
+    """Of the text model; 0 where it reads characters, and has none."""
+    return int(getattr(text_config(config), "vocab_size", None) or 0)
 
 
 def kept_whole(model: Any, named: list[str]) -> list[str]:
@@ -53,7 +57,7 @@ def converts(path: str, kept: list[str]) -> bool:
     return name not in kept and not any(f"{one}." in path or one == path for one in kept)
 
 
-__all__ = ["DTYPE", "TRANSFORMERS", "converts", "installed", "kept_whole", "vocabulary"]
+__all__ = ["DTYPE", "TRANSFORMERS", "converts", "installed", "kept_whole", "text_config", "vocabulary"]
 
 
 def cache_off(job: Job) -> bool:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
-from memfit.errors import TapeError
+from memfit.errors import Problem, TapeError
 from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Repeat, Sync, Tape
 
 # Each kind of event by its number, and the places of its fields that hold words.
@@ -33,6 +34,7 @@ def to_text(tape: Tape) -> str:
     written = {
         "events": [[CODES[type(event)], *map(coded, event)] for event in tape.events], "words": list(words),
         "source": tape.source, "rank": tape.rank, "repeats": tape.repeats, "versions": dict(tape.versions),
+        "notes": [dataclasses.asdict(one) for one in tape.notes], "parameters": tape.parameters,
     }  # fmt: skip
     return json.dumps(written, separators=(",", ":"))
 
@@ -43,7 +45,10 @@ def from_text(text: str) -> Tape:
         written = json.loads(text)
         events = tuple(event_of(row, written["words"]) for row in written["events"])
         repeats = tuple(Repeat(*one) for one in written["repeats"])
-        return Tape(events=events, source=written["source"], rank=written["rank"], repeats=repeats, versions=written["versions"])
+        return Tape(
+            events=events, source=written["source"], rank=written["rank"], repeats=repeats, versions=written["versions"],
+            notes=tuple(Problem(**one) for one in written["notes"]), parameters=tuple(written["parameters"]),
+        )  # fmt: skip
     except (ValueError, KeyError, IndexError, TypeError) as bad:
         raise TapeError(f"what was written is no tape: {bad}") from None
 

@@ -1,0 +1,28 @@
+"""What goes into a model: so far the formulas know text for a language model's head."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.errors import Problem
+from memfit.job import Job
+from memfit.program import Program
+from memfit.techniques.base import TRACE, Technique
+
+
+def wanted(job: Job) -> bool:
+    return bool(job.images or job.target_seq) or job.head not in ("auto", "causal-lm")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    job = program.job
+    if job.images:
+        yield Problem(message="no formula yet for images", where="job.images", hint=TRACE)
+    if job.target_seq:
+        message = f"the family `{program.model.family}` has no decoder beside an encoder"
+        yield Problem(message=message, where="job.target_seq", hint="leave `target_seq` at 0")
+    if job.head not in ("auto", "causal-lm"):
+        yield Problem(message=f"no formula yet for a head of kind `{job.head}`", where="job.head", hint=TRACE)
+
+
+TECHNIQUE = Technique(name="inputs", cite="transformers 5.23 models/auto", wanted=wanted, apply=lambda program: program, check=check)

@@ -1,0 +1,199 @@
+"""What a model is given: token ids, labels of its kind, images, sounds. Made once as a plan, so that what is assumed can be told."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from memfit.errors import InputError, Problem
+from memfit.job import Job
+from memfit.trace import versions
+from memfit.trace.pictures import Inputs, Pictures, parameters, pictures, required, sees, special
+from memfit.trace.recorder import Recorder
+
+ASCII = 128
+IGNORED = -100  # labels that count for nothing
+TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")  # learned: there is a last position
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`kind` of model as in `job.head`; `pictures` where images are given; `target`: tokens of a decoder beside an encoder."""
+
+    kind: str
+    pictures: Pictures | None
+    target: int
+    notes: tuple[Problem, ...]
+
+    def replace(self, **changes: Any) -> Plan:
+        return dataclasses.replace(self, **changes)
+
+
+def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
+    """Under a recorder of its own, because a vision tower is asked for the number of its tokens."""
+    fits(model, job)
+    if job.images and not sees(model):
+        raise InputError.one(f"`{type(model).__name__}` takes no images", where="job.images", hint="leave `images` at 0")
+    if not job.images and required(model):
+        raise InputError.one(f"`{type(model).__name__}` takes no text without an image", where="job.images", hint="`--images 1`")
+    found = pictures(model, job, device) if job.images else None
+    target = 0
+    if paired(model) and kind != "classification":
+        limit = special(model.config, "max_target_positions") or job.seq
+        target = min(job.target_seq or job.seq, limit)
+    made = Plan(kind=kind, pictures=found, target=target, notes=tuple(notes(model, kind, job, found, target)))
+    if found is not None and len(found.places) > job.seq:
+        message = f"{found.count} images take {len(found.places)} tokens, which are more than the {job.seq} of a sequence"
+        raise InputError.one(message, where="job.seq", hint=f"`--seq {len(found.places) + 128}`, or a smaller `image_size`")
+    return made
+
+
+def fits(model: Any, job: Job) -> None:
+    """A table of learned positions has a last row."""
+    for name, module in model.named_modules():
+        rows = getattr(module, "num_embeddings", None)
+        if rows is None or name.rpartition(".")[2] not in TABLES or any(part in name for part in ("vision", "visual", "image")):
+            continue
+        decodes = paired(model) and "decoder" in name
+        if decodes or (hearing(model) is not None):
+            length = (job.target_seq if job.training else job.new_tokens) if decodes else 0
+        else:
+            length = job.seq + (0 if job.training or paired(model) else job.new_tokens)
+        if length > rows:
+            message = f"{length} tokens are more than the {rows} positions of `{name}`"
+            raise InputError.one(message, where="job.seq", hint=f"at most {rows}")
+
+
+def notes(model: Any, kind: str, job: Job, found: Pictures | None, target: int) -> list[Problem]:
+    told: list[tuple[str, str, str]] = []
+    if found is not None:
+        every = "an image" if found.count == 1 else f"{found.count} images"
+        taken = f", {len(found.places)} of its {job.seq} tokens" if found.places else ", beside its tokens"
+        told.append(
+            (
+                f"every sequence has {every} of {found.size[0]} x {found.size[1]} pixels{taken}",
+                "job.images",
+                "`--image-size` sets another size",
+            )
+        )
+    elif sees(model):
+        told.append((f"sequences are {job.seq} tokens of text without an image", "job.images", "`--images 1` puts one into each"))
+    if target:
+        heard = hearing(model)
+        source = f"{job.seq} tokens" if heard is None else f"{max(heard)} frames of sound"
+        answers = f"{target} tokens" if job.training else f"{job.new_tokens} new tokens"
+        told.append((f"the encoder gets {source}, the decoder {answers}", "job.target_seq" if job.training else "job.seq", ""))
+    if not job.training and kind in ("masked-lm", "classification"):
+        told.append(("an encoder generates nothing: one forward is traced", "job.new_tokens", ""))
+    return [Problem(message=message, where=where, hint=hint, level="note") for message, where, hint in told]
+
+
+def paired(model: Any) -> bool:
+    return bool(getattr(model.config, "is_encoder_decoder", False))
+
+
+def hearing(model: Any) -> tuple[int, int] | None:
+    """The shape of one sound for models that hear (Whisper's mel bins by frames; frames by bins)."""
+    if getattr(model, "main_input_name", "") != "input_features":
+        return None
+    config = model.config
+    bins = special(config, "num_mel_bins")
+    frames = 2 * (special(config, "max_source_positions") or 1500)
+    if bins is not None:
+        return bins, frames
+    width = (special(config, "input_feat_per_channel") or 80) * (special(config, "input_channels") or 1)
+    return special(config, "max_source_positions") or frames, width
+
+
+def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> Inputs:
+    """Everything but labels."""
+    device = recorder.device.type
+    heard = hearing(model)
+    if heard is not None:
+        return {"input_features": torch.empty((size, *heard), dtype=model.dtype, device=device)}
+    given: Inputs = {}
+    if not reads(model):
+        given["pixel_values"] = torch.empty((size, 3, *screen(model)), dtype=model.dtype, device=device)
+        return given
+    if sees(model) or made.kind == "classification":
+        given["input_ids"] = written(model, job, made, size).to(device)
+    else:
+        given["input_ids"] = torch.randint(1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device)
+    if made.pictures is not None:
+        given |= made.pictures.make(size)
+        given |= seen(model, job, made, given["input_ids"])
+    if job.training and not job.packing:
+        mask = torch.ones((size, job.seq), dtype=torch.int64, device=device)
+        mask[:, -1] = 0
+        given["attention_mask"] = mask
+    return given
+
+
+def reads(model: Any) -> bool:
+    """Whether the main input is text."""
+    return getattr(model, "main_input_name", "input_ids") in ("input_ids", "inputs_embeds") or "input_ids" in parameters(model)
+
+
+def screen(model: Any) -> tuple[int, int]:
+    encoder = getattr(model.config, "encoder", model.config)
+    size = getattr(encoder, "image_size", 224)
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def written(model: Any, job: Job, made: Plan, size: int) -> torch.Tensor:
+    """Text of one ordinary token, with the marks of images first; on the host, as a processor leaves it."""
+    config = model.config
+    marks = {
+        value for name in dir(config) if name.endswith(("token_id", "token_index")) and isinstance(value := getattr(config, name), int)
+    }
+    ordinary = next(number for number in range(3, 3 + len(marks) + 1) if number not in marks)
+    ids = torch.full((size, job.seq), ordinary, dtype=torch.int64)
+    if made.kind == "classification":
+        ids[:, -1] = special(config, "eos_token_id") or ordinary  # where BART and T5 look
+    places = [] if made.pictures is None else made.pictures.places
+    if places:
+        ids[:, : len(places)] = torch.tensor(places)
+    return ids
+
+
+def seen(model: Any, job: Job, made: Plan, ids: torch.Tensor) -> Inputs:
+    """What processors give beside the images: which tokens stand for them, and which tokens look at which."""
+    known = parameters(model)
+    given: Inputs = {}
+    assert made.pictures is not None
+    device, (size, length) = ids.device, ids.shape
+    for name in ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"):
+        if name in known:
+            kinds = torch.zeros((size, length), dtype=torch.int64)
+            kinds[:, : len(made.pictures.places)] = torch.tensor([int(one == made.pictures.mark) for one in made.pictures.places] or [0])[
+                : len(made.pictures.places)
+            ]
+            given[name] = kinds.to(device)
+    if "cross_attention_mask" in known:
+        tiles = special(model.config.vision_config, "max_num_tiles") or 1
+        given["cross_attention_mask"] = torch.ones((size, length, made.pictures.count, tiles), dtype=torch.int64, device=device)
+    return given
+
+
+def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> Inputs:
+    """With labels: the ids themselves, those of the decoder, or a class a sequence."""
+    given = prompt(recorder, model, job, made, size)
+    device = recorder.device.type
+    if made.kind == "classification":
+        number = int(getattr(model.config, "num_labels", 2))
+        given["labels"] = torch.zeros((size,), dtype=torch.int64 if number > 1 else torch.float32, device=device)
+    elif made.target:
+        given["labels"] = torch.randint(3, versions.vocabulary(model.config), (size, made.target), device=device)
+    elif sees(model):
+        labels = written(model, job, made, size)
+        if made.pictures is not None:
+            labels[:, : len(made.pictures.places)] = IGNORED
+        given["labels"] = labels.to(device)
+    else:
+        given["labels"] = given["input_ids"]
+    return given
+
+
+__all__ = ["Plan", "plan", "prompt", "training"]
