@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
 ARGS   ?=
-EXTRAS := dev,trace,measure,server,gguf
+EXTRAS := dev,trace,measure,server
 PINS   := .ci/constraints.txt
 # Named first and alone: a loose requirement on a machine without torch pulls gigabytes of CUDA.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))

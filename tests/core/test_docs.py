@@ -6,6 +6,7 @@ import doctest
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,37 @@ def test_python_examples_are_true(path: Path) -> None:
 def test_links_lead_to_files(path: Path) -> None:
     targets = LINK.findall(path.read_text(encoding="utf-8"))
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_architecture_names_every_module_and_every_dependency() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    modules = [path for path in (ROOT / "src" / "memfit").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    absent = [path.name for path in modules if not path.name.startswith("__") and f"`{path.name}" not in page]
+    assert absent == []
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    names = {re.split(r"[^\w-]", one)[0] for one in wanted} - {"memfit", "types-PyYAML"}
+    assert [one for one in sorted(names) if one not in page] == []
+
+
+IMPORTED = {"PyYAML": "yaml", "nvidia-ml-py": "pynvml"}
+LATER = {"fastapi", "uvicorn"}  # the extra `server`, declared before there is one
+
+
+def test_every_dependency_is_imported() -> None:
+    """rich was declared for months and used by nothing."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [one for name, extra in project["optional-dependencies"].items() if name != "dev" for one in extra]
+    names = {re.split(r"[^\w-]", one)[0] for one in [*project["dependencies"], *extras]} - {"memfit"} - LATER
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
+    found = {
+        name for name in names if re.search(rf"^\s*(import|from) {IMPORTED.get(name, name)}\b|\"{IMPORTED.get(name, name)}\"", code, re.M)
+    }
+    assert names - found == set()
+
+
+def test_contributing_fits_a_screen_or_two() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) <= 60
 
 
 def test_a_stale_transcript_is_found_and_refreshed(tmp_path: Path) -> None:
