@@ -123,7 +123,7 @@ def test_allocations(config: dict[str, Any], job: dict[str, Any]) -> None:
 
 # One of each way in which families hold their linear layers: Conv1D, fused projections, experts in stacks, a shared expert, a class of
 # their own, a tower beside.
-KINDS = ("gpt2", "gpt_neox", "phi3", "mixtral", "qwen2_moe", "qwen3_moe", "granitemoe", "falcon", "opt")
+KINDS = ("gpt2", "gpt_neox", "phi3", "glm4", "granite", "mixtral", "qwen2_moe", "qwen3_moe", "granitemoe", "falcon", "opt")
 
 
 @pytest.mark.parametrize("name", KINDS)

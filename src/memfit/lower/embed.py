@@ -19,8 +19,6 @@ def embedded(ids: Tensor, model: Model, bound: Bound, ctx: Context, held: list[T
     """The sum of tokens and positions. `held`: what variables of the model's forward keep until it returns."""
     r = ctx.r
     x, places = looked_up(ids, model.embed[0], bound, ctx), None  # type: ignore[arg-type]
-    if ctx.program.input_gradients and ctx.training:
-        x.needs = True  # enable_input_require_grads: the embedding's output becomes a leaf
     held.append(x)
     positions = ctx.positions
     if positions is None and not any(isinstance(module, Embedding) and module.style == "counted" for module in model.embed):
@@ -51,7 +49,10 @@ def style(model: Model) -> str:
 def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Tensor:
     ctx.r.where = module.name
     x = ops.embedding(ctx.r, ids, bound[f"{module.name}.weight"])
-    return ops.scale(ctx.r, x) if module.scaled else x
+    x = ops.scale(ctx.r, x) if module.scaled and not module.outside else x
+    if ctx.program.input_gradients:
+        x.needs = True  # enable_input_require_grads: the output becomes a leaf
+    return ops.scale(ctx.r, x) if module.outside else x
 
 
 def learned(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.formats import FP32
 from memfit.lower import bnb, ops, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
@@ -13,6 +14,8 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) 
     r = ctx.r
     r.where = layer.path
     run = added if apart else plain
+    if layer.packed is not None and layer.adapter is not None:
+        return adapted_packed(r, x, layer, ctx)
     if layer.packed is not None:
         out = bnb.forward(x, layer, ctx)
     elif stored.is_stored(layer.weight):
@@ -21,12 +24,12 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) 
         out = run(x, layer.weight, layer.bias, layer.outputs, ctx)
     if layer.adapter is None:
         return out
-    return adapted(r, x, out, layer.adapter, ctx) if layer.packed is None else adapted_packed(r, x, out, layer, ctx)
+    return adapted(r, x, out, layer.adapter, ctx)
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
     if ctx.autocast is not None:
-        x = ops.cast(ctx.r, x, ctx.autocast)
+        x = cast_weight(x, ctx) if x.node is None else ops.cast(ctx.r, x, ctx.autocast)
         weight = cast_weight(weight, ctx)
         bias = None if bias is None else cast_weight(bias, ctx)
     return ops.linear(ctx.r, x, weight, bias, outputs)
@@ -43,11 +46,11 @@ def added(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Con
 
 
 def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
-    """Autocast keeps the cast of a trained fp32 weight until the outermost autocast ends; a frozen one is cast at every
-    use (aten/src/ATen/autocast_mode.cpp cached_cast, torch 2.13)."""
+    """Autocast keeps the cast of an fp32 leaf that is trained, and of an embedding's output that was made one, until the outermost
+    autocast ends; a frozen weight is cast at every use (aten/src/ATen/autocast_mode.cpp cached_cast, torch 2.13)."""
     if ctx.autocast is None or weight.format is ctx.autocast:
         return weight
-    if not weight.needs:
+    if not weight.needs or weight.format is not FP32:
         return ops.cast(ctx.r, weight, ctx.autocast)
     cache = ctx.casts.setdefault(ctx.r.span, {})
     known = cache.get(id(weight))
@@ -67,11 +70,12 @@ def adapted(r: Recorder, x: Tensor, out: Tensor, adapter: Adapted, ctx: Context)
     return ops.cast(r, out, result)
 
 
-def adapted_packed(r: Recorder, x: Tensor, out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+def adapted_packed(r: Recorder, x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     """PEFT's layers over packed weights: the result of 4 bits is cloned first, the adapter's is cast before it is added, and under
     autocast nothing is cast (peft 0.21 tuners/lora/bnb.py)."""
     assert layer.adapter is not None
     assert layer.packed is not None
+    out = bnb.forward(x, layer, ctx)
     result = out.format
     if layer.packed.bits == 4:
         out = ops.clone(r, out)

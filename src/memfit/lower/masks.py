@@ -35,8 +35,9 @@ def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
     r, padded, keys = ctx.r, not ctx.job.packing, ctx.span(window)
     if ctx.job.attention.startswith("flash-attn") and not eager:
         return r.tensor((ctx.batch, keys), BOOL, "mask") if padded else None
+    open_ = ctx.program.model.both_ways
     narrow, single = 0 < window <= keys, ctx.tokens == 1 and not ctx.static
-    if not eager and not narrow and (single or not padded) and not (ctx.tokens == 1 and ctx.static):
+    if not eager and not narrow and not open_ and (single or not padded) and not (ctx.tokens == 1 and ctx.static):
         return None
     shape = (ctx.batch, 1, ctx.tokens, keys)
     allowed = views.expand(r, crossed(ctx, keys, narrow, padded), *shape)
@@ -56,6 +57,8 @@ def crossed(ctx: Context, keys: int, narrow: bool, padded: bool) -> Tensor:
         within = r.tensor(square, BOOL, "mask")
         causal = met(r, causal, square)
         del within
+    if ctx.program.model.both_ways:  # `or` with what is seen behind (or_masks)
+        causal = met(r, causal, square)
     if real is not None:
         causal = met(r, causal, square)
         chosen = r.tensor((ctx.batch, 1, 1, keys), BOOL, "mask")

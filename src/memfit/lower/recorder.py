@@ -8,6 +8,7 @@ latest first, saved tensors go after their node ran, a second gradient is added 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from math import prod
@@ -81,7 +82,7 @@ class Tensor:
 class Node:
     """One step of the backward graph; `inputs` are the nodes or leaves its results go to."""
 
-    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra", "frame", "outputs")
+    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra", "frame", "outputs", "__weakref__")
 
     def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
         self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
@@ -93,8 +94,9 @@ class Node:
 
 class Frame:
     """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
-    while it is `replaying`, `fresh` collects their doubles. The last of the nodes to run lets go of the frame, and so of the
-    input and all else it was given, masks among it (torch/utils/checkpoint.py, use_reentrant=False).
+    while it is `replaying`, `fresh` collects their doubles, None for those whose graph nothing refers to any more. The last of the
+    nodes to run lets go of the frame, and so of the input and all else it was given, masks among it (torch/utils/checkpoint.py,
+    use_reentrant=False).
 
     Selective: `choices` makes the policy of a run, which says of each operation in turn whether its results are kept; `kept` holds
     them until the recomputation takes them (create_selective_checkpoint_contexts). `whole`: it is not stopped early."""
@@ -104,8 +106,8 @@ class Frame:
     def __init__(self, again: Callable[[Tensor], Any], given: Tensor, choices: Choices | None = None, whole: bool = False) -> None:
         self.again: Callable[[Tensor], Any] | None = again
         self.given: Tensor | None = given
-        self.nodes: list[Node] = []
-        self.fresh: list[Node] = []
+        self.nodes: list[weakref.ref[Node]] = []
+        self.fresh: list[Node | None] = []
         self.replaying = self.done = False
         self.choices, self.whole = choices, whole
         self.keeps = None if choices is None else choices()
@@ -241,9 +243,9 @@ class Recorder:
         assert frame is not None
         if not frame.replaying:
             node.saved, node.frame = (), frame
-            frame.nodes.append(node)
+            frame.nodes.append(weakref.ref(node))
             return
-        frame.fresh.append(node)
+        frame.fresh.append(None if frame.nodes[len(frame.fresh)]() is None else node)
         if len(frame.fresh) == len(frame.nodes) and not frame.whole:
             if out.storage is not None and newest(node.saved) < out.storage.id:
                 self._unwrite(out.storage)
@@ -324,8 +326,10 @@ class Recorder:
             pass
         finally:
             self.frame, self.part, self.thread = None, phase_part, thread
-        for node, double in zip(frame.nodes, frame.fresh, strict=True):
-            node.saved, double.saved = double.saved, ()
+        for known, double in zip(frame.nodes, frame.fresh, strict=True):
+            node = known()
+            if node is not None and double is not None:
+                node.saved, double.saved = double.saved, ()
         frame.nodes, frame.fresh = [], []
 
     def backward(self, root: Tensor, gradient: Tensor, *others: tuple[Tensor, Tensor]) -> None:

@@ -90,6 +90,7 @@ class Embedding(Module):
     # along its mask) | sinusoidal (in a table that is a buffer)
     style: str = "tokens"
     scaled: bool = False
+    outside: bool = False  # scaled by the model, behind the hook that makes the table's output a leaf
 
     def own(self) -> Iterator[Weight]:
         if self.style == "sinusoidal":
@@ -331,6 +332,7 @@ class Model:
     embed_dropout: float = 0.0
     buffers: tuple[Weight, ...] = ()  # of the model itself: rotary frequencies and the like
     masks: tuple[int | None, ...] = ()  # windows of masks that its code makes whatever the layers are; None: it looks for one in vain
+    both_ways: bool = False  # tokens see those behind them: a mask is never left out
     caching: bool = False  # its code fills a key/value cache while training, too: a config inside the config says so
     towers: tuple[Weight, ...] = ()  # held beside the language model and idle while it reads text (a vision tower and its projector)
     stored: tuple[Stored, ...] = field(default=(), repr=False)  # exact blocks of a quantized file, in place of the weights below

@@ -6,20 +6,30 @@ from collections.abc import Iterator
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.model.modules import MLP, Model
 from memfit.program import Program, Quant
 from memfit.techniques.base import Technique, names, numbered
 
 
 def apply(program: Program) -> Program:
-    """Left as they are: what the job names, or else the head (transformers 5.23 quantizers/base.py get_keys_to_not_convert)."""
+    """Left as they are: what the job names, or else what transformers leaves."""
     job = program.job
-    skip = names(job.quant_skip) or (program.model.head.name,)
+    skip = names(job.quant_skip) or whole(program.model)
     compute = program.weights if job.quant_compute == "weights" else job.quant_compute
     quant = Quant(
         format=job.quantization, double=job.double_quant, skip=skip, prepared=job.prepared, compute=compute,
         narrowed=NARROWED if narrows(job) else (),
     )  # fmt: skip
     return numbered(program.replace(quant=quant), skip)
+
+
+def whole(model: Model) -> tuple[str, ...]:
+    """The head, and the module of the model's last parameter: with a tied head, and a final norm that has none, that is a matrix of
+    the last layer (transformers 5.23 quantizers/base.py get_keys_to_not_convert)."""
+    last = model.layers[-1].blocks[-1].mixer
+    if not model.tied or any(True for module in model.final for _ in module.weights()) or not isinstance(last, MLP):
+        return (model.head.name,)
+    return model.head.name, f"{model.prefix}.{len(model.layers) - 1}.{last.down.name}"
 
 
 def narrows(job: Job) -> bool:

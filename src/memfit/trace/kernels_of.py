@@ -159,7 +159,8 @@ def math_attention(
     weights = aten._safe_softmax(weights, -1)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
-    result, _ = torch.matmul(weights, value).to(kind), weights.to(kind)
+    product = torch.matmul(weights, value)  # a temporary of the last expression, which ends when both are cast
+    result, _ = product.to(kind), weights.to(kind)
     return result
 
 

@@ -72,8 +72,12 @@ def quantize_4bit(weight: torch.Tensor, nested: bool) -> tuple[torch.Tensor, Qua
 
 def dequantized(state: QuantState, kind: torch.dtype) -> torch.Tensor:
     """`functional.dequantize_4bit` and a cast: nested constants are first made fp32, and go when it returns."""
+    return unpacked(state).to(kind)
+
+
+def unpacked(state: QuantState) -> torch.Tensor:
     absmax = scales(state)
-    return torch.empty(state.shape, dtype=state.dtype, device=absmax.device).to(kind)
+    return torch.empty(state.shape, dtype=state.dtype, device=absmax.device)
 
 
 def scales(state: QuantState) -> torch.Tensor:

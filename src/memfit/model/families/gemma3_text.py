@@ -38,7 +38,13 @@ def text_model(fields: Fields, name: str) -> Model:
     layers: tuple[Layer, ...] = stack(types, lambda slides: sandwich(replace(plain, window=window if slides else 0), mlp, width))
     model = decoder(fields, name, layers, width=width, rotary=0, tied=True, norm="gemma", scaled=True)
     return scaled(
-        replace(model, buffers=rotary_buffers(plain.rotary, types=types), softcap=capped[1], masks=masks(window, types, always=True))
+        replace(
+            model,
+            buffers=rotary_buffers(plain.rotary, types=types),
+            softcap=capped[1],
+            masks=masks(window, types, always=True),
+            both_ways=fields.flag("use_bidirectional_attention", default=False),
+        )
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from memfit.model.config import Fields
 from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
-from memfit.model.modules import Model
+from memfit.model.modules import Embedding, Model
 
 EXAMPLE = {**SMALL, "model_type": "granite"}
 MULTIPLIERS = {"embedding_multiplier": 12.0, "logits_scaling": 8.0, "residual_multiplier": 0.22, "attention_multiplier": 0.015625}
@@ -26,4 +26,9 @@ def build(fields: Fields) -> Model:
     mixer = attention(fields, width, qkv_bias=bias, out_bias=bias)
     layer = pre_norm(mixer, dense_mlp(fields, width, fields.flag("mlp_bias", default=False)), width, scaled=True)
     model = decoder(fields, "granite", (layer,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False, scaled=True)
-    return replace(model, logit_scale=True)
+    return multiplied(model)
+
+
+def multiplied(model: Model) -> Model:
+    """Multipliers of embedding and logits, both in the model's own code."""
+    return replace(model, logit_scale=True, embed=tuple(replace(one, outside=True) for one in model.embed if isinstance(one, Embedding)))

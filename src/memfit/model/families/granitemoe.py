@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.granite import MULTIPLIERS
+from memfit.model.families.granite import MULTIPLIERS, multiplied
 from memfit.model.families.llama import SMALL, attention, decoder, pre_norm
 from memfit.model.modules import Model, MoE
 
@@ -28,4 +26,4 @@ def build(fields: Fields) -> Model:
     )  # fmt: skip
     layers = (pre_norm(mixer, moe, width, scaled=True),) * fields.layers()
     model = decoder(fields, "granitemoe", layers, width=width, rotary=mixer.rotary, tied=False, scaled=True)
-    return replace(model, logit_scale=True)
+    return multiplied(model)
