@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from memfit.band import spread, technique
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster, Span, context, usable
@@ -23,9 +24,6 @@ from memfit.techniques import marked, precision
 
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
-ALLOWANCE = 20  # one part in so many of what comes and goes
-PROVISIONAL = "provisional, no residuals yet: the context's own range, 5 % of what comes and goes, and below, all that the allocator caches"
-LIVE_ONLY = "provisional, live peak only: the context's own range, and a quarter of what comes and goes for the allocator's gaps"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +145,7 @@ def estimate(
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
-    band = _band(found, outside, limited)
+    band = _band(found, outside, limited, _technique(model, job))
     verdict = _verdict(band, room, limited)
     program, notes = _marked(model, job, gpu)
     known = _parameters(program, tape, total)
@@ -238,14 +236,25 @@ def _total(settings: Settings, gpu: GPU | None) -> int | None:
     return gpu.memory
 
 
-def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
-    stepping = found.at is not None and found.at.phase == "step"
-    passing = sum(found.parts.get(part, 0) for part in PASSING if not (stepping and part == "temporaries"))
-    low = found.allocated + outside.low - passing // ALLOWANCE
+def _band(found: Memory, outside: Span, limited: Replay | None, name: str) -> Band:
+    """Below, the allocator may give back all that it caches; above, it keeps it. Both ends move by as much as comparable cases were off."""
+    said = spread(name)
+    low = round(said.low * found.allocated) + outside.low
+    off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
+    origin = f"nine tenths of {said.cases} published peaks of {said.sources} sources ({said.group}) are {off} from what memfit says of them"
     if found.reserved is None:
-        return Band(low=low, high=found.allocated + outside.high + passing // 4, origin=LIVE_ONLY)
+        passing = sum(found.parts.get(part, 0) for part in PASSING)
+        high = round(said.high * found.allocated) + outside.high + passing // 4
+        return Band(low=low, high=high, origin=f"{origin}; live peak only: and a quarter of what comes and goes, for the allocator's gaps")
     held = found.reserved if limited is None or limited.oom else limited.peak_reserved
-    return Band(low=low, high=max(held, found.reserved) + outside.high + passing // ALLOWANCE, origin=PROVISIONAL)
+    return Band(low=low, high=round(said.high * max(held, found.reserved)) + outside.high, origin=f"{origin}; and the context's own range")
+
+
+def _technique(model: Model, job: Job) -> str:
+    """As the published cases are sorted."""
+    stored = model.config.get("quantization_config")
+    quant = job.quant if job.quant != "none" else str(stored.get("quant_method", "")) if isinstance(stored, Mapping) else ""
+    return technique(job.training, job.method, quant, job.precision)
 
 
 def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -> str | None:

@@ -79,9 +79,15 @@ def method_rows(found: Accuracy) -> list[tuple[str, ...]]:
     for method in METHODS:
         one = over_sources(peaks, method)
         if one is not None:
-            spent = found.seconds(method) or 0.0
-            lines.append((method, *cells(one), ratio(found.decisions(method)), ratio(found.fitted(method)), f"{spent:.1g}"))
+            lines.append((method, *cells(one), ratio(found.decisions(method)), ratio(found.fitted(method)), brief(found.seconds(method))))
     return lines
+
+
+def brief(seconds: float | None) -> str:
+    """Seconds with one digit that counts."""
+    if seconds is None:
+        return ""
+    return "<0.001" if seconds < 0.0005 else f"{seconds:.3f}" if seconds < 0.0095 else f"{seconds:.2f}" if seconds < 0.95 else f"{seconds:.0f}"
 
 
 def kernel_rows(found: Accuracy) -> list[tuple[str, ...]]:
@@ -124,7 +130,7 @@ def summary(found: Accuracy) -> str:
     right, asked = found.decisions()
     oom = f"; {right} of {asked} runs out of memory foreseen" if asked else ""
     answered = len(found.outcomes) + len(found.kernels)
-    return f"{found.rows} rows: {answered} answered, {len(found.refused)} refused, each with its reason{oom}"
+    return f"{found.rows} row{'s' * (found.rows != 1)}: {answered} answered, {len(found.refused)} refused, each with its reason{oom}"
 
 
 # ------------------------------------------------------------------------------------------------------------ as text

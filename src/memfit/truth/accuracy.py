@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from memfit import band
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate
 from memfit.hardware import GPU, Cluster, usable
@@ -27,6 +28,7 @@ from memfit.truth.published import read
 from memfit.truth.single import Kernel, peak
 
 OURS = "memfit"
+OWN = ("no formula yet", "memfit refuses the job", "a defect of memfit")  # reasons that are memfit's
 NOTICEABLE = 0.01  # an under-estimate of less than this is noise of the figures' last digits
 PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_allocated_plus_context", "peak_unspecified")
 
@@ -104,8 +106,8 @@ class Accuracy:
         return dict(sorted(found.items()))
 
     def reasons(self) -> dict[tuple[str, str], int]:
-        """How many rows were refused, by kind of row and reason; first what one GPU could answer."""
-        counts = Counter((one.kind, one.reason) for one in self.refused)
+        """How many rows were refused, by kind of row and reason; first what one GPU could answer. Where memfit is the reason, in its words."""
+        counts = Counter((one.kind, f"{one.reason}: {one.detail}" if one.reason in OWN else one.reason) for one in self.refused)
         return dict(sorted(counts.items(), key=lambda item: (KINDS.index(item[0][0]), -item[1], item[0][1])))
 
     def shares(self) -> dict[str, dict[str, tuple[int, int]]]:
@@ -217,9 +219,9 @@ def outcome(case: Case, ask: Ask) -> Outcome | Refused:
         model, found, seconds = ask(case.model, case.stored, case.job, case.gpu)
     except InputError as bad:
         message = bad.problems[0].message
-        return unanswered(case, "no formula yet" if message.startswith("no formula") else "memfit refuses the job", message)
+        return unanswered(case, OWN[0] if message.startswith("no formula") else OWN[1], message)
     except Exception as defect:  # noqa: BLE001 - a defect in one formula is named like any reason; the other cases are still answered
-        return unanswered(case, "a defect of memfit", f"{type(defect).__name__}: {defect}")
+        return unanswered(case, OWN[2], f"{type(defect).__name__}: {defect}")
     others: dict[str, int] = {}
     spent = {OURS: seconds}
     for one in BASELINES if case.metric in (*PEAKS, "oom") else ():
@@ -246,16 +248,11 @@ def of_kernel(kernel: Kernel) -> KernelOutcome | Refused:
 
 
 def technique(case: Case) -> str:
-    """What distinguishes a case for someone who looks for his own: what is trained or served, over what, with which savings."""
+    """As the band sorts it, with what saves memory."""
     job = case.job
     quant = json.loads(case.stored)["quant_method"] if case.stored else "" if job.quant == "none" else job.quant
-    over = f" over {quant}" if quant else ""
-    if not job.training:
-        return f"inference{over or ' ' + job.precision}"
-    savings = [
-        name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", bool(job.unsloth or job.liger))) if on
-    ]
-    return ", ".join([f"{job.method}{over}", *savings])
+    savings = [name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", bool(job.unsloth or job.liger))) if on]
+    return band.technique(job.training, job.method, quant, job.precision, savings)
 
 
 def unanswered(case: Case, reason: str, detail: str) -> Refused:

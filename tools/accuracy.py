@@ -1,0 +1,181 @@
+"""Writes docs/accuracy.md, its picture, the table in README.md and the residuals that bands are computed from.
+
+python tools/accuracy.py [--from FILE.json]   (FILE: what `memfit accuracy --json` printed; without it the rows are asked anew, which takes minutes)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from memfit import band  # noqa: E402
+from memfit.report import accuracy as report  # noqa: E402
+from memfit.report.figures import gib  # noqa: E402
+from memfit.report.markdown import table  # noqa: E402
+from memfit.truth.accuracy import PEAKS, Figures, figures  # noqa: E402
+from memfit.truth.accuracy import accuracy as compare  # noqa: E402
+from memfit.truth.case import CONFIDENCES, METRICS  # noqa: E402
+
+NOTE = "<!-- Written by tools/accuracy.py (`make accuracy`); changes made here are lost. -->"
+BEGIN, END = "<!-- accuracy: begin, written by tools/accuracy.py -->", "<!-- accuracy: end -->"
+PAGE = """\
+# Accuracy
+
+{note}
+
+How far memfit, and every known method of estimating, is off on figures that other people measured and published. Print it with
+`memfit accuracy`; `--worst 20` takes the worst cases apart, `--plot FILE.svg` draws the picture, and a file of rows of your own in the same
+form may follow ([JSON format](reference/json.md)). No constant is fitted to these figures: a correction names the code that allocates.
+
+{summary}
+
+![predicted against measured memory](accuracy.svg)
+
+{legend}
+"""
+BAND = """\
+## The band
+
+An estimate's band holds nine tenths of what was measured on comparable cases: same task and method, described completely, every source with
+the same weight. Coverage is of what a band never saw: for each source in turn, the band is computed from all others.
+"""
+WORST = """\
+## Where it is off
+
+The worst case of each model, source and counter that is more than {notable:.0f} % off, and why. "Not explained yet" is a defect of memfit until
+somebody shows otherwise.
+"""
+
+
+def residuals(data: dict[str, Any]) -> list[list[Any]]:
+    """The figures alone, as `memfit.band` reads them."""
+    names = ("id", "source", "metric", "confidence", "technique", "measured", "predicted")
+    return [[one[name] for name in names] for one in data["outcomes"] if one["measured"]]
+
+
+def of(one: dict[str, Any]) -> Figures:
+    return Figures(**{name: one[name] for name in Figures.__dataclass_fields__})
+
+
+def by_source(rows: list[list[Any]]) -> list[tuple[str, ...]]:
+    """A line a source and counter, from residuals alone."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for _, source, metric, _, _, measured, predicted in rows:
+        groups.setdefault((source, metric), []).append(predicted / measured - 1)
+    lines = []
+    for (source, metric), errors in sorted(groups.items()):
+        one = figures(errors)
+        if one is not None:
+            lines.append((source, METRICS[metric], *report.cells(one)))
+    return lines
+
+
+def summary(data: dict[str, Any]) -> str:
+    total = {name: sum(kind["all"][name] for kind in data["shares"].values()) for name in ("answered", "rows")}
+    one = data["shares"]["one GPU"].get("high", {"answered": 0, "rows": 1})
+    ours = data["oom"]["memfit"]
+    return (
+        f"Of {total['rows']} published rows memfit answers {total['answered']}, and refuses the others with a reason. Of those that one GPU\n"
+        f"can answer, and whose job is described completely, it answers {one['answered']} of {one['rows']} "
+        f"({100 * one['answered'] / one['rows']:.0f} %). {ours['seen']} of {ours['asked']} runs out of memory are foreseen;\n"
+        f"of {ours['fitted']} runs that went through, {ours['false_no']} are called too large."
+    )
+
+
+def methods(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    def ratio(method: str, first: str, second: str) -> str:
+        counts = data["oom"][method]
+        return f"{counts[first]}/{counts[second]}" if counts[second] else ""
+
+    return [
+        (name, *report.cells(of(one)), ratio(name, "seen", "asked"), ratio(name, "false_no", "fitted"), report.brief(one["seconds"]))
+        for name, one in data["methods"].items()
+    ]
+
+
+def worst(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for one in data["outcomes"]:
+        key = one["source"], one["model"], one["metric"]
+        if one["cause"] and abs(one["error"]) > abs(found.get(key, {"error": 0})["error"]):
+            found[key] = one
+    return [
+        (one["id"], model, METRICS[metric], gib(one["measured"]), gib(one["predicted"]), report.signed(one["error"]), one["cause"])
+        for (_, model, metric), one in sorted(found.items(), key=lambda item: -abs(item[1]["error"]))
+    ]
+
+
+def kernels(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    groups: dict[str, list[float]] = {}
+    for one in data["kernels"]:
+        groups.setdefault(one["kernel"], []).append(one["error"])
+    return [(name, *report.cells(found)) for name, errors in sorted(groups.items()) if (found := figures(errors))]
+
+
+def shares(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    def ratio(counts: dict[str, int] | None) -> str:
+        return f"{counts['answered']}/{counts['rows']}" if counts else ""
+
+    return [(kind, *(ratio(groups.get(name)) for name in (*CONFIDENCES, "all"))) for kind, groups in data["shares"].items()]
+
+
+def coverage(rows: list[list[Any]]) -> list[tuple[str, ...]]:
+    found = band.coverage([band.Residual(*row) for row in rows])
+    return [(source, str(one.cases), report.share(one.covered, 0), report.signed(one.low), report.signed(one.high)) for source, one in found.items()]
+
+
+def page(data: dict[str, Any]) -> Iterator[str]:
+    rows = residuals(data)
+    yield PAGE.format(note=NOTE, summary=summary(data), legend=report.LEGEND)
+    for heading, head, body in (
+        ("By source", report.HEAD, by_source(rows)),
+        ("Peaks by technique", ("technique", *report.HEAD[2:]), [(name, *report.cells(of(one))) for name, one in data["techniques"].items()]),
+        ("Peaks by every method", report.METHOD_HEAD, methods(data)),
+        ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
+        (BAND, ("source left out", "cases", "covered %", "from %", "to %"), coverage(rows)),
+        ("Rows answered", ("about", *CONFIDENCES, "all"), shares(data)),
+        ("Refused", ("about", "reason", "rows"), [(one["kind"], one["reason"], str(one["rows"])) for one in data["reasons"]]),
+        (WORST.format(notable=100 * report.NOTABLE), ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst(data)),
+    ):
+        yield "\n".join([heading if heading.startswith("#") else f"## {heading}\n", *table(head, body)]) + "\n"
+
+
+def readme(text: str, rows: list[list[Any]], words: str) -> str:
+    """The text with the table between its marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    head = ("source", "compared", "cases", "median", "p95", "worst")
+    body = [line[:6] for line in by_source(rows) if line[1] in {METRICS[one] for one in PEAKS}]
+    return f"{before}{BEGIN}\n{words}\n\n" + "\n".join(table(head, body)) + f"\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="write docs/accuracy.md, README's table and the residuals")
+    parser.add_argument("--from", dest="given", help="what `memfit accuracy --json` printed; the picture is then left as it is")
+    given = parser.parse_args().given
+    if given:
+        data = json.loads(Path(given).read_text(encoding="utf-8"))
+    else:
+        found = compare()
+        data = report.data(found)
+        from memfit.report.scatter import svg
+
+        (ROOT / "docs" / "accuracy.svg").write_text(svg(found), encoding="utf-8")
+    rows = residuals(data)
+    lines = ",\n".join(json.dumps(row, ensure_ascii=False, separators=(",", ":")) for row in rows)
+    band.TABLE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    (ROOT / "docs" / "accuracy.md").write_text("\n".join(page(data)), encoding="utf-8")
+    path = ROOT / "README.md"
+    path.write_text(readme(path.read_text(encoding="utf-8"), rows, summary(data)), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
