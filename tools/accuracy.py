@@ -56,7 +56,7 @@ somebody shows otherwise.
 
 def residuals(data: dict[str, Any]) -> list[list[Any]]:
     """The figures alone, as `memfit.band` reads them."""
-    names = ("id", "source", "metric", "confidence", "technique", "measured", "predicted")
+    names = ("id", "source", "metric", "confidence", "technique", "measured", "predicted", "least", "most")
     return [[one[name] for name in names] for one in data["outcomes"] if one["measured"]]
 
 
@@ -67,7 +67,7 @@ def of(one: dict[str, Any]) -> Figures:
 def by_source(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     """A line a source and counter, from residuals alone."""
     groups: dict[tuple[str, str], list[float]] = {}
-    for _, source, metric, _, _, measured, predicted in rows:
+    for _, source, metric, _, _, measured, predicted, *_ in rows:
         groups.setdefault((source, metric), []).append(predicted / measured - 1)
     lines = []
     for (source, metric), errors in sorted(groups.items()):
@@ -128,7 +128,10 @@ def shares(data: dict[str, Any]) -> list[tuple[str, ...]]:
 
 def coverage(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     found = band.coverage([band.Residual(*row) for row in rows])
-    return [(source, str(one.cases), report.share(one.covered, 0), report.signed(one.low), report.signed(one.high)) for source, one in found.items()]
+    return [
+        (source, str(one.cases), report.share(one.covered, 0), report.signed(one.low), report.signed(one.high))
+        for source, one in found.items()
+    ]
 
 
 def page(data: dict[str, Any]) -> Iterator[str]:
@@ -136,7 +139,11 @@ def page(data: dict[str, Any]) -> Iterator[str]:
     yield PAGE.format(note=NOTE, summary=summary(data), legend=report.LEGEND)
     for heading, head, body in (
         ("By source", report.HEAD, by_source(rows)),
-        ("Peaks by technique", ("technique", *report.HEAD[2:]), [(name, *report.cells(of(one))) for name, one in data["techniques"].items()]),
+        (
+            "Peaks by technique",
+            ("technique", *report.HEAD[2:]),
+            [(name, *report.cells(of(one))) for name, one in data["techniques"].items()],
+        ),
         ("Peaks by every method", report.METHOD_HEAD, methods(data)),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
         (BAND, ("source left out", "cases", "covered %", "from %", "to %"), coverage(rows)),

@@ -20,7 +20,8 @@ PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_a
 
 
 class Residual(NamedTuple):
-    """One published case. `technique` is what `technique` below calls it."""
+    """One published case. `technique` is what `technique` below calls it. `least` and `most`: what memfit says before anybody was off,
+    from live tensors and the least context to all that the allocator holds and the most; both are `predicted` for live tensors."""
 
     id: str
     source: str
@@ -29,26 +30,28 @@ class Residual(NamedTuple):
     technique: str
     measured: int
     predicted: int
-
-    @property
-    def ratio(self) -> float:
-        return self.measured / self.predicted
+    least: int
+    most: int
 
     @property
     def counts(self) -> bool:
         """Peaks of runs that are described completely: other cases say as much about what was not published as about memfit."""
-        return self.confidence == "high" and self.metric in PEAKS and self.measured > 0 < self.predicted
+        return self.confidence == "high" and self.metric in PEAKS and self.measured > 0 < self.least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of what was measured, nine tenths were between `low` and `high` times the estimate; `group` says of which cases."""
+    """Of what was measured, nine tenths were between `low` times the least and `high` times the most that memfit says; `group` says of
+    which cases."""
 
     low: float
     high: float
     cases: int
     sources: int
     group: str
+
+    def holds(self, one: Residual) -> bool:
+        return self.low * one.least <= one.measured <= self.high * one.most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +101,13 @@ def of(name: str, known: Iterable[Residual]) -> Spread:
 
 
 def ends(chosen: Sequence[Residual]) -> tuple[float, float]:
-    """The 5 % and the 95 % point of the ratios, never beyond the estimate itself; a source counts for `MOST` cases at most."""
+    """The 5 % point of measured to least, and the 95 % point of measured to most; never beyond what memfit says itself. A source counts for
+    `MOST` cases at most."""
     each = {source: min(1.0, MOST / sum(one.source == source for one in chosen)) for source in {one.source for one in chosen}}
-    ordered = sorted((one.ratio, each[one.source]) for one in chosen)
-    total, tail = sum(weight for _, weight in ordered), (1 - COVERED) / 2
-    return min(1.0, reached(ordered, tail * total)), max(1.0, reached(ordered[::-1], tail * total))
+    tail = (1 - COVERED) / 2 * sum(each[one.source] for one in chosen)
+    below = sorted((one.measured / one.least, each[one.source]) for one in chosen)
+    above = sorted(((one.measured / one.most, each[one.source]) for one in chosen), reverse=True)
+    return min(1.0, reached(below, tail)), max(1.0, reached(above, tail))
 
 
 def reached(ordered: Sequence[tuple[float, float]], wanted: float) -> float:
@@ -122,7 +127,7 @@ def coverage(known: Sequence[Residual]) -> dict[str, Coverage]:
     for source in sorted({one.source for one in usable}):
         others = [one for one in usable if one.source != source]
         mine = [(one, of(one.technique, others)) for one in usable if one.source == source]
-        inside = sum(said.low <= one.ratio <= said.high for one, said in mine)
+        inside = sum(said.holds(one) for one, said in mine)
         low, high = (sorted(getattr(said, end) for _, said in mine)[len(mine) // 2] - 1 for end in ("low", "high"))
         found[source] = Coverage(cases=len(mine), covered=inside / len(mine), low=low, high=high)
     if found:

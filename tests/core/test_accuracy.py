@@ -49,8 +49,16 @@ def case(**changes: Any) -> Case:
 
 
 def outcome(predicted: float, **changes: Any) -> Outcome:
+    size = round(predicted * GIB)
     return Outcome(
-        case=case(**changes), predicted=round(predicted * GIB), verdict=None, parts={"weights": GIB}, moment="", seconds={"memfit": 0.1}
+        case=case(**changes),
+        predicted=size,
+        least=size,
+        most=size,
+        verdict=None,
+        parts={"weights": GIB},
+        moment="",
+        seconds={"memfit": 0.1},
     )
 
 

@@ -87,7 +87,9 @@ def brief(seconds: float | None) -> str:
     """Seconds with one digit that counts."""
     if seconds is None:
         return ""
-    return "<0.001" if seconds < 0.0005 else f"{seconds:.3f}" if seconds < 0.0095 else f"{seconds:.2f}" if seconds < 0.95 else f"{seconds:.0f}"
+    return (
+        "<0.001" if seconds < 0.0005 else f"{seconds:.3f}" if seconds < 0.0095 else f"{seconds:.2f}" if seconds < 0.95 else f"{seconds:.0f}"
+    )
 
 
 def kernel_rows(found: Accuracy) -> list[tuple[str, ...]]:
@@ -268,7 +270,7 @@ def outcome(one: Outcome) -> dict[str, Any]:
     case = one.case
     return {
         "id": case.id, "source": case.source, "model": case.model, "metric": case.metric, "confidence": case.confidence, "measured": case.value,
-        "predicted": one.predicted, "error": one.error(), "verdict": one.verdict, "technique": technique(case),
+        "predicted": one.predicted, "least": one.least, "most": one.most, "error": one.error(), "verdict": one.verdict, "technique": technique(case),
         "seconds": {method: round(spent, 6) for method, spent in one.seconds.items()}, "parts": dict(one.parts), "moment": one.moment,
         "baselines": dict(one.others), "notes": list(case.notes), "cause": why(case) if abs(one.error() or 0) > NOTABLE else "",
     }  # fmt: skip

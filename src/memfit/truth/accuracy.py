@@ -35,10 +35,13 @@ PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_a
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One case with what memfit and the baselines say of it. `parts` and `moment` are of memfit's estimate."""
+    """One case with what memfit and the baselines say of it. `parts` and `moment` are of memfit's estimate; `least` and `most` are what
+    its band widens."""
 
     case: Case
     predicted: int
+    least: int
+    most: int
     verdict: str | None
     parts: Mapping[str, int]
     moment: str
@@ -226,12 +229,14 @@ def outcome(case: Case, ask: Ask) -> Outcome | Refused:
     spent = {OURS: seconds}
     for one in BASELINES if case.metric in (*PEAKS, "oom") else ():
         began = time.perf_counter()
-        said = one.estimate(model, case.job, case.gpu)
-        if said is not None:
-            others[one.name], spent[one.name] = said, time.perf_counter() - began
+        size = one.estimate(model, case.job, case.gpu)
+        if size is not None:
+            others[one.name], spent[one.name] = size, time.perf_counter() - began
     where = found.memory.at
+    said = predicted(case.metric, found)
+    least, most = reach(case.metric, said, found)
     return Outcome(
-        case=case, predicted=predicted(case.metric, found), verdict=found.verdict, seconds=spent, parts=dict(found.parts),
+        case=case, predicted=said, least=least, most=most, verdict=found.verdict, seconds=spent, parts=dict(found.parts),
         moment="" if where is None else f"{where.phase} {where.step}, {where.where or '-'}, {where.op}",
         others=others, refusals=refusals(found, case.gpu, others),
     )  # fmt: skip
@@ -251,7 +256,9 @@ def technique(case: Case) -> str:
     """As the band sorts it, with what saves memory."""
     job = case.job
     quant = json.loads(case.stored)["quant_method"] if case.stored else "" if job.quant == "none" else job.quant
-    savings = [name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", bool(job.unsloth or job.liger))) if on]
+    savings = [
+        name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", bool(job.unsloth or job.liger))) if on
+    ]
     return band.technique(job.training, job.method, quant, job.precision, savings)
 
 
@@ -276,6 +283,18 @@ def predicted(metric: str, found: Estimate) -> int:
     if metric == "weights":
         return sum(memory.parts.get(part, 0) for part in ("weights", "buffers"))
     return memory.allocated
+
+
+def reach(metric: str, said: int, found: Estimate) -> tuple[int, int]:
+    """From the least to the most that the counter may show before anybody was off: as the band's ends are made."""
+    live = found.memory.allocated
+    if metric == "peak_reserved":
+        return min(live, said), said
+    if metric == "nvidia-smi":
+        return min(live + found.context.low, said), said - found.outside + found.context.high
+    if metric == "peak_allocated_plus_context":
+        return live + found.context.low, live + found.context.high
+    return said, said
 
 
 def held(found: Estimate) -> int:

@@ -19,9 +19,12 @@ def read(row: Row) -> Reading:
             raise Unfit("a technique without formula", key)
     if "not packed" in row.text("extra") or "unpacked" in row.text("extra"):
         raise Unfit("the length of the longest sequence is not stated", "unpacked")
+    if "after model init" in str(row.more("what")) and row.metric != "weights":
+        raise Unfit("a moment that is no peak of the run", row.more("what"))
     options = words.numbers(row.text("dtype")) | words.adapters(row)
+    tokens = 1 if row.metric == "weights" else words.length(row.seq)  # weights do not depend on it
     options |= {
-        "framework": "torchtune", "task": "finetune", "batch": words.batch(row), "seq": words.length(row.seq),
+        "framework": "torchtune", "task": "finetune", "batch": words.batch(row), "seq": tokens,
         "optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": "sdpa",
         "loss": "chunked" if "chunked" in str(row.more("loss")).lower() else "plain", "adapter_dtype": "base",
         "versions": FLAGS if "2024-11" in row.text("engine_version") else "",

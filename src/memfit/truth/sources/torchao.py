@@ -1,0 +1,29 @@
+"""torchao's llama benchmarks (torchao/_models/llama/generate.py at c4ca58dbb^): gpt-fast's model, run eagerly or compiled."""
+
+from __future__ import annotations
+
+from memfit.truth import words
+from memfit.truth.case import Unfit
+from memfit.truth.published import Reading, plain, reader
+from memfit.truth.rows import Row, count
+
+PROMPT = 6  # "Hello, my name is" and the begin of text, under Llama 3's tokenizer
+
+
+@reader("pytorch/ao")
+def read(row: Row) -> Reading:
+    """The model is what litgpt's was written after: fused projections, a static cache of the length that is generated, logits of all
+    positions (gpt-fast model.py; litgpt generate/base.py says so)."""
+    if "gpt-fast" not in row.text("engine"):
+        return plain(row)
+    options = words.numbers(row.text("dtype"))
+    if str(row.more("compile")).lower() != "false":
+        raise Unfit("a technique without formula", "compile")
+    new = count(row.more("max_new_tokens"))
+    if new is None:
+        raise Unfit("the number of generated tokens is not stated", row.seq)
+    options |= {
+        "framework": "litgpt", "task": "inference", "batch": words.batch(row), "seq": PROMPT, "new_tokens": new, "cache": "static",
+        "attention": "sdpa", "versions": "litgpt=0.4",
+    }  # fmt: skip
+    return Reading(options=options, notes=["litgpt's model stands for gpt-fast's, which it was written after"])
