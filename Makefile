@@ -52,7 +52,8 @@ types: setup           ## mypy --strict
 layers: setup          ## imports point down
 	$(BIN)/lint-imports --no-logo
 
-docs: setup            ## write the reference pages, and what the commands shown in the docs print
+docs: setup            ## write the reference and accuracy pages, and what the commands shown in the docs print
+	$(BIN)/python tools/accuracy.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/transcripts.py
 

@@ -23,7 +23,7 @@ from memfit.truth.accuracy import PEAKS, Figures, figures  # noqa: E402
 from memfit.truth.accuracy import accuracy as compare  # noqa: E402
 from memfit.truth.case import CONFIDENCES, METRICS  # noqa: E402
 
-NOTE = "<!-- Written by tools/accuracy.py (`make accuracy`); changes made here are lost. -->"
+NOTE = "<!-- Written by tools/accuracy.py (`make docs`); changes made here are lost. -->"
 BEGIN, END = "<!-- accuracy: begin, written by tools/accuracy.py -->", "<!-- accuracy: end -->"
 PAGE = """\
 # Accuracy
@@ -43,8 +43,9 @@ form may follow ([JSON format](reference/json.md)). No constant is fitted to the
 BAND = """\
 ## The band
 
-An estimate's band holds nine tenths of what was measured on comparable cases: same task and method, described completely, every source with
-the same weight. Coverage is of what a band never saw: for each source in turn, the band is computed from all others.
+An estimate's band holds nine tenths of what was measured on comparable cases: same task and kind of weights, described completely, no source
+with the weight of more than 20 cases. It widens what the allocator and the context leave open anyway. Coverage is of what a band never saw:
+for each source in turn, the ends are computed from all others.
 """
 WORST = """\
 ## Where it is off
@@ -151,7 +152,7 @@ def page(data: dict[str, Any]) -> Iterator[str]:
         ("Refused", ("about", "reason", "rows"), [(one["kind"], one["reason"], str(one["rows"])) for one in data["reasons"]]),
         (WORST.format(notable=100 * report.NOTABLE), ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst(data)),
     ):
-        yield "\n".join([heading if heading.startswith("#") else f"## {heading}\n", *table(head, body)]) + "\n"
+        yield "\n".join([heading if heading.startswith("#") else f"## {heading}\n", *table(head, body, report.WORDS)]) + "\n"
 
 
 def readme(text: str, rows: list[list[Any]], words: str) -> str:
@@ -160,7 +161,7 @@ def readme(text: str, rows: list[list[Any]], words: str) -> str:
     _, _, after = rest.partition(END)
     head = ("source", "compared", "cases", "median", "p95", "worst")
     body = [line[:6] for line in by_source(rows) if line[1] in {METRICS[one] for one in PEAKS}]
-    return f"{before}{BEGIN}\n{words}\n\n" + "\n".join(table(head, body)) + f"\n{END}{after}"
+    return f"{before}{BEGIN}\n{words}\n\n" + "\n".join(table(head, body, report.WORDS)) + f"\n{END}{after}"
 
 
 def main() -> int:

@@ -16,6 +16,7 @@ TABLE = Path(__file__).with_name("residuals.json")
 COVERED = 0.9  # of what was measured lies within
 MOST = 20  # cases that one source counts for, so that no long table drowns the others
 FEWEST, SOURCES = 20, 2  # cases and sources that a group must have; else the next wider one speaks
+EACH, EVERY = "all, averaged over sources", "all, averaged over cases"
 PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_allocated_plus_context")
 
 
@@ -115,13 +116,13 @@ def reached(ordered: Sequence[tuple[float, float]], wanted: float) -> float:
     gone = 0.0
     for ratio, weight in ordered:
         gone += weight
-        if gone > wanted:
+        if gone > wanted * (1 + 1e-9):  # a sum of weights is rounded
             return ratio
     return 1.0
 
 
 def coverage(known: Sequence[Residual]) -> dict[str, Coverage]:
-    """For each source what the others would have said of it, then over all: each source counts once."""
+    """For each source what the others would have said of it; then the mean over sources, and over cases, with the widest ends."""
     usable = [one for one in known if one.counts]
     found: dict[str, Coverage] = {}
     for source in sorted({one.source for one in usable}):
@@ -131,10 +132,26 @@ def coverage(known: Sequence[Residual]) -> dict[str, Coverage]:
         low, high = (sorted(getattr(said, end) for _, said in mine)[len(mine) // 2] - 1 for end in ("low", "high"))
         found[source] = Coverage(cases=len(mine), covered=inside / len(mine), low=low, high=high)
     if found:
-        count = sum(one.cases for one in found.values())
-        share = sum(one.cases * one.covered for one in found.values()) / count
-        found["all cases"] = Coverage(cases=count, covered=share, low=0.0, high=0.0)
+        every = list(found.values())
+        cases = sum(one.cases for one in every)
+        middle = {"low": min(one.low for one in every), "high": max(one.high for one in every)}
+        found[EACH] = Coverage(cases=cases, covered=sum(one.covered for one in every) / len(every), **middle)
+        found[EVERY] = Coverage(cases=cases, covered=sum(one.cases * one.covered for one in every) / cases, **middle)
     return found
 
 
-__all__ = ["PEAKS", "TABLE", "Coverage", "Residual", "Spread", "coverage", "groups", "of", "residuals", "spread", "technique"]
+__all__ = [
+    "EACH",
+    "EVERY",
+    "PEAKS",
+    "TABLE",
+    "Coverage",
+    "Residual",
+    "Spread",
+    "coverage",
+    "groups",
+    "of",
+    "residuals",
+    "spread",
+    "technique",
+]

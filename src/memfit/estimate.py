@@ -175,7 +175,7 @@ def surplus(model: Model, job: Job, cluster: Cluster, producer: Producer | None 
     _one_gpu(cluster)
     _, _, found = _simulated(model, job, cluster, producer, precise)
     outside, (low, high) = context(cluster.gpu), _room(cluster.gpu)
-    return _band(found, outside, None).high - low if precise else found.allocated + outside.low - high
+    return _band(found, outside, None, _technique(model, job)).high - low if precise else found.allocated + outside.low - high
 
 
 def _simulated(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:

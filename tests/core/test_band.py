@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memfit import band
-from memfit.band import MOST, Residual, coverage, ends, groups, of, residuals, spread
+from memfit.band import EACH, EVERY, MOST, Residual, coverage, ends, groups, of, residuals, spread
 
 
 def one(
@@ -62,8 +62,8 @@ def test_coverage_is_of_what_the_band_never_saw() -> None:
     known = many("a", *[1.0] * 20) + many("b", *[1.0] * 20) + many("c", *[1.0] * 5, *[2.0] * 5)
     found = coverage(known)
     assert (found["a"].covered, found["c"].covered) == (1.0, 0.5)
-    assert found["all cases"].cases == 50
-    assert found["all cases"].covered == 0.9
+    assert found[EACH].covered == pytest.approx(2.5 / 3)
+    assert (found[EVERY].cases, found[EVERY].covered) == (50, 0.9)
 
 
 def test_the_bundled_residuals_are_legal() -> None:

@@ -15,6 +15,7 @@ from memfit.truth.case import CONFIDENCES, METRICS
 from memfit.truth.causes import why
 
 SCHEMA = 2
+WORDS = frozenset({"compared", "reason", "model", "cause"})  # columns of text
 HEAD = ("source", "compared", "cases", "median", "p95", "worst", "bias", "under", "deepest")
 METHOD_HEAD = ("method", "cases", "median", "p95", "worst", "bias", "under", "deepest", "OOM seen", "false no", "seconds")
 SHORT = {
@@ -200,7 +201,7 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
         ("Worst", ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst_rows(found.worst(worst))),
     ):
         if body:
-            lines += ["", f"## {heading}", "", *table(head, body)]
+            lines += ["", f"## {heading}", "", *table(head, body, WORDS)]
     return "\n".join(lines)
 
 
@@ -277,4 +278,4 @@ def outcome(one: Outcome) -> dict[str, Any]:
 
 
 NOTABLE = 0.03  # an error that wants a cause
-__all__ = ["FIELDS", "SCHEMA", "data", "markdown", "text"]
+__all__ = ["FIELDS", "NOTABLE", "SCHEMA", "WORDS", "data", "markdown", "text"]

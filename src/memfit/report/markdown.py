@@ -67,10 +67,10 @@ def _moments(estimate: Estimate) -> Iterator[str]:
     yield ""
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Numbers in every column but the first and the last of three words are set right."""
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], words: frozenset[str] = frozenset({"is"})) -> Iterator[str]:
+    """Numbers are set right: every column but the first and those headed by `words`."""
     yield "| " + " | ".join(head) + " |"
-    yield "|---" + "|---:" * (len(head) - 1) + "|" if head[-1] != "is" else "|---|---:|---|"
+    yield "|---" + "".join("|---" if name in words else "|---:" for name in head[1:]) + "|"
     for row in rows:
         yield "| " + " | ".join(escape(cell) for cell in row) + " |"
 
