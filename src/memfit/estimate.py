@@ -149,7 +149,7 @@ def estimate(
     verdict = _verdict(band, room, limited)
     program, notes = _marked(model, job, gpu)
     known = _parameters(program, tape, total)
-    advice = _advice(tape, job, found, (band, room, verdict)) if precise else ()
+    advice = _advice(tape, job, found, (band, room, verdict), spread(_technique(model, job)).high) if precise else ()
     return Estimate(
         model=model,
         job=job,
@@ -265,14 +265,17 @@ def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -
     return "fits" if band.high <= room[0] else "tight"
 
 
-def _advice(tape: Tape, job: Job, found: Memory, judged: tuple[Band, tuple[int, int] | None, str | None]) -> tuple[Problem, ...]:
-    """Where the allocator's gaps decide, whether expandable segments would turn the verdict: they leave next to none."""
+def _advice(
+    tape: Tape, job: Job, found: Memory, judged: tuple[Band, tuple[int, int] | None, str | None], off: float
+) -> tuple[Problem, ...]:
+    """Where the allocator's gaps decide, whether expandable segments would turn the verdict: they leave next to none. `off`: what the
+    band's upper end makes of a byte that is held."""
     band, room, verdict = judged
     if room is None or verdict == "fits" or job.alloc_conf or found.reserved is None:
         return ()
 
     def without(saved: int) -> str | None:
-        return _verdict(Band(low=band.low, high=band.high - saved, origin=band.origin), room, None)
+        return _verdict(Band(low=band.low, high=band.high - round(off * saved), origin=band.origin), room, None)
 
     if without(found.reserved - found.allocated) == verdict:  # the most that could be saved
         return ()
