@@ -92,3 +92,57 @@ def test_frameworks_do_not_give_the_same_bytes() -> None:
     assert found["megatron"] == pytest.approx(20.0, abs=0.05)
     assert 1.6 < held(framework="transformers", versions="transformers=4.51") / found["megatron"] < 1.7
     assert found["transformers"] / found["megatron"] == pytest.approx(1.52, abs=0.01)  # what RMSNorm's inputs in fp32 cost
+
+
+def test_a_base_in_four_bits_keeps_its_ends_wide() -> None:
+    """One calculator says 2.1 GB. The linear layers of Llama-3.1-8B have 6.98 G values at half a byte, with an fp32 constant per 64; the
+    embedding and the head are made fp32 by prepare_model_for_kbit_training."""
+    linears, ends = 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336), 2 * 128256 * 4096
+    base = linears // 2 + linears // 64 * 4 + ends * 4
+    parts = needs("meta-llama/Llama-3.1-8B", method="qlora", double_quant=False, targets="q_proj", rank=1, seq=4096).parts
+    assert parts["weights"] == pytest.approx(base, rel=0.001)
+    assert base / GIB == pytest.approx(7.57, abs=0.01)
+
+
+@pytest.mark.parametrize(("name", "gib"), [("meta-llama/Llama-3.1-8B", 74.80), ("Qwen/Qwen2.5-7B", 70.94)])
+def test_two_states_and_one_list_of_the_weights_dtype(name: str, gib: float) -> None:
+    """A tracker of FSDP counts the foreach optimizer thirteen times, calculators as fp32 (59.8 GiB of states and 29.9 of a master copy).
+    torch's own MemTracker has 74.8 and 70.9."""
+    found = needs(name, seq=4096, checkpointing="full")
+    weights = model(name).parameters * 2
+    assert found.parts["optimizer"] == pytest.approx(2 * weights, rel=1e-6)
+    assert found.parts["temporaries"] == pytest.approx(weights, rel=1e-6)
+    assert found.allocated / GIB == pytest.approx(gib, abs=0.01)
+
+
+def test_frameworks_do_not_hold_the_same_bytes() -> None:
+    """One planner gives vLLM and TensorRT-LLM identical bytes. At equal shapes transformers' eager modules keep half as much again as
+    Megatron's with Transformer Engine, and no two frameworks the same."""
+    held = {}
+    for framework in ("transformers", "torchtune", "litgpt", "megatron"):
+        parts = needs("meta-llama/Llama-3.1-8B", framework=framework, seq=4096).parts
+        held[framework] = parts["activations"] + parts["logits"]
+    assert len(set(held.values())) == len(held)
+    assert 1.4 < held["transformers"] / held["megatron"] < 1.7
+
+
+def test_experts_are_held_and_not_all_used() -> None:
+    """Tools count either what a token passes through, or every expert at every token."""
+    found = model("Qwen/Qwen3-30B-A3B")
+    assert found.active == pytest.approx(3.3e9, rel=0.05)
+    assert needs("Qwen/Qwen3-30B-A3B", task="inference", seq=16, new_tokens=1).parts["weights"] == pytest.approx(
+        2 * found.parameters, rel=1e-3
+    )
+
+
+def test_a_window_bounds_the_cache() -> None:
+    """Others count full attention in every layer (40 % to 4 × too much): five of six layers of Gemma 3 see 1024 tokens. Once the
+    first tokens are generated, that is; the prompt's own keys and values are held whole by the views that transformers cuts from them."""
+    long, longer = (needs("google/gemma-3-12b-pt", task="inference", seq=tokens, new_tokens=4).end for tokens in (16384, 32768))
+    full = 8 * 2 * 8 * 256 * 2 * 16384  # eight of 48 layers, keys and values of 8 heads of 256 in 16 bits
+    assert longer - long == pytest.approx(full, rel=0.01)
+
+
+def test_logits_of_a_large_vocabulary_are_not_forgotten() -> None:
+    """Calculators leave them out; for 4096 tokens of Llama 3 they are 5.9 GiB."""
+    assert needs("meta-llama/Llama-3.1-8B", method="lora", checkpointing="full", seq=4096).parts["logits"] == 3 * 4096 * 128256 * 4 + 4
