@@ -222,7 +222,9 @@ def models(pattern: str = "") -> tuple[Entry, ...]:
     entries = tuple(entry for entry in catalog.entries() if matches(pattern, f"{entry.name} {entry.model_type}"))
     if not entries:
         close = catalog.nearest(pattern)
-        raise InputError.one(f"no model of the catalog matches `{pattern[:80]}`", where="pattern", hint=offer(close))
+        raise InputError.one(
+            f"no model of the catalog matches `{pattern[:80]}`", where="pattern", hint=offer(close) or "`memfit models` lists all"
+        )
     return entries
 
 
@@ -234,7 +236,8 @@ def gpus(pattern: str = "") -> tuple[GPU, ...]:
     known = all_gpus()
     found = tuple(gpu for gpu in known if matches(pattern, " ".join((gpu.id, gpu.name, gpu.vendor, gpu.arch or "", *gpu.aliases))))
     if not found:
-        raise InputError.one(f"no GPU matches `{pattern[:80]}`", where="pattern", hint=offer(nearest(pattern, (gpu.id for gpu in known))))
+        close = offer(nearest(pattern, (gpu.id for gpu in known)))
+        raise InputError.one(f"no GPU matches `{pattern[:80]}`", where="pattern", hint=close or "`memfit gpus` lists all")
     return found
 
 

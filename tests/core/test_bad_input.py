@@ -266,7 +266,9 @@ def test_offline_and_not_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_no_hub_at_all(tmp_path: Path) -> None:
-    assert "cannot be reached" in refused("acme/model", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path), **HUB)[0]
+    lines = refused("meta-llama/Llama-3.1-8C", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path), **HUB)
+    assert "cannot be reached" in lines[0]
+    assert "`meta-llama/Llama-3.1-8B`" in lines[1]
 
 
 @pytest.mark.slow

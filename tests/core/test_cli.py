@@ -134,7 +134,8 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     assert "7.24 B" in out
     code, out, _ = said(capsys, "models", "--json", "mistralai/mistral-7b-v0.1")
     assert json.loads(out)[0]["parameters"] == 7_241_732_096
-    assert said(capsys, "models", "no-such-model-anywhere")[0] == 2
+    code, _, err = said(capsys, "models", "zzz")
+    assert (code, err) == (2, "error: no model of the catalog matches `zzz` @ pattern\n  hint: `memfit models` lists all\n")
     assert said(capsys, "gpus", "no-such-gpu")[0] == 2
 
 

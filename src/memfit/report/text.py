@@ -62,7 +62,7 @@ def verdict(estimate: Estimate) -> Iterator[str]:
         asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
         yield f"runs out of memory in {place(estimate.failure.at, estimate)}: asks for {asked}, {left} are left"
     if estimate.retries:
-        yield f"the allocator has to give back what it caches and try again, {times(estimate.retries)}"
+        yield f"it gets through only because the allocator gives back what it caches and tries again, {times(estimate.retries)}"
 
 
 def subject(estimate: Estimate) -> Iterator[str]:

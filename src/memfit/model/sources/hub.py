@@ -177,7 +177,7 @@ def _get(place: Place, file: str, *, limit: int, start: int | None = None, url: 
         raise SourceError.one(
             f"{place.host} cannot be reached: {error}",
             where="model",
-            hint="check the network, `HF_ENDPOINT` and proxies, or use a local copy",
+            hint=" ".join(filter(None, (_similar(place.repo), "check the network, `HF_ENDPOINT` and proxies, or use a local copy"))),
         ) from error
     except http.TooLong as error:
         raise SourceError.one(f"{place.host} sends more than {limit // MIB} MiB as `{name}`, which is no config", where="model") from error
