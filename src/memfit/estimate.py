@@ -14,7 +14,7 @@ from memfit.hardware import GPU, Cluster, Span, context, usable
 from memfit.job import Job, remarks
 from memfit.lower import lower
 from memfit.lower.host import Host, host, paged
-from memfit.model.modules import Model, MoE
+from memfit.model.modules import Model
 from memfit.program import Program
 from memfit.simulate.memory import Memory, Moment, memory, moment
 from memfit.simulate.replay import Replay, replay
@@ -350,12 +350,6 @@ def _remarks(program: Program) -> list[Problem]:
     if model.positions and tokens > model.positions:
         message = f"{tokens} tokens are more than the {model.positions} positions that the model knows"
         found.append(Problem(message=message, where="job.seq", level="warning"))
-    experts = any(isinstance(block.mixer, MoE) for layer in model.layers for block in layer.blocks)
-    if experts and job.router_skew == 1:
-        message = "every expert is taken to get an equal share of the tokens"
-        found.append(
-            Problem(message=message, where="job.router_skew", hint="`--router-skew 2` gives the busiest one twice its share", level="note")
-        )
     return found
 
 

@@ -198,7 +198,7 @@ def test_what_is_assumed_is_said() -> None:
     assert remarks(MODEL, Job(seq=128), Cluster(gpu=unproven)) == [("warning", "gpu")]
     experts = build({**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2})
     assert remarks(experts, Job(seq=128), on("t4")) == [("note", "job.router_skew")]
-    assert remarks(experts, Job(seq=128, router_skew=2.0), on("t4")) == []
+    assert remarks(experts, Job(seq=128, router_skew=2.0), on("t4")) == [("note", "job.router_skew")]
 
 
 # --------------------------------------------------------------------------------------------------- reverse questions

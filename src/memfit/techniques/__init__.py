@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from memfit.errors import Problem, raise_errors
 from memfit.program import Program
-from memfit.techniques import attention, dequantize, framework, freeze, inputs, liger, lora, precision, quantize, recompute, stored
+from memfit.techniques import attention, dequantize, experts, framework, freeze, inputs, liger, lora, precision, quantize, recompute, stored
 from memfit.techniques.base import Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, attention.TECHNIQUE,
-    liger.TECHNIQUE, recompute.TECHNIQUE,
+    liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE,
 )  # fmt: skip
 
 

@@ -49,10 +49,10 @@ def sorted_rows(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: 
     counts = r.tensor((module.experts,), INT32, "histc")
     ends = r.tensor((module.experts,), INT32, "cumsum")
     biases = bias(r, bound, f"{name}.gate_up_proj_bias", ids)
-    out = grouped(r, selected, stacks[f"{name}.gate_up_proj"], ends, biases, module)
+    out = grouped(ctx, selected, stacks[f"{name}.gate_up_proj"], ends, biases, module)
     out = gated(out, module, ctx)
     biases = bias(r, bound, f"{name}.down_proj_bias", ids)
-    out = grouped(r, out, stacks[f"{name}.down_proj"], ends, biases, module)
+    out = grouped(ctx, out, stacks[f"{name}.down_proj"], ends, biases, module)
     weighted = plain.mul(r, out, views.reshape(r, scale, rows, 1))
     back = r.like(order, "empty_like")
     numbers = r.like(order, "arange")
@@ -69,9 +69,10 @@ def bias(r: Recorder, bound: Bound, name: str, ids: Tensor) -> Tensor | None:
     return None if stacked is None else ops.rows_of(r, stacked, ids)
 
 
-def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor, biases: Tensor | None, module: MoE) -> Tensor:
+def grouped(ctx: Context, x: Tensor, weight: Tensor, ends: Tensor, biases: Tensor | None, module: MoE) -> Tensor:
+    r = ctx.r
     if is_stored(weight):
-        return stored.grouped(r, x, weight, ends)
+        return stored.grouped(r, x, weight, ends, ctx.job.router_skew)
     out = ops.grouped(r, plain.cast(r, x, weight.format), weight, ends, transposed=module.transposed)
     return out if biases is None else ops.added_into(r, out, biases)
 

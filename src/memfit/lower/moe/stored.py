@@ -18,8 +18,8 @@ from memfit.model.modules import MoE
 AT_ONCE = 2**30  # bytes of matrices that backward unpacks at a time (FP8GroupedMatmulFunction.dequant_budget_bytes)
 
 
-def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
-    """The input is made fp8 for the occasion; nothing of it is kept."""
+def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor, skew: float) -> Tensor:
+    """The input is made fp8 for the occasion; nothing of it is kept. `skew`: the busiest expert's share over the balanced one."""
     rows, width, outputs = x.shape[0], x.shape[1], weight.shape[1]
     held = (r.tensor(x.shape, FP8, "quantize", "temporaries"), r.tensor((rows, -(-width // BLOCK)), FP32, "quantize", "temporaries"))
     out = r.tensor((rows, outputs), x.format, "grouped_mm")
@@ -27,12 +27,12 @@ def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
         "matmul", 2 * x.count * outputs, (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count), x.format.math
     )
     del held
-    return r.node("grouped_mm", out, (x,), back_grouped, (ends,), (x.shape, weight.shape))
+    return r.node("grouped_mm", out, (x,), back_grouped, (ends,), (x.shape, weight.shape, skew))
 
 
 def back_grouped(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """Matrices are unpacked, all at once or a part of them at a time."""
-    shape, (experts, outputs, inputs) = node.extra
+    """Matrices are unpacked, all at once or a part of them at a time; the first part has the busiest expert."""
+    shape, (experts, outputs, inputs), skew = node.extra
     size = outputs * inputs * g.format.block_bytes
     chunk = max(1, AT_ONCE // size)
     if chunk >= experts:
@@ -41,10 +41,12 @@ def back_grouped(r: Recorder, node: Node, g: Tensor) -> Grads:
         del unpacked
         return (out,)
     out = r.tensor(shape, g.format, "zeros")
+    busiest = min(shape[0], int(skew * shape[0] / experts))
     for first in range(0, experts, chunk):
         count = min(chunk, experts - first)
         unpacked = r.tensor((count, outputs, inputs), g.format, "dequantize", "temporaries")
-        part = r.tensor((shape[0] * count // experts, shape[1]), g.format, "grouped_mm")
+        rows = (shape[0] - busiest) * (count - (first == 0)) // (experts - 1) + busiest * (first == 0)
+        part = r.tensor((rows, shape[1]), g.format, "grouped_mm")
         del part, unpacked
     return (out,)
 

@@ -1,0 +1,88 @@
+"""What happens to experts that lie together in one stack and not in linear layers: what packs, adapts or shares them out, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.errors import Problem
+from memfit.model.modules import MoE
+from memfit.program import Program
+from memfit.techniques.base import Technique
+from memfit.techniques.lora import FUSED, converts
+
+STACKED = (5, 0)  # until then the families of `FUSED` kept each expert's matrices as linear layers
+# Routers that are linear layers and return more than a tensor, for which PEFT's layer stops (modeling_phimoe.py PhimoeTopKRouter).
+UNADAPTED = frozenset({"phimoe"})
+
+
+def mixtures(program: Program) -> list[MoE]:
+    return [block.mixer for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)]
+
+
+def check(program: Program) -> Iterator[Problem]:
+    found = mixtures(program)
+    if not found:
+        return
+    yield from routed(program, found)
+    if program.quant is not None and not any(one.format for one in found):
+        yield from unpacked(program)
+    if program.adapter is not None:
+        yield from adapted(program, found)
+
+
+def routed(program: Program, found: list[MoE]) -> Iterator[Problem]:
+    """Grouped products hold the same whatever the shares; only the backward of fp8 stacks takes a part of the experts at a time, with
+    the rows that went to them (transformers 5.23 integrations/moe.py, finegrained_fp8.py FP8GroupedMatmulFunction)."""
+    job, where = program.job, "job.router_skew"
+    counts = job.training and any(one.format.startswith("float8") for one in found)
+    if job.router_skew != 1 and not counts:
+        message = "`router_skew` changes nothing here: the experts' grouped products hold the same whatever each one's share"
+        yield Problem(message=message, where=where, level="note")
+    elif job.router_skew == 1:
+        message = "every expert is taken to get an equal share of the tokens"
+        hint = "`--router-skew 2` gives the busiest one twice its share" if counts else "other shares take the same memory"
+        yield Problem(message=message, where=where, hint=hint, level="note")
+
+
+def unpacked(program: Program) -> Iterator[Problem]:
+    """bitsandbytes packs linear layers and nothing else (transformers 5.23 integrations/bitsandbytes.py replace_with_bnb_linear); PEFT's
+    preparation then takes the stacks for leftovers."""
+    model, quant = program.model, program.quant
+    assert quant is not None
+    values = sum(weight.count for weight in model.weights() if weight.role == "expert")
+    share = f"the experts, {100 * values // max(1, model.parameters)} % of the parameters"
+    if program.job.version("transformers") < STACKED and model.family in FUSED:
+        message = f"no formula for experts packed one by one, as transformers before 5 kept them: {share}, are counted as they are"
+        yield Problem(message=message, where="job.versions", hint="transformers 5 or newer keeps them in stacks", level="warning")
+        return
+    kept = "are made fp32 by prepare_model_for_kbit_training" if quant.prepared else f"stay in {program.weights}"
+    hint = "`prepare_kbit=false` leaves them as they are" if quant.prepared else "a checkpoint that stores them packed, or no `quant`"
+    message = f"bitsandbytes packs no stacks of matrices: {share}, {kept}"
+    yield Problem(message=message, where="job.quant", hint=hint, level="warning")
+
+
+def adapted(program: Program, found: list[MoE]) -> Iterator[Problem]:
+    adapter, model, job = program.adapter, program.model, program.job
+    assert adapter is not None
+    if adapter.everywhere and any(one.style in UNADAPTED for one in found):
+        message = "PEFT stops at this family's router, a linear layer that returns more than a tensor"
+        yield Problem(message=message, where="job.targets", hint="name others, like `q_proj,k_proj,v_proj,o_proj`")
+    elif not adapter.everywhere:
+        return
+    elif not converts(job) and model.family in FUSED:
+        message = "no formula for adapters on each expert by itself, as transformers before 5 kept them: the experts get none here"
+        yield Problem(message=message, where="job.versions", hint="transformers 5 and peft 0.19 or newer adapt the stacks", level="warning")
+    else:
+        message = "the experts get no adapters: they lie in stacks, and `all-linear` means linear layers"
+        yield Problem(
+            message=message,
+            where="job.targets",
+            hint="PEFT reaches them by `target_parameters`, for which there is no option",
+            level="note",
+        )
+
+
+TECHNIQUE = Technique(
+    name="experts", cite="transformers 5.23 integrations/moe.py; peft 0.21 utils/transformers_weight_conversion.py", wanted=lambda job: True,
+    apply=lambda program: program, check=check,
+)  # fmt: skip
