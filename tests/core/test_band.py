@@ -6,6 +6,7 @@ import pytest
 
 from memfit import band
 from memfit.band import EACH, EVERY, MOST, Residual, coverage, ends, groups, of, residuals, spread
+from memfit.report import write
 
 
 def one(
@@ -81,3 +82,13 @@ def test_every_technique_has_a_spread(technique: str) -> None:
     assert 0.5 < found.low <= 1 <= found.high < 2
     assert found.cases >= 20
     assert found.sources >= 2
+
+
+def test_the_working_says_what_the_band_rests_on() -> None:
+    from memfit.verbs import estimate as ask
+
+    found = ask("openai-community/gpt2", gpu="t4", seq=128)
+    said = spread("full")
+    assert f"nine tenths of {said.cases} published peaks of {said.sources} sources ({said.group})" in found.band.origin
+    words = " ".join(write(found, explain=True).split())
+    assert " ".join(found.band.origin.split()) in words

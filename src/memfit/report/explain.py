@@ -67,6 +67,7 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
         ]
     span = estimate.context
     lines += ["", f"context  {gib(estimate.outside)} GiB", f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})"]
+    lines += ["", f"band  {gib(estimate.band.low)} to {gib(estimate.band.high)} GiB", f"  {estimate.band.origin}"]
     known = [f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in used]
     return "\n".join(folded for line in [*lines, "", *known] for folded in fold(line, width))
 
