@@ -22,7 +22,7 @@ DRIFT = 0.02  # of it; beyond that the docs tell another story
 BOUNDS = {
     "Lightning-AI/litgpt": (0.5, 1.0),
     "QwenLM/Qwen3": (0.6, 4.0),
-    "foundation-model-stack/fms-acceleration": (0.5, 21.0),
+    "foundation-model-stack/fms-acceleration": (0.3, 4.0),
     "huggingface/optimum": (4.5, 14.0),
     "huggingface/transformers": (1.5, 26.0),
     "pytorch/torchtune": (0.5, 0.5),

@@ -24,10 +24,6 @@ class Cause:
 
 CAUSES = (
     Cause(
-        source="foundation-model-stack", model="gpt_bigcode-santacoder",
-        why="not explained yet: the missing bytes per token look like logits",
-    ),
-    Cause(
         source="foundation-model-stack", model="Mixtral",
         why="every expert is taken to get an equal share of the tokens; the run's router is not published",
     ),
