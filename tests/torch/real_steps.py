@@ -130,14 +130,17 @@ class Changes:
 
 def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int = 2, accumulate: int = 1, checkpoint: dict[str, Any] | None = None,
          lora: dict[str, Any] | None = None, optimizer: Any = torch.optim.AdamW, attention: str | None = None, clip: float = 0.0,
+         autocast: bool = False, frozen: str = "",
          builder: str = "AutoModelForCausalLM", given: Callable[[Any, int, int], dict[str, Any]] | None = None) -> Changes:  # fmt: skip
-    """A plain training loop in fp32, written without memfit; `given`: other inputs than token ids that are their own labels."""
+    """A plain training loop in fp32, written without memfit; `given`: other inputs than token ids and labels; `frozen`: parameters whose
+    name lacks this are."""
     import transformers
+    from accelerate.utils.operations import convert_outputs_to_fp32
     from transformers import AutoConfig
 
     values = dict(config)
     wanted = AutoConfig.for_model(values.pop("model_type"), **values)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with torch.backends.mkldnn.flags(enabled=False), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model: Any = getattr(transformers, builder).from_config(wanted, dtype=torch.float32, attn_implementation=attention)
         model.train()
         model.config.use_cache = False
@@ -147,6 +150,9 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
             model = get_peft_model(model, LoraConfig(**lora))
         if checkpoint is not None:
             model.gradient_checkpointing_enable(checkpoint)
+        for name, one in model.named_parameters():
+            one.requires_grad_(one.requires_grad and frozen in name)
+        forward = convert_outputs_to_fp32(torch.autocast("cpu", dtype=torch.bfloat16)(model)) if autocast else model
         trained = [one for one in model.parameters() if one.requires_grad]
         stepper = optimizer(trained)
         before = held(*model.parameters(), *model.buffers(), *(one for state in stepper.state.values() for one in state.values()))
@@ -155,7 +161,7 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
         for _ in range(steps):
             for _ in range(accumulate):
                 inputs = (given or written)(model, batch, seq)
-                loss = model(**inputs).loss
+                loss = forward(**inputs).loss
                 (loss / accumulate if accumulate > 1 else loss).backward()
                 del loss
             if clip:
@@ -166,8 +172,8 @@ def real(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, steps: int
 
 
 def written(model: Any, batch: int, seq: int) -> dict[str, Any]:
-    ids = torch.randint(0, model.config.get_text_config().vocab_size, (batch, seq))
-    return {"input_ids": ids, "labels": ids}
+    ids, labels = (torch.randint(0, model.config.get_text_config().vocab_size, (batch, seq)) for _ in range(2))
+    return {"input_ids": ids, "labels": labels}
 
 
 def generated(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: int = 4, **settings: Any) -> Changes:

@@ -6,6 +6,7 @@ neither drops nor counts them, and they go with the graph (bitsandbytes 0.50 aut
 
 from __future__ import annotations
 
+from memfit.errors import InputError
 from memfit.formats import BF16, BOOL, FORMATS, FP16, FP32, INT8, INT32, Format
 from memfit.kernels import up
 from memfit.lower import ops
@@ -99,6 +100,12 @@ def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> T
     here, not found: they would add a product as large as the output after the int32 one is gone). The input is kept, though
     nothing asks for it."""
     r = ctx.r
+    if len(x.shape) > 3:  # bitsandbytes 0.50 backends/cuda/ops.py _int8_linear_matmul_impl
+        raise InputError.one(
+            f"bitsandbytes' int8 takes no input of {len(x.shape)} dimensions: `{layer.path}`",
+            where="job.quant",
+            hint="use `nf4`, or `quant_skip`",
+        )
     x = ops.packed(r, x)
     if ctx.job.version("bitsandbytes") < PLAIN:
         return tiled_eight_bits(x, layer, packed, r)

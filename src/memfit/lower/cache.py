@@ -9,6 +9,8 @@ from memfit.lower import quantized_cache
 from memfit.lower.ops import back_cat
 from memfit.lower.recorder import Recorder, Tensor
 
+SERVING = ("prefill", "decode")  # elsewhere a cache is filled though nothing will ask it: keys and values are what backward keeps
+
 
 @dataclass(slots=True, kw_only=True)
 class Cache:
@@ -41,7 +43,7 @@ class Cache:
 def grown(r: Recorder, old: Tensor | None, new: Tensor, least: Format) -> Tensor:
     """`cat` along the tokens, also of an empty cache, which has the dtype of the first keys (`least`): always a copy."""
     tokens = (old.shape[-2] if old is not None else 0) + new.shape[-2]
-    out = r.tensor((*new.shape[:-2], tokens, new.shape[-1]), wider(new.format, least), "cat", "kv_cache")
+    out = r.tensor((*new.shape[:-2], tokens, new.shape[-1]), wider(new.format, least), "cat", "kv_cache" if r.phase in SERVING else None)
     return r.node("cat", out, (new,), back_cat, extra=((new.shape, new.format),))
 
 

@@ -10,6 +10,7 @@ from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.recorder import Tensor
 from memfit.model.modules import Linear, Model, Norm
+from memfit.tape import Alloc
 
 
 def final(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
@@ -22,10 +23,16 @@ def final(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
 
 
 def logits(x: Tensor, model: Model, bound: Bound, ctx: Context, *, capped: bool = True) -> Tensor:
+    """Called logits by their width: what the head casts or unpacks to make them is not."""
     r = ctx.r
-    part, r.part = r.part, "logits"
+    first = len(r.events)
     out = linear(x, bound.linear(model.head), ctx)
+    for index in range(first, len(r.events)):
+        event = r.events[index]
+        if type(event) is Alloc and event.part == "activations" and event.formula[:-1] == out.shape:
+            r.events[index] = event._replace(part="logits")
     r.where = ""
+    part, r.part = r.part, "logits"
     if model.softcap and capped:  # c · tanh(logits / c) (modeling_gemma2.py Gemma2ForCausalLM)
         out = ops.scale(r, ops.activation(r, ops.scale(r, out), "tanh"))
     if model.logit_scale:
@@ -39,9 +46,9 @@ def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:
     r = ctx.r
     part, r.part = r.part, "logits"
     wide = ops.cast(r, scores, FP32)
-    padded = ops.integers(r, (ctx.batch, ctx.tokens + 1), "pad")
-    shifted = ops.integers(r, (ctx.batch, ctx.tokens), "contiguous") if ctx.batch > 1 else padded
-    del padded
+    padded = ops.integers(r, (ctx.batch, ctx.tokens + 1), "pad", "activations")
+    shifted = ops.integers(r, (ctx.batch, ctx.tokens), "contiguous", "activations") if ctx.batch > 1 else padded
     out = ops.cross_entropy(r, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted)
+    del padded  # the function's variable
     r.part = part
     return out

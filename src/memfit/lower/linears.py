@@ -11,27 +11,27 @@ from memfit.lower.recorder import Recorder, Tensor
 
 def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Tensor:
     """The layer's output for x; where nothing special applies, one matrix product. `apart`: the bias is added by itself."""
-    r = ctx.r
-    r.where = layer.path
-    run = added if apart else plain
-    if layer.packed is not None and layer.adapter is not None:
-        return adapted_packed(r, x, layer, ctx)
-    if layer.packed is not None:
-        out = bnb.forward(x, layer, ctx)
-    elif stored.is_stored(layer.weight):
-        out = stored.forward(x, layer, ctx)
-    else:
-        out = run(x, layer.weight, layer.bias, layer.outputs, ctx)
+    ctx.r.where = layer.path
     if layer.adapter is None:
-        return out
-    return adapted(r, x, out, layer.adapter, ctx)
+        return base(x, layer, ctx, apart)
+    return adapted(x, layer, layer.adapter, ctx, apart) if layer.packed is None else adapted_packed(x, layer, layer.adapter, ctx)
+
+
+def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Tensor:
+    """The layer without its adapter."""
+    if layer.packed is not None:
+        return bnb.forward(x, layer, ctx)
+    if stored.is_stored(layer.weight):
+        return stored.forward(x, layer, ctx)
+    return (added if apart else plain)(x, layer.weight, layer.bias, layer.outputs, ctx)
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
+    """Autocast casts the last argument first, as compilers go through a call (aten/src/ATen/autocast_mode.h WrapFunction_)."""
     if ctx.autocast is not None:
-        x = cast_weight(x, ctx) if x.node is None else ops.cast(ctx.r, x, ctx.autocast)
-        weight = cast_weight(weight, ctx)
         bias = None if bias is None else cast_weight(bias, ctx)
+        weight = cast_weight(weight, ctx)
+        x = cast_weight(x, ctx) if x.node is None else ops.cast(ctx.r, x, ctx.autocast)
     return ops.linear(ctx.r, x, weight, bias, outputs)
 
 
@@ -40,7 +40,8 @@ def added(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Con
     FalconLinear)."""
     r = ctx.r
     if ctx.autocast is not None:
-        x, weight = ops.cast(r, x, ctx.autocast), ops.cast(r, weight, ctx.autocast)
+        weight = ops.cast(r, weight, ctx.autocast)
+        x = ops.cast(r, x, ctx.autocast)
     out = ops.linear(r, x, weight, None, outputs)
     return out if bias is None else ops.add(r, out, bias)
 
@@ -59,29 +60,28 @@ def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
     return known
 
 
-def adapted(r: Recorder, x: Tensor, out: Tensor, adapter: Adapted, ctx: Context) -> Tensor:
+def adapted(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context, apart: bool) -> Tensor:
     """PEFT's LoRA layer: the input cast to the adapter's dtype, through A and B, scaled and added, cast back
     (peft 0.21 tuners/lora/layer.py Linear.forward)."""
+    r, out = ctx.r, base(x, layer, ctx, apart)
     result = out.format
     x = ops.cast(r, x, adapter.a.format)  # the cast input is a variable of the layer's: it lives until the layer returns
-    high = low_rank(r, x, out.shape[-1], adapter, ctx)
+    high = low_rank(r, x, layer.outputs, adapter, ctx)
     out = ops.add(r, out, high)
     del high
     return ops.cast(r, out, result)
 
 
-def adapted_packed(r: Recorder, x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+def adapted_packed(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context) -> Tensor:
     """PEFT's layers over packed weights: the result of 4 bits is cloned first, the adapter's is cast before it is added, and under
     autocast nothing is cast (peft 0.21 tuners/lora/bnb.py)."""
-    assert layer.adapter is not None
-    assert layer.packed is not None
-    out = bnb.forward(x, layer, ctx)
+    r, out = ctx.r, base(x, layer, ctx)
     result = out.format
-    if layer.packed.bits == 4:
+    if layer.packed is not None and layer.packed.bits == 4:
         out = ops.clone(r, out)
     if ctx.autocast is None:
-        x = ops.cast(r, x, layer.adapter.a.format)
-    high = low_rank(r, x, layer.outputs, layer.adapter, ctx)
+        x = ops.cast(r, x, adapter.a.format)
+    high = low_rank(r, x, layer.outputs, adapter, ctx)
     if ctx.autocast is None:
         high = ops.cast(r, high, result)
     return ops.add(r, out, high)

@@ -30,7 +30,7 @@ def fused(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
 
 
 def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
-    """down(act(up(x))); the variable is one all along (transformers 5.23 modeling_gpt2.py GPT2MLP; the layer itself in OPT)."""
+    """down(act(up(x))); the variable is one all along (transformers 5.23 modeling_gpt2.py GPT2MLP)."""
     r = ctx.r
     x = linear(x, bound.linear(module.up), ctx)
     x = activate(x, module.activation, ctx)
@@ -48,6 +48,14 @@ def nested(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     return ops.dropout(r, x, ctx.dropout(module.dropout))
 
 
+def flat(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
+    """The same on a matrix of all tokens (modeling_opt.py OPTDecoderLayer)."""
+    shape = x.shape
+    given = [views.reshape(ctx.r, x, x.count // shape[-1], shape[-1])]
+    del x
+    return views.reshape(ctx.r, plain(given.pop(), module, bound, ctx), *shape)
+
+
 def bare(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     """Biases are added by themselves; the dropout is the layer's (modeling_falcon.py FalconMLP)."""
     x = activate(linear(x, bound.linear(module.up), ctx, apart=True), module.activation, ctx)
@@ -61,4 +69,4 @@ def falcon(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     return ops.dropout(ctx.r, out, ctx.dropout(module.dropout))
 
 
-MLPS = {"gated": gated, "fused": fused, "plain": plain, "nested": nested, "falcon": falcon}
+MLPS = {"gated": gated, "fused": fused, "plain": plain, "nested": nested, "flat": flat, "falcon": falcon}

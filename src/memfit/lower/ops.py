@@ -14,14 +14,15 @@ from memfit.tape import Part
 
 
 def grad_part(node: Node, index: int) -> Part:
-    """A gradient that goes straight to a parameter is one; all others pass by."""
-    return "gradients" if isinstance(node.inputs[index], Tensor) else "temporaries"
+    """A gradient that goes straight to a parameter is one; all others pass by, and those added into one that is there."""
+    target = node.inputs[index]
+    return "gradients" if isinstance(target, Tensor) and target.name and target.grad is None else "temporaries"
 
 
 def sole_part(r: Recorder, node: Node, index: int) -> Part:
     """A tied table's gradients are two, and their sum is a third."""
     target = node.inputs[index]
-    return "gradients" if isinstance(target, Tensor) and target.name not in r.shared else "temporaries"
+    return "temporaries" if isinstance(target, Tensor) and target.name in r.shared else grad_part(node, index)
 
 
 # ------------------------------------------------------------------------------------------------------- element by element
@@ -403,8 +404,8 @@ def cross_entropy(r: Recorder, logits: Tensor, labels: Tensor, part: Part = "log
     logs = r.tensor(logits.shape, logits.format, "log_softmax", part)
     logs = r.node("log_softmax", logs, (logits,), back_loss, (logs.detach(),), logits.shape)
     logs = logs if read is None else cast(r, logs, read)
-    total = r.tensor((1,), logs.format, "nll_loss")
-    out = r.tensor((1,), logs.format, "nll_loss")
+    total = r.tensor((1,), logs.format, "nll_loss", "activations")
+    out = r.tensor((1,), logs.format, "nll_loss", "activations")
     return r.node("nll_loss", out, (logs,), back_loss, (logs.detach(), labels, total), logs.shape)
 
 
@@ -412,5 +413,5 @@ def back_loss(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (r.tensor(node.extra, g.format, node.op, "logits"),)
 
 
-def integers(r: Recorder, shape: Shape, op: str) -> Tensor:
-    return r.tensor(shape, INT64, op, "inputs")
+def integers(r: Recorder, shape: Shape, op: str, part: Part = "inputs") -> Tensor:
+    return r.tensor(shape, INT64, op, part)

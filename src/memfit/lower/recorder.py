@@ -361,7 +361,9 @@ class Recorder:
             if result is not None:
                 key = target if isinstance(target, Tensor) else key_of(target, node.slots[index])
                 old = buffers.pop(key, None)
-                buffers[key] = result if old is None else self._sum(old, result, "gradients" if isinstance(target, Tensor) else None)
+                buffers[key] = (
+                    result if old is None else self._sum(old, result, "gradients" if isinstance(target, Tensor) and target.name else None)
+                )
                 del old
             del result
             waiting[target] -= 1
@@ -385,6 +387,17 @@ class Recorder:
         new = buffers.pop(leaf, None)
         if new is not None and leaf.grad is None and not (self.adds and leaf.name):
             leaf.grad = new.detach()
+            if leaf.name and new.storage is not None:
+                self._named(new.storage.id)
+
+    def _named(self, id: int) -> None:
+        """What became a parameter's gradient is one, whatever it was made as; it was made not long ago."""
+        for index in range(len(self.events) - 1, -1, -1):
+            event = self.events[index]
+            if type(event) is Alloc and event.id <= id:
+                if event.id == id:
+                    self.events[index] = event._replace(part="gradients")
+                return
 
 
 def newest(saved: Sequence[Any]) -> int:

@@ -53,6 +53,7 @@ def check(program: Program) -> Iterator[Problem]:
     if adapter.parameters and adapter.dropout:
         message = "PEFT has no dropout before adapters of stacked experts"
         yield Problem(message=message, where="job.dropout", hint="0, or `targets` that name attention alone")
+    yield from routers(program)
     yield from half_fused(program)
     yield from packed_and_saved(program)
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
@@ -77,6 +78,17 @@ def check(program: Program) -> Iterator[Problem]:
             close = nearest(saved, sorted({path.rsplit(".", 1)[-1] for path in paths}))
             hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "for example `lm_head` or `embed_tokens`"
             yield Problem(message=f"no module's path ends with `{saved[:60]}`", where="job.modules_to_save", hint=hint)
+
+
+def routers(program: Program) -> Iterator[Problem]:
+    """A router that is a linear layer gives more than a tensor, which PEFT's layer then asks for its dtype (peft 0.21
+    tuners/lora/layer.py Linear.forward)."""
+    adapter, name = program.adapter, TUPLES.get(program.model.family, "")
+    assert adapter is not None
+    meant = adapter.everywhere or any(f".{name}".endswith(f".{target}") for target in adapter.targets)
+    if name and meant and program.job.version("transformers") >= (5, 0):
+        message = f"PEFT cannot put an adapter on `{name}`, which returns more than a tensor"
+        yield Problem(message=message, where="job.targets", hint="`targets` that leave it out, for example those of attention")
 
 
 def packed_and_saved(program: Program) -> Iterator[Problem]:
@@ -132,4 +144,5 @@ FUSED = {
     "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "deepseek_v2": QWEN2_MOE, "deepseek_v3": QWEN2_MOE, "dots1": QWEN2_MOE,
     "ernie4_5_moe": QWEN2_MOE, "glm4_moe": QWEN2_MOE, "glm4_moe_lite": QWEN2_MOE, "olmoe": QWEN2_MOE, "qwen3_moe": QWEN2_MOE,
 }  # fmt: skip
+TUPLES = {"phimoe": "mlp.router"}  # transformers 5.23 modeling_phimoe.py PhimoeTopKRouter
 TECHNIQUE = Technique(name="lora", cite="peft 0.21 tuners/lora/layer.py", wanted=lambda job: job.adapters, apply=apply, check=check)

@@ -1,7 +1,8 @@
 """Autocast for tensors without a device: the op lists and the cache of cast weights, under torch's own autocast state.
 
 `torch.autocast` keeps its state as always; its kernels only cast tensors that are truly on the device, so the ones of the
-lists are replaced here. Lists: torch 2.13 ATen/autocast_mode.h; rules: aten/src/ATen/autocast_mode.cpp `cached_cast`.
+lists are replaced here. Lists: torch 2.13 ATen/autocast_mode.h; rules: aten/src/ATen/autocast_mode.cpp `cached_cast`. A trace
+that acts as a CPU borrows the GPU's state, with the CPU's lists.
 """
 
 from __future__ import annotations
@@ -125,18 +126,28 @@ WIDE_OUTPUT = [
     "sum.dim_IntList",
 ]
 WIDE_APPENDED = ["norm.Scalar", "norm.ScalarOpt_dim"]
+# Of the CPU's own (autocast_mode.cpp AutocastCPU), those that do not go to fp32.
+CPU_LOWER = [
+    "conv1d", "conv1d.padding", "conv2d", "conv2d.padding", "conv3d", "conv3d.padding", "bmm", "mm", "linalg_vecdot", "baddbmm", "addmm",
+    "_addmm_activation", "addbmm", "linear", "_convolution.deprecated", "matmul", "conv_tbc", "mkldnn_rnn_layer", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "prelu", "scaled_dot_product_attention", "_native_multi_head_attention",
+]  # fmt: skip
+CPU_PROMOTE = ["stack", "cat", "index_copy"]
 PROMOTE = ["addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add"]
 
 Policy = Callable[[Any, Any, Any], Any]
 KEY = "AutocastCUDA"
 TRUE_IS_CUDA = torch._C.TensorBase.is_cuda
 _LIBRARY: list[Any] = []
+_NAMES: set[str] = set()
+_ACTING = ["cuda"]  # whose lists hold
 _CACHE: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def eligible(tensor: torch.Tensor) -> bool:
-    """Floats on the GPU, pretended or real: with a CUDA build these kernels serve both."""
-    return tensor.dtype in (torch.float32, torch.float16, torch.bfloat16) and (tensor.is_meta or TRUE_IS_CUDA.__get__(tensor))
+    """Floats on the GPU, pretended or real: with a CUDA build these kernels serve both. A CPU has all of them."""
+    here = tensor.is_meta or _ACTING[0] == "cpu" or TRUE_IS_CUDA.__get__(tensor)
+    return here and tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -159,13 +170,19 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
     return value
 
 
+def called(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
+    """The last argument is cast first: torch casts them inside a call, and compilers go through those from the right."""
+    named = {key: cast(value, dtype) for key, value in reversed(kwargs.items())}
+    given = [cast(value, dtype) for value in reversed(args)]
+    return func(*reversed(given), **named)
+
+
 def lower(func: Any, args: Any, kwargs: Any) -> Any:
-    dtype = torch.get_autocast_dtype("cuda")
-    return func(*cast(args, dtype), **{key: cast(value, dtype) for key, value in kwargs.items()})
+    return called(func, args, kwargs, torch.get_autocast_dtype("cuda"))
 
 
 def wide(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(*cast(args, torch.float32), **{key: cast(value, torch.float32) for key, value in kwargs.items()})
+    return called(func, args, kwargs, torch.float32)
 
 
 def wide_output(func: Any, args: Any, kwargs: Any) -> Any:
@@ -196,57 +213,85 @@ def promote(func: Any, args: Any, kwargs: Any) -> Any:
     """Every tensor to the widest dtype among them."""
     tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and eligible(one)]
     dtype = torch.float32 if any(one.dtype == torch.float32 for one in tensors) else torch.get_autocast_dtype("cuda")
-    return func(*cast(args, dtype), **{key: cast(value, dtype) for key, value in kwargs.items()})
+    return called(func, args, kwargs, dtype)
 
 
-POLICIES: tuple[tuple[list[str], Policy], ...] = (
-    (LOWER, lower), (WIDE, wide), (WIDE_OUTPUT, wide_output), (WIDE_APPENDED, wide_appended), (PROMOTE, promote),
-)  # fmt: skip
+POLICIES: dict[str, dict[str, Policy]] = {
+    "cuda": {
+        name: policy
+        for names, policy in ((LOWER, lower), (WIDE, wide), (WIDE_OUTPUT, wide_output), (WIDE_APPENDED, wide_appended), (PROMOTE, promote))
+        for name in names
+    },
+}
 
 
-def install() -> None:
+def policies(type: str) -> dict[str, Policy]:
+    """What each operator of the device's lists does."""
+    if type not in POLICIES:
+        known = [one.removeprefix("aten::") for one in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")]
+        POLICIES[type] = {name: lower if name in CPU_LOWER else promote if name in CPU_PROMOTE else wide for name in known}
+    return POLICIES[type]
+
+
+def install(type: str = "cuda") -> None:
     """Replace the autocast kernels of the lists, once a process; on a build without CUDA nothing else reaches them."""
-    if _LIBRARY:
+    fresh = [name for name in policies(type) if name not in _NAMES]
+    if not fresh:
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says once that its own kernels are being replaced
-        _LIBRARY.append(registered())
+        _LIBRARY.append(registered(fresh))
 
 
-def registered() -> Any:
+def registered(names: list[str]) -> Any:
     library = torch.library.Library("aten", "IMPL")
     keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
-    for names, policy in POLICIES:
-        for name in names:
-            found = op(name)
-            if found is not None:
-                library.impl(name, kernel(found, policy, keys), KEY)
+    for name in names:
+        _NAMES.add(name)
+        found = op(name)
+        if found is not None:
+            library.impl(name, kernel(found, name, keys), KEY)
     return library
 
 
-def kernel(func: Any, policy: Policy, keys: Any) -> Callable[..., Any]:
+def kernel(func: Any, name: str, keys: Any) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
+        policy = POLICIES[_ACTING[0]].get(name)
         with torch._C._ExcludeDispatchKeyGuard(keys):
-            return policy(func, args, kwargs)
+            return func(*args, **kwargs) if policy is None else policy(func, args, kwargs)
 
     return run
 
 
+def borrowed(type: str) -> list[tuple[Any, str, Any]]:
+    """For a CPU, whose own state belongs to real tensors: what `torch.autocast("cpu")` asks and sets is the GPU's."""
+    if type != "cpu":
+        return []
+
+    def moved(true: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: true(*("cuda" if one == "cpu" else one for one in given))
+
+    names = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+    return [(torch, name, moved(getattr(torch, name))) for name in names]
+
+
 @contextlib.contextmanager
-def emulated() -> Iterator[None]:
-    """Inside, `torch.autocast("cuda")` acts on the pretended GPU's tensors."""
-    install()
+def emulated(type: str = "cuda") -> Iterator[None]:
+    """Inside, `torch.autocast` acts on the tensors of the pretended device."""
+    install(type)
     clear = torch.clear_autocast_cache
 
     def cleared() -> None:
         _CACHE.clear()
         clear()
 
-    before = torch._C._dispatch_tls_is_dispatch_key_included(KEY)
+    before, acting = torch._C._dispatch_tls_is_dispatch_key_included(KEY), _ACTING[0]
     torch._C._dispatch_tls_set_dispatch_key_included(KEY, True)
+    _ACTING[0] = type
     try:
-        with cuda.patched([(torch, "clear_autocast_cache", cleared)]):
+        with cuda.patched([(torch, "clear_autocast_cache", cleared), *borrowed(type)]):
             yield
     finally:
         _CACHE.clear()
+        _ACTING[0] = acting
         torch._C._dispatch_tls_set_dispatch_key_included(KEY, before)

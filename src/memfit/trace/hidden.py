@@ -11,12 +11,13 @@ from memfit.trace.ops import table
 
 
 class Hidden(NamedTuple):
-    """A buffer the kernel allocates. `keep`: it stays until the process ends."""
+    """A buffer the kernel allocates. `keep`: it stays until the process ends; `first`: it is there before the result."""
 
     name: str
     size: int
     formula: str = ""
     keep: bool = False
+    first: bool = False
 
 
 HIDDEN: dict[Any, Callable[[Any, Any, Any, Any], list[Hidden]]] = {}
@@ -74,16 +75,43 @@ def logsumexp(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden
     return named(maxima=result.numel() * result.element_size(), exponentials=args[0].numel() * args[0].element_size())
 
 
+@row(
+    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "pow.Tensor_Tensor",
+    "maximum", "minimum", "bitwise_and.Tensor", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor",
+)  # fmt: skip
+def promoted(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """On a CPU operands of another dtype than the common one are copied to it first, and a result of another is made beside it
+    (ATen/TensorIterator.cpp `compute_types`); CUDA's kernels read them as they are."""
+    if recorder.device.type != "cpu":
+        return []
+    tensors = [one for one in args if isinstance(one, torch.Tensor)]
+    operands = [one for one in tensors if one.dim() or one.numel() > 1]
+    if len({one.dtype for one in tensors}) < 2 or not operands:
+        return []
+    common = tensors[0].dtype
+    for one in operands:
+        common = torch.promote_types(common, one.dtype) if one.dtype != torch.bool or common == torch.bool else common
+    copied = [one for one in operands if one.dtype != common]
+    return [Hidden("promoted", one.numel() * common.itemsize, first=True) for one in copied]
+
+
 @row("_scaled_dot_product_flash_attention_for_cpu")
 def cpu_flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    query, key = args[0], args[1]
-    return named(buffer=kernels.cpu_flash(query.shape[2], key.shape[2], query.shape[3], torch.get_num_threads()))
+    query, key, threads = args[0], args[1], torch.get_num_threads()
+    sizes = query.shape[2], key.shape[2]
+    half = query.element_size() == 2
+    return named(
+        buffer=kernels.cpu_flash(*sizes, query.shape[3], threads),
+        reduced=kernels.cpu_flash_backward(*sizes, threads, 2) // 2 if half else 0,
+    )
 
 
 @row("_scaled_dot_product_flash_attention_for_cpu_backward")
 def cpu_flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    query, key = args[1], args[2]
-    return named(buffer=kernels.cpu_flash_backward(query.shape[2], key.shape[2], torch.get_num_threads()))
+    query, key, threads = args[1], args[2], torch.get_num_threads()
+    sizes = query.shape[2], key.shape[2]
+    half = query.element_size() == 2
+    return named(buffer=kernels.cpu_flash_backward(*sizes, threads), reduced=kernels.cpu_flash_backward(*sizes, threads, 2) if half else 0)
 
 
 @row("_scaled_dot_product_flash_attention")

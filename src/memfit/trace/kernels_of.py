@@ -159,8 +159,10 @@ def math_attention(
     weights = aten._safe_softmax(weights, -1)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
+    beside = weights.to(kind)  # returned with the result, and made first: compilers go through the arguments of a call from the right
     product = torch.matmul(weights, value)  # a temporary of the last expression, which ends when both are cast
-    result, _ = product.to(kind), weights.to(kind)
+    result = product.to(kind)
+    del beside, product
     return result
 
 

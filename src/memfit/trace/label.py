@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from memfit.trace.recorder import Block, Recorder
+from memfit.trace.recorder import Block, Recorder, layer_of
 
 
 def settle(recorder: Recorder, vocabulary: int) -> None:
-    """Blocks not claimed by load, gradients, optimizer or the end of a forward call. Logits are known by their last dimension."""
+    """Blocks not claimed by load, gradients, optimizer or the end of a forward call. Logits are known by their last dimension,
+    outside of the layers, where scores or hidden states may be as wide."""
     for one in recorder.events:
         if not isinstance(one, Block):
             continue
@@ -17,5 +18,6 @@ def settle(recorder: Recorder, vocabulary: int) -> None:
             and one.phase in ("forward", "backward", "evaluate", "prefill", "decode")
             and vocabulary
             and one.shape[-1:] == (vocabulary,)
+            and not layer_of(one.where)
         ):
             one.part = "logits"

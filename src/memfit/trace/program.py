@@ -73,7 +73,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         recorder = Recorder(device, job.router_skew)
         if options.watch is not None:
             options.watch(recorder)
-        with cuda.pretended(device), autocast.emulated(), kernels_of.forced(job.attention), failing():
+        with cuda.pretended(device), autocast.emulated(device.type), kernels_of.forced(job.attention), failing():
             with Recorder(device):
                 plan = inputs.plan(model, kind, job, device.type)
             with module_stack(recorder), recorder:

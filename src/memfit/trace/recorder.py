@@ -193,15 +193,18 @@ class Recorder(TorchDispatchMode):
         self.follow_node()
         hidden = HIDDEN.get(func)
         extra: list[Hidden] = hidden(self, args, kwargs, result) if hidden is not None else []
-        before = [one for one in extra if one.keep]
-        for one in before:
-            self.hidden(one, func)
+        passing = []
+        for one in extra:
+            if one.keep:
+                self.hidden(one, func)
+            elif one.first:
+                passing.append(self.hidden(one, func))
         if isinstance(result, torch.Tensor):
             result = self.tensor(result, func, ruled)
             self.constant(result, func, args, kwargs)
         elif isinstance(result, (tuple, list)):
             result = type(result)(self.tensor(one, func, ruled) if isinstance(one, torch.Tensor) else one for one in result)
-        passing = [self.hidden(one, func) for one in extra if not one.keep]
+        passing += [self.hidden(one, func) for one in extra if not one.keep and not one.first]
         for block in passing:
             self.free(block)
         return result

@@ -125,6 +125,7 @@ def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job, plan: input
     model.eval()
     recorder.mark("evaluate")
     given = inputs.training(recorder, model, job, plan, job.eval_batch)
+    own(recorder, "inputs", given.values())
     with torch.no_grad():
         outputs = forward(**given)
         loss = outputs.loss.detach().mean()

@@ -44,7 +44,7 @@ def onto_distances(q: Tensor, k: Tensor, ctx: Context) -> Tensor:
     r, start = ctx.r, ctx.distances
     assert start is not None
     if ctx.autocast is not None:
-        q, k, start = ops.cast(r, q, ctx.autocast), ops.cast(r, k, ctx.autocast), ops.cast(r, start, ctx.autocast)
+        k, q, start = (ops.cast(r, one, ctx.autocast) for one in (k, q, start))
     return views.baddbmm(r, q, k)
 
 

@@ -103,7 +103,8 @@ def by_tokens(r: Recorder, out: Tensor) -> Tensor:
 def product(r: Recorder, a: Tensor, b: Tensor, ctx: Context) -> Tensor:
     """a @ b, in 16 bits under autocast."""
     if ctx.autocast is not None:
-        a, b = ops.cast(r, a, ctx.autocast), ops.cast(r, b, ctx.autocast)
+        b = ops.cast(r, b, ctx.autocast)  # the last argument first
+        a = ops.cast(r, a, ctx.autocast)
     return views.matmul(r, a, b)
 
 

@@ -75,7 +75,8 @@ def flat(r: Recorder, x: Tensor) -> Tensor:
 def batched(a: Tensor, b: Tensor, ctx: Context) -> Tensor:
     """`bmm`, in 16 bits under autocast."""
     if ctx.autocast is not None:
-        a, b = ops.cast(ctx.r, a, ctx.autocast), ops.cast(ctx.r, b, ctx.autocast)
+        b = ops.cast(ctx.r, b, ctx.autocast)  # the last argument first
+        a = ops.cast(ctx.r, a, ctx.autocast)
     return views.bmm(ctx.r, a, b)
 
 

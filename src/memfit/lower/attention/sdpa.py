@@ -46,9 +46,9 @@ class Call:
 def sdpa(call: Call, ctx: Context) -> Tensor:
     """The result lies as its kernel leaves it. Autocast casts every float operand (ATen/autocast_mode.h lower_precision_fp)."""
     if ctx.autocast is not None:
-        call.q, call.k, call.v = (ops.cast(ctx.r, one, ctx.autocast) for one in (call.q, call.k, call.v))
         if call.mask is not None and call.mask.format is not BOOL:
             call.mask = ops.cast(ctx.r, call.mask, ctx.autocast)
+        call.v, call.k, call.q = (ops.cast(ctx.r, one, ctx.autocast) for one in (call.v, call.k, call.q))
     return BACKENDS[chosen(call, ctx)](call, ctx)
 
 
@@ -69,8 +69,8 @@ def chosen(call: Call, ctx: Context) -> str:
 
 def asked(call: Call, ctx: Context) -> tuple[tuple[str, ...], ...]:
     """What torch.nn.attention.sdpa_kernel leaves open under the job's option, or what the framework asks for, one after the other."""
-    if not call.groups and call.grouped:
-        return (("math",),)
+    if not call.groups and call.grouped:  # heads that are broadcast: math alone takes them
+        return () if ctx.job.attention in DEFAULT and ctx.job.attention != "math" else (("math",),)
     if ctx.job.attention in DEFAULT:
         return ((ctx.job.attention,),)
     return tuple((one,) for one in ctx.programs.kernels) or (DEFAULT,)
@@ -232,10 +232,11 @@ def math(call: Call, ctx: Context) -> Tensor:
     probabilities = safe_softmax(r, scores)
     del scores
     probabilities = ops.dropout(r, probabilities, call.dropout)
+    beside = ops.cast(r, probabilities.detach(), result)  # returned with it, and made first: compilers go through a call from the right
     out = views.matmul(r, probabilities, v)
-    returned = ops.cast(r, out, result), ops.cast(r, probabilities.detach(), result)
-    del out, probabilities
-    return returned[0]
+    cast = ops.cast(r, out, result)
+    del out, probabilities, beside
+    return cast
 
 
 def triangle(r: Recorder, square: Shape) -> Tensor:
@@ -249,7 +250,7 @@ def triangle(r: Recorder, square: Shape) -> Tensor:
 def safe_softmax(r: Recorder, scores: Tensor) -> Tensor:
     """softmax, beside a byte a score and one a row that tell where nothing is attended to (attention.cpp _safe_softmax)."""
     out = r.tensor(scores.shape, FP32, "softmax")
-    blank = r.tensor(scores.shape, BOOL, "isneginf"), r.tensor((*scores.shape[:-1], 1), BOOL, "all")
+    blank = r.tensor(scores.shape, BOOL, "isneginf", "workspace"), r.tensor((*scores.shape[:-1], 1), BOOL, "all", "workspace")
     del blank
     return r.node("softmax", out, (scores,), ops.back_like, (out.detach(),), scores.shape)
 

@@ -27,7 +27,7 @@ def block(fields: Fields, width: int, *, before: bool, affine: bool) -> Layer:
     )  # fmt: skip
     mlp = plain_mlp("fc1", "fc2", width, fields.count("ffn_dim"), fields.activation("activation_function", default="relu"), bias=bias)
     first, second = (layer_norm(name, width, affine=affine) for name in ("self_attn_layer_norm", "final_layer_norm"))
-    return layer(first, mixer, second, replace(mlp, dropout=residual), order="pre" if before else "post")
+    return layer(first, mixer, second, replace(mlp, style="flat", dropout=residual), order="pre" if before else "post")
 
 
 @family(
