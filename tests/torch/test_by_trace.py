@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -119,3 +120,14 @@ def test_experts_of_a_model_without_formulas_are_balanced_or_skewed() -> None:
     skewed = memfit.estimate(jamba, by="trace", seq=32, router_skew=1.5)
     message = "every expert is taken to get an equal share of the tokens"
     assert [message in [one.message for one in found.problems] for found in (even, skewed)] == [True, False]
+
+
+@pytest.mark.skipif(find_spec("liger_kernel") is not None, reason="liger-kernel is there")
+def test_liger_is_run_where_it_is_installed() -> None:
+    with pytest.raises(memfit.InputError, match="runs the Python code of `liger-kernel`, which is not installed"):
+        memfit.estimate({**LLAMA, "model_type": "llama"}, by="trace", seq=32, loss="liger")
+
+
+def test_losses_that_transformers_has_not_are_refused() -> None:
+    with pytest.raises(memfit.InputError, match="a chunked loss is torchtune's and TRL's"):
+        memfit.estimate({**LLAMA, "model_type": "llama"}, by="trace", seq=32, loss="chunked")

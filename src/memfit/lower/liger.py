@@ -15,7 +15,7 @@ from memfit.lower.linears import linear
 from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import MLP, Model, Norm
-from memfit.techniques.liger import PATCHES
+from memfit.techniques.liger import PATCHES, Patch
 
 
 # -------------------------------------------------------------------------------------------------------------------- norms
@@ -143,6 +143,8 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
     """ForCausalLMLoss of transformers with Liger's cross-entropy inside: the logits are made fp32 all the same."""
     scores = head.logits(hidden, model, bound, ctx)
     ctx.returned.append(scores)
+    if PATCHES[model.family].plain_loss:
+        return head.loss(scores, labels, model, ctx)
     r = ctx.r
     part, r.part = r.part, "logits"
     wide = ops.cast(r, scores, FP32)
@@ -158,14 +160,16 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
 def overlay(programs: Programs, family: str) -> Programs:
     """The programs with Liger's in the places that it patches for the family."""
     patch = PATCHES[family]
-    norms = {**programs.norms, **{style: normed(patch.in_place) for style in RMS}} if patch.norms else programs.norms
+    norms = {**programs.norms, **{style: normed(patch, programs.norms[style]) for style in RMS}} if patch.norms else programs.norms
     mlps: Mapping[str, Run] = {**programs.mlps, **MLPS} if patch.mlp else programs.mlps
     return programs.replace(norms=norms, mlps=mlps, rotary=turned if patch.rope else programs.rotary)
 
 
-def normed(in_place: bool) -> Run:
+def normed(patch: Patch, own: Run) -> Run:
     def run(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
-        return rms_norm(ctx.r, x, bound[f"{module.name}.weight"], ctx.program.processors, in_place)
+        if module.name.startswith("self_attn.") and not patch.inner:
+            return own(x, module, bound, ctx)
+        return rms_norm(ctx.r, x, bound[f"{module.name}.weight"], ctx.program.processors, patch.in_place)
 
     return run
 

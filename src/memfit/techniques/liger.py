@@ -24,12 +24,16 @@ class Patch:
     mlp: bool = True
     experts: bool = False  # a fused kernel for routed experts, which has no formula here
     loss: bool = True  # fused linear cross-entropy exists for the family
+    inner: bool = True  # norms of queries and keys too, in a model that is built already (as a Trainer's)
+    plain_loss: bool = False  # its cross-entropy is put where the modelling file no longer looks (`modeling_….CrossEntropyLoss`)
 
 
 PATCHES: dict[str, Patch] = {
-    "llama": Patch(), "mistral": Patch(), "ministral": Patch(), "qwen2": Patch(), "qwen3": Patch(), "smollm3": Patch(), "phi3": Patch(), "gemma": Patch(),
-    "hunyuan_v1_dense": Patch(rope=False), "gemma2": Patch(in_place=False), "gemma3_text": Patch(in_place=False), "gemma3": Patch(in_place=False),
-    "olmo2": Patch(in_place=False), "olmo3": Patch(in_place=False), "exaone4": Patch(in_place=False), "glm4": Patch(in_place=False, rope=False),
+    "llama": Patch(), "mistral": Patch(plain_loss=True), "ministral": Patch(plain_loss=True),
+    "qwen2": Patch(), "qwen3": Patch(), "smollm3": Patch(), "phi3": Patch(), "gemma": Patch(),
+    "hunyuan_v1_dense": Patch(rope=False, inner=False), "gemma2": Patch(in_place=False), "gemma3_text": Patch(in_place=False), "gemma3": Patch(in_place=False),
+    "olmo2": Patch(in_place=False, inner=False), "olmo3": Patch(in_place=False, inner=False),
+    "exaone4": Patch(in_place=False), "glm4": Patch(in_place=False, rope=False),
     "granite": Patch(loss=False), "gpt_oss": Patch(mlp=False), "mixtral": Patch(experts=True), "qwen3_moe": Patch(experts=True),
     "deepseek_v2": Patch(rope=False, experts=True), "deepseek_v3": Patch(rope=False, experts=True),
 }  # fmt: skip

@@ -32,26 +32,8 @@ def largest(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool
     return True, (values, torch.zeros(indices.shape, dtype=torch.int64))
 
 
-def equal(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """`torch.equal` of single numbers that the program said itself; others are taken to differ."""
-    if not any(one.is_meta for one in args[:2]):
-        return NO
-    values = [single(recorder, one) for one in args[:2]]
-    return True, args[0] is args[1] or (None not in values and values[0] == values[1])
-
-
-def single(recorder: Recorder, tensor: torch.Tensor) -> float | None:
-    if tensor.numel() != 1:
-        return None
-    block = recorder.owned(tensor)
-    if tensor.is_meta:
-        return None if block is None else block.value
-    return float(tensor)
-
-
 ASSUMED: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {
     aten.argmax.default: argmax, aten.argmin.default: argmax, aten.max.dim: largest, aten.min.dim: largest, aten.mode.default: largest,
-    aten.equal.default: equal,
 }  # fmt: skip
 
 

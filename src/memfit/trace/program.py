@@ -15,7 +15,7 @@ import torch
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.tape import Tape
-from memfit.trace import autocast, classes, cuda, flash_attn, inputs, kernels_of, label, masks, prepare, serve, steps, versions
+from memfit.trace import autocast, classes, cuda, flash_attn, inputs, kernels_of, label, liger, masks, prepare, serve, steps, versions
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 
@@ -76,7 +76,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         with cuda.pretended(device), autocast.emulated(device.type), kernels_of.forced(job.attention), failing():
             with Recorder(device):
                 plan = inputs.plan(model, kind, job, device.type)
-            with module_stack(recorder), recorder:
+            with liger.applied(model, job), module_stack(recorder), recorder:
                 perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -119,13 +119,11 @@ def refusals(job: Job) -> Iterator[Problem]:
         yield Problem(
             message=f"the trace cannot run attention `{job.attention}`", where="job.attention", hint="one of " + ", ".join(ATTENTION)
         )
-    if job.training and job.loss != "plain":
-        yield Problem(
-            message=f"the trace runs transformers' own loss, not `{job.loss}`", where="job.loss", hint="use `plain`, or the formulas"
-        )
-    for name, wanted in (("liger", job.liger), ("merge", job.merge)):
-        if wanted:
-            yield Problem(message=f"the trace cannot run `{name}`", where=f"job.{name}", hint="the formulas can")
+    if job.training and job.loss == "chunked":
+        message = "transformers' own losses take all tokens at once: a chunked loss is torchtune's and TRL's"
+        yield Problem(message=message, where="job.loss", hint="use `plain` or `liger`, or the formulas")
+    if job.merge:
+        yield Problem(message="the trace cannot run `merge`", where="job.merge", hint="the formulas can")
     if not job.training and job.cache == "quantized":
         message = "the trace cannot run a quantized cache: its backends are not part of transformers"
         yield Problem(message=message, where="job.cache", hint="use `dynamic`")

@@ -181,6 +181,24 @@ def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     return True, func(torch.full(tensor.shape, block.value), args[1])
 
 
+@rule("equal")
+def equal(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """`torch.equal` of single numbers that the program said itself; others are taken to differ."""
+    if not any(one.is_meta for one in args[:2]):
+        return NO
+    values = [single(recorder, one) for one in args[:2]]
+    return True, args[0] is args[1] or (None not in values and values[0] == values[1])
+
+
+def single(recorder: Any, tensor: torch.Tensor) -> float | None:
+    if tensor.numel() != 1:
+        return None
+    block = recorder.owned(tensor)
+    if tensor.is_meta:
+        return None if block is None else block.value
+    return float(tensor)
+
+
 @rule("scatter.value")
 def scatter(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """One value into a tensor of one value at known places: a mask that routers make of floats and count."""
