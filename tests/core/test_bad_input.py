@@ -3,20 +3,30 @@ time and little memory. The process itself is held to 20 s of processor time and
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import resource
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.core import fake_hub
 from tests.core.fake_hub import Handler, Repo, status
+
+from memfit.cli import main
+from memfit.verbs import question
+from memfit.words import options as choices
+from memfit.words import unbuilt
 
 SRC = Path(__file__).parents[2] / "src"
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
@@ -282,3 +292,47 @@ def test_a_hub_that_never_answers(tmp_path: Path) -> None:
         lines = refused("acme/silent", HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path), **HUB)
     assert "did not send" in lines[0]
     assert time.monotonic() - began < 40
+
+
+# ------------------------------------------------------------------------------------------------------------- anything
+def test_a_family_that_only_the_trace_takes_is_not_judged_by_its_linear_layers() -> None:
+    config = {"model_type": "brand_new", "num_hidden_layers": 2}
+    asked = {"by": "trace", "method": "lora", "targets": "q_proj", "seq": 16}
+    asked_for = question(unbuilt(config, "acme/new", "a test"), asked, [])
+    assert asked_for[1].targets == "q_proj"
+
+
+FIELDS = {
+    name: one for name, one in choices().items() if name not in ("model", "by", "gpu", "longest_seq", "largest_batch", "smallest_gpu")
+}
+ABSURD = (
+    st.sampled_from(
+        [0, -1, 10**18, 2**63, 1e308, -0.5, float("nan"), float("inf"), "", None, True, [], {}, "\x00", "é" * 50, [[[]]], "1e9"]
+    )
+    | st.integers(-(2**70), 2**70)
+    | st.text(max_size=20)
+)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> dict[str, Any]:
+    """Some options, each at one of its choices or at anything."""
+    names = draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=5, unique=True))
+    return {name: draw(st.sampled_from(FIELDS[name].metadata["choices"] or ("x",)) | ABSURD) for name in names}
+
+
+@settings(max_examples=60, deadline=None)
+@given(jobs())
+def test_no_job_file_ends_in_anything_but_an_answer_or_its_problems(job: dict[str, Any]) -> None:
+    said, complained = io.StringIO(), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "job.yaml"
+        (Path(folder) / "config.json").write_text(json.dumps(GOOD))
+        path.write_text(json.dumps({"model": "./config.json", "gpu": "t4", "seq": 16, **job}))
+        begun = time.process_time()
+        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(complained):
+            code = main(["estimate", str(path)])
+    assert code in (0, 1, 2), complained.getvalue()
+    assert (code == 2) == complained.getvalue().startswith("error: ")
+    assert bool(said.getvalue()) == (code != 2)
+    assert time.process_time() - begun < 20
