@@ -126,8 +126,7 @@ class Body:
             x = self.programs.start(ids, self.model, self.ends, ctx)
         else:
             x = embedded(ids, self.model, self.ends, ctx, held)
-            self.make_masks(ctx)
-            held += [mask for mask in ctx.masks.values() if mask is not None and ctx.static]  # `generate` made them, and keeps them
+            self.make_masks(ctx, held)
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
@@ -151,10 +150,12 @@ class Body:
         choices = self.programs.choices if selective else None
         return ctx.r.checkpoint(lambda given: replayable(given, entry, bound, own), x, choices, self.programs.whole)
 
-    def make_masks(self, ctx: Context) -> None:
+    def make_masks(self, ctx: Context, held: list[Tensor]) -> None:
+        """For a static cache `generate` made them, and keeps them whatever the model makes of them."""
         ctx.r.where = self.model.prefix.rpartition(".")[0]
         eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
         ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model, asked=ctx.static)}
+        held += [mask for mask in ctx.masks.values() if mask is not None and ctx.static]
         for mixer in {
             block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)
         }.values():
