@@ -58,7 +58,7 @@ docs: setup            ## write the reference and accuracy pages, and what the c
 	$(BIN)/python tools/transcripts.py
 
 bench: setup           ## how fast memfit itself is
-	@for script in bench/startup.py bench/allocator.py bench/estimate.py; do $(BIN)/python $$script || exit 1; done
+	@for script in bench/startup.py bench/allocator.py bench/estimate.py bench/trace.py; do $(BIN)/python $$script || exit 1; done
 
 size: core             ## lines per folder, and the longest functions
 	@$(BIN)/python tools/size.py

@@ -27,7 +27,7 @@ def write(estimate: Estimate, path: Path) -> None:
     found = snapshot(estimate.memory.tape, Settings.parse(estimate.job.alloc_conf, where="job.alloc_conf"))
     try:
         with path.open("wb") as file:
-            pickle.dump(found, file)
+            pickle.dump(found, file, protocol=4)  # what the visualizer reads, whatever Python writes by default
     except OSError as error:
         raise InputError.one(f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="snapshot") from None
 

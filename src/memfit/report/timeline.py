@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from memfit.errors import InputError, MissingExtra
 from memfit.estimate import Estimate
-from memfit.report.figures import gib, phase
+from memfit.report.figures import phase
 from memfit.report.peak import table
 from memfit.report.text import place
 from memfit.simulate.allocator import Allocator
@@ -21,6 +21,7 @@ from memfit.tape import Alloc, Free, Mark, Tape
 from memfit.units import GIB, MIB
 
 COLUMNS = 720  # points of a curve
+TABLE = 110  # characters of the list below it
 WIDTH, HEIGHT = 980, 460
 LEFT, RIGHT, TOP, BOTTOM = 62, 170, 54, 40
 # From the bottom up: what stays, then what comes and goes. Colours can be told apart by colour-blind eyes (after Okabe and Ito).
@@ -175,7 +176,8 @@ def frame(estimate: Estimate, scale: Scale) -> Iterator[str]:
     """Title, axes and ticks."""
     title = estimate.model.name  # of a script its file's
     where = f" on {estimate.gpu.name}" if estimate.gpu is not None else ""
-    yield text(LEFT, 20, f"{title}{where}: {gib(estimate.memory.allocated)} GiB allocated at the peak", size=13, bold=True)
+    size = f"{estimate.memory.allocated / scale.unit:.2f} {scale.word}"
+    yield text(LEFT, 20, f"{title}{where}: {size} allocated at the peak", size=13, bold=True)
     step = tick(scale.top / scale.unit)
     value = 0.0
     while value * scale.unit <= scale.top:
@@ -261,8 +263,9 @@ def legend(estimate: Estimate, drawn: Curves, scale: Scale) -> Iterator[str]:
         y += 8
     y += 26
     if estimate.memory.at is not None:
-        for words in textwrap.wrap("peak: " + place(estimate.memory.at, estimate).replace(".default", ""), 26)[:6]:
-            yield text(x, y, words, colour="#555", size=10)
+        named = place(estimate.memory.at, estimate).replace(".default", "").replace("_", "_ ")  # a long name may break behind these
+        for words in textwrap.wrap("peak: " + named, 26)[:6]:
+            yield text(x, y, words.replace("_ ", "_"), colour="#555", size=10)
             y += 13
 
 
@@ -305,7 +308,7 @@ def page(estimate: Estimate, drawn: Curves) -> str:
     }  # fmt: skip
     title = html.escape(estimate.model.name)
     safe = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return PAGE.format(title=title, width=WIDTH, svg=svg(estimate, drawn), table=html.escape(table(estimate)), data=safe)
+    return PAGE.format(title=title, width=WIDTH, svg=svg(estimate, drawn), table=html.escape(table(estimate, TABLE)), data=safe)
 
 
 def png(estimate: Estimate, drawn: Curves, path: Path) -> None:

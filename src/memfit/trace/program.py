@@ -94,7 +94,9 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
     if job.training:
         model = prepare.trainable(model, job, recorder.device.type)
     recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
-    steps.own(recorder, "weights", steps.weights(model))
+    paths = steps.paths_of(model)
+    for one in steps.weights(model):
+        steps.own(recorder, "weights", [one], paths.get(id(one), ""))
     recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
     if job.training:
         steps.train(recorder, model, job, options, plan)

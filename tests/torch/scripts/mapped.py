@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from model import Tokens
+from model import DTYPE, Tokens
 from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Trainer, TrainingArguments
 
@@ -15,7 +15,7 @@ if quant == "nf4":
     )
 elif quant == "int8":
     packed = BitsAndBytesConfig(load_in_8bit=True)
-model = AutoModelForCausalLM.from_pretrained(folder, device_map="auto", dtype=torch.bfloat16, quantization_config=packed)
+model = AutoModelForCausalLM.from_pretrained(folder, device_map="auto", **{DTYPE: torch.bfloat16}, quantization_config=packed)
 if packed is not None:
     model = prepare_model_for_kbit_training(model, gradient_checkpointing_kwargs={"use_reentrant": False})
 model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))

@@ -1,6 +1,7 @@
 """The model and the data that the scripts here train: a small Llama, random tokens."""
 
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = {
@@ -13,10 +14,12 @@ CONFIG = {
     "max_position_embeddings": 1024,
 }
 SEQ = 256
+NEW = tuple(map(int, transformers.__version__.split(".")[:2])) >= (4, 56)
+DTYPE = "dtype" if NEW else "torch_dtype"  # what the argument is called
 
 
 def build(dtype=torch.float32):
-    return LlamaForCausalLM._from_config(LlamaConfig(**CONFIG), dtype=dtype)
+    return LlamaForCausalLM._from_config(LlamaConfig(**CONFIG), **{DTYPE: dtype})
 
 
 def batches(size):
