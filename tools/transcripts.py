@@ -30,6 +30,7 @@ TIMEOUT = 300.0
 MARKER = re.compile(r"^<!-- run(?P<options>(?: \w+=\d+)*): (?P<command>.+?) -->$", re.MULTILINE)
 LOOKS_LIKE_MARKER = re.compile(r"^<!--\s*run\b.*$", re.MULTILINE)
 FENCE = re.compile(r"\n(?P<fence>`{3,})\w*\n(?P<body>.*?)^(?P=fence)$", re.MULTILINE | re.DOTALL)
+PROGRESS = "tracing: "  # signs of life, which only a slow machine shows
 START_MEMFIT = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
 
 
@@ -55,7 +56,7 @@ class Block:
         text = done.stdout.decode()
         if done.returncode != self.exit:
             raise Broken(f"`{self.command}` exits with {done.returncode}, not {self.exit}\n{text}")
-        lines = [line.rstrip() for line in text.rstrip().splitlines()]
+        lines = [line.rstrip() for line in text.rstrip().splitlines() if not line.startswith(PROGRESS)]
         if self.head and len(lines) > self.head:
             lines = [*lines[: self.head], "…"]
         return "".join(f"{line}\n" for line in [f"$ {self.command}", *lines])

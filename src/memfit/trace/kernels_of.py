@@ -156,7 +156,8 @@ def math_attention(
     weights = torch.matmul(scaled, key.transpose(-2, -1) * root)
     if bias is not None:
         weights.add_(bias)
-    weights = aten._safe_softmax(weights, -1)
+    safe = op("_safe_softmax")  # since torch 2.5
+    weights = aten._softmax(weights, -1, False) if safe is None else safe(weights, -1)
     if dropout_p > 0:
         weights = torch.nn.functional.dropout(weights, dropout_p)
     beside = weights.to(kind)  # returned with the result, and made first: compilers go through the arguments of a call from the right

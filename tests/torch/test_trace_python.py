@@ -1,0 +1,79 @@
+"""`--python`: the trace runs with another environment's packages, where memfit is not installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+import memfit
+from memfit.errors import InputError
+from memfit.verbs import trace
+
+CONFIG = {
+    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 256, "dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def environment(folder: Path, *paths: str) -> Path:
+    """A virtual environment without pip, that sees what lies on `paths`."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "seen.pth").write_text("".join(f"{one}\n" for one in paths))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With this one's packages, and one of its own; without memfit."""
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "own").mkdir()
+    (folder / "own" / "only_there.py").write_text("WIDTH = 96\n")
+    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *(one for one in sys.path if "site-packages" in one)}
+    return environment(folder / "venv", *sorted(paths), str(folder / "own"))
+
+
+def python_of(folder: Path) -> str:
+    return str(folder / ("Scripts" if os.name == "nt" else "bin") / "python")
+
+
+def test_a_script_has_the_packages_of_the_environment_that_is_named(other: Path, tmp_path: Path) -> None:
+    bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([python_of(other), "-c", "import memfit"], capture_output=True, text=True, check=False, env=bare)
+    if done.returncode == 0:
+        pytest.skip("memfit lies among this interpreter's packages")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nimport only_there\nmodel = torch.nn.Linear(only_there.WIDTH, 8).cuda()\n"
+        "model(torch.randn(2, only_there.WIDTH).cuda()).sum().backward()\ntorch.optim.SGD(model.parameters(), lr=1.0).step()\n"
+    )
+    with pytest.raises(InputError, match="needs the package `only_there`"):
+        trace(script)
+    for named in (str(other), python_of(other)):
+        assert trace(script, python=named).parameters.total == 96 * 8 + 8
+
+
+def test_a_model_is_traced_there_to_the_same_byte(other: Path) -> None:
+    found = trace(CONFIG, gpu="a100-sxm-80gb", seq=64, python=str(other))
+    here = memfit.estimate(CONFIG, gpu="a100-sxm-80gb", seq=64, by="trace")
+    assert (found.memory.allocated, found.memory.reserved, found.memory.parts) == (
+        here.memory.allocated, here.memory.reserved, here.memory.parts,
+    )  # fmt: skip
+    assert found.versions == here.versions
+
+
+def test_an_environment_that_lacks_what_it_takes_is_told(tmp_path: Path) -> None:
+    bare = environment(tmp_path / "bare")
+    with pytest.raises(InputError) as caught:
+        trace(CONFIG, python=str(bare))
+    (problem,) = caught.value.problems
+    assert "has no `torch`" in problem.message
+    assert problem.where == "python"
+    for named in (str(tmp_path / "nothing"), str(Path(__file__))):
+        with pytest.raises(InputError, match="neither an interpreter nor a virtual environment"):
+            trace(CONFIG, python=named)
