@@ -28,14 +28,36 @@ def environment(folder: Path, *paths: str) -> Path:
     return folder
 
 
+# What the operators of torch 2.5 and later are called; where memfit asks for one of them, there is none.
+OLDER = """\
+import sys
+if any(word.endswith("child.py") for word in sys.orig_argv):
+    import torch
+    NEWER = ("_fused_rms_norm", "_fused_rms_norm_backward", "_grouped_mm", "_scaled_grouped_mm", "_safe_softmax")
+    kind = type(torch.ops.aten)
+    true = kind.__getattr__
+    def found(self, name):
+        if name in NEWER and sys._getframe(1).f_globals["__name__"].startswith("memfit."):
+            raise AttributeError(name)
+        return true(self, name)
+    kind.__getattr__ = found
+    for name in NEWER:
+        vars(torch.ops.aten).pop(name, None)
+"""
+
+
+def packages() -> list[str]:
+    """Where this interpreter finds what is installed."""
+    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *(one for one in sys.path if "site-packages" in one)})
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """With this one's packages, and one of its own; without memfit."""
     folder = tmp_path_factory.mktemp("other")
     (folder / "own").mkdir()
     (folder / "own" / "only_there.py").write_text("WIDTH = 96\n")
-    paths = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *(one for one in sys.path if "site-packages" in one)}
-    return environment(folder / "venv", *sorted(paths), str(folder / "own"))
+    return environment(folder / "venv", *packages(), str(folder / "own"))
 
 
 def python_of(folder: Path) -> str:
@@ -77,3 +99,14 @@ def test_an_environment_that_lacks_what_it_takes_is_told(tmp_path: Path) -> None
     for named in (str(tmp_path / "nothing"), str(Path(__file__))):
         with pytest.raises(InputError, match="neither an interpreter nor a virtual environment"):
             trace(CONFIG, python=named)
+
+
+@pytest.mark.parametrize("job", [{"attention": "math"}, {"method": "lora", "checkpointing": "full"}], ids=["math", "lora"])
+def test_operators_that_an_older_torch_lacks_are_not_needed(job: dict[str, str], tmp_path: Path) -> None:
+    """Not by this model; the packages around memfit go on finding them."""
+    folder = environment(tmp_path / "venv", *packages())
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "sitecustomize.py").write_text(OLDER)
+    found = trace(CONFIG, gpu="a100-sxm-80gb", seq=64, python=str(folder), **job)
+    here = memfit.estimate(CONFIG, gpu="a100-sxm-80gb", seq=64, by="trace", **job)
+    assert found.memory.allocated == here.memory.allocated

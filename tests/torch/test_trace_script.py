@@ -83,6 +83,17 @@ def test_the_gpu_answers_what_programs_ask(tmp_path: Path) -> None:
     assert found.problems == ()
 
 
+def test_a_long_trace_shows_signs_of_life(tmp_path: Path) -> None:
+    script, seen = tmp_path / "train.py", []
+    script.write_text(
+        "import time\ntime.sleep(1)\nimport torch\nx = torch.ones(8, device='cuda', requires_grad=True)\nx.sum().backward()\n"
+    )
+    trace(script, steps=1, progress=lambda *words: seen.append(words))
+    assert seen
+    assert seen[0][:3] == ("load", 0, "")
+    assert [one[3] for one in seen] == sorted(one[3] for one in seen)
+
+
 @pytest.mark.slow
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     found = run("compiled.py", tmp_path)
