@@ -129,6 +129,13 @@ def test_files_and_commands_of_a_script_come_to_nothing(tmp_path: Path) -> None:
     assert any("commands that the script starts are not run" in one.message for one in found.problems)
 
 
+def test_a_mask_that_nobody_knows_selects_everything_and_says_so(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(MODEL + "out[out > 0].sum().backward()\ntorch.optim.SGD(model.parameters(), lr=1.0).step()\n")
+    (note,) = [one for one in trace(script, steps=1).problems if "mask" in one.message]
+    assert "train.py:4: out[out > 0]" in note.where
+
+
 def command(*words: str) -> list[str]:
     return [sys.executable, "-c", "import sys; from memfit.cli import main; sys.exit(main())", "trace", *words]
 

@@ -113,7 +113,7 @@ def no_values(bad: BaseException, script: str) -> Told:
         sized = (
             any(word in text for word in ("nonzero", "data-dependent", "data-independent")) or "DynamicOutputShape" in type(bad).__name__
         )
-        hint = "they decide how large a result is (`x[mask]`, `nonzero`, `unique`)" if sized else f"{type(bad).__name__}: {first_line(bad)}"
+        hint = "they decide how large a result is (`nonzero`, `unique`)" if sized else f"{type(bad).__name__}: {first_line(bad)}"
         return "the script depends on values that only a GPU could compute", hint
     return None
 
