@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from memfit.estimate import estimate
@@ -14,6 +16,7 @@ from memfit.model.source import read
 from memfit.simulate.memory import Memory, memory
 
 GIB = 2**30
+FRAMEWORKS = (Path(__file__).parents[2] / "docs" / "concepts" / "frameworks.md").read_text()
 
 
 def model(name: str) -> Model:
@@ -89,6 +92,9 @@ def test_frameworks_do_not_give_the_same_bytes() -> None:
     found = {name: held(framework=name) for name in ("transformers", "torchtune", "torchtitan", "litgpt", "megatron")}
     assert sorted(found, key=lambda name: found[name]) == ["megatron", "torchtitan", "transformers", "litgpt", "torchtune"]
     assert len({round(one, 1) for one in found.values()}) == len(found)
+    for name, one in found.items():
+        line = next(line for line in FRAMEWORKS.splitlines() if line.startswith(f"| `{name}`"))
+        assert float(line.split("|")[3]) == round(one, 1)
     assert found["megatron"] == pytest.approx(20.0, abs=0.05)
     assert 1.6 < held(framework="transformers", versions="transformers=4.51") / found["megatron"] < 1.7
     assert found["transformers"] / found["megatron"] == pytest.approx(1.52, abs=0.01)  # what RMSNorm's inputs in fp32 cost

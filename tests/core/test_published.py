@@ -196,6 +196,17 @@ def test_readers_of_known_publishers_stand_the_same() -> None:
                 assert isinstance(made(source=f"{origin}:x", **{field: strange}), (Case, Refused))
 
 
+@pytest.mark.parametrize(
+    ("metric", "gib", "contradicts"),
+    [("peak_allocated", 50.0, True), ("peak_allocated", 60.0, False), ("allocated_end_of_step", 40.5, False)],
+)
+def test_a_peak_below_what_the_stated_job_keeps_is_no_measurement_of_it(metric: str, gib: float, contradicts: bool) -> None:
+    """Full AdamW of a 7.24 B model in bf16 holds 8 bytes a parameter at its step, 53.95 GiB; after it the gradients are gone."""
+    found = made(method="full", metric=metric, value=gib, value_gib=gib)
+    assert isinstance(found, Refused) == contradicts
+    assert not isinstance(found, Refused) or found.reason == "the figure is smaller than what the stated job keeps"
+
+
 def test_lines_that_are_no_rows_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(

@@ -235,3 +235,25 @@ def test_math_attention_against_a_published_peak(length: int, published: float) 
         torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=mask, enable_gqa=True)
     found = peak(Tape(events=recorder.finished(), source="trace"))[0] - inputs
     assert found / 2**30 == pytest.approx(published, rel=0.01)
+
+
+def test_rms_norm_is_one_kernel_with_a_graph_and_without() -> None:
+    """Where its operands have one dtype: the result and a number a row; with a graph the input is kept, not what it is made of."""
+    from memfit.trace import cuda, kernels_of
+    from memfit.trace.recorder import Recorder
+    from memfit.trace.rules import References, learn
+
+    device = cuda.Device(version=(2, 13))
+    if not References.known[0]:
+        learn(Recorder(device))
+    kernels_of.install(device)
+    source, weight = (torch.empty(shape, device="meta", requires_grad=True) for shape in ((64, 512), (512,)))
+    for graph in (True, False):
+        recorder = Recorder(device)
+        with cuda.pretended(device), torch.set_grad_enabled(graph), recorder:
+            out = torch.nn.functional.rms_norm(source, (512,), weight, 1e-6)
+            if graph:
+                out.sum().backward()
+        sizes = [event.size for event in recorder.finished() if isinstance(event, Alloc) and "rms_norm." in event.op]
+        assert sizes[:2] == [64 * 512 * 4, 64 * 4]
+        assert source.grad is not None

@@ -44,10 +44,31 @@ def dropout(source: torch.Tensor, probability: float, train: bool) -> torch.Tens
     return source * noise
 
 
+class FusedRMSNorm(torch.autograd.Function):
+    """`_fused_rms_norm` is composite wherever a device has no kernel of its own, and then autograd takes it apart before anybody sees it;
+    so what autograd does with CUDA's kernel stands here (tools/autograd/derivatives.yaml, torch 2.13)."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor | None, shape: list[int], eps: float | None) -> torch.Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            out, rows = aten._fused_rms_norm(source, shape, weight, eps)
+        ctx.save_for_backward(source, weight, rows)
+        ctx.shape = shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        source, weight, rows = ctx.saved_tensors
+        mask = [ctx.needs_input_grad[0], ctx.needs_input_grad[1]]
+        to_source, to_weight = aten._fused_rms_norm_backward(gradient, source, ctx.shape, rows, weight, mask)
+        return to_source, to_weight, None, None
+
+
 def rms_norm(source: torch.Tensor, shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None) -> torch.Tensor:
     """One fused op where the dtypes agree (torch >= 2.9 on CUDA), else the composite in fp32."""
     if acting().type == "cuda" and acting().version >= (2, 9) and (weight is None or weight.dtype == source.dtype):
-        return aten._fused_rms_norm(source, shape, weight, eps)[0]
+        fused: torch.Tensor = FusedRMSNorm.apply(source, weight, shape, eps)
+        return fused
     wide = source.float() if source.dtype in (torch.float16, torch.bfloat16) else source
     variance = wide.pow(2).mean(list(range(-len(shape), 0)), keepdim=True)
     normed = (wide * (variance.add_(eps or torch.finfo(wide.dtype).eps)).rsqrt()).to(source.dtype)

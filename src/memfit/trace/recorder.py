@@ -397,6 +397,6 @@ def composite_of(func: Any) -> Any:
     if func in CHOSEN:
         return CHOSEN[func]
     known = torch._C._dispatch_has_kernel_for_dispatch_key
-    if known(func.name(), "CompositeImplicitAutograd") and not known(func.name(), "CPU"):
+    if func not in RULES and known(func.name(), "CompositeImplicitAutograd") and not known(func.name(), "CPU"):
         return func.decompose
     return False
