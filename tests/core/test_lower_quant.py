@@ -10,6 +10,7 @@ from tests.core.tapes import LLAMA, alive, made, peak, sizes, tape_of, walked
 
 from memfit.errors import InputError
 from memfit.estimate import estimate
+from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster
 from memfit.job import Job
 from memfit.lower import lower
@@ -303,6 +304,17 @@ def test_warm_up(job: dict[str, Any], size: int) -> None:
     """One block as large as the model is to be; 4.51 halved whatever was packed."""
     blocks = [block for block in made(tape_of(**job), "load") if block.op == "warmup"]
     assert sum(block.size for block in blocks) == size
+
+
+@pytest.mark.parametrize(("version", "half", "heads"), [("4.51", True, 2), ("4.57", False, 1), ("5.23", False, 1)])
+def test_warm_up_of_stored_weights(version: str, half: bool, heads: int) -> None:
+    """4.51 halved what any quantizer loads, and did not know that a head is tied (modeling_utils.py caching_allocator_warmup, factor 4)."""
+    stored = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    model = build({**LLAMA, "tie_word_embeddings": True, "quantization_config": stored})
+    tape = lower(model, Job(task="inference", batch=1, seq=16, new_tokens=0, versions=f"transformers={version}"))
+    (block,) = (event for event in tape.events if isinstance(event, Alloc) and event.op == "warmup")
+    size = sum(FORMATS[weight.format or "bfloat16"].bytes(weight.count) for weight in model.weights()) + (heads - 1) * 2 * V * D
+    assert block.size == (size // 2 if half else size)
 
 
 def test_warm_up_leaves_room() -> None:

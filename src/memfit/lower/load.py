@@ -13,6 +13,7 @@ from memfit.formats import BF16, FORMATS, FP16, FP32, Format
 from memfit.lower.bound import Bound
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Linear, Weight
+from memfit.model.quantized import method
 from memfit.program import Program
 
 WARMED = (4, 50)  # the first transformers that does so
@@ -21,16 +22,18 @@ KEPT_FREE = int(1.2 * 2**30)  # left over by the warm-up (modeling_utils.py cach
 
 def warm_up(r: Recorder, program: Program) -> None:
     """One block as large as the whole model, given back at once: what it was cut from then takes the weights (transformers 5.23
-    modeling_utils.py caching_allocator_warmup; 4.51 halved the bytes of every packed model instead). Buffers that are no part of the
+    modeling_utils.py caching_allocator_warmup; 4.51 halved the bytes of every packed model instead, one that is stored so too, and counted a
+    tied head like the embedding). Buffers that are no part of the
     checkpoint do not count; the few that are, are left out here."""
     job, model = program.job, program.model
     version = job.version("transformers")
     if not job.mapped or version < WARMED:
         return
     packed = {f"{name}.weight" for name in packed_names(program)}
-    half = program.quant is not None and version < (4, 57)
+    half = version < (4, 57) and (program.quant is not None or bool(method(model.config)))
+    tied_too = (Weight(name="", shape=(model.vocab, model.width)),) if model.tied and version < (4, 57) else ()
     size = 0.0
-    for weight in model.weights():
+    for weight in (*model.weights(), *tied_too):
         bytes = float(FORMATS[weight.format or program.weights].bytes(weight.count))
         if half:
             bytes /= 2

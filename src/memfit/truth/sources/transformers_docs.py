@@ -15,6 +15,10 @@ def read(row: Row) -> Reading:
     if (row.metric == "nvidia-smi" and not row.model) or str(row.model) == "none":
         raise Unfit("a context, no job")
     options = words.numbers(row.text("dtype"))
+    if options.get("quant", "none") != "none":
+        # `load_in_8bit=True` or `load_in_4bit=True` and nothing else: the rest is loaded in fp16, and 4 bits compute in bitsandbytes' own
+        # default (transformers 4.33 modeling_utils.py from_pretrained, utils/quantization_config.py)
+        options |= {"precision": "fp16"} | ({"quant_compute": "float32"} if options["quant"] != "int8" else {})
     notes = []
     if isinstance(row.seq, dict) and "10x system prompt" in str(row.seq.get("input")):
         options |= {"seq": LONG_PROMPT, "new_tokens": words.length(row.seq.get("new_tokens"))}
@@ -29,8 +33,8 @@ def read(row: Row) -> Reading:
 
 
 def dated(text: str) -> str:
-    """The transformers and torch that were current in that month, where only a date is given."""
-    for month, versions in (("2023-09", "transformers=4.33,torch=2.0"), ("2023-12", "transformers=4.36,torch=2.1")):
+    """The libraries that were current in that month, where only a date is given."""
+    for month, versions in (("2023-09", "transformers=4.33,torch=2.0,bitsandbytes=0.41"), ("2023-12", "transformers=4.36,torch=2.1")):
         if month in text:
             return versions
     raise Unfit("the versions are not known", text)
