@@ -126,6 +126,10 @@ class Job:
         choices=("auto", "device_map", "host"),
         group="moments",
     )
+    keep_outputs: bool = option(
+        False,
+        "the loop's variable keeps what the model returns until the next forward is over, and nobody switches the cache off: loops by hand",
+    )
     longest: int = option(
         0,
         "tokens per sequence of the longest batch still to come, where batches differ; 0: all are alike",
@@ -253,6 +257,11 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
         ("accumulate", "optimizer", "clip", "zero_grad", "checkpointing", "loss", "liger", "evaluate", "longest"),
         lambda job: job.training,
         "training",
+    ),
+    (
+        ("keep_outputs",),
+        lambda job: job.training and job.framework in ("transformers", "trl"),
+        "training in a loop around transformers' models",
     ),
     (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),
     (("reentrant",), lambda job: job.training and job.checkpointing != "none", "gradient checkpointing"),

@@ -12,11 +12,15 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+from tests.core.tapes import alive as alive_at  # noqa: E402
 from tests.torch.real_steps import CONFIGS  # noqa: E402
 
 from memfit import kernels  # noqa: E402
 from memfit.errors import InputError  # noqa: E402
 from memfit.job import Job  # noqa: E402
+from memfit.lower import lower  # noqa: E402
+from memfit.model.families import build  # noqa: E402
+from memfit.simulate.memory import memory  # noqa: E402
 from memfit.tape import Alloc, Mark, Tape, check  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 from memfit.trace.peek import alive, peak  # noqa: E402
@@ -85,6 +89,16 @@ def test_the_second_step_is_the_steady_one() -> None:
 def test_outputs_that_are_kept_cost_the_logits() -> None:
     tokens = 2 * 64 * 1000 * 2
     assert peak(traced(keep_outputs=True))[0] - peak(traced())[0] == pytest.approx(tokens, abs=512)
+
+
+@pytest.mark.parametrize("job", [{}, {"precision": "bf16-autocast"}, {"checkpointing": "full"}, {"method": "lora", "zero_grad": "keep"}])
+def test_a_loop_that_keeps_outputs_by_both(job: dict[str, Any]) -> None:
+    """The peak, and what stands when the optimizer begins, formulas beside the real code."""
+    options = Job(**{"batch": 2, "seq": 64, "optimizer": "sgd", "keep_outputs": True, **job})
+    ours, real = lower(build(LLAMA), options), trace_config(LLAMA, options)
+    assert memory(ours).allocated == pytest.approx(memory(real).allocated, rel=0.005)
+    held = [sum(block.size for block in alive_at(tape, "step", 1)) for tape in (ours, real)]
+    assert held[0] == pytest.approx(held[1], rel=0.005)
 
 
 def test_a_tied_head_adds_a_second_gradient_of_the_embedding() -> None:

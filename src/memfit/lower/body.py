@@ -9,6 +9,7 @@ from memfit.formats import FP32
 from memfit.lower import masks, versions
 from memfit.lower.attention import SHARED, tables
 from memfit.lower.bound import Bound
+from memfit.lower.cache import Cache
 from memfit.lower.context import Context
 from memfit.lower.embed import embedded
 from memfit.lower.frameworks import programs_of
@@ -31,7 +32,8 @@ class Body:
         self.blocks: list[Storage | None] = []  # of a quantized file
         self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
         self.shared: list[Tensor] = []
-        self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them
+        self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them,
+        self.cache: Cache | None = None  # and its keys and values
 
     def path(self, entry: Entry) -> str:
         return f"{self.model.prefix}.{entry.number}"

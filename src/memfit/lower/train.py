@@ -58,7 +58,7 @@ def run_step(r: Recorder, program: Program, body: Body, stepper: Stepper, step: 
         begin = len(r.events)
         for _ in range(min(job.accumulate, MICRO_BATCHES)):
             micro_batch(r, program, body, step, tokens)
-        first = Stretch(r, begin, leaves) if fresh and not body.programs.keeps_outputs else None
+        first = Stretch(r, begin, leaves) if fresh and not (body.programs.keeps_outputs or job.keep_outputs) else None
     r.mark("step", "", step)
     if job.clip:
         clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
@@ -131,11 +131,22 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
     leave_autocast(ctx)
     wide = in_fp32(ctx, step)
+    if program.job.keep_outputs and training:
+        kept = ctx.returned[:] if not wide else [one for _, some in wide for one in some]
+        replace_outputs(r, body, kept, None if len(wide) > 1 else ctx.cache, step)
     ctx.returned.clear()
-    if ctx.cache is not None:
+    if ctx.cache is not None and ctx.cache is not body.cache:
         forget(r, ctx.cache, step)
     release(r, wide, step, phase)
     return loss
+
+
+def replace_outputs(r: Recorder, body: Body, outputs: list[Tensor], cache: Cache | None, step: int) -> None:
+    """The loop's variable takes what this forward returned; what the one before did goes only now."""
+    old, body.cache = body.cache, cache
+    body.outputs[:] = outputs
+    if old is not None:
+        forget(r, old, step)
 
 
 def in_fp32(ctx: Context, step: int) -> list[tuple[str, list[Tensor]]]:

@@ -121,11 +121,12 @@ def fills_cache(program: Program, training: bool) -> bool:
     never did."""
     checkpointed = training and program.job.checkpointing != "none"
     job, model, version = program.job, program.model, program.job.version("transformers")
-    if job.framework not in ("transformers", "trl") or (job.framework == "trl" and job.version("trl") >= (0, 22)):
+    switched = not job.keep_outputs  # whose loop it is, switches it off
+    if job.framework not in ("transformers", "trl") or (switched and job.framework == "trl" and job.version("trl") >= (0, 22)):
         return False
     if checkpointed and not (model.family == "gpt_bigcode" and version < (4, 53)):
         return False
-    if version >= (5, 0):
+    if switched and version >= (5, 0):
         return model.caching and job.framework == "transformers"
     if model.config.get("use_cache", True) is False or (training and model.family == "gemma2"):
         return False

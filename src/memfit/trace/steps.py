@@ -61,7 +61,7 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
 
 
 def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
-    """Forward, backward, step, zero_grad; outputs are dropped before backward unless `keep_outputs`."""
+    """Forward, backward, step, zero_grad; outputs are dropped before backward unless they are kept."""
     model.train()
     if versions.cache_off(job):
         model.config.use_cache = False
@@ -70,14 +70,14 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     optimizer, paths = optimizer_of(model, job.optimizer), paths_of(model)
     states(recorder, optimizer, paths)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
+    kept: list[Any] = []
     lengths = dict.fromkeys(range(options.steps), job.seq) | ({LONGEST: job.longest} if job.longest else {})
     for step, length in lengths.items():
         if job.zero_grad == "before_backward":
             optimizer.zero_grad(set_to_none=True)
         for _ in range(job.accumulate):
-            micro_step(
-                recorder, model, forward, job if length == job.seq else job.replace(seq=length, longest=0), (plan, options, scaler, step)
-            )
+            now = job if length == job.seq else job.replace(seq=length, longest=0)
+            micro_step(recorder, model, forward, now, (plan, options, scaler, step), kept)
         recorder.mark("step")
         update(model, optimizer, job, scaler)
         states(recorder, optimizer, paths)
@@ -89,13 +89,15 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         evaluate(recorder, model, forward, job, plan)
 
 
-def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int]) -> None:
+def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int], kept: list[Any]) -> None:
     plan, options, scaler, step = how
     recorder.mark("prepare", step=step)
     given = inputs.training(recorder, model, job, plan, job.batch)
     recorder.mark("forward")
     outputs = forward(**given)
     loss = outputs.loss
+    if job.keep_outputs:
+        kept[:] = [outputs]  # the loop's variable is overwritten now
     if not options.keep_outputs:
         del outputs
     if job.accumulate > 1:

@@ -62,4 +62,6 @@ __all__ = ["DTYPE", "TRANSFORMERS", "converts", "installed", "kept_whole", "text
 
 def cache_off(job: Job) -> bool:
     """Whether the loop around the model switches the key/value cache off: a Trainer since 5.0 (trainer.py), TRL since 0.22 (sft_trainer.py)."""
+    if job.keep_outputs:
+        return False
     return TRANSFORMERS >= (5, 0) or (job.framework == "trl" and job.version("trl") >= (0, 22))

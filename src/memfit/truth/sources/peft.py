@@ -18,7 +18,7 @@ def read(row: Row) -> Reading:
     notes: list[str] = []
     if row.metric == "allocated_end_of_step" and mean:
         options["seq"] = max(1, round(mean))
-        options["zero_grad"] = "keep"
+        options["zero_grad"], options["keep_outputs"] = "keep", True  # run.py train: `outputs` is a variable of the loop
         notes.append("length: the mean over samples, since the figure is a mean over steps")
     else:
         options["seq"] = words.length(row.seq)
