@@ -31,6 +31,14 @@ def process(*arguments: str) -> Callable[[], object]:
     return lambda: subprocess.run([sys.executable, "-c", START, *arguments], env=environment, stdout=subprocess.DEVNULL, check=False)
 
 
+def additions(count: int) -> int:
+    """A yardstick: 40 to 50 ms where nothing else runs on a core of 2023."""
+    total = 0
+    for number in range(count):
+        total += number
+    return total
+
+
 def main() -> int:
     from memfit.estimate import estimate
     from memfit.hardware import parse_cluster
@@ -44,6 +52,7 @@ def main() -> int:
     cluster, job = parse_cluster(GPU), Job()
     compact, flat = lower(model, job, None, cluster, compact=True), lower(model, job, None, cluster)
     rows: dict[str, tuple[Callable[[], object], int]] = {
+        "a million additions in a loop (what this machine is worth)": (lambda: additions(1_000_000), 9),
         "memfit --version, whole process": (process("--version"), 9),
         f"memfit estimate {MODEL}, whole process": (process("estimate", MODEL, "--gpu", GPU), 9),
         "estimate() warm, live peak only": (lambda: estimate(model, job, cluster, precise=False), 30),
