@@ -20,15 +20,16 @@ from click.shell_completion import CompletionItem
 from memfit import __version__
 from memfit.cli_trace import FLAGS, HELP, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
+from memfit.job import Job
 from memfit.report import FORMATS, write
 from memfit.verbs import VERBS, estimate, gpus, models
-from memfit.words import Run, offer, options
+from memfit.words import Measuring, Run, offer, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
 # Headings of the help page, by the group of an option.
 GROUPS = {
     "question": "Question", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
-    "inference": "Inference", "trace": "Trace", "moments": "Other moments of a run", "environment": "Environment", "output": "Output",
+    "inference": "Inference", "trace": "Trace", "measure": "Measuring", "moments": "Other moments of a run", "environment": "Environment", "output": "Output",
 }  # fmt: skip
 PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...", "–": "-"})
 
@@ -261,6 +262,15 @@ class Commands(click.Group):
                 "trace", callback=run_trace, params=[*flags, *FLAGS, *output(explain=True)], help=text, short_help=verb.help,
                 options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",
             )  # fmt: skip
+        if cmd_name == "measure":
+            from memfit import cli_measure
+
+            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="[MODEL]", shell_complete=complete_model)
+            known = {**{one.name: one for one in dataclasses.fields(Measuring)}, **{one.name: one for one in dataclasses.fields(Job)}}
+            known_flags = [flag(one) for one in known.values()]
+            text = cli_measure.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
+            params = [model, *known_flags, *cli_measure.FLAGS, *output(explain=False)]
+            return Sections("measure", callback=cli_measure.run, params=params, help=text, short_help=verb.help)
         if cmd_name == "accuracy":
             from memfit import cli_accuracy
 

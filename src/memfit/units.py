@@ -39,6 +39,18 @@ def parse_bytes(text: str | int, *, where: str = "") -> int:
     return size
 
 
+_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+
+
+def parse_seconds(text: str, where: str = "") -> float:
+    """`25m`, `540s`, `1.5h` or a bare number of seconds."""
+    match = _QUANTITY.fullmatch(text) if len(text) < 64 else None
+    scale = _SECONDS.get(match[2].lower(), 0) if match else 0
+    if match is None or not scale:
+        raise InputError.one(f"`{text[:40]}` is no time", where=where, hint="write it like `25m` or `540s`")
+    return float(match[1]) * scale
+
+
 def round_up(value: int, multiple: int) -> int:
     """The smallest multiple of `multiple` that is not below `value`."""
     return -(-value // multiple) * multiple

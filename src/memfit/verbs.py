@@ -9,14 +9,17 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import InputError, MissingExtra, Problem
+from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
+from memfit.units import parse_seconds
 from memfit.words import (
     PRODUCERS,
     Ask,
+    Measuring,
     Run,
     ask_from,
     cluster_of,
@@ -38,6 +41,7 @@ from memfit.words import (
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.estimate import Estimate
     from memfit.hardware import GPU, Cluster
+    from memfit.measure.record import Case, Record
     from memfit.model.catalog import Entry
     from memfit.model.modules import Model
     from memfit.model.source import Source
@@ -266,11 +270,50 @@ def accuracy(
     return compare(rows, confidence=confidence, source=source, limit=limit, producer=producer_of(by), progress=progress)
 
 
+def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any) -> list[Record]:
+    """Run a job for real for a few steps, or a campaign's cases until its budget is spent. Options are the fields of `Measuring` and
+    `Job`; an OOM is a result."""
+    from memfit.measure import campaign as campaigns
+    from memfit.measure.record import Case
+    from memfit.measure.run import measure as one
+
+    values = {name: value for name, value in given.items() if value is not None}
+    problems: list[Problem] = []
+    how = read_into(Measuring, {name: values.pop(name) for name in Measuring.__dataclass_fields__ if name in values}, problems)
+    budget = gather(problems, lambda: 0.0, lambda: parse_seconds(how.budget, "budget"))
+    if campaign:
+        problems += [Problem(message=f"`{name}` stands in the campaign's file", where=name) for name in values]
+        nothing: list[Case] = []
+        todo = gather(problems, lambda: nothing, lambda: planned(campaign, only))
+        raise_errors(problems)
+        folder = Path(how.out or "records")
+        return campaigns.run(todo, folder, budget=budget, limit=how.case_limit, told=told or (lambda case, record: None))
+    job = job_of(values, problems)
+    source, built = gather(problems, lambda: (None, None), lambda: model_of(model, Ask(by="trace", offline=True)))
+    raise_errors(problems)
+    assert built is not None
+    name = source.name if source is not None else built.name
+    case = Case(model=name or "model", config=dict(built.config), job=job, steps=how.measured_steps, world=how.world, history=how.history)
+    return [one(case, Path(how.out) if how.out else None, limit=how.case_limit)]
+
+
+def planned(campaign: str, only: str = "") -> list[Case]:
+    """The cases of a campaign's file, the most valuable first."""
+    from memfit.measure.campaign import read
+
+    def config(name: str) -> Mapping[str, Any]:
+        _, model = model_of(name, Ask(by="trace", offline=True))
+        return model.config
+
+    return [case for case in read(Path(campaign), cache(config)) if only in case.name]
+
+
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
         Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
         Verb(name="trace", help="what the real code of a model, or a script of one's own, allocates", function=trace),
+        Verb(name="measure", help="run a job for real for a few steps, and record what it held", function=measure),
         Verb(name="models", help="the models known without a network", function=models),
         Verb(name="gpus", help="the GPUs on record", function=gpus),
         Verb(name="accuracy", help="how far memfit and other methods are off on measured cases", function=accuracy),
@@ -278,4 +321,4 @@ VERBS: dict[str, Verb] = {
 }
 
 
-__all__ = ["VERBS", "Ask", "Verb", "accuracy", "estimate", "gpus", "models", "options", "trace"]
+__all__ = ["VERBS", "Ask", "Verb", "accuracy", "estimate", "gpus", "measure", "models", "options", "planned", "trace"]

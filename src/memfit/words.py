@@ -52,6 +52,18 @@ class Run:
     show_output: bool = option(False, "pass on what a script prints, to stderr", group="trace")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Measuring:
+    """How a case is measured, beside what is run."""
+
+    out: str = option("", "the folder for records; of a campaign `records` if none is named", group="measure")
+    budget: str = option("25m", "how long a campaign may take, like `25m` or `540s`", group="measure")
+    case_limit: float = option(600.0, "seconds that one case may take", low=1.0, high=10**6, group="measure")
+    measured_steps: int = option(3, "optimizer steps of a training case", low=1, high=1000, group="measure")
+    history: bool = option(False, "keep every event of CUDA's allocator beside the record", group="measure")
+    world: int = option(1, "measure one rank of so many: FSDP2, whose collectives do nothing", low=1, high=2**20, group="measure")
+
+
 def options() -> dict[str, dataclasses.Field[Any]]:
     """Every option by its name, in the order in which people should read them."""
     return {one.name: one for one in (*dataclasses.fields(Ask), *dataclasses.fields(Job))}

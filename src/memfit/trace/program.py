@@ -160,20 +160,30 @@ def device_of(options: Options) -> cuda.Device:
 
 def built(config: Mapping[str, Any], job: Job, options: Options) -> tuple[str, Any]:
     """The kind of model that `config` and `job` ask for, and the model on meta."""
-    wanted = configuration(config, options.layers)
+    head, model = made(config, job, options.layers, torch.device("meta"))
+    off_host(model)
+    loaded(model, DTYPES[job.precision])
+    return head, model
+
+
+def made(config: Mapping[str, Any], job: Job, layers: int | None, device: torch.device) -> tuple[str, Any]:
+    """The class that transformers has for `config`, built on `device`."""
+    wanted = configuration(config, layers)
     head, builder = classes.chosen(wanted, job.head)
-    kind = DTYPES[job.precision]
     if head == "classification" and getattr(text := versions.text_config(wanted), "pad_token_id", None) is None:
         text.pad_token_id = 0  # several sequences are refused without one
     try:
-        with torch.device("meta"):
-            model = builder.from_config(wanted, attn_implementation=ATTENTION[job.attention], **{versions.DTYPE: kind})
+        with device:
+            model = builder.from_config(wanted, attn_implementation=ATTENTION[job.attention], **{versions.DTYPE: DTYPES[job.precision]})
     except ValueError as bad:
         raise InputError.one(str(bad).split(". ")[0][:300].rstrip("."), where="model.config") from None
-    off_host(model)
+    return head, model
+
+
+def loaded(model: Any, kind: torch.dtype) -> None:
+    """The dtypes that `from_pretrained` would leave."""
     narrow(model, kind)
     keep_wide(model, kind)
-    return head, model
 
 
 def off_host(model: Any) -> None:

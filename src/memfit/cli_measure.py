@@ -1,0 +1,66 @@
+"""`memfit measure`: one job run for real, or a campaign of many."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from memfit.measure.record import Case, Record
+
+HELP = """\
+{help}.
+
+MODEL and the options of the job are those of `memfit estimate`; the weights are random, and a fresh process runs a few steps. Without a
+GPU the CPU is measured by torch's profiler. With `--campaign`, every case of the file that has no record yet is run, the most valuable
+first, until the budget is spent.
+
+Exit code: 0 it ran (or ran out of memory, which is an answer), 2 the input is unusable.
+"""
+
+
+def run(words: tuple[str, ...], as_json: bool, campaign: str, only: str, listed: bool, **given: Any) -> tuple[int, str]:
+    from memfit.report import measured
+    from memfit.verbs import measure, planned
+
+    if campaign:
+        if listed:
+            cases = planned(campaign, only)
+            return 0, "\n".join([*(case.name for case in cases), f"{len(cases)} cases"])
+        made = measure(campaign=campaign, only=only, told=progress, **given)
+        return 0, json.dumps([vars_of(one) for one in made], indent=2) if as_json else measured.table(made)
+    from memfit.cli import one_model
+
+    made = measure(one_model(words), told=progress, **given)
+    if as_json:
+        return 0, json.dumps(vars_of(made[0]), indent=2)
+    from memfit.measure.compare import predicted
+
+    return 0, measured.text(made[0], predicted(made[0]))
+
+
+def vars_of(record: Record) -> dict[str, Any]:
+    import dataclasses
+
+    return dataclasses.asdict(record)
+
+
+def progress(case: Case, record: Record | None) -> None:
+    """A line for every case that is done, to stderr."""
+    if record is not None:
+        from memfit.report.measured import line
+
+        sys.stderr.write(line(record) + "\n")
+        sys.stderr.flush()
+
+
+FLAGS = (
+    click.Option(["--campaign"], default="", metavar="FILE.toml", help="measure the cases of this file"),
+    click.Option(["--only"], default="", metavar="TEXT", help="of a campaign, the cases with this in their name"),
+    click.Option(["--list", "listed"], is_flag=True, help="name the cases of a campaign and end"),
+)
+
+__all__ = ["FLAGS", "HELP", "run"]

@@ -1,0 +1,114 @@
+"""`python -m memfit.measure.child`: one case, read from stdin, run to its end; the last line of stdout is its record.
+
+A fresh process for every case: what an earlier one left cached, or compiled, or broken, measures nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.measure.record import Case
+
+PREFIX = "RECORD "
+LIBRARIES = ("peft", "accelerate", "bitsandbytes", "trl")
+EVENTS = 2_000_000
+_SIZE = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB)")
+UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def main() -> int:
+    asked = json.load(sys.stdin)
+    case = Case(**{**asked["case"], "job": Job(**asked["case"]["job"])})
+    try:
+        answer = run(case, asked["device"], Path(asked["events"]) if asked["events"] else None)
+    except InputError as bad:
+        answer = {"problems": [dataclasses.asdict(problem) for problem in bad.problems]}
+    print(PREFIX + json.dumps(answer), flush=True)  # noqa: T201 - the answer to the process that started this one
+    return 0
+
+
+def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
+    import torch
+    from memfit.measure.meter import CudaMeter, meter_of
+
+    device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+    meter = meter_of(device)
+    found: dict[str, Any] = {"versions": versions(torch), "by": "cuda" if kind == "cuda" else "profiler", "device": {}}
+    if isinstance(meter, CudaMeter):
+        found["gpu"] = torch.cuda.get_device_name(device)
+        note(found, "before", meter.used())
+        torch.zeros(1, device=device)
+        torch.cuda.synchronize()
+        note(found, "context", meter.used())
+    if case.history and kind == "cuda":
+        torch.cuda.memory._record_memory_history(max_entries=EVENTS, context=None)
+    try:
+        from memfit.measure.loops import perform
+
+        found |= perform(case, device, meter)
+        meter.close()
+        found["result"] = "ok"
+    except InputError:
+        raise
+    except Exception as problem:  # noqa: BLE001 - whatever ends a run is its result
+        found |= failure(problem)
+    found |= meter.figures()
+    found["phases"] = [vars(peak) for peak in meter.peaks]
+    if isinstance(meter, CudaMeter):
+        note(found, "peak", meter.device_peak)
+        note(found, "after", meter.used())
+        if case.history and events is not None:
+            history(torch, events)
+            found["events"] = events.name
+    return found
+
+
+def note(found: dict[str, Any], what: str, used: int | None) -> None:
+    if used:
+        found["device"][what] = used
+
+
+def failure(problem: Exception) -> dict[str, Any]:
+    """An OOM says how much was asked for and how much was free."""
+    text = " ".join(str(problem).split())
+    out = "OutOfMemory" in type(problem).__name__ or "out of memory" in text
+    sizes = [int(float(number) * UNITS[unit]) for number, unit in _SIZE.findall(text)]
+    told = {"asked": sizes[0], "free": sizes[2]} if out and len(sizes) > 2 else {}
+    return {"result": "oom" if out else "error", "error": f"{type(problem).__name__}: {text}"[:500], **told}
+
+
+def history(torch: Any, path: Path) -> None:
+    """The allocator's own events: [action, address, size, stream]."""
+    trace = torch.cuda.memory._snapshot()["device_traces"][0]
+    with gzip.open(path, "wt", encoding="utf-8") as out:
+        json.dump([[one["action"], one.get("addr"), one.get("size"), one.get("stream")] for one in trace], out)
+
+
+def versions(torch: Any) -> dict[str, str]:
+    import importlib.metadata
+
+    import transformers
+
+    found = {
+        "python": sys.version.split()[0],
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "cuda": torch.version.cuda or "",
+    }
+    for library in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[library] = importlib.metadata.version(library)
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

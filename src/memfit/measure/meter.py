@@ -1,0 +1,125 @@
+"""What stands in the trace recorder's place while the loops run for real: it reads counters where a recorder writes events."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from memfit.measure.record import Peak
+
+MARK = "memfit mark "
+
+
+class Meter:
+    """`mark` closes a phase and opens the next one. What only a trace needs (owners of blocks) is nothing here."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peaks: list[Peak] = []
+        self.step = 0
+        self.phase, self.since = "", time.perf_counter()
+        self.names: dict[int, str] = {}
+        self.serving, self.calls = False, 0
+
+    def mark(self, phase: str, step: int | None = None) -> None:
+        self.close()
+        self.phase, self.step = phase, self.step if step is None else step
+        self.since = time.perf_counter()
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def rest(self) -> None:
+        """Backward has ended."""
+
+    def owned(self, tensor: torch.Tensor) -> None:
+        """Nobody asks here whose a block is."""
+
+
+class CudaMeter(Meter):
+    """Counters of the caching allocator, and NVML's figure of the whole device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.used = driver(device)
+        self.device_peak = 0
+
+    def close(self) -> None:
+        torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        if self.phase:
+            held, cached = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+            self.peaks.append(Peak(phase=self.phase, step=self.step, allocated=held, reserved=cached, seconds=now - self.since))
+            self.device_peak = max(self.device_peak, self.used() or 0)
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def figures(self) -> dict[str, Any]:
+        stats = torch.cuda.memory_stats(self.device)
+        return {
+            "allocated": max((one.allocated for one in self.peaks), default=None),
+            "reserved": max((one.reserved or 0 for one in self.peaks), default=None),
+            "retries": stats.get("num_alloc_retries"),
+            "total": torch.cuda.get_device_properties(self.device).total_memory,
+        }
+
+
+def driver(device: torch.device) -> Callable[[], int | None]:
+    """Bytes in use on the device as nvidia-smi shows them; without NVML the driver's own figure, which needs a context."""
+    with contextlib.suppress(Exception):
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        pynvml.nvmlDeviceGetMemoryInfo(handle)
+        return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
+
+    def asked() -> int | None:
+        if not torch.cuda.is_initialized():
+            return None
+        free, total = torch.cuda.mem_get_info(device)
+        return int(total - free)
+
+    return asked
+
+
+class ProfilerMeter(Meter):
+    """On a CPU: torch's profiler sees every block come and go. Phases are told apart by marks among its events."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+        self.profiler.__enter__()
+        self.phases: list[tuple[str, int, float]] = []
+
+    def close(self) -> None:
+        if self.phase:
+            self.phases.append((self.phase, self.step, time.perf_counter() - self.since))
+        with torch.profiler.record_function(f"{MARK}{len(self.phases)}"):
+            pass
+
+    def figures(self) -> dict[str, Any]:
+        """Live bytes, summed up from the first event on; what was there before torch's profiler is not."""
+        self.profiler.__exit__(None, None, None)
+        found = self.profiler.profiler
+        assert found is not None
+        assert found.kineto_results is not None
+        events = sorted(found.kineto_results.events(), key=lambda one: one.start_ns())
+        live = top = peak = 0
+        tops: list[int] = []
+        for event in events:
+            if event.name().startswith(MARK):
+                tops.append(top)
+                top = live
+            elif event.name() == "[memory]":
+                live += event.nbytes()
+                top, peak = max(top, live), max(peak, live)
+        for (phase, step, seconds), highest in zip(self.phases, tops[1:], strict=False):
+            self.peaks.append(Peak(phase=phase, step=step, allocated=highest, reserved=None, seconds=seconds))
+        return {"allocated": peak}
+
+
+def meter_of(device: torch.device) -> CudaMeter | ProfilerMeter:
+    return CudaMeter(device) if device.type == "cuda" else ProfilerMeter(device)

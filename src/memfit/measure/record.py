@@ -1,0 +1,120 @@
+"""What was run and what came out: one JSON file a case. Bytes are whole numbers, seconds are fractions."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.job import Job
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """`config` is the model's own; `world`: the ranks of which this is one (FSDP2, collectives that do nothing)."""
+
+    model: str
+    config: Mapping[str, Any] = field(repr=False)
+    job: Job
+    steps: int = 3
+    world: int = 1
+    reshard: bool = True
+    history: bool = False
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The job's options that are not at their default."""
+        return {one.name: getattr(self.job, one.name) for one in dataclasses.fields(Job) if getattr(self.job, one.name) != one.default}
+
+    @property
+    def name(self) -> str:
+        """The same for the same case, whenever it is asked."""
+        known = {**self.changes, **{name: getattr(self, name) for name in ("world", "reshard") if getattr(self, name) not in (1, True)}}
+        return "/".join([self.model, ",".join(f"{key}={value}" for key, value in known.items()) or "default"])
+
+    @property
+    def file(self) -> str:
+        """A name for its record."""
+        short = re.sub(r"[^\w.=,-]+", "_", self.name)[:120].strip("_")
+        return f"{short}-{hashlib.sha256(self.name.encode()).hexdigest()[:8]}.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The most that was held while the run was in one phase; `seconds` it took."""
+
+    phase: str
+    step: int
+    allocated: int
+    reserved: int | None
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """`by`: the counters of CUDA's allocator, or torch's profiler on a CPU. `result`: ok, oom, timeout or error, and then `error` says
+    more. `device` are NVML's figures: before, with a context, the most, after."""
+
+    case: str
+    model: str
+    config: Mapping[str, Any] = field(repr=False)
+    job: Mapping[str, Any]
+    world: int = 1
+    reshard: bool = True
+    by: str
+    gpu: str = ""
+    total: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    result: str
+    error: str = ""
+    asked: int | None = None
+    free: int | None = None
+    parameters: int | None = None
+    trainable: int | None = None
+    allocated: int | None = None
+    reserved: int | None = None
+    requested: int | None = None
+    device: Mapping[str, int] = field(default_factory=dict)
+    retries: int | None = None
+    phases: tuple[Peak, ...] = ()
+    step_seconds: tuple[float, ...] = ()
+    tokens_per_second: float | None = None
+    seconds: float = 0.0  # of the whole process
+    events: str = ""  # the file of the allocator's own events, beside this one
+    schema: int = SCHEMA
+
+
+def write(record: Record, path: Path) -> None:
+    """Whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(dataclasses.asdict(record), indent=1) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read(path: Path) -> Record:
+    return record_of(json.loads(path.read_text(encoding="utf-8")), str(path))
+
+
+def record_of(values: Any, where: str) -> Record:
+    """A record of this schema; anything else is bad input."""
+    known = {one.name for one in dataclasses.fields(Record)}
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA or not known.issuperset(values):
+        raise InputError.one(f"this is no record of schema {SCHEMA}", where=where[:200], hint="records are what `memfit measure` writes")
+    try:
+        phases = tuple(Peak(**one) for one in values.get("phases", ()))
+        return Record(**{**values, "phases": phases, "step_seconds": tuple(values.get("step_seconds", ()))})
+    except TypeError as bad:
+        raise InputError.one(f"the record does not hold together: {bad}"[:200], where=where[:200]) from None
+
+
+def records(folder: Path) -> Iterator[Record]:
+    for path in sorted(folder.rglob("*.json")):
+        yield read(path)

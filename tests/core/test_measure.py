@@ -1,0 +1,130 @@
+"""Cases, campaigns and records, all that needs no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.measure.campaign import cases, read
+from memfit.measure.child import failure
+from memfit.measure.record import Case, Peak, Record, record_of, records, write
+from memfit.measure.run import recorded, step_seconds
+from memfit.units import parse_seconds
+from memfit.verbs import planned
+
+BENCH = Path(__file__).resolve().parents[2] / "bench" / "campaign.toml"
+CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}
+
+
+def test_the_campaign_has_its_cases_and_spans_what_it_must() -> None:
+    found = planned(str(BENCH))
+    assert len(found) >= 180
+    assert len({case.file for case in found}) == len(found)
+    assert len({case.config["model_type"] for case in found}) >= 8
+    jobs = [case.job for case in found]
+    for name, wanted in {
+        "method": {"full", "lora", "freeze"}, "task": {"finetune", "inference"}, "checkpointing": {"none", "full"},
+        "attention": {"sdpa", "flash", "math", "efficient", "cudnn", "eager"}, "cache": {"dynamic", "static"},
+        "precision": {"bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast"},
+        "optimizer": {"adamw", "adamw_fused", "adamw_loop", "sgd", "adafactor"},
+    }.items():  # fmt: skip
+        assert wanted <= {getattr(job, name) for job in jobs}, name
+    assert {case.world for case in found} >= {1, 2, 4, 8, 64}
+    assert found[0].history
+
+
+def test_every_case_of_the_campaign_can_be_predicted() -> None:
+    """One of each kind: what is measured on one GPU has formulas to be held against."""
+    from memfit.lower import lower
+    from memfit.model.families import build
+
+    kinds = {(case.model, case.job.task, case.job.method): case for case in planned(str(BENCH)) if case.world == 1}
+    for case in list(kinds.values())[::5]:
+        assert lower(build(case.config, name=case.model), case.job, compact=True).events
+
+
+def test_lists_multiply_and_alternatives_do_not() -> None:
+    table = {"models": ["a", "b"], "value": 3, "job": {"seq": [1, 2]}, "jobs": [{"batch": [1, 2]}, {"method": "lora"}], "layers": 2}
+    found = [one.case for one in cases(table, lambda name: CONFIG, "here")]
+    assert len(found) == 2 * (2 * 2 + 2)
+    assert {len(one.config["layer_types"]) for one in found} == {2}
+    assert found[0].name == "a:2/seq=1"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no cases"),
+        ("[[cases]", "no TOML"),
+        ("[[cases]]\nvalue = 1", "names its `models`"),
+        ('[[cases]]\nmodels = ["m"]\nvalu = 1', "unknown key `valu`"),
+        ('[[cases]]\nmodels = ["m"]\njob = { bach = 1 }', "unknown option `bach`"),
+        ('[[cases]]\nmodels = ["m"]\njob = { seq = -1 }', "`-1` is out of range"),
+    ],
+)
+def test_a_broken_campaign_is_told(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(InputError, match=said):
+        read(tmp_path / "c.toml", lambda name: CONFIG)
+    with pytest.raises(InputError, match="cannot be read"):
+        read(tmp_path / "none.toml", lambda name: CONFIG)
+
+
+def case(**job: Any) -> Case:
+    return Case(model="m", config=CONFIG, job=Job(**job))
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    phases = (
+        Peak(phase="forward", step=0, allocated=5, reserved=8, seconds=1.0),
+        Peak(phase="step", step=1, allocated=7, reserved=8, seconds=2.0),
+    )
+    answer = {"result": "ok", "by": "cuda", "gpu": "NVIDIA T4", "allocated": 7, "reserved": 8, "phases": [vars(one) for one in phases]}
+    made = recorded(case(batch=2, seq=100), answer, 3.5)
+    assert made.step_seconds == (1.0, 2.0)
+    assert made.tokens_per_second == 2 * 100 / 2.0  # the first step is not counted
+    write(made, tmp_path / case().file)
+    assert list(records(tmp_path)) == [made]
+    assert not list(tmp_path.glob("*.part"))
+
+
+@pytest.mark.parametrize("change", [{"schema": 2}, {"what": 1}, {"phases": [{"phase": "x"}]}])
+def test_what_is_no_record_is_refused(change: dict[str, Any]) -> None:
+    good = json.loads(json.dumps(dataclasses.asdict(recorded(case(), {"result": "ok", "by": "cuda"}, 1.0))))
+    assert isinstance(record_of(good, "here"), Record)
+    with pytest.raises(InputError):
+        record_of({**good, **change}, "here")
+
+
+def test_running_out_of_memory_says_how_much_was_asked_for() -> None:
+    class OutOfMemoryError(RuntimeError):
+        pass
+
+    text = (
+        "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.10 GiB of which 512.00 MiB is free. "
+        "Including non-PyTorch memory, this process has 78.5 GiB memory in use."
+    )
+    found = failure(OutOfMemoryError(text))
+    assert (found["result"], found["asked"], found["free"]) == ("oom", int(2.5 * 2**30), 512 * 2**20)
+    assert failure(ValueError("no"))["result"] == "error"
+
+
+def test_steps_are_summed_over_their_phases() -> None:
+    peaks = tuple(
+        Peak(phase=phase, step=step, allocated=1, reserved=None, seconds=0.5)
+        for step in (0, 1)
+        for phase in ("prepare", "forward", "backward")
+    )
+    assert step_seconds(peaks) == (1.0, 1.0)
+
+
+def test_times_are_read() -> None:
+    assert [parse_seconds(text) for text in ("25m", "540s", "1.5h", "90")] == [1500, 540, 5400, 90]
+    with pytest.raises(InputError, match="no time"):
+        parse_seconds("soon", "budget")
