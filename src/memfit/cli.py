@@ -23,7 +23,7 @@ from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
 from memfit.verbs import VERBS, estimate, gpus, models
-from memfit.words import Measuring, Run, offer, options
+from memfit.words import Measuring, Run, offer, one_model, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
 # Headings of the help page, by the group of an option.
@@ -182,22 +182,6 @@ def run_trace(
             table = peak.table(found, columns())
             answer += f"\n\n```\n{table}\n```" if form == "markdown" else f"\n\n{table}"
     return (FITS if found.fits else DOES_NOT), answer
-
-
-def one_model(words: tuple[str, ...]) -> str:
-    """The one argument that is no option. Options that click does not know come here, too: all are named, with the nearest known."""
-    strange = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
-    if strange:
-        from memfit.registry import nearest
-
-        known = [f"--{name.replace('_', '-')}" for name in options()] + ["--json", "--format", "--explain"]
-        hints = [offer(nearest(word, known)) or "see `memfit estimate --help`" for word in strange]
-        raise InputError(*(Problem(message=f"unknown option `{word[:60]}`", hint=hint) for word, hint in zip(strange, hints, strict=True)))
-    if len(words) == 1:
-        return words[0]
-    listed = ", ".join(f"`{word[:40]}`" for word in words[:4])
-    message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is named"
-    raise InputError.one(message, where="model", hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)")
 
 
 def run_models(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:

@@ -32,7 +32,7 @@ def run(words: tuple[str, ...], as_json: bool, campaign: str, only: str, listed:
             return 0, "\n".join([*(case.name for case in cases), f"{len(cases)} cases"])
         made = measure(campaign=campaign, only=only, told=progress, **given)
         return 0, json.dumps([vars_of(one) for one in made], indent=2) if as_json else measured.table(made)
-    from memfit.cli import one_model
+    from memfit.words import one_model
 
     made = measure(one_model(words), told=progress, **given)
     if as_json:

@@ -78,6 +78,22 @@ def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[
         return otherwise()
 
 
+def one_model(words: tuple[str, ...]) -> str:
+    """The one argument that is no option. Options that click does not know come here, too: all are named, with the nearest known."""
+    strange = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
+    if strange:
+        from memfit.registry import nearest
+
+        known = [f"--{name.replace('_', '-')}" for name in options()] + ["--json", "--format", "--explain"]
+        hints = [offer(nearest(word, known)) or "see `memfit estimate --help`" for word in strange]
+        raise InputError(*(Problem(message=f"unknown option `{word[:60]}`", hint=hint) for word, hint in zip(strange, hints, strict=True)))
+    if len(words) == 1:
+        return words[0]
+    listed = ", ".join(f"`{word[:40]}`" for word in words[:4])
+    message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is named"
+    raise InputError.one(message, where="model", hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)")
+
+
 def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:
     """What can be read of `values`; the rest joins `problems`."""
     return read_into(Ask, values, problems)
