@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -202,8 +203,8 @@ def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
         ({"framework": "megatron"}, "job.framework"),
         ({"precision": "bf16-master"}, "job.precision"),
         ({"checkpointing": "selective"}, "job.checkpointing"),
-        ({"loss": "liger"}, "job.loss"),
-        ({"liger": True}, "job.liger"),
+        ({"loss": "chunked"}, "job.loss"),
+        ({"method": "lora", "merge": True}, "job.merge"),
         ({"versions": "torch=2.1"}, "job.versions"),
         ({"method": "freeze", "trainable": "nothing"}, "job.trainable"),
         ({"method": "lora", "targets": "nothing"}, "job.targets"),
@@ -217,10 +218,18 @@ def test_what_cannot_be_traced_is_said(job: dict[str, Any], where: str) -> None:
     assert [problem.where for problem in bad.value.problems] == [where]
 
 
+@pytest.mark.skipif(find_spec("liger_kernel") is not None, reason="Liger's kernels are here")
+def test_kernels_that_are_not_installed_are_said() -> None:
+    for job in ({"loss": "liger"}, {"liger": True}):
+        with pytest.raises(InputError) as bad:
+            traced(**job)
+        assert [problem.where for problem in bad.value.problems] == ["job.liger"]
+
+
 def test_all_that_cannot_be_traced_is_said_at_once() -> None:
     with pytest.raises(InputError) as bad:
-        traced(framework="megatron", precision="bf16-master", liger=True)
-    assert [problem.where for problem in bad.value.problems] == ["job.framework", "job.precision", "job.liger"]
+        traced(framework="megatron", precision="bf16-master", merge=True)
+    assert [problem.where for problem in bad.value.problems] == ["job.framework", "job.precision", "job.merge"]
 
 
 def test_an_unknown_model_type_is_said() -> None:
