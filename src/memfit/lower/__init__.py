@@ -8,9 +8,7 @@ from memfit import kernels
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lower.expand import expanded
-from memfit.lower.infer import infer
 from memfit.lower.recorder import Recorder
-from memfit.lower.train import train
 from memfit.model.modules import Model
 from memfit.program import Program, placed
 from memfit.tape import Event, Mark, Repeat, Tape
@@ -33,10 +31,21 @@ def walked(model: Model, job: Job, cluster: Cluster | None, *, compact: bool) ->
     program = apply(Program(model=model, job=job, entries=placed(model.layers, compact, every), weights=model.dtype, gpu=gpu))
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
-    held = (train if job.training else infer)(r, program)
+    held = run(r, program)
     events = tuple(r.events)
     del held  # the tape ends within the run: what is alive then stays so
     return events, repeats(r, program) if compact else (), program
+
+
+def run(r: Recorder, program: Program) -> object:
+    """What the program still holds when it ends."""
+    if program.job.training:
+        from memfit.lower.train import train
+
+        return train(r, program)
+    from memfit.lower.infer import infer
+
+    return infer(r, program)
 
 
 def repeats(r: Recorder, program: Program) -> tuple[Repeat, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from memfit.formats import BOOL, FP32
-from memfit.lower import head, ops, views
+from memfit.lower import head, norms, ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.attention.rotary import half_turned
 from memfit.lower.bound import Bound
@@ -18,7 +18,7 @@ from memfit.lower.layers import mix
 from memfit.lower.linears import linear
 from memfit.lower.litgpt_lora import joined
 from memfit.lower.norms import norm
-from memfit.lower.programs import Run
+from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import MLP, Attention, Embedding, Layer, Model, Norm, Weight
 from memfit.program import Program
@@ -199,3 +199,10 @@ def lengths(total: int) -> list[int]:
 
 def back_sum(r: Recorder, node: Node, g: Tensor) -> Grads:
     return [g.view(1) for _ in node.inputs]
+
+
+PROGRAMS = Programs(
+    norms={**NORMS, "layer": norms.NORMS["layer"]}, attention=dict.fromkeys(("llama", "qwen3", "gemma2", "falcon", "phi", "gpt_neox"), attention),
+    mlps=MLPS, moes={}, orders={}, losses={"plain": loss}, layer=layer, start=start, buffers=buffers, keeps_outputs=True,
+    validates=True,
+)  # fmt: skip

@@ -15,6 +15,7 @@ from memfit.lower.attention import sdpa
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.optimize import Spans
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Storage, Tensor
 from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Model, Norm, Weight
 from memfit.program import Program
@@ -252,3 +253,9 @@ def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Conte
 
 def back_cross_entropy(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (r.tensor(node.extra, BF16, "to", "logits"),)
+
+
+PROGRAMS = Programs(
+    norms={"llama": rms_norm}, attention={}, mlps={}, moes={}, orders={}, losses={"plain": plain}, layer=layer,
+    start=start, buffers=buffers, kept=kept, reentrant=True,
+)  # fmt: skip

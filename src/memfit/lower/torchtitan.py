@@ -14,7 +14,10 @@ from memfit.lower.attention import sdpa
 from memfit.lower.attention.rotary import half_turned, with_tables
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.layers import ORDERS
 from memfit.lower.linears import linear
+from memfit.lower.mlp import MLPS
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import Attention, Embedding, Model, Norm, Weight
 from memfit.program import Program
@@ -150,3 +153,10 @@ def choices() -> Callable[[str], bool]:
         return op != "mm" or products % 2 == 1
 
     return keeps
+
+
+PROGRAMS = Programs(
+    norms={"llama": rms_norm}, attention={"llama": attention, "qwen3": attention}, mlps={"gated": MLPS["gated"]},
+    moes={}, orders={"pre": ORDERS["pre"]}, losses={"plain": plain, "chunked": chunked}, start=start,
+    layer_buffers=layer_buffers, kernels=KERNELS, choices=choices, whole=True,
+)  # fmt: skip

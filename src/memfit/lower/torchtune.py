@@ -13,7 +13,9 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.layers import mix
 from memfit.lower.linears import linear
+from memfit.lower.mlp import MLPS
 from memfit.lower.norms import norm
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import Attention, Block, Embedding, Model, Norm, Weight
 from memfit.program import Program
@@ -186,3 +188,10 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     r.part = part
     assert total is not None
     return total
+
+
+PROGRAMS = Programs(
+    norms={"llama": rms_norm}, attention={"llama": attention}, mlps={"gated": MLPS["gated"]}, moes={}, orders={"pre": order},
+    losses={"plain": plain, "chunked": chunked}, start=start, buffers=buffers,
+    layer_buffers=layer_buffers,
+)  # fmt: skip
