@@ -15,7 +15,9 @@ from tests.torch.real_steps import CONFIGS, Changes, real, traced  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # transformers' and PEFT's own, in the real steps
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning"
+)  # of transformers and PEFT
 
 WITHIN = 0.005  # of the real peak of live bytes
 RNG_STATE = 5056  # of the CPU, which checkpointing keeps for each layer; a trace has none
