@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from memfit.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from memfit.measure.record import Case, Record
@@ -26,26 +29,25 @@ def run(words: tuple[str, ...], as_json: bool, campaign: str, only: str, listed:
     from memfit.report import measured
     from memfit.verbs import measure, planned
 
+    stray = [Problem(message=f"`--{name}` is for a campaign", where=name) for name, told in (("only", only), ("list", listed)) if told]
+    if campaign:
+        stray = [Problem(message=f"`{word[:60]}` is no option, and a campaign names its models itself", where="model") for word in words]
+    if stray:
+        raise InputError(*stray)
     if campaign:
         if listed:
             cases = planned(campaign, only)
             return 0, "\n".join([*(case.name for case in cases), f"{len(cases)} cases"])
         made = measure(campaign=campaign, only=only, told=progress, **given)
-        return 0, json.dumps([vars_of(one) for one in made], indent=2) if as_json else measured.table(made)
+        return 0, json.dumps([dataclasses.asdict(one) for one in made], indent=2) if as_json else measured.table(made)
     from memfit.words import one_model
 
     made = measure(one_model(words), told=progress, **given)
     if as_json:
-        return 0, json.dumps(vars_of(made[0]), indent=2)
+        return 0, json.dumps(dataclasses.asdict(made[0]), indent=2)
     from memfit.measure.compare import predicted
 
     return 0, measured.text(made[0], predicted(made[0]))
-
-
-def vars_of(record: Record) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(record)
 
 
 def progress(case: Case, record: Record | None) -> None:

@@ -128,3 +128,23 @@ def test_times_are_read() -> None:
     assert [parse_seconds(text) for text in ("25m", "540s", "1.5h", "90")] == [1500, 540, 5400, 90]
     with pytest.raises(InputError, match="no time"):
         parse_seconds("soon", "budget")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["measure", "tiny", "--only", "x"], "`--only` is for a campaign"),
+        (["measure", "tiny", "--list"], "`--list` is for a campaign"),
+        (["measure", "tiny", "--campaign", str(BENCH)], "names its models itself"),
+        (["measure", "--campaign", str(BENCH), "--seq", "9"], "`seq` stands in the campaign's file"),
+        (["measure", "--campaign", str(BENCH), "--budget", "soon"], "is no time"),
+        (["measure"], "no model is named"),
+    ],
+)
+def test_words_that_make_no_sense_are_told(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from memfit.cli import main
+
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert said in told.err
+    assert told.out == ""

@@ -50,9 +50,9 @@ def text(record: Record, predicted: Predicted | None) -> str:
         beside = f"{size(expected):>12} predicted by {predicted.by}, {expected / measured - 1:+.2%}" if expected and predicted else ""
         lines.append(f"{name:<11}{size(measured):>12} measured {beside}".rstrip())
     for name, count in record.device.items():
-        lines.append(f"device {name:<8}{size(count):>8}")
+        lines.append(f"{name:<11}{size(count):>12} on the device")
     if record.tokens_per_second:
-        lines.append(f"speed      {record.tokens_per_second:12,.0f} tokens/s")
+        lines.append(f"{'speed':<11}{record.tokens_per_second:>8,.0f} tokens/s")
     if record.phases:
         lines += ["", f"  {'phase':<22}{'allocated':>12}{'reserved':>12}{'seconds':>10}"]
         for peak in record.phases:

@@ -11,8 +11,6 @@ from memfit.techniques.base import Technique
 from memfit.techniques.lora import FUSED, converts
 
 STACKED = (5, 0)  # until then the families of `FUSED` kept each expert's matrices as linear layers
-# Routers that are linear layers and return more than a tensor, for which PEFT's layer stops (modeling_phimoe.py PhimoeTopKRouter).
-UNADAPTED = frozenset({"phimoe"})
 
 
 def mixtures(program: Program) -> list[MoE]:
@@ -27,7 +25,7 @@ def check(program: Program) -> Iterator[Problem]:
     if program.quant is not None and not any(one.format for one in found):
         yield from unpacked(program)
     if program.adapter is not None:
-        yield from adapted(program, found)
+        yield from adapted(program)
 
 
 def routed(program: Program, found: list[MoE]) -> Iterator[Problem]:
@@ -61,15 +59,12 @@ def unpacked(program: Program) -> Iterator[Problem]:
     yield Problem(message=message, where="job.quant", hint=hint, level="warning")
 
 
-def adapted(program: Program, found: list[MoE]) -> Iterator[Problem]:
+def adapted(program: Program) -> Iterator[Problem]:
     adapter, model, job = program.adapter, program.model, program.job
     assert adapter is not None
-    if adapter.everywhere and any(one.style in UNADAPTED for one in found):
-        message = "PEFT stops at this family's router, a linear layer that returns more than a tensor"
-        yield Problem(message=message, where="job.targets", hint="name others, like `q_proj,k_proj,v_proj,o_proj`")
-    elif not adapter.everywhere:
+    if not adapter.everywhere:
         return
-    elif not converts(job) and model.family in FUSED:
+    if not converts(job) and model.family in FUSED:
         message = "no formula for adapters on each expert by itself, as transformers before 5 kept them: the experts get none here"
         yield Problem(message=message, where="job.versions", hint="transformers 5 and peft 0.19 or newer adapt the stacks", level="warning")
     else:

@@ -18,7 +18,7 @@ from memfit.techniques.base import Technique
 class Facts:
     """`families`: those whose structure its modules run; `joined`: of them, those whose checkpoints hold queries, keys and values in
     one matrix, while its adapters are three; `checkpointing`: what its own scripts can do on one GPU; `unties`: a tied head is loaded
-    as a matrix of its own."""
+    as a matrix of its own; `master`: 16-bit weights always have fp32 copies, and `told` says so where the job did not."""
 
     families: frozenset[str]
     losses: frozenset[str]
@@ -29,12 +29,17 @@ class Facts:
     precisions: frozenset[str] = frozenset(PRECISIONS)
     optimizers: frozenset[str] = frozenset(OPTIMIZERS)
     unties: bool = False
+    master: bool = False
+    told: str = ""
     cite: str = ""
 
 
 PLAIN = frozenset({"plain"})
 FACTS: dict[str, Facts] = {
-    "torchtune": Facts(families=frozenset({"llama", "mistral", "qwen2"}), losses=frozenset({"plain", "chunked"}), cite="torchtune 0.6.1 models/"),
+    "torchtune": Facts(
+        families=frozenset({"llama", "mistral", "qwen2"}), losses=frozenset({"plain", "chunked"}),
+        checkpointing=frozenset({"none", "full", "every"}), cite="torchtune 0.6.1 models/",
+    ),
     "torchtitan": Facts(
         families=frozenset({"llama", "qwen3"}), losses=frozenset({"plain", "chunked"}), methods=frozenset({"full"}),
         attention=frozenset({"sdpa", "flash", "math", "cudnn"}), cite="torchtitan 0.3.0 models/",
@@ -47,6 +52,7 @@ FACTS: dict[str, Facts] = {
         families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=PLAIN, methods=frozenset({"full"}),
         attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), checkpointing=frozenset({"none", "full", "selective"}),
         precisions=frozenset({"bf16", "bf16-master"}), optimizers=frozenset({"adamw", "adamw_fused", "adam", "adam_fused", "sgd", "sgd_momentum"}),
+        master=True, told="Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam",
         cite="megatron-core 0.16.1 models/gpt, TransformerEngine 2.18",
     ),
 }  # fmt: skip
@@ -56,7 +62,7 @@ def apply(program: Program) -> Program:
     """torchtune's and litgpt's adapters have the dtype of the weights (torchtune modules/peft/lora.py, litgpt lora.py); Megatron's --bf16
     keeps fp32 copies (core/optimizer/optimizer.py Float16OptimizerWithFloat16Params)."""
     facts = FACTS[program.job.framework]
-    if program.job.framework == "megatron":
+    if facts.master:
         program = program.replace(master=True)
     if program.adapter is not None:
         program = program.replace(adapter=dataclasses.replace(program.adapter, format=program.weights), input_gradients=False)
@@ -97,9 +103,8 @@ def check(program: Program) -> Iterator[Problem]:
         if value not in allowed:
             close = nearest(value, sorted(allowed)) or sorted(allowed)
             yield Problem(message=f"{name} has no {field} `{value}`", where=f"job.{field}", hint=f"one of {', '.join(close)}")
-    if name == "megatron" and job.precision == "bf16":
-        message = "Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam"
-        yield Problem(message=message, where="job.precision", level="note", hint="`bf16-master` says the same")
+    if facts.told and job.precision == "bf16":
+        yield Problem(message=facts.told, where="job.precision", level="note", hint="`bf16-master` says the same")
     for field, used in (("liger", job.liger), ("unsloth", bool(getattr(job, "unsloth", "")))):
         if used:
             yield Problem(message=f"these kernels replace transformers' code, not {name}'s", where=f"job.{field}")
