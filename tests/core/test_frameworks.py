@@ -197,3 +197,13 @@ def test_megatron_answers_its_families_whole_and_in_short(name: str, checkpointi
 def test_megatron_refuses_what_it_has_no_formula_for(name: str, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         needs(name, "megatron", **fields)
+
+
+@pytest.mark.parametrize("framework", ["transformers", "torchtune", "torchtitan", "megatron"])
+def test_the_longest_batch_holds_what_a_run_of_such_batches_holds(framework: str) -> None:
+    """Tables of positions are as long as the longest sequence, too."""
+    model = build({**CONFIGS["llama"], "model_type": "llama"})
+    mixed, alike = (Job(framework=framework, **options) for options in ({"seq": 64, "longest": 512}, {"seq": 512}))
+    one, other = (memory(lower(model, job)) for job in (mixed, alike))
+    assert one.allocated == other.allocated
+    assert one.parts == other.parts

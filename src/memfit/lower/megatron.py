@@ -29,7 +29,7 @@ LARGE, SMALL = 2**25 + 2**10, 2**22  # TE's own cuBLAS workspace on Hopper and l
 def buffers(program: Program) -> tuple[Weight, ...]:
     """Angles of every position in fp32 (models/common/embeddings/rotary_pos_embedding.py, whose results are cached)."""
     mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
-    return (Weight(name=TABLE, shape=(program.job.seq, 1, 1, mixer.rotary), role="buffer", format="float32"),)
+    return (Weight(name=TABLE, shape=(program.job.reach, 1, 1, mixer.rotary), role="buffer", format="float32"),)
 
 
 def kept(r: Recorder, program: Program, spans: Spans) -> list[Tensor | Storage | None]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from memfit import kernels
+from memfit.errors import InputError
 from memfit.formats import BF16, FP32, INT64, Format
+from memfit.hardware import find_gpu
 from memfit.job import Job
 from memfit.lower import liger, norms, ops, views
 from memfit.lower.attention.rotary import half_turned, with_tables
@@ -32,7 +34,6 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
     "vocab_size": 64, "max_position_embeddings": 64,
 }  # fmt: skip
-PROCESSORS = {"NVIDIA A100-SXM4-80GB": 108, "NVIDIA H100 80GB HBM3": 132, "NVIDIA GeForce RTX 4090": 128}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ class Bench:
 
     @property
     def processors(self) -> int:
-        return PROCESSORS[str(self.row.gpu)]
+        return machine(self.row)[0]
 
     def tensor(self, shape: tuple[int, ...], format: Format, needs: bool = False) -> Tensor:
         one = self.r.leaf(shape, format, "", "inputs", needs)
@@ -249,8 +250,7 @@ def check(row: Row) -> None:
         raise Unfit("a kernel without formula", kernel)
     if provider not in PROVIDERS:
         raise Unfit("a kernel's provider without formula", provider)
-    if row.gpu not in PROCESSORS:
-        raise Unfit("the GPU is not named", row.gpu)
+    machine(row)
     version = str(row.engine_version).split()[-1:]
     known = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\w{1,9})*", version[0]) if version else None
     if not known:
@@ -266,6 +266,17 @@ def check(row: Row) -> None:
         raise Unfit("the kernel's sizes are not stated", shapes)
 
 
+def machine(row: Row) -> tuple[int, tuple[int, int]]:
+    """Multiprocessors and compute capability of the row's GPU."""
+    try:
+        gpu = find_gpu(str(row.gpu))
+    except InputError:
+        raise Unfit("the GPU is not named", row.gpu) from None
+    if gpu.sms is None or gpu.sm is None:
+        raise Unfit("the GPU's multiprocessors are not on record", row.gpu)
+    return gpu.sms, gpu.sm
+
+
 def peak(one: Kernel) -> int:
     """The highest allocation during the last call."""
     try:
@@ -277,7 +288,7 @@ def peak(one: Kernel) -> int:
 def ran(row: Row) -> tuple[list[Any], int]:
     """The events of all calls, and where the last one begins."""
     bench = Bench(row=row)
-    bench.r.cublas = kernels.cublas_workspace((9, 0) if "H100" in str(row.gpu) else (8, 0))
+    bench.r.cublas = kernels.cublas_workspace(machine(row)[1])
     bench.r.mark("load")
     if kernel_of(row) in MULTIPLYING:
         threads = [bench.r.scratch(bench.r.cublas, "cublas") for _ in range(MULTIPLYING[kernel_of(row)])]
