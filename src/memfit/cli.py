@@ -105,7 +105,8 @@ def flag(one: dataclasses.Field[Any]) -> click.Option:
         both = f"--{name}/--no-{name}" if one.default else f"--{name}"
         return click.Option([both, one.name], is_flag=True, default=None, help=text + (" [default: yes]" if one.default else ""))
     kind = {"int": "N", "float": "X"}.get(str(one.type), "TEXT")
-    return click.Option([f"--{name}", one.name], metavar=kind, help=text, shell_complete=completion(one))
+    spelled = [f"--{name}", *(["--gpus"] if one.name == "gpu" else []), one.name]
+    return click.Option(spelled, multiple=one.name == "use", metavar=kind, help=text, shell_complete=completion(one))
 
 
 def completion(one: dataclasses.Field[Any]) -> Any:
@@ -145,7 +146,7 @@ def output(*, explain: bool) -> list[click.Parameter]:
 
 def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool, **given: Any) -> tuple[int, str]:
     form = "json" if as_json else form
-    values = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in given.items() if value not in (None, ())}
     try:
         found = estimate(one_model(words), **values)
     except InputError as error:
@@ -162,7 +163,7 @@ def run_trace(
     words: Words, as_json: bool, form: str, explain: bool, at_peak: bool, timeline: str, snapshot: str, **given: Any
 ) -> tuple[int, str]:
     form = "json" if as_json else form
-    values = {name: value for name, value in given.items() if value is not None}
+    values = {name: value for name, value in given.items() if value not in (None, ())}
     try:
         found = traced(words, values, timeline=timeline, snapshot=snapshot)
     except InputError as error:

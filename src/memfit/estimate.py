@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from memfit.band import spread, technique
 from memfit.errors import InputError, Problem
@@ -19,6 +20,7 @@ from memfit.program import Program
 from memfit.simulate.memory import Memory, Moment, memory, moment
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
+from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
 
@@ -78,6 +80,7 @@ class Estimate:
     model: Model = field(repr=False)
     job: Job
     cluster: Cluster | None = field(repr=False)
+    strategy: Strategy = ONE
     memory: Memory
     context: Span
     usable: tuple[int, int] | None
@@ -127,6 +130,7 @@ def estimate(
     model: Model,
     job: Job,
     cluster: Cluster | None = None,
+    strategy: Strategy = ONE,
     *,
     producer: Producer | None = None,
     precise: bool = True,
@@ -137,9 +141,9 @@ def estimate(
 
     `total`: the number of parameters where no family built the model; without it they are counted on the tape.
     """
-    _one_gpu(cluster)
+    _counted(cluster, strategy)
     gpu = None if cluster is None else cluster.gpu
-    settings, tape, found = _simulated(model, job, cluster, producer, precise)
+    settings, tape, found = _simulated(model, job, (cluster, strategy), producer, precise)
     outside = context(_UNKNOWN if gpu is None else gpu)
     room = None if gpu is None else _room(gpu)
     limited = None
@@ -147,13 +151,14 @@ def estimate(
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
     band = _band(found, outside, limited, _technique(model, job))
     verdict = _verdict(band, room, limited)
-    program, notes = _marked(model, job, gpu)
+    program, notes = _marked(model, job, gpu, strategy)
     known = _parameters(program, tape, total)
     advice = _advice(tape, job, found, (band, room, verdict), spread(_technique(model, job)).high) if precise else ()
     return Estimate(
         model=model,
         job=job,
         cluster=cluster,
+        strategy=strategy,
         memory=found,
         context=outside,
         usable=room,
@@ -169,20 +174,25 @@ def estimate(
     )
 
 
-def surplus(model: Model, job: Job, cluster: Cluster, producer: Producer | None = None, *, precise: bool = True) -> int:
+def surplus(
+    model: Model, job: Job, cluster: Cluster, producer: Producer | None = None, *, strategy: Strategy = ONE, precise: bool = True
+) -> int:
     """By how much it does not fit: what the band reaches to, less what the GPU offers at least. `estimate` says `fits` where this is not
     positive. Not `precise`: the live peak against what it offers at most, so that nothing fits where this is positive."""
-    _one_gpu(cluster)
-    _, _, found = _simulated(model, job, cluster, producer, precise)
+    _counted(cluster, strategy)
+    _, _, found = _simulated(model, job, (cluster, strategy), producer, precise)
     outside, (low, high) = context(cluster.gpu), _room(cluster.gpu)
     return _band(found, outside, None, _technique(model, job)).high - low if precise else found.allocated + outside.low - high
 
 
-def _simulated(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
+Place: TypeAlias = "tuple[Cluster | None, Strategy]"
+
+
+def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
     settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
     with _uncollected():
-        tape = _tape(model, job, cluster, producer, precise)
-        run = replay(tape, settings, total=_total(settings, None if cluster is None else cluster.gpu)) if precise else None
+        tape = _tape(model, job, place, producer, precise)
+        run = replay(tape, settings, total=_total(settings, None if place[0] is None else place[0].gpu)) if precise else None
     if run is not None and run.oom is not None:
         asked = f"it asks for {run.oom.asked} bytes at once, which no device has"
         raise InputError.one(asked, where="job", hint="a smaller `batch` or `seq`")
@@ -209,16 +219,19 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _one_gpu(cluster: Cluster | None) -> None:
-    if cluster is not None and cluster.gpus > 1:
-        raise InputError.one(f"{cluster.gpus} GPUs: so far memfit answers for one", where="gpu", hint="name the GPU without a count")
+def _counted(cluster: Cluster | None, strategy: Strategy) -> None:
+    gpus = strategy.ranks if cluster is None else cluster.gpus
+    if gpus != strategy.ranks:
+        message = f"the layouts are for {strategy.ranks} ranks, and there {'is 1 GPU' if gpus == 1 else f'are {gpus} GPUs'}"
+        raise InputError.one(message, where="use", hint="count the GPUs like `--gpu 8xh100-sxm`, and share them out with `--use fsdp=8`")
 
 
-def _tape(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None, precise: bool) -> Tape:
+def _tape(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> Tape:
+    cluster, strategy = place
     if producer is not None:
-        return producer(model, job, None, cluster)
+        return producer(model, job, strategy, cluster)
     try:
-        return lower(model, job, None, cluster, compact=not precise)
+        return lower(model, job, strategy, cluster, compact=not precise)
     except NotImplementedError as missing:
         raise InputError.one(
             f"no formula yet for {str(missing).partition('(')[0][:80] or 'this job'}",
@@ -293,9 +306,9 @@ def _failure(tape: Tape, limited: Replay | None) -> Failure | None:
     return Failure(at=moment(tape, limited.oom.event or 0), asked=limited.oom.asked, left=limited.oom.free)
 
 
-def _marked(model: Model, job: Job, gpu: GPU | None) -> tuple[Program, tuple[Problem, ...]]:
+def _marked(model: Model, job: Job, gpu: GPU | None, strategy: Strategy = ONE) -> tuple[Program, tuple[Problem, ...]]:
     """The job put on the model, and what its techniques assume; of a model that no family knows, only in which numbers it is kept."""
-    program = Program(model=model, job=job, entries=(), weights=model.dtype, gpu=gpu)
+    program = Program(model=model, job=job, entries=(), weights=model.dtype, gpu=gpu, strategy=strategy)
     return marked(program) if model.layers else (precision.apply(program), ())
 
 

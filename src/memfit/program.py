@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.model.modules import Layer, Linear, Model, Weight
+from memfit.strategy import ONE, Strategy
 
 
 class Entry(NamedTuple):
@@ -75,6 +76,7 @@ class Program:
     gpu: GPU | None = None  # whose kernels run; None: an A100's
     opened: str = ""  # the method (`mxfp4`, `fp8`) whose weights become 16 bits as they are loaded
     input_gradients: bool = False  # enable_input_require_grads was called
+    strategy: Strategy = ONE
 
     def replace(self, **changes: Any) -> Program:
         return replace(self, **changes)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
+from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.words import (
     PRODUCERS,
@@ -34,6 +35,7 @@ from memfit.words import (
     producer_of,
     read_into,
     script_model,
+    strategy_of,
     traced,
     unbuilt,
 )
@@ -62,10 +64,20 @@ class Verb:
 def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any) -> Estimate:
     """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand in its place; what is given here
     overrides what stands there. Options are the fields of `Ask` and `Job`; everything that is wrong is raised at once."""
-    return answer(*question(model, given, []))
+    return answer(question(model, given, []))
 
 
-def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> tuple[Model, Job, Cluster | None, Ask, Source | None]:
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    model: Model
+    job: Job
+    cluster: Cluster | None
+    strategy: Strategy
+    ask: Ask
+    source: Source | None
+
+
+def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
     """What was asked, read and found sound; `problems` are those found before."""
     values = {name: value for name, value in given.items() if value is not None}
     subject: Any = model
@@ -78,18 +90,19 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> t
     ask = ask_from(asked, problems)
     job = job_of({name: value for name, value in values.items() if name in Job.__dataclass_fields__}, problems)
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
+    strategy = gather(problems, Strategy, lambda: strategy_of(ask.use, cluster))
     source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
     if built is not None and built.layers:
         wrong: list[Problem] = []
         whole = built
-        gather(wrong, lambda: None, lambda: applied(whole, job, cluster))
+        gather(wrong, lambda: None, lambda: applied(whole, job, cluster, strategy))
         problems += [problem for problem in wrong if ask.by != "trace" or not traced(problem)]
         if ask.by == "trace" and any(map(traced, wrong)):
             built = unbuilt(built.config, built.name, built.origin)
     problems += conflicts(ask, job, values)
     if problems or built is None:
         raise InputError(*problems)
-    return built, job, cluster, ask, source
+    return Question(model=built, job=job, cluster=cluster, strategy=strategy, ask=ask, source=source)
 
 
 def trace(
@@ -106,21 +119,24 @@ def trace(
     if arguments:
         listed = ", ".join(f"`{one[:40]}`" for one in arguments[:4])
         problems.append(Problem(message=f"a model takes no arguments: {listed}", where="arguments", hint="a script does (`*.py`)"))
-    model, job, cluster, ask, source = question(subject, {**given, "by": "trace"}, problems)
+    asked = question(subject, {**given, "by": "trace"}, problems)
     notes: list[Problem] = []
 
-    def producer(model: Model, job: Job, strategy: Any, cluster: Cluster | None) -> Tape:
+    if asked.strategy:
+        raise InputError.one("the trace follows one GPU so far", where="use", hint="the formulas know layouts over several")
+
+    def producer(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
         found = launched(
             {"kind": "model", "config": dict(model.config), "job": dataclasses.asdict(job), "options": {}},
             cluster,
             run,
-            ask.offline,
+            asked.ask.offline,
             progress,
         )
         notes.extend(found.notes)
         return found.tape
 
-    found = answer(model, job, cluster, ask, source, producer)
+    found = answer(asked, producer)
     return dataclasses.replace(found, problems=(*found.problems, *notes))
 
 
@@ -176,13 +192,15 @@ def launched(request: dict[str, Any], cluster: Cluster | None, run: Run, offline
     return launch(request, python=run.python, seconds=run.time_limit, offline=offline, show=run.show_output, progress=progress)
 
 
-def applied(model: Model, job: Job, cluster: Cluster | None) -> None:
+def applied(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> None:
     """Let every technique that the job asks for say what is wrong with it on this model; one that no family knows has nothing to look at."""
     from memfit.program import Program
     from memfit.techniques import apply
 
     if model.layers:
-        apply(Program(model=model, job=job, entries=(), weights=model.dtype, gpu=None if cluster is None else cluster.gpu))
+        apply(
+            Program(model=model, job=job, entries=(), weights=model.dtype, gpu=None if cluster is None else cluster.gpu, strategy=strategy)
+        )
 
 
 def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem]:
@@ -204,17 +222,18 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
                 yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
 
 
-def answer(model: Model, job: Job, cluster: Cluster | None, ask: Ask, source: Source | None, producer: Producer | None = None) -> Estimate:
+def answer(asked: Question, producer: Producer | None = None) -> Estimate:
     """The estimate, and with it the answers to the reverse questions; `producer`: another one than `ask` names."""
     from memfit.estimate import estimate as simulate
 
+    model, job, cluster, ask, source = asked.model, asked.job, asked.cluster, asked.ask, asked.source
     producer = producer or producer_of(ask.by)
     problems, total = ((), None) if source is None else ((*source.problems, *compared(source, model)), source.parameters)
-    found = simulate(model, job, cluster, producer=producer, problems=problems, total=total)
+    found = simulate(model, job, cluster, asked.strategy, producer=producer, problems=problems, total=total)
     if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision")):
         from memfit.plan.reverse import QUESTIONS
 
-        answers = tuple(solve(model, job, cluster, producer) for name, solve in QUESTIONS.items() if getattr(ask, name))
+        answers = tuple(solve(model, job, cluster, producer, asked.strategy) for name, solve in QUESTIONS.items() if getattr(ask, name))
         found = dataclasses.replace(found, answers=answers)
     return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memfit.errors import InputError, MissingExtra, Problem
 from memfit.job import Job, field_problems, from_text, job_from, option
+from memfit.strategy import ONE, Strategy, strategy_from
 
 if TYPE_CHECKING:  # each function imports what it needs, and no more
     from memfit.hardware import Cluster
@@ -32,6 +33,11 @@ class Ask:
     model: str = option("", "hub id, folder, config.json, safetensors or GGUF file, or name in the catalog", group="question")
     gpu: str = option("", "the GPU by any of its names (`memfit gpus`), or `auto` for the one in this machine", group="question")
     memory: str = option("", "what the GPU offers, like `24GiB`: of an unlisted one, or instead of the listed figure", group="question")
+    use: str = option(
+        "",
+        "how the work is spread over several GPUs: `ddp`, `fsdp=8`, `zero=8,stage=3`, `tp=2` …; may stand several times",
+        group="question",
+    )
     by: str = option("formula", "formulas, or a trace of the real code (slower, takes any model)", choices=PRODUCERS, group="question")
     offline: bool = option(False, "never ask the hub", group="question")
     largest_batch: bool = option(False, "find the largest batch that fits", group="question")
@@ -104,6 +110,8 @@ def read_into(kind: type[T], values: Mapping[str, Any], problems: list[Problem])
     good = {}
     for name, value in values.items():
         read = from_text(value, str(fields[name].type)) if isinstance(value, str) else value
+        if isinstance(value, (list, tuple)) and str(fields[name].type) == "str":
+            read = " ".join(str(item) for item in value)
         if name == "memory" and isinstance(value, int) and not isinstance(value, bool):
             read = str(value)
         found = [dataclasses.replace(problem, where=name) for problem in field_problems(fields[name], read)]
@@ -147,6 +155,13 @@ def cluster_of(gpu: str, memory: str) -> Cluster | None:
         status={**found.gpu.status, "memory": "given"}, cites={**found.gpu.cites, "memory": "given by the user"},
     )  # fmt: skip
     return dataclasses.replace(found, gpu=told)
+
+
+def strategy_of(use: str, cluster: Cluster | None) -> Strategy:
+    """How the work is spread; several GPUs and no word of it are replicas."""
+    if not use.strip() and (cluster is None or cluster.gpus == 1):
+        return ONE
+    return strategy_from(use.split(), None if cluster is None else cluster.gpus)
 
 
 def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:

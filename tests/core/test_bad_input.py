@@ -299,7 +299,7 @@ def test_a_family_that_only_the_trace_takes_is_not_judged_by_its_linear_layers()
     config = {"model_type": "brand_new", "num_hidden_layers": 2}
     asked = {"by": "trace", "method": "lora", "targets": "q_proj", "seq": 16}
     asked_for = question(unbuilt(config, "acme/new", "a test"), asked, [])
-    assert asked_for[1].targets == "q_proj"
+    assert asked_for.job.targets == "q_proj"
 
 
 FIELDS = {

@@ -230,7 +230,8 @@ def test_every_option_has_a_flag_with_its_help() -> None:
 
 
 SAMPLES = {
-    "gpu": "t4", "memory": "3GiB", "optimizer": "sgd", "unsloth": "norms", "targets": "q_proj", "modules_to_save": "lm_head", "trainable": "mlp",
+    "gpu": "t4", "memory": "3GiB", "use": "fsdp=8,reshard=no",
+    "optimizer": "sgd", "unsloth": "norms", "targets": "q_proj", "modules_to_save": "lm_head", "trainable": "mlp",
     "quant_skip": "q_proj", "versions": "torch=2.6", "alloc_conf": "expandable_segments:True",
 }  # fmt: skip
 BESIDE = {"trainable": {"method": "freeze"}, "modules_to_save": {"method": "lora"}, "targets": {"method": "lora"}}
@@ -357,7 +358,7 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
         (["estimate", "", "--offline"], ["no model is named"]),
         (["estimate", "\x00\x01", "--offline"], ["no name of a model"]),
         (["estimate", "x" * 5000, "--offline"], ["no name of a model"]),
-        (["estimate", "llama-3.1-8b", "--gpu", "8xh100-sxm"], ["8 GPUs"]),
+        (["estimate", "llama-3.1-8b", "--gpus", "8xh100-sxm", "--use", "fdsp"], ["unknown layout `fdsp`", "`fsdp`"]),
         (["estimate", "llama-3.1-8b", "--gpu", "a100"], ["any of 4 GPUs"]),
         (["estimate", "llama-3.1-8b", "--optimizer", "adamx"], ["unknown optimizer `adamx`", "`adam`"]),
         (["estimate", "llama-3.1-8b", "--precision", "bf6"], ["unknown precision `bf6`", "`bf16`"]),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from memfit import kernels
 from memfit.hardware import Cluster
 from memfit.job import Job
@@ -11,24 +9,30 @@ from memfit.lower.expand import expanded
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.program import Program, placed
+from memfit.strategy import ONE, Strategy
 from memfit.tape import Event, Mark, Repeat, Tape
 from memfit.techniques import apply
 
 
-def lower(model: Model, job: Job, strategy: Any = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
+def lower(model: Model, job: Job, strategy: Strategy | None = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
-    events, spans, program = walked(model, job, cluster, compact=not model.stored)  # a file's blocks differ from layer to layer
+    events, spans, program = walked(
+        model, job, cluster, strategy or ONE, compact=not model.stored
+    )  # a file's blocks differ from layer to layer
     if spans and not compact:
         flat = expanded(events, spans, program.entries, model.prefix)
-        events = walked(model, job, cluster, compact=False)[0] if flat is None else flat
-    return Tape(events=events, source="formula", repeats=spans if compact else ())
+        events = walked(model, job, cluster, strategy or ONE, compact=False)[0] if flat is None else flat
+    return Tape(events=events, source="formula", rank=0 if strategy is None else strategy.rank, repeats=spans if compact else ())
 
 
-def walked(model: Model, job: Job, cluster: Cluster | None, *, compact: bool) -> tuple[tuple[Event, ...], tuple[Repeat, ...], Program]:
+def walked(
+    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE, *, compact: bool
+) -> tuple[tuple[Event, ...], tuple[Repeat, ...], Program]:
     """What happens layer by layer, or with one layer for all that are like it."""
     every = job.checkpoint_every if job.checkpointing == "every" else 1
     gpu = cluster.gpu if cluster else None
-    program = apply(Program(model=model, job=job, entries=placed(model.layers, compact, every), weights=model.dtype, gpu=gpu))
+    entries = placed(model.layers, compact, every)
+    program = apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     held = run(r, program)

@@ -6,6 +6,7 @@ rules out what cannot fit, then with the allocator replayed. A setting counts on
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,49 +15,54 @@ from memfit.estimate import Answer, Estimate, estimate, surplus
 from memfit.hardware import Cluster, all_gpus, usable
 from memfit.job import Job
 from memfit.model.modules import Model
+from memfit.strategy import ONE, Strategy
 from memfit.tape import Producer
 
 LARGEST_BATCH, LONGEST_SEQ = 2**24, 2**28  # what a Job accepts
 
 
-def largest_batch(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None) -> Answer:
+def largest_batch(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None, strategy: Strategy = ONE) -> Answer:
     """How many sequences fit into one step, everything else being equal."""
-    best, found, said = _largest(model, job, _named(cluster), producer, "batch", LARGEST_BATCH)
+    best, found, said = _largest(_Search(model, job, _named(cluster), strategy, producer, "batch"), LARGEST_BATCH)
     return Answer(question="largest_batch", value=best, device=None if found is None else found.device, limit=said)
 
 
-def longest_seq(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None) -> Answer:
+def longest_seq(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None, strategy: Strategy = ONE) -> Answer:
     """How many tokens a sequence may have, up to what the model has positions for; of long ones a multiple of `STEP`."""
     top = LONGEST_SEQ if not model.positions else max(1, min(LONGEST_SEQ, model.positions - (0 if job.training else job.new_tokens)))
-    best, found, said = _largest(model, job, _named(cluster), producer, "seq", top)
+    best, found, said = _largest(_Search(model, job, _named(cluster), strategy, producer, "seq"), top)
     limit = "the model has no more positions" if best == top and model.positions else said
     return Answer(question="longest_seq", value=best, device=None if found is None else found.device, limit=limit)
 
 
-def smallest_gpu(model: Model, job: Job, cluster: Cluster | None = None, producer: Producer | None = None) -> Answer:
+def smallest_gpu(
+    model: Model, job: Job, cluster: Cluster | None = None, producer: Producer | None = None, strategy: Strategy = ONE
+) -> Answer:
     """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the table. Those without the kernels that
     the job asks for do not count."""
     for gpu in sorted((gpu for gpu in all_gpus() if gpu.vendor == "nvidia"), key=usable):
-        one = Cluster(gpu=gpu)
+        one = Cluster(gpu=gpu) if cluster is None else dataclasses.replace(cluster, gpu=gpu)
         try:
-            if model.layers and surplus(model, job, one, precise=False) > 0:
+            if model.layers and surplus(model, job, one, strategy=strategy, precise=False) > 0:
                 continue
-            fits = surplus(model, job, one, producer) <= 0
+            fits = surplus(model, job, one, producer, strategy=strategy) <= 0
         except InputError:
             continue
         if fits:
-            found = estimate(model, job, one, producer=producer)
+            found = estimate(model, job, one, strategy, producer=producer)
             return Answer(question="smallest_gpu", value=gpu.id, device=found.device, limit=gpu.name)
-    return Answer(question="smallest_gpu", value=None, limit="no single NVIDIA GPU on record is enough")
+    return Answer(question="smallest_gpu", value=None, limit=f"no {'single ' if strategy.ranks == 1 else ''}NVIDIA GPU on record is enough")
 
 
-def cheapest_precision(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None) -> Answer:
+def cheapest_precision(
+    model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None, strategy: Strategy = ONE
+) -> Answer:
     """The precision that gives up least and fits; all are tried, so that the prices can be compared."""
     one = _named(cluster)
     tried: list[tuple[str, str, int]] = []
     for name, changes in _precisions(job):
         try:
-            found = estimate(model, job.replace(**changes), one, producer=producer)
+            found = estimate(model, job.replace(**changes), one, strategy, producer=producer)
         except InputError as bad:
             tried.append((name, bad.problems[0].message, 0))
         else:
@@ -92,15 +98,15 @@ def _named(cluster: Cluster | None) -> Cluster:
 class _Search:
     """How far one setting may go, everything else being equal; every value is looked at once."""
 
-    def __init__(self, model: Model, job: Job, cluster: Cluster, producer: Producer | None, field: str) -> None:
-        self.model, self.job, self.cluster, self.producer, self.field = model, job, cluster, producer, field
+    def __init__(self, model: Model, job: Job, cluster: Cluster, strategy: Strategy, producer: Producer | None, field: str) -> None:
+        self.model, self.job, self.cluster, self.strategy, self.producer, self.field = model, job, cluster, strategy, producer, field
         self.seen: dict[tuple[int, bool], int] = {}
 
     def over(self, value: int, precise: bool = True) -> int:
         known = self.seen.get((value, precise))
         if known is None:
             job, producer = self.job.replace(**{self.field: value}), self.producer if precise else None
-            known = self.seen[value, precise] = surplus(self.model, job, self.cluster, producer, precise=precise)
+            known = self.seen[value, precise] = surplus(self.model, job, self.cluster, producer, strategy=self.strategy, precise=precise)
         return known
 
     def live(self, top: int) -> tuple[int, int]:
@@ -128,21 +134,21 @@ class _Search:
                 return good * step
             good = start
 
+    def answer(self, value: int) -> Estimate:
+        return estimate(self.model, self.job.replace(**{self.field: value}), self.cluster, self.strategy, producer=self.producer)
+
     def uneven(self, best: int) -> bool:
         """Was there less that does not fit?"""
         return any(over > 0 and value < best for (value, precise), over in self.seen.items() if precise)
 
 
-def _largest(
-    model: Model, job: Job, cluster: Cluster, producer: Producer | None, field: str, top: int
-) -> tuple[int | None, Estimate | None, str]:
-    """The largest value of `field` up to `top` that fits, with its estimate and what there is to say about it."""
-    search = _Search(model, job, cluster, producer, field)
+def _largest(search: _Search, top: int) -> tuple[int | None, Estimate | None, str]:
+    """The largest value of the search's field up to `top` that fits, with its estimate and what there is to say about it."""
     best = search.largest(top)
     if not best:
         return None, None, ""
     said = "the allocator's gaps are uneven: some smaller ones do not fit" if search.uneven(best) else ""
-    return best, estimate(model, job.replace(**{field: best}), cluster, producer=producer), said
+    return best, search.answer(best), said
 
 
 Points = Sequence[tuple[int, int]]
@@ -180,7 +186,7 @@ def _crossing(known: Points) -> int:
     return at + way + (way // 16 or (1 if value <= 0 else -1))
 
 
-QUESTIONS: Mapping[str, Callable[[Model, Job, Cluster | None, Producer | None], Answer]] = {
+QUESTIONS: Mapping[str, Callable[[Model, Job, Cluster | None, Producer | None, Strategy], Answer]] = {
     "largest_batch": largest_batch, "longest_seq": longest_seq, "smallest_gpu": smallest_gpu, "cheapest_precision": cheapest_precision,
 }  # fmt: skip
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from memfit.errors import Problem, raise_errors
 from memfit.program import Program
 from memfit.techniques import attention, dequantize, experts, framework, freeze, inputs, liger, lora, precision, quantize, recompute, stored
-from memfit.techniques.base import Technique
+from memfit.techniques.base import TRACE, Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, attention.TECHNIQUE,
     liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE,
 )  # fmt: skip
+
+
+def unserved(program: Program) -> Iterator[Problem]:
+    """Layouts for which there is no technique."""
+    known = {technique.layout for technique in TECHNIQUES}
+    for name, layout in program.strategy.uses():
+        if layout.size > 1 and name not in known:
+            yield Problem(message=f"no formula yet for the layout `{name}`", where="use", hint=TRACE)
 
 
 def apply(program: Program) -> Program:
@@ -23,8 +33,9 @@ def marked(program: Program) -> tuple[Program, tuple[Problem, ...]]:
     """The same, and beside it what is doubtful or assumed (notes and warnings)."""
     problems: list[Problem] = []
     for technique in TECHNIQUES:
-        if technique.wanted(program.job):
+        if technique.serves(program):
             program = technique.apply(program)
             problems += technique.check(program)
+    problems += unserved(program)
     raise_errors(problems)
     return program, tuple(problems)

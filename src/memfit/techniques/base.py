@@ -22,9 +22,15 @@ class Technique:
 
     name: str
     cite: str
-    wanted: Callable[[Job], bool]
     apply: Callable[[Program], Program]
+    wanted: Callable[[Job], bool] = lambda job: False
     check: Callable[[Program], Iterator[Problem]] = no_problem
+    layout: str = ""  # the field of Strategy that asks for it, if one does
+
+    def serves(self, program: Program) -> bool:
+        if self.layout:
+            return program.strategy.size(self.layout) > 1
+        return self.wanted(program.job)
 
 
 def names(text: str) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ def trace_config(config: Mapping[str, Any], job: Job, *, layers: int | None = No
 
 def trace(model: Any, job: Job, strategy: Any, cluster: Any) -> Tape:
     """The `Producer` of this package; `model.config` is the Hugging Face configuration."""
-    if getattr(strategy, "techniques", ()) or (isinstance(strategy, (tuple, list)) and strategy):
+    if strategy:
         raise InputError.one("the trace runs one GPU without techniques over several", where="strategy", hint="leave the strategy empty")
     gpu = getattr(cluster, "gpu", None)
     return trace_config(model.config, job) if gpu is None else trace_config(model.config, job, gpu=gpu)

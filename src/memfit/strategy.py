@@ -1,0 +1,221 @@
+"""How the work is spread over many GPUs: which technique over how many ranks, with which settings. The flag `--use`, the key `use` of a
+job file and the argument derive from these fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.errors import Problem, raise_errors
+from memfit.job import field_problems, from_text, option, unknown
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """One technique over `size` ranks."""
+
+    size: int = option(0, "ranks; 0: all that the others leave", low=0, high=2**24)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DDP(Layout):
+    """Every rank holds the whole model; gradients are added up in buckets (torch's DistributedDataParallel)."""
+
+    bucket_mb: int = option(0, "`bucket_cap_mb`; 0: torch's own, 1 MiB and then 25", low=0, high=2**20)
+    bucket_view: bool = option(False, "`gradient_as_bucket_view`: gradients are views of the buckets")
+    static_graph: bool = option(False, "`static_graph`")
+    find_unused: bool = option(False, "`find_unused_parameters`")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSDP(Layout):
+    """Weights, gradients and states are sharded, weights gathered layer by layer (torch's FSDP2, or FSDP1). With `ddp` beside it, HSDP."""
+
+    version: int = option(2, "FSDP2 (`fully_shard`) or FSDP1 (`FullyShardedDataParallel`)", low=1, high=2)
+    reshard: bool = option(True, "`reshard_after_forward`; no: weights stay gathered until backward (FSDP1: SHARD_GRAD_OP)")
+    param_dtype: str = option("", "what the mixed precision policy computes in; empty: as stored", choices=("", "bf16", "fp16", "fp32"))
+    reduce_dtype: str = option("", "what gradients are reduced in; empty: as they are", choices=("", "bf16", "fp16", "fp32"))
+    wrap: str = option("layers", "which modules are units beside the root", choices=("layers", "ends", "none"))
+    prefetch: int = option(0, "layers gathered ahead by hand (`set_modules_to_forward_prefetch`); 0: torch's own way", low=0, high=64)
+    offload: bool = option(False, "`CPUOffloadPolicy`: weights, gradients and states live on the host")
+    sync: bool = option(True, "gradients are reduced after every micro-batch (no: `set_requires_gradient_sync(False)` until the last)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZeRO(Layout):
+    """DeepSpeed's ZeRO; names and defaults are those of its `zero_optimization` section."""
+
+    stage: int = option(2, "what is sharded: states (1), gradients too (2), weights too (3)", low=1, high=3)
+    reduce_bucket: int = option(500_000_000, "`reduce_bucket_size`, values", low=1, high=2**40)
+    allgather_bucket: int = option(500_000_000, "`allgather_bucket_size`, values", low=1, high=2**40)
+    overlap: bool = option(False, "`overlap_comm`")
+    contiguous: bool = option(True, "`contiguous_gradients`")
+    round_robin: bool = option(False, "`round_robin_gradients`")
+    prefetch_bucket: int = option(50_000_000, "`stage3_prefetch_bucket_size`, values", low=0, high=2**40)
+    max_live: int = option(1_000_000_000, "`stage3_max_live_parameters`, values", low=0, high=2**48)
+    persistence: int = option(100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40)
+    hpz: int = option(1, "`zero_hpz_partition_size`: ranks of the secondary shard of ZeRO++", low=1, high=1024)
+    qwz: bool = option(False, "`zero_quantized_weights` of ZeRO++")
+    offload_optimizer: str = option("none", "where the states live", choices=("none", "cpu", "nvme"))
+    offload_param: str = option("none", "where the weights live (stage 3)", choices=("none", "cpu", "nvme"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TP(Layout):
+    """Tensor parallelism: matrices split over ranks."""
+
+    style: str = option("dtensor", "whose code", choices=("dtensor", "megatron", "transformers"))
+    sequence: bool = option(False, "sequence parallelism: norms and residuals split along the sequence")
+    vocabulary: bool = option(True, "the embedding and the head are split along the vocabulary")
+    parallel_loss: bool = option(False, "the loss on split logits (`loss_parallel`; Megatron always)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CP(Layout):
+    """Context parallelism: every rank holds a part of each sequence."""
+
+    style: str = option("ring", "how keys and values travel", choices=("ring", "allgather", "ulysses"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PP(Layout):
+    """Pipeline parallelism: every rank holds some of the layers."""
+
+    schedule: str = option("1f1b", "order of the micro-batches", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"))
+    micro_batches: int = option(0, "micro-batches of a step; 0: as many as stages", low=0, high=2**20)
+    virtual: int = option(1, "stages on each rank (interleaved)", low=1, high=1024)
+    stages: str = option("", "layers of each stage, with slashes, like `9/10/10/3`; empty: as evenly as may be")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EP(Layout):
+    """Expert parallelism: every rank holds some of the experts. Its ranks are among those of the data-parallel ones."""
+
+    capacity: float = option(0.0, "capacity factor; 0: tokens are never dropped", low=0.0, high=1000.0)
+    imbalance: float = option(1.0, "tokens of the busiest rank over the balanced share", low=1.0, high=1024.0)
+
+
+LAYOUTS: dict[str, type[Layout]] = {"ddp": DDP, "fsdp": FSDP, "zero": ZeRO, "tp": TP, "cp": CP, "pp": PP, "ep": EP}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    """The layouts that share the GPUs; their sizes multiply to the number of ranks (`ep` lies within the data-parallel ones)."""
+
+    ddp: DDP | None = None
+    fsdp: FSDP | None = None
+    zero: ZeRO | None = None
+    tp: TP | None = None
+    cp: CP | None = None
+    pp: PP | None = None
+    ep: EP | None = None
+    rank: int = 0  # whose memory is meant
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self.uses())
+
+    def uses(self) -> Iterator[tuple[str, Layout]]:
+        for name in LAYOUTS:
+            layout = getattr(self, name)
+            if layout is not None:
+                yield name, layout
+
+    def size(self, name: str) -> int:
+        layout = getattr(self, name)
+        return 1 if layout is None else int(layout.size)
+
+    @property
+    def ranks(self) -> int:
+        product = 1
+        for name, layout in self.uses():
+            product *= layout.size if name != "ep" else 1
+        return product
+
+    @property
+    def data(self) -> int:
+        """Ranks that see different sequences."""
+        return self.size("ddp") * self.size("fsdp") * self.size("zero")
+
+
+ONE = Strategy()  # all on one GPU
+
+
+def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
+    """`fsdp=8`, `tp=2`, `zero=8,stage=3`: layouts over `gpus` ranks in all (None: as many as they say). One layout without a size takes what the others leave;
+    where nothing but `tp`, `cp`, `pp`, `ep` is named, the rest are replicas (`ddp`), as launchers would have it."""
+    problems: list[Problem] = []
+    found: dict[str, Any] = {}
+    for word in words:
+        name = word.partition("=")[0].partition(",")[0].strip().lower()
+        if name not in LAYOUTS:
+            problems.append(unknown("layout", name, "use", tuple(LAYOUTS)))
+        elif name in found:
+            problems.append(Problem(message=f"`{name}` stands there twice", where="use", hint="name each layout once"))
+        else:
+            found[name] = layout_from(name, word, problems)
+    raise_errors(problems)
+    strategy = filled(Strategy(**found), gpus, problems)
+    raise_errors(problems)
+    return strategy
+
+
+def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
+    """`zero=8,stage=3`; `zero,stage=3` leaves the size open."""
+    kind = LAYOUTS[name]
+    fields = {one.name: one for one in dataclasses.fields(kind)}
+    good: dict[str, Any] = {}
+    first, *rest = word.split(",")
+    pairs = [("size", first.partition("=")[2])] if "=" in first else []
+    pairs += [(piece.partition("=")[0].strip().replace("-", "_"), piece.partition("=")[2] if "=" in piece else "true") for piece in rest]
+    for key, text in pairs:
+        where = f"use {name}.{key[:40]}"
+        if key not in fields:
+            problems.append(unknown("setting", key, where, tuple(fields)))
+            continue
+        value = from_text(text.strip(), str(fields[key].type))
+        wrong = [dataclasses.replace(problem, where=where) for problem in field_problems(fields[key], value)]
+        if key == "size" and value == 0:
+            wrong = [Problem(message="no ranks at all", where=where, hint="leave the number away to take what the others leave")]
+        problems += wrong
+        if not wrong:
+            good[key] = value
+    return kind(**good)
+
+
+def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Strategy:
+    """Sizes left open are filled; their product must be the number of GPUs."""
+    left_open = [name for name, layout in strategy.uses() if layout.size == 0 and name != "ep"]
+    known = 1
+    for name, layout in strategy.uses():
+        known *= layout.size or 1 if name != "ep" else 1
+    if len(left_open) > 1:
+        message = f"`{left_open[0]}` and `{left_open[1]}` both leave their size open"
+        problems.append(Problem(message=message, where="use", hint="one of them may"))
+        return strategy
+    if gpus is None and left_open:
+        message = f"how many ranks `{left_open[0]}` has cannot be told without GPUs"
+        problems.append(Problem(message=message, where="use", hint=f"`{left_open[0]}=8`, or `--gpu 8xh100-sxm`"))
+        return strategy
+    gpus = known if gpus is None else gpus
+    if gpus % known:
+        message = f"{known} ranks do not divide {gpus} GPUs"
+        problems.append(Problem(message=message, where="use", hint="the sizes multiply to the number of GPUs"))
+        return strategy
+    rest = gpus // known
+    if left_open:
+        strategy = dataclasses.replace(strategy, **{left_open[0]: dataclasses.replace(getattr(strategy, left_open[0]), size=rest)})
+    elif rest > 1 and strategy.ddp is None and strategy.zero is None:
+        strategy = dataclasses.replace(strategy, ddp=DDP(size=rest))
+    elif rest > 1:
+        message = f"the layouts take {known} of {gpus} GPUs"
+        problems.append(Problem(message=message, where="use", hint="leave one size away: it takes the rest"))
+    if strategy.fsdp is not None and strategy.zero is not None:
+        problems.append(Problem(message="FSDP and ZeRO both shard the same weights", where="use", hint="one of `fsdp` and `zero`"))
+    if strategy.ddp is not None and strategy.zero is not None and strategy.ddp.size > 1:
+        problems.append(Problem(message="ZeRO replicates by itself", where="use", hint="`zero` over all ranks (MiCS is not known)"))
+    if strategy.ep is not None and strategy.ep.size and strategy.data % strategy.ep.size:
+        message = f"{strategy.ep.size} ranks of experts do not divide the {strategy.data} data-parallel ranks"
+        problems.append(Problem(message=message, where="use ep", hint="experts are spread over data-parallel ranks"))
+    return strategy
