@@ -179,3 +179,18 @@ def test_beams_widen_the_cache() -> None:
         max(block.size for block in blocks(traced(task="inference", new_tokens=4, beams=count), part="kv_cache")) for count in (1, 4)
     )
     assert four == 4 * one
+
+
+def test_a_build_with_cuda_never_asks_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimizers ask `torch.accelerator` for a stream. A build of torch with CUDA would ask the driver, and there may be none."""
+
+    def asked(*_: Any) -> Any:
+        raise AssertionError("the driver was asked")
+
+    for name in ("_accelerator_getStream", "_accelerator_getDeviceIndex", "_accelerator_synchronizeDevice"):
+        monkeypatch.setattr(torch._C, name, asked)
+    with cuda.pretended(cuda.Device()):
+        assert torch.accelerator.current_accelerator().type == "cuda"
+        assert not torch.accelerator.current_stream().is_capturing()
+        assert torch.accelerator.current_device_index() == 0
+        torch.accelerator.synchronize()

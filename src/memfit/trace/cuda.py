@@ -176,7 +176,24 @@ def answers(device: Device) -> list[tuple[Any, str, Any]]:
         "_is_in_bad_fork": lambda: False,
         "is_current_stream_capturing": lambda: False,
     }
-    return [(torch.cuda, name, value) for name, value in values.items()]
+    return [(torch.cuda, name, value) for name, value in values.items()] + accelerator()
+
+
+class Idle:
+    """The current stream, on which no graph is captured."""
+
+    def is_capturing(self) -> bool:
+        return False
+
+
+def accelerator() -> list[tuple[Any, str, Any]]:
+    """`torch.accelerator` (torch 2.6 and later): optimizers ask it for a stream, and a build with CUDA would ask the driver."""
+    values = {
+        "is_available": lambda: True, "device_count": lambda: 1, "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_device_index": lambda: 0, "current_stream": lambda *_: Idle(), "synchronize": lambda *_: None,
+    }  # fmt: skip
+    module = getattr(torch, "accelerator", None)
+    return [(module, name, value) for name, value in values.items() if hasattr(module, name)]
 
 
 @contextlib.contextmanager
