@@ -15,6 +15,7 @@ from memfit.lower.embed import embedded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
+from memfit.lower.layouts.base import EMBED, TAIL, Engine
 from memfit.lower.load import idle_linears, narrow, prepare, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module
@@ -25,8 +26,9 @@ from memfit.techniques.stored import stays
 class Body:
     """Everything of a Program that lives on the GPU: the ends in one Bound, each entry's layer in its own."""
 
-    def __init__(self, r: Recorder, program: Program) -> None:
+    def __init__(self, r: Recorder, program: Program, engine: Engine | None = None) -> None:
         self.r, self.program, self.model = r, program, program.model
+        self.engine = engine or Engine(r, program)
         self.programs = programs_of(program)
         self.ends = Bound(r, program, "")
         self.blocks: list[Storage | None] = []  # of a quantized file
@@ -124,10 +126,11 @@ class Body:
         r = ctx.r
         phase = r.phase
         held: list[Tensor] = []
-        if self.programs.start is not None:
-            x = self.programs.start(ids, self.model, self.ends, ctx)
-        else:
-            x = embedded(ids, self.model, self.ends, ctx, held)
+        ids = self.engine.before(EMBED, ids)
+        start = self.programs.start
+        x = embedded(ids, self.model, self.ends, ctx, held) if start is None else start(ids, self.model, self.ends, ctx)
+        x = self.engine.after(EMBED, x)
+        if start is None:
             self.make_masks(ctx, held)
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
@@ -135,6 +138,7 @@ class Body:
             r.mark(phase, bound.prefix, step)
             x = self.layer(x, entry, bound, ctx)
         r.mark(phase, "", step)
+        x = self.engine.before(TAIL, x)
         x = final(x, self.model, self.ends, ctx)
         ctx.masks, ctx.tables, ctx.cos, ctx.sin, ctx.distances = {}, {}, None, None, None
         ctx.results.clear()
@@ -145,7 +149,7 @@ class Body:
         """One layer, checkpointed or not; a checkpoint keeps the layer's input and nothing else."""
         selective = ctx.job.checkpointing == "selective"
         if not (entry.recompute and ctx.training) or (selective and self.programs.choices is None):
-            return forward(x, entry.layer, bound, ctx)
+            return wrapped(x, entry, bound, ctx)
         own = narrowed(ctx, entry.layer)
         if ctx.job.reentrant or self.programs.reentrant:
             return ctx.r.reentrant(lambda given: replayable(given, entry, bound, own), x, own.results)
@@ -182,13 +186,19 @@ def narrowed(ctx: Context, layer: Layer) -> Context:
     return own
 
 
+def wrapped(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
+    """A layer, and what the engine does before and after it."""
+    x = ctx.engine.before(bound.prefix, x)
+    return ctx.engine.after(bound.prefix, forward(x, entry.layer, bound, ctx))
+
+
 def replayable(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
     """A layer within a checkpoint: when it is recomputed, it has an autocast of its own (torch/utils/checkpoint.py recompute_fn).
     The keys and values that it returns then are what its backward keeps anyway."""
     if ctx.r.phase == "backward":
         ctx.cache = None
     try:
-        return forward(x, entry.layer, bound, ctx)
+        return wrapped(x, entry, bound, ctx)
     finally:
         if ctx.r.phase == "backward":
             ctx.casts.clear()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from memfit.formats import FORMATS, Format
 from memfit.job import Job
 from memfit.lower.cache import Cache
+from memfit.lower.layouts.base import Engine
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.program import Program
@@ -25,6 +26,7 @@ class Context:
     training: bool
     format: Format  # of activations between layers
     autocast: Format | None
+    engine: Engine
     cache: Cache | None = None
     positions: Tensor | None = None  # one for each token of each sequence, where the caller hands them over
     cos: Tensor | None = None
@@ -80,12 +82,19 @@ def leave_autocast(ctx: Context) -> None:
 
 
 def context(
-    r: Recorder, program: Program, programs: Programs, shape: tuple[int, ...], *, keys: int, training: bool, cache: Cache | None = None
+    r: Recorder,
+    program: Program,
+    programs: Programs,
+    shape: tuple[int, ...],
+    *,
+    keys: int,
+    training: bool,
+    cache: Cache | None = None,
+    engine: Engine | None = None,
 ) -> Context:
     """The context of a pass over `shape` = (sequences, tokens)."""
     autocast = FORMATS[program.autocast] if program.autocast else None
     return Context(
-        r=r, program=program, programs=programs, batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"), keys=keys, training=training,
-        format=FORMATS[program.hidden],
-        autocast=autocast, cache=cache,
+        r=r, program=program, programs=programs, engine=engine or Engine(r, program), batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"),
+        keys=keys, training=training, format=FORMATS[program.hidden], autocast=autocast, cache=cache,
     )  # fmt: skip

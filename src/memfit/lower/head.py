@@ -6,6 +6,7 @@ from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.layouts.base import TAIL
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.recorder import Tensor
@@ -38,7 +39,7 @@ def logits(x: Tensor, model: Model, bound: Bound, ctx: Context, *, capped: bool 
     if model.logit_scale:
         out = ops.scale(r, out)
     r.part = part
-    return out
+    return ctx.engine.after(TAIL, out)
 
 
 def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:

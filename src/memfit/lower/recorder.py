@@ -47,6 +47,28 @@ class Storage:
         self.write(tuple.__new__(Free, (self.id, ())))
 
 
+class Elastic(Storage):
+    """A storage whose block is given back and taken anew while tensors refer to it, as `resize_` has it: a new block each time."""
+
+    __slots__ = ("take_block",)
+
+    def __init__(self, size: int, take_block: Callable[[], int], write: Callable[[Event], None]) -> None:
+        super().__init__(-1, size, write)
+        self.take_block = take_block
+
+    def take(self) -> None:
+        if self.id < 0:
+            self.id = self.take_block()
+
+    def drop(self) -> None:
+        if self.id >= 0:
+            self.write(Free(self.id))
+            self.id = -1
+
+    def __del__(self) -> None:
+        self.drop()
+
+
 class Tensor:
     """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the node's outputs it is. `strides`
     are None where it is contiguous; `base` is what it is a view of, where torch's own tensor would hold that."""
@@ -137,6 +159,7 @@ class Recorder:
         self.span, self.at = "", 0  # the layer that is running, and the step
         self.adds = False  # the gradients of parameters go as they come: something adds them up elsewhere
         self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each
+        self.ready: Callable[[Tensor], None] | None = None  # told of every parameter whose gradient has come
 
     # ------------------------------------------------------------------------------------------------- what happens
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:
@@ -178,14 +201,20 @@ class Recorder:
         frame.kept.append(out.detach())
         return out
 
-    def scratch(self, size: int, op: str, part: Part = "workspace") -> Storage | None:
+    def scratch(self, size: int, op: str, part: Part = "workspace", stream: int = 0) -> Storage | None:
         """Bytes that a kernel takes for itself; they live while the caller keeps what is returned."""
-        if size <= 0:
-            return None
+        return Storage(self.block(size, op, part, stream), size, self.write) if size > 0 else None
+
+    def block(self, size: int, op: str, part: Part, stream: int = 0) -> int:
+        """A block that the caller frees."""
         id = self._next_id
         self._next_id = id + 1
-        self.write(Alloc(id, size, part, self.where, op, (size,)))
-        return Storage(id, size, self.write)
+        self.write(Alloc(id, size, part, self.where, op, (size,), stream))
+        return id
+
+    def elastic(self, size: int, op: str, part: Part, stream: int = 0) -> Elastic:
+        """A storage without a block so far."""
+        return Elastic(size, lambda: self.block(size, op, part, stream), self.write)
 
     def reserve_ids(self, low: int) -> int:
         """Room for a stretch of events that begins at id `low` to stand once more: by how much its ids move."""
@@ -389,6 +418,9 @@ class Recorder:
             leaf.grad = new.detach()
             if leaf.name and new.storage is not None:
                 self._named(new.storage.id)
+        if self.ready is not None and leaf.name and new is not None:
+            del new
+            self.ready(leaf)
 
     def _named(self, id: int) -> None:
         """What became a parameter's gradient is one, whatever it was made as; it was made not long ago."""

@@ -10,38 +10,38 @@ from memfit.lower import ops, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.context import Context, context, leave_autocast
+from memfit.lower.layouts import engine_of
+from memfit.lower.layouts.base import ROOT
 from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.recorder import Dim, Recorder, Tensor
-from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 
-STEPS = 2  # the first makes the optimizer's states, the second is the steady one
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
 
 
 def train(r: Recorder, program: Program) -> tuple[object, ...]:
     """The steps; returns what is still held after the last one."""
-    job, body = program.job, Body(r, program)
-    body.load()
-    body.adapt()
-    wide = frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
+    job, engine = program.job, engine_of(r, program)
+    body = Body(r, program, engine)
+    engine.load(body)
     buffers = body.programs.kept(r, program, body.trained()) if body.programs.kept is not None else ()
     r.adds = bool(buffers)
-    stepper = Stepper(r, OPTIMIZERS[job.optimizer], body.trained(), wide, program.master)
+    stepper = engine.stepper(body)
     scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
-    for step in range(STEPS):
+    steps = engine.steps
+    for step in range(steps):
         first = run_step(r, program, body, stepper, step, job.seq, first)
     if job.longest:
         run_step(r, program, body, stepper, LONGEST, job.longest, None)
     if job.evaluate:
-        evaluate(r, program, body, job.eval_batch, STEPS - 1)
+        evaluate(r, program, body, job.eval_batch, steps - 1)
     if job.merge and job.adapters:
-        merge(r, program, [body.ends, *body.layers], STEPS - 1)
+        merge(r, program, [body.ends, *body.layers], steps - 1)
     return body, stepper, scaler, buffers
 
 
@@ -56,13 +56,16 @@ def run_step(r: Recorder, program: Program, body: Body, stepper: Stepper, step: 
         first.again(r, leaves, step)
     else:
         begin = len(r.events)
-        for _ in range(min(job.accumulate, MICRO_BATCHES)):
+        for left in range(min(job.accumulate, MICRO_BATCHES), 0, -1):
+            body.engine.begin(left == 1)
             micro_batch(r, program, body, step, tokens)
-        first = Stretch(r, begin, leaves) if fresh and not (body.programs.keeps_outputs or job.keep_outputs) else None
+        alike = fresh and body.engine.repeats and not (body.programs.keeps_outputs or job.keep_outputs)
+        first = Stretch(r, begin, leaves) if alike else None
     r.mark("step", "", step)
     if job.clip:
         clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
     stepper.step(step)
+    body.engine.stepped(step)
     if job.zero_grad == "after_step":
         stepper.drop_gradients(step)
     return first
@@ -110,6 +113,7 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: in
     r.thread = "backward"
     r.backward(loss, seed)
     r.thread = "forward"
+    body.engine.finish()
     del loss
     r.let_go()
     del inputs
@@ -126,9 +130,11 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     ids, labels, *_ = inputs
     training = phase == "forward"
     cache = Cache(kind=versions.returned_cache(program)) if versions.fills_cache(program, training) else None
-    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache)
+    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache, engine=body.engine)
     ctx.outputs = body.outputs
+    ids = body.engine.before(ROOT, ids)
     loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
+    loss = body.engine.after(ROOT, loss)
     leave_autocast(ctx)
     wide = in_fp32(ctx, step)
     if program.job.keep_outputs and training:

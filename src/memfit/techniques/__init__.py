@@ -6,13 +6,27 @@ from collections.abc import Iterator
 
 from memfit.errors import Problem, raise_errors
 from memfit.program import Program
-from memfit.techniques import attention, dequantize, experts, framework, freeze, inputs, liger, lora, precision, quantize, recompute, stored
+from memfit.techniques import (
+    attention,
+    ddp,
+    dequantize,
+    experts,
+    framework,
+    freeze,
+    inputs,
+    liger,
+    lora,
+    precision,
+    quantize,
+    recompute,
+    stored,
+)
 from memfit.techniques.base import TRACE, Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, attention.TECHNIQUE,
-    liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE,
+    liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE,
 )  # fmt: skip
 
 

@@ -1,0 +1,172 @@
+"""The seam through which an engine of data parallelism (DDP, FSDP, ZeRO …) works: what the training loop and the model tell it, and what
+it may do then.
+
+An engine is a subclass of `Engine`, in a file of its own here, named `ENGINE` there and chosen in `engine_of`. Everything it does happens
+in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
+
+    load(body)          brings the weights. A sharding engine loads with `silently(r)`, which writes no event, and then gives every tensor of
+                        every `Unit` its storage: shards that it keeps itself, `Elastic` storages for what is gathered (see `units`).
+                        Each block belongs into the span of its unit: `r.mark("load", unit.span)` first.
+    stepper(body)       what the optimizer steps on, at which moments, with what states: by default an ordinary `Stepper` over `spans(body)`.
+    begin(last)         a micro-batch begins; `last`: the optimizer steps after it.
+    before(name, x)     a module is about to run on x: `root`, `embed`, a layer by its path, `tail` (final norm and head). What it returns is what
+                        the module gets: `gate(r, x, act)` hangs `act` into the graph, to be called when the backward has left the module.
+    after(name, out)    the module has run; `gate(r, out, act)` has `act` called when the backward is about to enter it. With checkpointing both
+                        stand inside what is run again (`r.frame` and `r.frame.replaying` say so), as hooks of a Hugging Face layer do.
+    ready(leaf)         a parameter's gradient has come (`leaf.grad`), as torch's accumulate hook has it.
+    finish()            the backward is over, before the loop goes on.
+    stepped(step)       the optimizer has stepped.
+
+Compact tapes: one layer stands for many, so an engine's events within a layer's span must be alike from layer to layer (what the first one
+makes and the last one frees is fine), and their `where` must lie in the span that writes them: set `r.where = r.span`. What is counted over
+all layers (buckets, flat buffers) belongs into the span `""`, with `unfolded`. An engine that cannot keep to this sets `compact = False`.
+Sizes are the program's own bytes; side streams are told by `stream` (`r.scratch`), collectives by `r.comm`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from memfit.lower.optimize import Spans, Stepper
+from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.optimizers import OPTIMIZERS
+from memfit.program import Program
+
+if TYPE_CHECKING:
+    from memfit.lower.body import Body
+    from memfit.lower.bound import Bound
+    from memfit.model.modules import Module
+
+ROOT, EMBED, TAIL = "root", "embed", "tail"
+T = TypeVar("T")
+
+
+class Engine:
+    """One rank alone: nothing happens."""
+
+    compact = True
+    steps = 2  # until a run repeats itself
+    repeats = True  # a later step's micro-batches are those of the first, if both begin without gradients
+
+    def __init__(self, r: Recorder, program: Program) -> None:
+        self.r, self.program = r, program
+        if type(self).ready is not Engine.ready:  # else nobody asks
+            r.ready = self.ready
+
+    def load(self, body: Body) -> None:
+        body.load()
+        body.adapt()
+
+    def spans(self, body: Body) -> Spans:
+        return body.trained()
+
+    def stepper(self, body: Body) -> Stepper:
+        return Stepper(self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), wide(self.program), self.program.master)
+
+    def begin(self, last: bool) -> None:
+        pass
+
+    def before(self, name: str, x: Tensor) -> Tensor:
+        return x
+
+    def after(self, name: str, out: Tensor) -> Tensor:
+        return out
+
+    def ready(self, leaf: Tensor) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def stepped(self, step: int) -> None:
+        pass
+
+
+ENGINE = Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """The parameters of a module that engines may treat as one, in the model's order, and the span that their events belong to; on a compact
+    tape it stands for `times` such modules."""
+
+    name: str
+    span: str
+    leaves: tuple[Tensor, ...]
+    times: int = 1
+
+
+def wide(program: Program) -> frozenset[str]:
+    """Names of the tensors whose states stay in fp32 where others' do not."""
+    return frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
+
+
+def units(body: Body) -> Iterator[Unit]:
+    """The modules of a loaded model: what is left to the root (towers), embedding, layers, final norm and head. A tied head's table is the
+    embedding's."""
+    model, ends = body.model, parameters(body.ends)
+    first, last = ({id(leaf) for name, leaf in ends if within(name, modules)} for modules in (model.embed, (*model.final, model.head)))
+    yield Unit(name=ROOT, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) not in first | last))
+    yield Unit(name=EMBED, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) in first))
+    for entry, bound in zip(body.program.entries, body.layers, strict=True):
+        yield Unit(name=bound.prefix, span=bound.prefix, leaves=tuple(leaf for _, leaf in parameters(bound)), times=entry.times)
+    yield Unit(name=TAIL, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) in last - first))
+
+
+def within(path: str, modules: Iterable[Module]) -> bool:
+    """Is this the path of one of the modules that hold these modules' weights?"""
+    return any(path == name for module in modules for name in [weight.name.rpartition(".")[0] for weight in module.weights()])
+
+
+def parameters(bound: Bound) -> list[tuple[str, Tensor]]:
+    """Everything that torch would call a parameter, each once, with the path of its module: weights, packed ones, adapters, and what is held
+    and never used."""
+    found = [(name.rpartition(".")[0], tensor) for name, tensor in bound.parameters()]
+    found += [(name, packed.weight) for name, packed in bound.packed.items()]
+    adapters = {name: linear.adapter for name, linear in bound.linears.items()} | dict(bound.stacks)
+    found += [(name, matrix) for name, one in adapters.items() if one is not None for matrix in (one.a, one.b)]
+    found += [(tensor.name.rpartition(".")[0], tensor) for tensor in bound.idle]
+    return list({id(tensor): (name, tensor) for name, tensor in found}.values())
+
+
+def unfolded(program: Program, items: Sequence[tuple[str, T]]) -> list[T]:
+    """Items by the span that they came from, as often as they stand for: like layers that lie together are repeated together."""
+    times = {f"{program.model.prefix}.{entry.number}": entry.times for entry in program.entries}
+    out: list[T] = []
+    at = 0
+    while at < len(items):
+        count = times.get(items[at][0], 1)
+        end = at + 1
+        while count > 1 and end < len(items) and times.get(items[end][0], 1) == count:
+            end += 1
+        out += [item for _, item in items[at:end]] * count
+        at = end
+    return out
+
+
+def gate(r: Recorder, x: Tensor, act: Callable[[], None]) -> Tensor:
+    """x, and `act` in the graph: it is called when x's gradient is there, which goes on as it is. Without a graph there is none: then x itself."""
+    if not (r.grad and x.needs):
+        return x
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        act()
+        return [g]
+
+    return r.node("gate", x.view(*x.shape), (x,), back)
+
+
+@contextmanager
+def silently(r: Recorder) -> Iterator[None]:
+    """No event is written; what is made here has no block of its own, as on torch's meta device."""
+    events, marks, write = len(r.events), len(r.marks), r.write
+    r.write = lambda event: None
+    try:
+        yield
+    finally:
+        r.write = write
+        del r.marks[marks:]
+        assert len(r.events) == events
