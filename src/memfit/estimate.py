@@ -152,7 +152,7 @@ def estimate(
     band = _band(found, outside, limited, _technique(model, job))
     verdict = _verdict(band, room, limited)
     program, notes = _marked(model, job, gpu, strategy)
-    known = _parameters(program, tape, total)
+    known = _parameters(_marked(model, job, gpu)[0] if strategy else program, tape, total)  # of the whole model
     advice = _advice(tape, job, found, (band, room, verdict), spread(_technique(model, job)).high) if precise else ()
     return Estimate(
         model=model,

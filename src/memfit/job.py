@@ -18,7 +18,7 @@ TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
 PRECISIONS = ("bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast", "fp16-autocast", "bf16-master")
 ATTENTIONS = ("sdpa", "flash", "efficient", "math", "cudnn", "eager", "flash-attn-2", "flash-attn-3")
-LOSSES = ("plain", "chunked", "liger", "liger-ce")
+LOSSES = ("plain", "chunked", "liger", "liger-ce", "te")
 CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
 CACHES = ("dynamic", "static", "quantized", "none")
@@ -76,7 +76,7 @@ class Job:
     attention: str = option("sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory")
     loss: str = option(
         "plain",
-        "cross-entropy: as that version of the framework computes it, in chunks, Liger's fused linear, or Liger's without the head",
+        "cross-entropy: as that version of the framework computes it, in chunks, Liger's fused linear, Liger's without the head, or Transformer Engine's",
         choices=LOSSES,
         group="memory",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -77,6 +77,21 @@ class Program:
     opened: str = ""  # the method (`mxfp4`, `fp8`) whose weights become 16 bits as they are loaded
     input_gradients: bool = False  # enable_input_require_grads was called
     strategy: Strategy = ONE
+    split: bool = False  # the model is that of one rank of `strategy.tp`
+    engine: str = ""  # whose data parallelism runs, where it is not torch's or DeepSpeed's
+    shares: int = 1  # ranks among which fp32 copies and states are shared out (Megatron's distributed optimizer)
+
+    def rebuilt(self, change: Callable[[Layer], Layer], **ends: Any) -> Program:
+        """The model of one rank: every layer changed, each once; `ends` are other fields of the model."""
+        known: dict[int, Layer] = {}
+
+        def once(layer: Layer) -> Layer:
+            if id(layer) not in known:
+                known[id(layer)] = change(layer)
+            return known[id(layer)]
+
+        model = replace(self.model, layers=tuple(once(layer) for layer in self.model.layers), **ends)
+        return self.replace(model=model, entries=tuple(entry._replace(layer=once(entry.layer)) for entry in self.entries))
 
     def replace(self, **changes: Any) -> Program:
         return replace(self, **changes)

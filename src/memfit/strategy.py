@@ -27,6 +27,7 @@ class DDP(Layout):
     bucket_view: bool = option(False, "`gradient_as_bucket_view`: gradients are views of the buckets")
     static_graph: bool = option(False, "`static_graph`")
     find_unused: bool = option(False, "`find_unused_parameters`")
+    distributed: bool = option(False, "Megatron's `--use-distributed-optimizer`: fp32 copies and states are shared out over the replicas")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,7 @@ class ZeRO(Layout):
 class TP(Layout):
     """Tensor parallelism: matrices split over ranks."""
 
-    style: str = option("dtensor", "whose code", choices=("dtensor", "megatron", "transformers"))
+    style: str = option("auto", "whose code; auto: the framework's own", choices=("auto", "dtensor", "megatron", "transformers"))
     sequence: bool = option(False, "sequence parallelism: norms and residuals split along the sequence")
     vocabulary: bool = option(True, "the embedding and the head are split along the vocabulary")
     parallel_loss: bool = option(False, "the loss on split logits (`loss_parallel`; Megatron always)")

@@ -64,7 +64,9 @@ class Body:
         for module in model.final:
             self.ends.load(module.weights(), module.linears())
         self.ends.load(model.buffers, ())
-        if model.tied:
+        if model.headless:
+            pass
+        elif model.tied:
             self.ends.tensors[f"{model.head.name}.weight"] = self.ends[f"{model.embed[0].name}.weight"]
             r.shared.add(f"{model.embed[0].name}.weight")
             self.ends.load((weight for weight in model.head.weights() if weight.role == "bias"), ())

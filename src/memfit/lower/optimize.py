@@ -21,26 +21,30 @@ class Stepper:
 
     `wide` names the tensors that bitsandbytes' optimizers keep in fp32 (the Trainer asks that for embeddings)."""
 
-    def __init__(self, r: Recorder, optimizer: Optimizer, spans: Spans, wide: frozenset[str] = frozenset(), master: bool = False) -> None:
+    def __init__(
+        self, r: Recorder, optimizer: Optimizer, spans: Spans, wide: frozenset[str] = frozenset(), master: bool = False, shares: int = 1
+    ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(optimizer, way="fused", temporary=0, step_scalar=False)
         self.r, self.optimizer, self.wide = r, optimizer, wide
         self.states: list[Tensor] = []
         self.maps: list[Tensor] = []
         self.model_spans = spans
-        self.spans = self.copied(spans) if master else spans
+        self.spans = self.copied(spans, shares) if master else spans
         self.master = master
         self.ready = False
         if optimizer.eager_states:
             self.make_states(0)
 
-    def copied(self, spans: Spans) -> Spans:
+    def copied(self, spans: Spans, shares: int) -> Spans:
         """fp32 master copies, made before the first step (megatron/core/optimizer/optimizer.py
-        Float16OptimizerWithFloat16Params)."""
+        Float16OptimizerWithFloat16Params); of each the share of one rank, though really each rank has most of them whole and others not at
+        all (core/optimizer/distrib_optimizer.py)."""
         copies: Spans = []
         for where, tensors in spans:
             self.r.mark("prepare", where)
-            copies.append((where, [self.r.tensor(tensor.shape, FP32, "master", "master") for tensor in tensors]))
+            shapes = [tensor.shape if shares == 1 else (-(-tensor.count // shares),) for tensor in tensors]
+            copies.append((where, [self.r.tensor(shape, FP32, "master", "master") for shape in shapes]))
         for (_, tensors), (_, masters) in zip(spans, copies, strict=True):
             for tensor, copy in zip(tensors, masters, strict=True):
                 copy.name = tensor.name

@@ -334,6 +334,7 @@ class Model:
     masks: tuple[int | None, ...] = ()  # windows of masks that its code makes whatever the layers are; None: it looks for one in vain
     both_ways: bool = False  # tokens see those behind them: a mask is never left out
     caching: bool = False  # its code fills a key/value cache while training, too: a config inside the config says so
+    headless: bool = False  # a stage of a pipeline that does not end it
     towers: tuple[Weight, ...] = ()  # held beside the language model and idle while it reads text (a vision tower and its projector)
     stored: tuple[Stored, ...] = field(default=(), repr=False)  # exact blocks of a quantized file, in place of the weights below
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -354,6 +355,8 @@ class Model:
         for module in self.final:
             yield from module.weights()
         yield from self.buffers
+        if self.headless:
+            return
         if not self.tied:
             yield from self.head.weights()
         elif self.head.bias:
@@ -382,7 +385,7 @@ class Model:
         count = sum(weight.count for module in ends for weight in module.weights() if weight.role != "buffer")
         for layer, times in self.kinds:
             count += times * sum(weight.count for weight in layer.weights() if weight.role != "buffer")
-        head = sum(weight.count for weight in self.head.weights() if not self.tied or weight.role == "bias")
+        head = 0 if self.headless else sum(weight.count for weight in self.head.weights() if not self.tied or weight.role == "bias")
         return count + head + self.idle
 
     @cached_property

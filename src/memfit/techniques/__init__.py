@@ -20,13 +20,14 @@ from memfit.techniques import (
     quantize,
     recompute,
     stored,
+    tp,
 )
 from memfit.techniques.base import TRACE, Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE,
-    precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, attention.TECHNIQUE,
-    liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE,
+    precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, tp.TECHNIQUE,
+    attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE,
 )  # fmt: skip
 
 

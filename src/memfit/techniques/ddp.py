@@ -10,13 +10,18 @@ from memfit.techniques.base import Technique
 
 
 def check(program: Program) -> Iterator[Problem]:
-    job = program.job
-    if job.framework == "megatron":
-        message = "Megatron's own gradient buffers are not torch's DDP, and no formula knows them over several ranks yet"
-        yield Problem(message=message, where="use ddp", hint="another `framework`")
+    ddp = program.strategy.ddp
+    assert ddp is not None
+    if ddp.distributed and not program.engine:
+        message = "the distributed optimizer is Megatron's"
+        yield Problem(message=message, where="use ddp.distributed", hint="`--framework megatron`, or `zero=8,stage=1` and `fsdp=8`")
+    if program.engine and (ddp.bucket_mb or ddp.bucket_view or ddp.static_graph or ddp.find_unused):
+        message = "these are settings of torch's DDP, and Megatron has buffers of its own"
+        yield Problem(message=message, where="use ddp", hint="`distributed` is Megatron's")
 
 
 TECHNIQUE = Technique(
-    name="ddp", cite="torch 2.13 torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp", layout="ddp",
-    apply=lambda program: program, check=check,
+    name="ddp",
+    cite="torch 2.13 torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp",
+    layout="ddp", apply=lambda program: program, check=check,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import CHECKPOINTING, PRECISIONS
+from memfit.model.modules import Embedding
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.registry import nearest
@@ -31,6 +32,8 @@ class Facts:
     unties: bool = False
     master: bool = False
     told: str = ""
+    padded: int = 0  # the vocabulary is padded to a multiple of so many rows on every rank of tensor parallelism
+    engine: str = ""  # its own data parallelism, if it has one
     cite: str = ""
 
 
@@ -49,10 +52,10 @@ FACTS: dict[str, Facts] = {
         checkpointing=frozenset({"none"}), joined=frozenset({"falcon", "gpt_neox"}), cite="litgpt 0.5.13 config.py, finetune/full.py setup",
     ),
     "megatron": Facts(
-        families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=PLAIN, methods=frozenset({"full"}),
+        families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=frozenset({"plain", "te"}), methods=frozenset({"full"}), padded=128,
         attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), checkpointing=frozenset({"none", "full", "selective"}),
         precisions=frozenset({"bf16", "bf16-master"}), optimizers=frozenset({"adamw", "adamw_fused", "adam", "adam_fused", "sgd", "sgd_momentum"}),
-        master=True, told="Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam",
+        master=True, engine="megatron", told="Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam",
         cite="megatron-core 0.16.1 models/gpt, TransformerEngine 2.18",
     ),
 }  # fmt: skip
@@ -62,13 +65,34 @@ def apply(program: Program) -> Program:
     """torchtune's and litgpt's adapters have the dtype of the weights (torchtune modules/peft/lora.py, litgpt lora.py); Megatron's --bf16
     keeps fp32 copies (core/optimizer/optimizer.py Float16OptimizerWithFloat16Params)."""
     facts = FACTS[program.job.framework]
+    if facts.engine:
+        program = program.replace(engine=facts.engine, shares=shares(program))
     if facts.master:
         program = program.replace(master=True)
     if program.adapter is not None:
         program = program.replace(adapter=dataclasses.replace(program.adapter, format=program.weights), input_gradients=False)
     if facts.unties and program.model.tied:
         program = program.replace(model=dataclasses.replace(program.model, tied=False))
-    return program
+    return padded(program, facts.padded * program.strategy.size("tp")) if facts.padded else program
+
+
+def shares(program: Program) -> int:
+    """Megatron's distributed optimizer shares fp32 copies and states out among the replicas and the ranks of context parallelism
+    (megatron-core 0.16.1 optimizer/distrib_optimizer.py)."""
+    ddp = program.strategy.ddp
+    return ddp.size * program.strategy.size("cp") if ddp is not None and ddp.distributed else 1
+
+
+def padded(program: Program, rows: int) -> Program:
+    """More rows for the table and the head, so that `rows` divides them (megatron/training/tokenizer vocab_size_with_padding,
+    --make-vocab-size-divisible-by 128)."""
+    model = program.model
+    if not model.embed or model.head.outputs % rows == 0:
+        return program
+    token, size = model.embed[0], -(-model.head.outputs // rows) * rows
+    assert isinstance(token, Embedding)
+    embed = (dataclasses.replace(token, rows=size), *model.embed[1:])
+    return program.replace(model=dataclasses.replace(model, embed=embed, head=dataclasses.replace(model.head, outputs=size)))
 
 
 def check(program: Program) -> Iterator[Problem]:

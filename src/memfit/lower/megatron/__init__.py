@@ -1,0 +1,112 @@
+"""Megatron-core's GPT layer with Transformer Engine (megatron-core 0.16.1, TE 2.18): norm and product in one, fused SwiGLU and rotary
+positions, cuDNN or FlashAttention, tokens before sequences, weights' gradients added into one fp32 buffer.
+
+On one GPU, as pretrain_gpt.py runs it: no dropout, bf16 over fp32 copies. Left out: the loss mask (4 bytes a token), partial sums inside
+TE's norms (a few MiB), and the attention mask that a data loader may bring (--create-attention-mask-in-dataloader).
+"""
+
+from __future__ import annotations
+
+from memfit.formats import BF16, BOOL, FP32
+from memfit.lower import ops, views
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.megatron import loss
+from memfit.lower.megatron.attention import HOPPER, attention
+from memfit.lower.megatron.ranks import of, scattered, tensor_parallel
+from memfit.lower.megatron.te import entered, parts_of, product, rms_norm, swiglu
+from memfit.lower.optimize import Spans
+from memfit.lower.programs import Programs
+from memfit.lower.recorder import Grads, Node, Recorder, Shape, Storage, Tensor
+from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Model, Weight
+from memfit.program import Program
+
+TABLE = "rotary_pos_emb"
+LARGE, SMALL = 2**25 + 2**10, 2**22  # TE's own cuBLAS workspace on Hopper and later, and before (cpp_extensions/gemm.py)
+
+
+# ------------------------------------------------------------------------------------------------------------ kept for good
+def buffers(program: Program) -> tuple[Weight, ...]:
+    """Angles of every position in fp32 (models/common/embeddings/rotary_pos_embedding.py, whose results are cached)."""
+    mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
+    return (Weight(name=TABLE, shape=(program.job.reach, 1, 1, mixer.rotary), role="buffer", format="float32"),)
+
+
+def kept(r: Recorder, program: Program, spans: Spans) -> list[Tensor | Storage | None]:
+    """fp32 gradients of everything, in one buffer from the start, a span's share at a time here (core/distributed
+    param_and_grad_buffer.py); what the products' backward returns in place of a gradient: a block for each shape of matrix, made once (TE
+    module/base.py get_dummy_wgrad); and TE's workspace."""
+    found: list[Tensor | Storage | None] = []
+    for where, tensors in spans:
+        r.mark("prepare", where)
+        found.append(r.tensor((sum(one.count for one in tensors),), FP32, "main_grad", "gradients"))
+    r.mark("prepare")
+    found += [r.tensor(shape, BF16, "dummy_wgrad", "workspace") for shape in sorted(matrices(program.model))]
+    found.append(r.scratch(LARGE if program.capability >= HOPPER else SMALL, "cublas"))
+    if (
+        tensor_parallel(program).sequence and not program.model.headless
+    ):  # what the head's product gathers into (core/utils.py GlobalMemoryBuffer)
+        tokens = program.job.reach // program.strategy.size("cp")
+        found.append(r.tensor((tokens, program.job.batch, program.model.width), BF16, "mpu", "communication"))
+    return found
+
+
+def matrices(model: Model) -> set[Shape]:
+    """Shapes of the weights as Megatron joins them: queries, keys and values; gate and up."""
+    found: set[Shape] = set() if model.headless else {(model.head.outputs, model.head.inputs)}
+    for layer, _ in model.kinds:
+        for block in layer.blocks:
+            assert isinstance(block.mixer, (Attention, MLP))
+            joined, last = parts_of(block.mixer)
+            found |= {(sum(one.outputs for one in joined), joined[0].inputs), (last.outputs, last.inputs)}
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------------- the layers
+def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """Embeddings, turned to (S, B, D); for one sequence that is no copy (language_model_embedding.py)."""
+    r, ranks, token = ctx.r, of(ctx), model.embed[0]
+    assert isinstance(token, Embedding)
+    ctx.positions = ops.integers(r, (ctx.batch, ctx.tokens), "inputs")
+    r.where = token.name
+    mask = None
+    if ranks.size > 1:
+        mask, ids = r.tensor(ids.shape, BOOL, "or"), ops.integers(r, ids.shape, "sub", "activations")
+    x = ops.embedding(r, ids, bound[f"{token.name}.weight"])
+    if mask is not None:
+        x = r.node("index_put", x.view(*x.shape), (x,), back_masked, (mask,))
+    x = ops.packed(r, views.transpose(r, x, 0, 1))
+    if ranks.sequence:
+        return scattered(r, x, ranks)
+    if ranks.size > 1:
+        ranks.add_up(r, x)
+    return x
+
+
+def back_masked(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """Tokens of other ranks' rows are zeroed in place; the gradient is copied for it (core/tensor_parallel/layers.py
+    VocabParallelEmbedding)."""
+    return (r.like(g, "clone"),)
+
+
+def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+    """residual + attention, residual + feed-forward (transformer_layer.py, fused_bias_dropout.py)."""
+    for block in layer.blocks:
+        out = (attention if isinstance(block.mixer, Attention) else feed_forward)(x, block, bound, ctx)
+        ctx.r.where = bound.prefix
+        x = ops.add(ctx.r, x, out)
+        del out
+    return x
+
+
+def feed_forward(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+    """linear_fc1 with its norm, SwiGLU, linear_fc2 (mlp.py)."""
+    mixer = block.mixer
+    assert isinstance(mixer, MLP)
+    return product(swiglu(entered(x, block, bound, ctx), bound.path(mixer.name), ctx.r), mixer.down, bound, ctx)
+
+
+PROGRAMS = Programs(
+    norms={"llama": rms_norm}, attention={}, mlps={}, moes={}, orders={}, losses={"plain": loss.plain, "te": loss.fused}, layer=layer,
+    start=start, buffers=buffers, kept=kept, reentrant=True,
+)  # fmt: skip

@@ -1,0 +1,121 @@
+"""Tensor parallelism: the model of one rank, with its share of every matrix. Who gathers and adds up what, and when, is the framework's
+own code in `lower`.
+
+A column-parallel matrix is split along its outputs, the row-parallel one after it along its inputs; norms and routers stand on every rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memfit.errors import Problem
+from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Module
+from memfit.program import Program
+from memfit.strategy import TP
+from memfit.techniques.base import Technique
+
+STYLES = {"megatron": "megatron"}  # of frameworks whose code is written
+
+
+def style(program: Program) -> str:
+    """Whose code splits the model: that of the framework, where nothing is said."""
+    tp = program.strategy.tp
+    return STYLES.get(program.job.framework, "") if tp is None or tp.style == "auto" else tp.style
+
+
+def apply(program: Program) -> Program:
+    tp = program.strategy.tp
+    assert tp is not None
+    if any(True for _ in problems(program)):
+        return program
+    model, size = program.model, tp.size
+    ends = {} if not tp.vocabulary else {
+        "embed": tuple(table(module, size) for module in model.embed), "head": replace(model.head, outputs=model.head.outputs // size),
+    }  # fmt: skip
+    return program.rebuilt(lambda layer: share(layer, size), **ends).replace(split=True)
+
+
+def share(layer: Layer, size: int) -> Layer:
+    """A rank's part of a layer."""
+    return replace(layer, blocks=tuple(replace(block, mixer=part(block, size)) for block in layer.blocks))
+
+
+def part(block: Block, size: int) -> Attention | MLP:
+    mixer = block.mixer
+    if isinstance(mixer, Attention):
+        heads, kv = mixer.heads // size, max(1, mixer.kv_heads // size)
+        outputs = (heads * mixer.head, kv * mixer.head, kv * mixer.head)
+        project = tuple(replace(one, outputs=count) for one, count in zip(mixer.project, outputs, strict=True))
+        return replace(mixer, heads=heads, kv_heads=kv, project=project, out=row(mixer.out, size))
+    assert isinstance(mixer, MLP)
+    gate = None if mixer.gate is None else column(mixer.gate, size)
+    return replace(mixer, gate=gate, up=column(mixer.up, size), down=row(mixer.down, size))
+
+
+def column(linear: Linear, size: int) -> Linear:
+    return replace(linear, outputs=linear.outputs // size)
+
+
+def row(linear: Linear, size: int) -> Linear:
+    """The bias is added after the sum over the ranks, by each of them."""
+    return replace(linear, inputs=linear.inputs // size)
+
+
+def table(module: Module, size: int) -> Module:
+    """Rows of the table of tokens; other embeddings stand on every rank."""
+    if isinstance(module, Embedding) and module.style == "tokens":
+        return replace(module, rows=module.rows // size)
+    return module
+
+
+def check(program: Program) -> Iterator[Problem]:
+    yield from problems(program) if not program.split else ()
+
+
+def problems(program: Program) -> Iterator[Problem]:
+    """What keeps the model from being split. (After the split there is nothing left to ask.)"""
+    tp, job = program.strategy.tp, program.job
+    assert tp is not None
+    own = STYLES.get(job.framework)
+    if own is None:
+        hint = f"there are formulas for {', '.join(sorted(STYLES))}; `--by trace` runs the real code instead (extra `trace`)"
+        yield Problem(message=f"no formula yet for tensor parallelism of {job.framework}", where="use tp", hint=hint)
+        return
+    if tp.style not in ("auto", own):
+        yield Problem(
+            message=f"{job.framework} splits a model its own way, not `{tp.style}`", where="use tp.style", hint=f"`{own}`, or leave it away"
+        )
+    if not tp.vocabulary:
+        yield Problem(message="Megatron always splits the vocabulary", where="use tp.vocabulary", hint="leave it away")
+    yield from uneven(program, tp)
+
+
+def uneven(program: Program, tp: TP) -> Iterator[Problem]:
+    """Sizes that the ranks do not divide."""
+    found: dict[str, int] = {}
+    for layer, _ in program.model.kinds:
+        for block in layer.blocks:
+            mixer = block.mixer
+            if isinstance(mixer, Attention):
+                found |= {f"{mixer.heads} query heads": mixer.heads % tp.size}
+                found |= {f"{mixer.kv_heads} key/value heads": min(mixer.kv_heads % tp.size, tp.size % mixer.kv_heads)}
+                if len(mixer.project) != 3:
+                    message = "queries, keys and values in one matrix are not split by any formula yet"
+                    yield Problem(message=message, where="use tp", hint="`--by trace` runs the real code instead (extra `trace`)")
+            elif isinstance(mixer, MLP):
+                found |= {f"{mixer.width} values of the feed-forward": mixer.width % tp.size}
+            else:
+                yield Problem(message=f"no formula yet for a split `{type(mixer).__name__}`", where="use tp")
+    if tp.sequence:
+        found |= {f"{program.job.seq} tokens": program.job.seq % tp.size}
+    for what, rest in found.items():
+        if rest:
+            yield Problem(message=f"{tp.size} ranks do not divide {what}", where="use tp", hint="a size that divides all of them")
+
+
+TECHNIQUE = Technique(
+    name="tensor parallel",
+    cite="Megatron-LM core 0.16.1 tensor_parallel/layers.py, transformer/attention.py (num_query_groups_per_partition)",
+    apply=apply, check=check, layout="tp",
+)  # fmt: skip
