@@ -4,7 +4,7 @@ job file and the argument derive from these fields."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,6 +138,12 @@ class Strategy:
     def data(self) -> int:
         """Ranks that see different sequences."""
         return self.size("ddp") * self.size("fsdp") * self.size("zero")
+
+
+def from_data(data: Mapping[str, Any]) -> Strategy:
+    """The inverse of `dataclasses.asdict`."""
+    layouts: dict[str, Any] = {name: LAYOUTS[name](**value) if isinstance(value, Mapping) else value for name, value in data.items()}
+    return Strategy(**layouts)
 
 
 ONE = Strategy()  # all on one GPU

@@ -122,17 +122,15 @@ def trace(
     asked = question(subject, {**given, "by": "trace"}, problems)
     notes: list[Problem] = []
 
-    if asked.strategy:
-        raise InputError.one("the trace follows one GPU so far", where="use", hint="the formulas know layouts over several")
-
     def producer(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
-        found = launched(
-            {"kind": "model", "config": dict(model.config), "job": dataclasses.asdict(job), "options": {}},
-            cluster,
-            run,
-            asked.ask.offline,
-            progress,
-        )
+        request = {
+            "kind": "model",
+            "config": dict(model.config),
+            "job": dataclasses.asdict(job),
+            "strategy": dataclasses.asdict(strategy),
+            "options": {},
+        }
+        found = launched(request, cluster, run, asked.ask.offline, progress)
         notes.extend(found.notes)
         return found.tape
 

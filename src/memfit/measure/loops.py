@@ -11,8 +11,10 @@ import torch
 from memfit.errors import Problem, raise_errors
 from memfit.measure.meter import Meter
 from memfit.measure.record import Case
-from memfit.trace import inputs, prepare, serve, steps
+from memfit.strategy import FSDP, ONE, Strategy
+from memfit.trace import inputs, prepare, ranks, serve, steps
 from memfit.trace.program import DTYPES, Options, loaded, made, quiet
+from memfit.trace.spread import Spread
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION"}
 
@@ -22,7 +24,8 @@ def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
     job = case.job
     raise_errors(refusals(case, device))
     torch.manual_seed(0)
-    with quiet(), forced(job.attention):
+    strategy = strategy_of(case)
+    with quiet(), forced(job.attention), ranks.group(strategy, device.type) as mesh:
         meter.mark("load")
         kind, model = made(case.config, job, None, device)
         loaded(model, DTYPES[job.precision])
@@ -34,9 +37,9 @@ def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
         meter.mark("prepare")
         values = [one.numel() for one in model.parameters()]
         found = {"parameters": sum(values), "trainable": sum(one.numel() for one in model.parameters() if one.requires_grad)}
-        if case.world > 1:
-            model = sharded(model, case, device)
-        options: Any = Options(steps=case.steps, decode_all=True)
+        spread = Spread(strategy, mesh)
+        model = spread.cut(model)
+        options: Any = Options(steps=case.steps, decode_all=True, spread=spread)
         if job.training:
             steps.train(meter, model, job, options, plan)  # type: ignore[arg-type]
         else:
@@ -76,21 +79,11 @@ def forced(attention: str) -> Iterator[None]:
         yield
 
 
-def sharded(model: Any, case: Case, device: torch.device) -> Any:
-    """FSDP2 as one of `world` ranks: the process group does nothing, what it would fill is allocated (torch 2.13
-    torch/distributed/fsdp/_fully_shard)."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    dist.init_process_group("fake", rank=0, world_size=case.world, store=FakeStore())
-    mesh = init_device_mesh(device.type, (case.world,))
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    layers = max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len)
-    for layer in (*layers, model):
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=case.reshard)
-    return model
+def strategy_of(case: Case) -> Strategy:
+    """FSDP2 as one of `world` ranks: the process group does nothing, what it would fill is allocated."""
+    if case.world == 1:
+        return ONE
+    return Strategy(fsdp=FSDP(size=case.world, reshard=case.reshard, param_dtype="bf16", reduce_dtype="fp32"))
 
 
 def watch(model: Any, meter: Meter) -> None:

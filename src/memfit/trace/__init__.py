@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from memfit.errors import InputError
 from memfit.job import Job
 from memfit.tape import Tape
 
@@ -25,10 +24,9 @@ def trace_config(config: Mapping[str, Any], job: Job, *, layers: int | None = No
 
 def trace(model: Any, job: Job, strategy: Any, cluster: Any) -> Tape:
     """The `Producer` of this package; `model.config` is the Hugging Face configuration."""
-    if strategy:
-        raise InputError.one("the trace runs one GPU without techniques over several", where="strategy", hint="leave the strategy empty")
     gpu = getattr(cluster, "gpu", None)
-    return trace_config(model.config, job) if gpu is None else trace_config(model.config, job, gpu=gpu)
+    options = {"strategy": strategy} if strategy else {}
+    return trace_config(model.config, job, **options) if gpu is None else trace_config(model.config, job, gpu=gpu, **options)
 
 
 __all__ = ["trace", "trace_config"]

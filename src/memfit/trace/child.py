@@ -120,9 +120,11 @@ def leave() -> None:
 
 def of_model(request: dict, channel: Channel) -> tuple:  # type: ignore[type-arg]
     from memfit.job import Job
+    from memfit.strategy import from_data
     from memfit.trace import trace_config
 
-    tape = trace_config(request["config"], Job(**request["job"]), gpu=Given(request["gpu"]), watch=channel.watch, **request["options"])
+    options = {**request["options"], "strategy": from_data(request["strategy"])}
+    tape = trace_config(request["config"], Job(**request["job"]), gpu=Given(request["gpu"]), watch=channel.watch, **options)
     return tape, [], {}
 
 

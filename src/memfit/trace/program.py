@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import re
 import traceback
@@ -14,10 +15,27 @@ from typing import Any
 import torch
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
+from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
-from memfit.trace import autocast, classes, cuda, flash_attn, inputs, kernels_of, label, liger, masks, prepare, serve, steps, versions
+from memfit.trace import (
+    autocast,
+    classes,
+    cuda,
+    flash_attn,
+    inputs,
+    kernels_of,
+    label,
+    liger,
+    masks,
+    prepare,
+    ranks,
+    serve,
+    steps,
+    versions,
+)
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
+from memfit.trace.spread import UNSPREAD, Spread
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -53,13 +71,15 @@ class Options:
     gpu: Any = None
     device: str = "cuda"
     watch: Any = None
+    strategy: Strategy = ONE
+    spread: Spread = UNSPREAD
 
 
 def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     """Trace `job` on the model of `config`."""
     import transformers
 
-    raise_errors(refusals(job))
+    raise_errors([*refusals(job), *ranks.refusals(job, options.strategy)])
     device = device_of(options)
     if not References.known[0]:
         learn(Recorder(device))
@@ -76,32 +96,46 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         with cuda.pretended(device), autocast.emulated(device.type), kernels_of.forced(job.attention), failing():
             with Recorder(device):
                 plan = inputs.plan(model, kind, job, device.type)
-            with liger.applied(model, job), module_stack(recorder), recorder:
+            with ranks.group(options.strategy, device.type) as mesh, ranks.followed(recorder, mesh), liger.applied(model, job):
+                options = dataclasses.replace(options, spread=Spread(options.strategy, mesh))
                 perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {"torch": torch.__version__, "transformers": transformers.__version__}
     notes = (*plan.notes, *recorder.assumed.values())
-    return Tape(events=recorder.finished(), source="trace", versions=used, notes=notes, parameters=recorder.parameters)
+    return Tape(
+        events=recorder.finished(), source="trace", versions=used, notes=notes, parameters=recorder.parameters, rank=options.strategy.rank
+    )
 
 
 def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
     """Load the model, make of it what trains, and run it."""
     total = count(model.parameters())
-    steps.warm_up(recorder, model, job)
-    steps.load(recorder, model)
+    if options.spread.cuts:
+        with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
+            model = options.spread.cut(prepared(model, job, recorder))
+    with module_stack(recorder), recorder:
+        steps.warm_up(recorder, model, job)
+        steps.load(recorder, model)
+        if not options.spread.cuts:
+            model = prepared(model, job, recorder)
+        recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
+        paths = steps.paths_of(model)
+        for one in steps.weights(model):
+            steps.own(recorder, "weights", [one], paths.get(id(one), ""))
+        recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
+        if job.training:
+            steps.train(recorder, model, job, options, plan)
+        else:
+            serve.infer(recorder, model, job, options, plan)
+
+
+def prepared(model: Any, job: Job, recorder: Recorder) -> Any:
+    """With what the job trains."""
     if job.training and job.prepared:
         model = prepare.kbit(model, job)
     if job.training:
         model = prepare.trainable(model, job, recorder.device.type)
-    recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
-    paths = steps.paths_of(model)
-    for one in steps.weights(model):
-        steps.own(recorder, "weights", [one], paths.get(id(one), ""))
-    recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
-    if job.training:
-        steps.train(recorder, model, job, options, plan)
-    else:
-        serve.infer(recorder, model, job, options, plan)
+    return model
 
 
 def count(parameters: Iterable[torch.Tensor]) -> int:

@@ -28,13 +28,30 @@ REAL_FLOATS = 1024
 class Block:
     """One allocation while it is being watched; its part may become known only later."""
 
-    __slots__ = ("id", "size", "part", "where", "op", "formula", "born", "phase", "step", "alive", "shape", "node", "value")
+    __slots__ = (
+        "id",
+        "size",
+        "part",
+        "where",
+        "op",
+        "formula",
+        "born",
+        "phase",
+        "step",
+        "alive",
+        "shape",
+        "node",
+        "value",
+        "stream",
+        "users",
+    )
 
     def __init__(self, id: int, size: int, where: str, op: str, formula: str, shape: tuple[int, ...], born: int) -> None:
         self.id, self.size, self.where, self.op, self.formula, self.shape, self.born = id, size, where, op, formula, shape, born
         self.part: Part | None = None
         self.phase: Phase = "load"
         self.step, self.alive, self.node = 0, True, 0
+        self.stream, self.users = 0, set[int]()  # where it was asked for; those that `record_stream` names beside it
         self.value: float | None = None  # of a single number, where the program said it (`torch.full((), 0.0)`)
 
 
@@ -67,6 +84,11 @@ class Recorder(TorchDispatchMode):
         self.workspaces: set[str] = set()
         self.parameters = (0, 0)  # of the model, and those that are trained
         self.assumed: dict[str, Problem] = {}
+        self.stream = 0
+        self.origin: Callable[[], Part | None] = lambda: None  # what a block is for, where those who ask for it say so
+        self.groups: dict[str, str] = {}  # process group -> what it is for
+        self.resizes: dict[int, Part] = {}  # what a storage of no size was before
+        self.waiting: dict[int, Any] = {}  # result of a collective -> the operands that it holds until it is waited for
 
     # -- what the program tells us ---------------------------------------------------------------------------------
 
@@ -88,7 +110,7 @@ class Recorder(TorchDispatchMode):
 
     def arrive(self, tensor: torch.Tensor, part: Part, where: str) -> None:
         """A tensor made before the recording, which the program now puts on the GPU."""
-        storage = tensor.untyped_storage()
+        storage = local(tensor).untyped_storage()
         if storage._cdata in self.blocks or storage.nbytes() == 0:
             return
         self.modules.append(plain(where))
@@ -118,6 +140,8 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if types and any(one.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for one in types):
+            return NotImplemented  # a wrapper of tensors: what it does with those inside comes here, too
         composite = COMPOSITES.get(func)
         if composite is None:
             composite = COMPOSITES[func] = composite_of(func)
@@ -256,6 +280,7 @@ class Recorder(TorchDispatchMode):
         where = self.modules[-1] if self.modules else self.last_node[1]
         block = Block(self.counter, size, where, op, text, shape, len(self.events))
         block.phase, block.step, block.node = self.phase, self.step, self.node_serial
+        block.stream, block.part = self.stream, self.origin()
         self.events.append(block)
         return block
 
@@ -264,6 +289,7 @@ class Recorder(TorchDispatchMode):
 
         def gone(_: Any, key: int = key) -> None:
             self.watch.pop(key, None)
+            self.resizes.pop(key, None)
             self.device.release(key)
             dead = self.blocks.pop(key, None)
             if dead is not None:
@@ -276,7 +302,7 @@ class Recorder(TorchDispatchMode):
     def free(self, block: Block) -> None:
         if block.alive:
             block.alive = False
-            self.events.append(Free(block.id))
+            self.events.append(Free(block.id, tuple(sorted(block.users))))
 
     def hidden(self, one: Hidden, func: Any) -> Block:
         block = self.block(one.size, f"{func.__name__}: {one.name}", None, one.formula)
@@ -301,15 +327,40 @@ class Recorder(TorchDispatchMode):
         elif torch.is_grad_enabled():
             self.made_at.setdefault(torch._C._autograd._get_sequence_nr() - 1, self.modules[-1] if self.modules else "")
 
+    def resized(self, storage: Any, size: int) -> None:
+        """`storage.resize_(size)`, which no dispatcher sees: to nothing is a free, from nothing an allocation."""
+        key = storage._cdata
+        block = self.blocks.get(key)
+        if block is not None and block.size == size:
+            return
+        fresh = None
+        if size:
+            fresh = self.block(size, "resize_", None)
+            fresh.part = fresh.part or self.resizes.get(key)
+        if block is not None:
+            del self.blocks[key]
+            if block.part is not None:
+                self.resizes[key] = block.part
+            self.free(block)
+        if fresh is not None:
+            self.adopt(key, storage, fresh)
+
     def owned(self, tensor: torch.Tensor) -> Block | None:
-        return self.blocks.get(tensor.untyped_storage()._cdata)
+        return self.blocks.get(local(tensor).untyped_storage()._cdata)
 
     def finished(self) -> tuple[Event, ...]:
         """The events with every block's part settled."""
         return tuple(
-            Alloc(one.id, one.size, one.part or "temporaries", one.where, one.op, one.formula) if isinstance(one, Block) else one
+            Alloc(one.id, one.size, one.part or "temporaries", one.where, one.op, one.formula, one.stream)
+            if isinstance(one, Block)
+            else one
             for one in self.events
         )
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's own part of a distributed tensor."""
+    return getattr(tensor, "_local_tensor", tensor)
 
 
 def plain(path: str) -> str:

@@ -66,7 +66,8 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     if versions.cache_off(job):
         model.config.use_cache = False
     prepare.checkpointed(model, job)
-    forward = prepare.mixed(model, job, recorder.device.type)
+    wrapped = options.spread.wrapped(model)
+    forward = prepare.mixed(wrapped, job, recorder.device.type)
     optimizer, paths = optimizer_of(model, job.optimizer), paths_of(model)
     states(recorder, optimizer, paths)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
@@ -75,9 +76,10 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     for step, length in lengths.items():
         if job.zero_grad == "before_backward":
             optimizer.zero_grad(set_to_none=True)
-        for _ in range(job.accumulate):
+        for index in range(job.accumulate):
             now = job if length == job.seq else job.replace(seq=length, longest=0)
-            micro_step(recorder, model, forward, now, (plan, options, scaler, step), kept)
+            with options.spread.micro_batch(wrapped, index + 1 == job.accumulate):
+                micro_step(recorder, model, forward, now, (plan, options, scaler, step), kept)
         recorder.mark("step")
         update(model, optimizer, job, scaler)
         states(recorder, optimizer, paths)

@@ -1,0 +1,122 @@
+"""One rank of several: a process group that sends nothing, its mesh, and what the libraries ask of a machine with many GPUs.
+
+The group is torch's own `fake` one (torch 2.13 torch/testing/_internal/distributed/fake_pg.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from memfit.errors import Problem
+from memfit.job import Job
+from memfit.strategy import Strategy
+from memfit.trace import collectives, cuda, streams
+from memfit.trace.origins import origin
+from memfit.trace.recorder import Recorder
+
+ORDER = ("pp", "ddp", "fsdp", "zero", "cp", "tp")  # outermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
+SERVED = ("ddp", "fsdp")
+ALONE = threading.Lock()  # a process has one default group
+
+
+def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
+    """What of a strategy the trace has no code for, all at once."""
+    if not strategy:
+        return
+    for name, layout in strategy.uses():
+        if name not in SERVED and layout.size > 1:
+            yield Problem(message=f"the trace has no layout `{name}` yet", where="use", hint="one of " + ", ".join(SERVED))
+    if strategy.rank >= strategy.ranks:
+        yield Problem(message=f"there is no rank {strategy.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")
+    if strategy.fsdp is not None and strategy.fsdp.version == 1:
+        yield Problem(message="the trace runs FSDP2, not FSDP1", where="use fsdp.version", hint="leave `version` away")
+    if strategy.fsdp is not None and job.quantization != "none":
+        yield Problem(message="the trace cannot shard quantized weights", where="job.quant", hint="LoRA on 16-bit weights can be sharded")
+    if not job.training:
+        yield Problem(message="the trace follows training over many GPUs, not inference", where="job.mode", hint="leave `use` away")
+
+
+@contextlib.contextmanager
+def group(strategy: Strategy, device: str) -> Iterator[Any]:
+    """The mesh of `strategy` over a group of its size, seen from its rank; None where there is one rank."""
+    if not strategy:
+        yield None
+        return
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    with ALONE:
+        dist.init_process_group("fake", rank=strategy.rank, world_size=strategy.ranks, store=FakeStore())
+        try:
+            yield mesh_of(strategy, device)
+        finally:
+            dist.destroy_process_group()
+
+
+def mesh_of(strategy: Strategy, device: str) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    names = [name for name in ORDER if getattr(strategy, name) is not None]
+    return init_device_mesh(device, tuple(strategy.size(name) for name in names), mesh_dim_names=tuple(names))
+
+
+def coordinates(strategy: Strategy) -> dict[str, int]:
+    """Where `strategy.rank` stands along each layout."""
+    rest, found = strategy.rank, {}
+    for name in reversed(ORDER):
+        rest, found[name] = divmod(rest, strategy.size(name))
+    return found
+
+
+@contextlib.contextmanager
+def followed(recorder: Recorder, mesh: Any) -> Iterator[None]:
+    """What many GPUs add to a program: streams, collectives, storages that are emptied and filled, sharding that is worked out on the side."""
+    if mesh is None:
+        yield
+        return
+    collectives.install()
+    recorder.origin = origin
+    for name in mesh.mesh_dim_names:
+        recorder.groups[mesh.get_group(name).group_name] = name
+    with streams.followed(recorder), cuda.patched([*storages(recorder), *aside()]):
+        yield
+
+
+def storages(recorder: Recorder) -> list[tuple[Any, str, Any]]:
+    true = torch.UntypedStorage.resize_
+
+    def resize(self: Any, size: int) -> Any:
+        found = true(self, size)
+        if not cuda.INSIDE.depth and self.device.type == "meta":
+            recorder.resized(self, size)
+        return found
+
+    return [(torch.UntypedStorage, "resize_", resize)]
+
+
+def aside() -> list[tuple[Any, str, Any]]:
+    """DTensor asks what an operator returns by running it on tensors of its own: no allocation of the program's."""
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    true = ShardingPropagator._propagate_tensor_meta_non_cached
+
+    def propagate(self: Any, schema: Any) -> Any:
+        cuda.INSIDE.depth += 1
+        try:
+            with _disable_current_modes():
+                return true(self, schema)
+        finally:
+            cuda.INSIDE.depth -= 1
+
+    found: list[tuple[Any, str, Any]] = [(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)]
+    # DDP compares with the other ranks how many parameters there are: a few numbers, sent and read
+    found.append((torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None))
+    return found
+
+
+__all__ = ["coordinates", "followed", "group"]

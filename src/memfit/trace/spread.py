@@ -1,0 +1,106 @@
+"""Spread a model over ranks as its strategy says, by torch's own wrappers: for the trace and for real steps alike."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from memfit.strategy import FSDP, ONE, Strategy
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A strategy and the mesh of its ranks; of one rank it changes nothing."""
+
+    strategy: Strategy = ONE
+    mesh: Any = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a rank loads less than the whole model."""
+        return self.strategy.fsdp is not None
+
+    def cut(self, model: Any) -> Any:
+        """Before it is loaded: only this rank's part will be."""
+        if self.strategy.fsdp is not None:
+            fully_sharded(model, self.strategy.fsdp, self.mesh["ddp", "fsdp"] if self.strategy.ddp is not None else self.mesh["fsdp"])
+        return model
+
+    def wrapped(self, model: Any) -> Any:
+        """When it is loaded and ready to train: DDP around it."""
+        ddp = self.strategy.ddp
+        if ddp is None or self.strategy.fsdp is not None:
+            return model
+        from torch.nn.parallel import DistributedDataParallel
+
+        return DistributedDataParallel(
+            model, process_group=self.mesh.get_group("ddp"), bucket_cap_mb=ddp.bucket_mb or None, gradient_as_bucket_view=ddp.bucket_view,
+            static_graph=ddp.static_graph, find_unused_parameters=ddp.find_unused,
+        )  # fmt: skip
+
+    @contextlib.contextmanager
+    def micro_batch(self, model: Any, last: bool) -> Iterator[None]:
+        """Gradients are reduced after the last micro-batch; FSDP's after each unless it is told not to."""
+        if hasattr(model, "no_sync") and not last:
+            with model.no_sync():
+                yield
+            return
+        if self.strategy.fsdp is not None and not self.strategy.fsdp.sync:
+            model.set_requires_gradient_sync(last)
+        yield
+
+
+UNSPREAD = Spread()
+
+
+def fully_sharded(model: Any, fsdp: FSDP, mesh: Any) -> None:
+    """Every layer a unit, and the rest with the root (torch's tutorials), or embedding and head units of their own, as accelerate 1.15 and
+    torchtitan have it."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+    given: dict[str, Any] = {
+        "mesh": mesh,
+        "mp_policy": MixedPrecisionPolicy(param_dtype=DTYPES[fsdp.param_dtype], reduce_dtype=DTYPES[fsdp.reduce_dtype]),
+    }
+    if fsdp.offload:
+        given["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
+    body = base(model)
+    layers = list(layers_of(body)) if fsdp.wrap != "none" else []
+    for layer in layers:
+        fully_shard(layer, reshard_after_forward=fsdp.reshard, **given)
+    if fsdp.wrap == "ends":
+        for unit, reshard in ends(body):
+            fully_shard(unit, reshard_after_forward=reshard and fsdp.reshard, **given)
+    fully_shard(model, **({} if fsdp.reshard else {"reshard_after_forward": False}), **given)
+    for place, layer in enumerate(layers):
+        if fsdp.prefetch:
+            layer.set_modules_to_forward_prefetch(layers[place + 1 : place + 1 + fsdp.prefetch])
+            layer.set_modules_to_backward_prefetch(layers[max(0, place - fsdp.prefetch) : place][::-1])
+
+
+def base(model: Any) -> Any:
+    """transformers' own model under adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def layers_of(model: Any) -> torch.nn.ModuleList:
+    return max((one for one in model.modules() if isinstance(one, torch.nn.ModuleList)), key=len)
+
+
+def ends(body: Any) -> list[tuple[Any, bool]]:
+    """(unit, whether it may reshard): embedding and [norm, head] apart, or one unit where they share their weight (accelerate 1.15
+    utils/fsdp_utils.py `fsdp2_prepare_model`)."""
+    embedding, head, layers = body.get_input_embeddings(), body.get_output_embeddings(), layers_of(body)
+    parent = next(one for one in body.modules() if any(child is layers for child in one.children()))
+    norms = [one for one in parent.children() if "Norm" in type(one).__name__]
+    if head is not None and head.weight is embedding.weight:
+        return [([*norms, embedding, head], False)]
+    return [(embedding, True), ([*norms, *([] if head is None else [head])], False)]
+
+
+__all__ = ["UNSPREAD", "Spread", "base", "layers_of"]
