@@ -39,6 +39,9 @@ class Streams:
             def query(self) -> bool:
                 return True
 
+            def is_capturing(self) -> bool:
+                return False
+
             def record_event(self, event: Event | None = None) -> Event:
                 return (Event() if event is None else event).record(self)
 
