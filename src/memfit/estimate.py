@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,7 @@ from typing import TypeAlias
 from memfit.band import spread, technique
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
-from memfit.hardware import GPU, Cluster, Span, context, usable
+from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
 from memfit.job import Job, remarks
 from memfit.lower import lower
 from memfit.lower.host import Host, host, paged
@@ -26,6 +27,7 @@ from memfit.techniques import marked, precision
 
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
+Place: TypeAlias = "tuple[Cluster | None, Strategy]"  # which GPUs, and how they share the work
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,17 @@ class Script:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One of the ranks whose memory differs, and how many are like it."""
+
+    rank: int
+    alike: int
+    allocated: int
+    device: int
+    verdict: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the kernels are those of an A100."""
 
@@ -83,6 +96,7 @@ class Estimate:
     strategy: Strategy = ONE
     memory: Memory
     context: Span
+    nccl: Span
     usable: tuple[int, int] | None
     host: Host
     band: Band
@@ -93,6 +107,7 @@ class Estimate:
     source: str
     problems: tuple[Problem, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+    ranks: tuple[Rank, ...] = ()
     answers: tuple[Answer, ...] = ()
     script: Script | None = None  # then `model` has only its name, and `job` nothing but the allocator's options
 
@@ -107,8 +122,8 @@ class Estimate:
 
     @property
     def outside(self) -> int:
-        """The middle of the context's range."""
-        return (self.context.low + self.context.high) // 2
+        """The middle of the ranges: of the context, and of NCCL's communicators."""
+        return middle(self.context) + middle(self.nccl)
 
     @property
     def held(self) -> int:
@@ -123,7 +138,8 @@ class Estimate:
     def parts(self) -> dict[str, int]:
         """Bytes by part, largest first; they sum to `device`. Without the last two they sum to `allocated`."""
         gaps = {} if self.memory.fragmentation is None else {"fragmentation": self.memory.fragmentation}
-        return {**self.memory.parts, **gaps, "context": self.outside}
+        links = {"nccl": middle(self.nccl)} if self.strategy else {}
+        return {**self.memory.parts, **gaps, "context": middle(self.context), **links}
 
 
 def estimate(
@@ -140,11 +156,30 @@ def estimate(
     """`producer` writes the tape (default: the formulas). Not `precise`: live bytes only, identical layers walked once.
 
     `total`: the number of parameters where no family built the model; without it they are counted on the tape.
+    Of several ranks whose memory differs, the answer is that of the worst; `ranks` has all.
     """
     _counted(cluster, strategy)
+    alike = strategy.distinct()
+    found = [
+        _of_rank(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise, problems, total) for rank, _ in alike
+    ]
+    worst = max(found, key=lambda one: one.device)
+    return dataclasses.replace(
+        worst,
+        ranks=tuple(
+            Rank(rank=rank, alike=count, allocated=one.memory.allocated, device=one.device, verdict=one.verdict)
+            for (rank, count), one in zip(alike, found, strict=True)
+        ),
+    )
+
+
+def _of_rank(
+    model: Model, job: Job, place: Place, producer: Producer | None, precise: bool, problems: tuple[Problem, ...], total: int | None
+) -> Estimate:
+    cluster, strategy = place
     gpu = None if cluster is None else cluster.gpu
-    settings, tape, found = _simulated(model, job, (cluster, strategy), producer, precise)
-    outside = context(_UNKNOWN if gpu is None else gpu)
+    settings, tape, found = _simulated(model, job, place, producer, precise)
+    outside, links = _outside(job, place)
     room = None if gpu is None else _room(gpu)
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
@@ -160,7 +195,8 @@ def estimate(
         cluster=cluster,
         strategy=strategy,
         memory=found,
-        context=outside,
+        context=Span(outside.low - links.low, outside.high - links.high, outside.cite),
+        nccl=links,
         usable=room,
         host=host(program, known.total),
         band=band,
@@ -180,12 +216,15 @@ def surplus(
     """By how much it does not fit: what the band reaches to, less what the GPU offers at least. `estimate` says `fits` where this is not
     positive. Not `precise`: the live peak against what it offers at most, so that nothing fits where this is positive."""
     _counted(cluster, strategy)
-    _, _, found = _simulated(model, job, (cluster, strategy), producer, precise)
-    outside, (low, high) = context(cluster.gpu), _room(cluster.gpu)
+    return max(
+        _beyond(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise) for rank, _ in strategy.distinct()
+    )
+
+
+def _beyond(model: Model, job: Job, place: tuple[Cluster, Strategy], producer: Producer | None, precise: bool) -> int:
+    _, _, found = _simulated(model, job, place, producer, precise)
+    (outside, _), (low, high) = _outside(job, place), _room(place[0].gpu)
     return _band(found, outside, None, _technique(model, job)).high - low if precise else found.allocated + outside.low - high
-
-
-Place: TypeAlias = "tuple[Cluster | None, Strategy]"
 
 
 def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
@@ -217,6 +256,22 @@ def _uncollected() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _outside(job: Job, place: Place) -> tuple[Span, Span]:
+    """What lives outside torch's allocator, and of that what NCCL holds."""
+    cluster, strategy = place
+    gpu = _UNKNOWN if cluster is None else cluster.gpu
+    bare = context(gpu)
+    if not strategy:
+        return bare, Span(0, 0, "")
+    groups = tuple((ranks, stride) for _, ranks, stride in strategy.groups)
+    links = communicators(gpu, groups, strategy.ranks if cluster is None else cluster.gpus_per_node, job.version("torch"))
+    return Span(bare.low + links.low, bare.high + links.high, bare.cite), links
+
+
+def middle(span: Span) -> int:
+    return (span.low + span.high) // 2
 
 
 def _counted(cluster: Cluster | None, strategy: Strategy) -> None:
@@ -366,4 +421,4 @@ def _remarks(program: Program) -> list[Problem]:
     return found
 
 
-__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Script", "estimate", "surplus", "trainable"]
+__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Rank", "Script", "estimate", "surplus", "trainable"]

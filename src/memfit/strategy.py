@@ -135,6 +135,25 @@ class Strategy:
         return product
 
     @property
+    def groups(self) -> tuple[tuple[str, int, int], ...]:
+        """(name, ranks, distance of neighbours) of the groups that a rank belongs to. Tensor-parallel ranks are neighbours, then come
+        context-parallel ones, then shards, replicas and stages, as torchtitan's and Megatron's meshes have it."""
+        found, stride = [], 1
+        for name in ("tp", "cp", "fsdp", "zero", "ddp", "pp"):
+            size = self.size(name)
+            if size > 1:
+                found.append((name, size, stride))
+            if name == "ddp" and self.size("ep") > 1:
+                found.append(("ep", self.size("ep"), self.size("tp") * self.size("cp")))
+            stride *= size
+        return tuple(found)
+
+    def distinct(self) -> tuple[tuple[int, int], ...]:
+        """(rank, how many are like it) of the ranks whose memory differs: the stages of a pipeline. Ranks of one stage are alike."""
+        stages = self.size("pp")
+        return tuple((stage * (self.ranks // stages), self.ranks // stages) for stage in range(stages))
+
+    @property
     def data(self) -> int:
         """Ranks that see different sequences."""
         return self.size("ddp") * self.size("fsdp") * self.size("zero")

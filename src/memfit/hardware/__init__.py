@@ -4,6 +4,7 @@ from memfit.hardware.auto import auto_gpu, auto_gpus
 from memfit.hardware.cluster import Cluster, parse_cluster
 from memfit.hardware.gpu import GPU, MATHS, all_gpus, custom_gpu, find_gpu, gpu_problem, variants
 from memfit.hardware.link import Link, find_link, links
+from memfit.hardware.nccl import communicators
 from memfit.hardware.outside import Span, context, desktop, usable
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "all_gpus",
     "auto_gpu",
     "auto_gpus",
+    "communicators",
     "context",
     "custom_gpu",
     "desktop",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
-from memfit.estimate import Estimate
+from memfit.estimate import Estimate, middle
 from memfit.model.modules import MLP, Attention, Model, MoE
 from memfit.report.figures import gib, with_unit
 from memfit.simulate.memory import Group
@@ -65,8 +65,15 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
             f"fragmentation  {gib(estimate.memory.fragmentation)} GiB",
             "  peak of reserved less peak of allocated, by replaying the allocator",
         ]
-    span = estimate.context
-    lines += ["", f"context  {gib(estimate.outside)} GiB", f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})"]
+    span, links = estimate.context, estimate.nccl
+    lines += ["", f"context  {gib(middle(span))} GiB", f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})"]
+    if estimate.strategy:
+        groups = ", ".join(f"{name} of {ranks}" for name, ranks, _ in estimate.strategy.groups)
+        lines += [
+            "",
+            f"nccl  {gib(middle(links))} GiB",
+            f"  communicators: {groups}; the middle of {gib(links.low)} to {gib(links.high)} GiB ({links.cite})",
+        ]
     lines += ["", f"band  {gib(estimate.band.low)} to {gib(estimate.band.high)} GiB", f"  {estimate.band.origin}"]
     known = [f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in used]
     return "\n".join(folded for line in [*lines, "", *known] for folded in fold(line, width))

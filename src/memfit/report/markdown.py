@@ -6,7 +6,19 @@ from collections.abc import Iterable, Iterator
 
 from memfit.estimate import Estimate
 from memfit.report.figures import count, gib, percent
-from memfit.report.text import WHAT, answer_line, job_words, merged, moment_words, place, remarks, script_words, source_words, verdict
+from memfit.report.text import (
+    WHAT,
+    answer_line,
+    job_words,
+    layout_words,
+    merged,
+    moment_words,
+    place,
+    remarks,
+    script_words,
+    source_words,
+    verdict,
+)
 
 
 def markdown(estimate: Estimate) -> str:
@@ -36,6 +48,8 @@ def _subject(estimate: Estimate) -> Iterator[str]:
         yield f"{estimate.model.name}: {job_words(estimate.job)}"
     else:
         yield script_words(script)
+    if estimate.strategy:
+        yield f"Layout {layout_words(estimate)}"
     yield f"{count(known.total)} parameters{active}{trained}"
     yield f"By {source_words(estimate)}"
 

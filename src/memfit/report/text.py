@@ -30,11 +30,12 @@ QUESTIONS = {
     "smallest_gpu": "smallest GPU that fits", "cheapest_precision": "precision to go down to",
 }  # fmt: skip
 MARGIN = 11
+OUTER = ("fragmentation", "context", "nccl")
 
 
 def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
     """The whole report, without a newline at its end."""
-    sections = (verdict(estimate), subject(estimate), numbers(estimate), parts(estimate, width), moments(estimate, width))
+    sections = (verdict(estimate), subject(estimate), numbers(estimate), parts(estimate, width), moments(estimate, width), ranks(estimate))
     lines: list[str] = []
     for section in (*sections, answers(estimate), remarks(estimate.problems)):
         found = [folded for line in section for folded in fold(line, width)]
@@ -51,6 +52,7 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     room, spare = gib(estimate.usable[0]), estimate.usable[0] - estimate.device
     name, listed = VERDICTS[estimate.verdict], estimate.gpu.id != "custom"
     on = f" on {estimate.gpu.name}" if listed else ""
+    on += f", each of {estimate.strategy.ranks}" if estimate.strategy else ""
     if estimate.verdict == "no":
         yield f"{name}: needs {device} GiB, {estimate.gpu.name if listed else 'the GPU'} offers {room} GiB"
     elif estimate.verdict == "tight":
@@ -77,7 +79,30 @@ def subject(estimate: Estimate) -> Iterator[str]:
         if model.origin:
             yield f"{'from':<{MARGIN}}{model.origin}"
         yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
+    if estimate.strategy:
+        yield f"{'layout':<{MARGIN}}{layout_words(estimate)}"
     yield f"{'by':<{MARGIN}}{source_words(estimate)}"
+
+
+def layout_words(estimate: Estimate) -> str:
+    """`fsdp=8, tp=2 (sequence yes) over 2 nodes of 8 GPUs`: sizes, and every setting that is not at its default."""
+    words = []
+    for name, layout in estimate.strategy.uses():
+        settings = [
+            f"{one.name.replace('_', '-')} {'yes' if value is True else 'no' if value is False else value}"
+            for one in dataclasses.fields(layout)
+            if one.name != "size" and (value := getattr(layout, one.name)) != one.default
+        ]
+        words.append(f"{name}={layout.size}" + (f" ({', '.join(settings)})" if settings else ""))
+    cluster = estimate.cluster
+    nodes = (
+        ""
+        if cluster is None
+        else f" on {cluster.gpus_per_node} GPUs"
+        if cluster.nodes == 1
+        else f" on {cluster.nodes} x {cluster.gpus_per_node} GPUs"
+    )
+    return ", ".join(words) + nodes
 
 
 def source_words(estimate: Estimate) -> str:
@@ -108,7 +133,7 @@ def job_words(job: Job) -> str:
 
 def numbers(estimate: Estimate) -> Iterator[str]:
     memory = estimate.memory
-    yield figure("device", estimate.device, WHAT["device"])
+    yield figure("device", estimate.device, WHAT["device"] + (", and NCCL" if estimate.strategy else ""))
     if memory.reserved is not None:
         yield figure("reserved", memory.reserved, WHAT["reserved"])
     yield figure("allocated", memory.allocated, WHAT["allocated"])
@@ -138,11 +163,9 @@ def parts(estimate: Estimate, width: int) -> Iterator[str]:
 
 def large_parts(estimate: Estimate) -> dict[str, int]:
     """The parts in their order; those that would read `<0.01` stand in one line behind what is live."""
-    large: dict[str, int] = {
-        name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in ("fragmentation", "context")
-    }
+    large: dict[str, int] = {name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in OUTER}
     small = sum(size for name, size in estimate.parts.items() if name not in large)
-    outer: dict[str, int] = {name: large.pop(name) for name in ("fragmentation", "context") if name in large}
+    outer: dict[str, int] = {name: large.pop(name) for name in OUTER if name in large}
     return {**large, **({"the rest": small} if small else {}), **outer}
 
 
@@ -186,6 +209,18 @@ def place(at: Moment, estimate: Estimate) -> str:
     where = f", {at.where}" if at.where else ""
     like = f", one of {at.like} alike" if at.like > 1 else ""
     return name + where + like + (f" ({at.op})" if at.op else "")
+
+
+def ranks(estimate: Estimate) -> Iterator[str]:
+    """Those whose memory differs, the worst marked."""
+    if len(estimate.ranks) < 2:
+        return
+    yield f"ranks{'':<9}allocated    device"
+    for one in estimate.ranks:
+        name = str(one.rank) if one.alike == 1 else f"{one.rank}-{one.rank + one.alike - 1}"
+        said = f"  {VERDICTS[one.verdict]}" if one.verdict in VERDICTS else ""
+        worst = "  <- the worst, shown above" if one.rank == estimate.strategy.rank else ""
+        yield f"  {name:<11}{gib(one.allocated):>10}{gib(one.device):>10} GiB{said}{worst}"
 
 
 def answers(estimate: Estimate) -> Iterator[str]:
