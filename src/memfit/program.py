@@ -57,6 +57,7 @@ class Quant:
     prepared: bool
     compute: str
     narrowed: tuple[str, ...] = ()
+    again: str = ""  # every weight is packed from this format when it is made, and once more when the checkpoint is read
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from memfit import kernels
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lower.expand import expanded
+from memfit.lower.frameworks import programs_of
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.program import Program, placed
@@ -49,7 +50,7 @@ def run(r: Recorder, program: Program) -> object:
         return train(r, program)
     from memfit.lower.infer import infer
 
-    return infer(r, program)
+    return (programs_of(program).generates or infer)(r, program)
 
 
 def repeats(r: Recorder, program: Program) -> tuple[Repeat, ...]:

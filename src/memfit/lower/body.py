@@ -16,10 +16,11 @@ from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.layouts.base import EMBED, TAIL, Engine
-from memfit.lower.load import idle_linears, narrow, prepare, warm_up
+from memfit.lower.load import idle_linears, narrow, prepare, repack, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module
 from memfit.program import Entry, Program
+from memfit.tape import Phase
 from memfit.techniques.stored import stays
 
 
@@ -74,6 +75,8 @@ class Body:
             self.ends.load(model.head.weights(), (model.head,))
         if self.programs.buffers is not None:
             self.ends.load(self.programs.buffers(self.program), ())
+        if self.program.quant is not None and self.program.quant.again:
+            self.everywhere(repack, "load")
 
     @property
     def stored(self) -> bool:
@@ -116,12 +119,12 @@ class Body:
         if program.quant is not None and program.quant.narrowed:
             self.everywhere(narrow)
 
-    def everywhere(self, change: Callable[[Bound], None]) -> None:
+    def everywhere(self, change: Callable[[Bound], None], phase: Phase = "prepare") -> None:
         """Do it to the ends' weights and to every layer's, each in its own span."""
-        self.r.mark("prepare")
+        self.r.mark(phase)
         change(self.ends)
         for bound in self.layers:
-            self.r.mark("prepare", bound.prefix)
+            self.r.mark(phase, bound.prefix)
             change(bound)
 
     def forward(self, ids: Tensor, ctx: Context, step: int) -> Tensor:

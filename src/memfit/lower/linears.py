@@ -14,7 +14,9 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) 
     ctx.r.where = layer.path
     if layer.adapter is None:
         return base(x, layer, ctx, apart)
-    return adapted(x, layer, layer.adapter, ctx, apart) if layer.packed is None else adapted_packed(x, layer, layer.adapter, ctx)
+    if layer.packed is None or ctx.programs.plain_adapters:
+        return adapted(x, layer, layer.adapter, ctx, apart)
+    return adapted_packed(x, layer, layer.adapter, ctx)
 
 
 def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Tensor:

@@ -16,6 +16,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.layers import mix
 from memfit.lower.linears import linear
+from memfit.lower.litgpt_generate import generates
 from memfit.lower.litgpt_lora import joined
 from memfit.lower.norms import norm
 from memfit.lower.programs import Programs, Run
@@ -31,7 +32,8 @@ CAPPED = (0, 5)  # 0.5.5: before it, a head in pieces forgot Gemma 2's cap (mode
 def buffers(program: Program) -> tuple[Weight, ...]:
     """Tables as long as the longest sequence, made anew in fp32 when its length is set (model.py GPT.max_seq_length)."""
     mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
-    shape = (program.job.reach, mixer.rotary)
+    job = program.job
+    shape = (job.reach if job.training else job.seq + job.new_tokens, mixer.rotary)
     return tuple(Weight(name=name, shape=shape, role="buffer", format="float32") for name in (COSINES, SINES))
 
 
@@ -40,7 +42,8 @@ def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     assert isinstance(token, Embedding)
     r = ctx.r
     r.where = token.name
-    ctx.cos, ctx.sin = (views.seen(bound[name], (1, 1, *bound[name].shape), None) for name in (COSINES, SINES))
+    if ctx.cache is None:
+        ctx.cos, ctx.sin = (views.seen(bound[name], (1, 1, *bound[name].shape), None) for name in (COSINES, SINES))
     x = ops.embedding(r, ids, bound[f"{token.name}.weight"])
     return ops.scale(r, x) if token.scaled else x
 
@@ -118,11 +121,29 @@ def attention(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tenso
     q_turned, k_turned = (turned(views.narrow(r, one, 3, module.rotary), ctx) for one in (q, k))
     q = ops.cat(r, (q_turned, views.narrow(r, q, 3, size - module.rotary)), q.shape)
     k = ops.cat(r, (k_turned, views.narrow(r, k, 3, size - module.rotary)), k.shape)
-    k, v = sdpa.repeated(r, k, n), sdpa.repeated(r, v, n)
-    mask = sliding(r, q) if module.softcap and module.window else None
-    y = capped(q, k, v, mask, ctx) if module.softcap else sdpa.sdpa(sdpa.Call(q=q, k=k, v=v, mask=None, causal=True), ctx)
+    if ctx.cache is None:
+        k, v = sdpa.repeated(r, k, n), sdpa.repeated(r, v, n)
+        mask = sliding(r, q) if module.softcap and module.window else None
+    else:
+        k, v, mask = remembered(module, bound, ctx)
+    call = sdpa.Call(q=q, k=k, v=v, mask=mask, causal=mask is None, groups=False)
+    y = capped(q, k, v, mask, ctx) if module.softcap else sdpa.sdpa(call, ctx)
     y = views.merged(r, y)
     return linear(y, bound.linear(module.out), ctx)
+
+
+def remembered(module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+    """The cache is written in place: a single group is broadcast, others are copied, all of the cache or, since 0.5.4, what is filled of
+    it (model.py CausalSelfAttention, KVCache)."""
+    r, mask = ctx.r, ctx.masks[0]
+    assert ctx.cache is not None
+    assert mask is not None
+    k, v = ctx.cache.layers[bound.prefix]
+    if mask.shape[-1] < k.shape[2]:
+        k, v = views.narrow(r, k, 2, mask.shape[-1]), views.narrow(r, v, 2, mask.shape[-1])
+    if module.kv_heads > 1:
+        k, v = sdpa.repeated(r, k, module.heads), sdpa.repeated(r, v, module.heads)
+    return k, v, mask
 
 
 def turned(x: Tensor, ctx: Context) -> Tensor:
@@ -181,6 +202,8 @@ def loss(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Contex
     del narrow
     if ctx.training:
         ctx.outputs[:] = wide
+        r.let_go(r.former)
+        r.mark(r.phase, "", r.at)
     wide[-1] = views.narrow(r, wide[-1], 1, max(wide[-1].shape[1] - 1, 1))
     rows = [views.reshape(r, one, one.shape[0] * one.shape[1], one.shape[2]) for one in wide]
     del wide
@@ -204,5 +227,5 @@ def back_sum(r: Recorder, node: Node, g: Tensor) -> Grads:
 PROGRAMS = Programs(
     norms={**NORMS, "layer": norms.NORMS["layer"]}, attention=dict.fromkeys(("llama", "qwen3", "gemma2", "falcon", "phi", "gpt_neox"), attention),
     mlps=MLPS, moes={}, orders={}, losses={"plain": loss}, layer=layer, start=start, buffers=buffers, keeps_outputs=True,
-    validates=True,
+    validates=True, generates=generates, plain_adapters=True,
 )  # fmt: skip

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.formats import INT64
-from memfit.lower import ops, views
+from memfit.lower import bnb, ops, views
 from memfit.lower.bound import Adapted, Bound, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.linears import cast_weight
@@ -15,12 +17,36 @@ def joined(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """(B, S, (N + 2·K)·H), whether the model's own checkpoint keeps one matrix or three."""
     layers = [bound.linear(one) for one in module.project]
     ctx.r.where = layers[0].path.rpartition(".")[0]
-    biases = [layer.bias for layer in layers if layer.bias is not None]
-    out = product(x, [layer.weight for layer in layers], biases, ctx)
+    if layers[0].packed is not None:
+        out = from_packed(x, layers, ctx)
+    else:
+        out = product(x, [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None], ctx)
     adapters = [layer.adapter for layer in layers if layer.adapter is not None]
     if not adapters:
         return out
     return ops.add(ctx.r, out, adapted(x, adapters, layers, module, ctx))
+
+
+def from_packed(x: Tensor, layers: list[BoundLinear], ctx: Context) -> Tensor:
+    """The same of a packed matrix; int8 parts, which come from other publishers' checkpoints, are multiplied one by one here."""
+    parts = [layer.packed for layer in layers if layer.packed is not None]
+    if len(parts) == 1:
+        return bnb.forward(x, layers[0], ctx)
+    if parts[0].bits == 8:
+        outs = tuple(bnb.forward(x, layer, ctx) for layer in layers)
+        return ops.cat(ctx.r, outs, (*outs[0].shape[:-1], sum(out.shape[-1] for out in outs)))
+
+    def joint(tensors: list[Tensor]) -> Tensor:
+        return Tensor((sum(one.count for one in tensors),), tensors[0].format, None)
+
+    outputs = sum(layer.outputs for layer in layers)
+    whole = replace(
+        parts[0],
+        weight=joint([one.weight for one in parts]),
+        scales=joint([one.scales for one in parts]),
+        shape=(outputs, parts[0].shape[1]),
+    )
+    return bnb.forward(x, replace(layers[0], outputs=outputs, weight=whole.weight, packed=whole, adapter=None), ctx)
 
 
 def product(x: Tensor, weights: list[Tensor], biases: list[Tensor], ctx: Context) -> Tensor:

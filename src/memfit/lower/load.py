@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from memfit.formats import BF16, FORMATS, FP16, FP32, Format
 from memfit.lower.bound import Bound
+from memfit.lower.packed import pack
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Linear, Weight
 from memfit.model.quantized import method
@@ -66,6 +67,14 @@ def idle_linears(weights: Iterable[Weight]) -> list[Linear]:
         for weight in weights
         if weight.role == "linear" and len(weight.shape) == 2 and weight.name.endswith(".weight")
     ]
+
+
+def repack(bound: Bound) -> None:
+    """Reading the checkpoint packs each weight anew; the old one goes when the new one is there (lightning 2.6
+    fabric/plugins/precision/bitsandbytes.py _quantize_on_load_hook)."""
+    for name, old in list(bound.packed.items()):
+        bound.r.where = bound.path(name)
+        bound.packed[name] = pack(bound.r, bound.program, Linear(name=name, inputs=old.shape[1], outputs=old.shape[0]), old.source)
 
 
 def prepare(bound: Bound) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memfit.formats import FP16, FP32, INT8, UINT8, Format
+from memfit.formats import FORMATS, FP16, FP32, INT8, UINT8, Format
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear
 from memfit.program import Program
@@ -36,6 +36,8 @@ def pack(r: Recorder, program: Program, linear: Linear, format: Format) -> Packe
     integrations/bitsandbytes.py Bnb4bitQuantize, Bnb8bitQuantize)."""
     assert program.quant is not None
     count = linear.inputs * linear.outputs
+    if program.quant.again:
+        return from_host(r, program, linear)
     if program.quant.format == "int8":
         straight = program.job.version("transformers") >= (5, 0)  # before, the weight came from the host
         arrived = r.tensor((linear.outputs, linear.inputs), format, "load", "temporaries") if straight else None
@@ -44,6 +46,18 @@ def pack(r: Recorder, program: Program, linear: Linear, format: Format) -> Packe
     turned = r.like(arrived, "contiguous", "temporaries") if linear.conv1d and program.job.version("transformers") >= (5, 0) else None
     packed = four_bits(r, count, (linear.outputs, linear.inputs), format, program)
     del arrived, turned
+    return packed
+
+
+def from_host(r: Recorder, program: Program, linear: Linear) -> Packed:
+    """The weight comes to the GPU in one format, is packed, and goes (lightning 2.6 fabric/plugins/precision/bitsandbytes.py)."""
+    assert program.quant is not None
+    shape, format = (linear.outputs, linear.inputs), FORMATS[program.quant.again]
+    if program.quant.format == "int8":
+        return eight_bits(r, linear, format, None, by_columns=program.job.version("bitsandbytes") < PLAIN)
+    arrived = r.tensor(shape, format, "to", "temporaries")
+    packed = four_bits(r, linear.inputs * linear.outputs, shape, format, program)
+    del arrived
     return packed
 
 

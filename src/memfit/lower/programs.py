@@ -22,6 +22,7 @@ Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
 Buffers: TypeAlias = "Callable[[Program], tuple[Weight, ...]]"
+Generates: TypeAlias = "Callable[[Recorder, Program], tuple[object, ...]]"
 Kept: TypeAlias = "Callable[[Recorder, Program, Spans], Sequence[object]]"
 
 
@@ -48,6 +49,8 @@ class Programs:
     reentrant: bool = False  # its own checkpoints run a backward inside the backward
     whole: bool = False  # a recomputation is not stopped early
     keeps_outputs: bool = False  # the loop's variable holds the logits through backward, until the next forward is over
+    generates: Generates | None = None  # its own loop from a prompt to the last token
+    plain_adapters: bool = False  # over packed weights they run as over others
     validates: bool = False  # a batch is evaluated before the first step
 
     def replace(self, **changes: Any) -> Programs:

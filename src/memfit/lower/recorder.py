@@ -158,7 +158,8 @@ class Recorder:
         self.shared: set[str] = set()  # names of leaves that get several gradients, which are added into another tensor
         self.span, self.at = "", 0  # the layer that is running, and the step
         self.adds = False  # the gradients of parameters go as they come: something adds them up elsewhere
-        self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each
+        self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each,
+        self.former: list[tuple[str, Any]] = []  # and those of the graph before, whose outputs a loop still holds
         self.ready: Callable[[Tensor], None] | None = None  # told of every parameter whose gradient has come
 
     # ------------------------------------------------------------------------------------------------- what happens
@@ -334,13 +335,14 @@ class Recorder:
             self.kept.append((self.span, tensor))
         return None
 
-    def let_go(self) -> None:
-        """The graph goes after backward, and with it what its nodes' contexts hold, each layer's in its own span."""
-        while self.kept:
-            span, _ = self.kept[-1]
+    def let_go(self, kept: list[tuple[str, Tensor]]) -> None:
+        """A graph goes after backward, or with the outputs that a loop holds, and with it what its nodes' contexts hold, each layer's in
+        its own span."""
+        while kept:
+            span, _ = kept[-1]
             if span != self.span:
                 self.mark(self.phase, span, self.at)
-            self.kept.pop()
+            kept.pop()
 
     def _recompute(self, frame: Frame) -> None:
         assert frame.again is not None

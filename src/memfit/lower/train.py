@@ -115,7 +115,9 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: in
     r.thread = "forward"
     body.engine.finish()
     del loss
-    r.let_go()
+    if body.programs.keeps_outputs or program.job.keep_outputs:
+        r.former, r.kept = r.kept, []
+    r.let_go(r.kept)
     del inputs
 
 
@@ -151,6 +153,7 @@ def replace_outputs(r: Recorder, body: Body, outputs: list[Tensor], cache: Cache
     """The loop's variable takes what this forward returned; what the one before did goes only now."""
     old, body.cache = body.cache, cache
     body.outputs[:] = outputs
+    r.let_go(r.former)
     if old is not None:
         forget(r, old, step)
 

@@ -16,6 +16,7 @@ from memfit.techniques import (
     inputs,
     liger,
     lora,
+    own,
     precision,
     quantize,
     recompute,
@@ -25,7 +26,7 @@ from memfit.techniques import (
 from memfit.techniques.base import TRACE, Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
-    inputs.TECHNIQUE,
+    inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, tp.TECHNIQUE,
     attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE,
 )  # fmt: skip

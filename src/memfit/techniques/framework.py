@@ -7,19 +7,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memfit.errors import Problem
-from memfit.job import CHECKPOINTING, PRECISIONS
+from memfit.job import CHECKPOINTING, PRECISIONS, Job
 from memfit.model.modules import Embedding
 from memfit.optimizers import OPTIMIZERS
-from memfit.program import Program
+from memfit.program import Program, Quant
 from memfit.registry import nearest
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Technique, names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Facts:
     """`families`: those whose structure its modules run; `joined`: of them, those whose checkpoints hold queries, keys and values in
     one matrix, while its adapters are three; `checkpointing`: what its own scripts can do on one GPU; `unties`: a tied head is loaded
-    as a matrix of its own; `master`: 16-bit weights always have fp32 copies, and `told` says so where the job did not."""
+    as a matrix of its own; `master`: 16-bit weights always have fp32 copies, and `told` says so where the job did not; `generates`, `packs`:
+    there are formulas for its own generation, and for its linear layers in 4 or 8 bits."""
 
     families: frozenset[str]
     losses: frozenset[str]
@@ -31,6 +32,8 @@ class Facts:
     optimizers: frozenset[str] = frozenset(OPTIMIZERS)
     unties: bool = False
     master: bool = False
+    generates: bool = False
+    packs: bool = False
     told: str = ""
     padded: int = 0  # the vocabulary is padded to a multiple of so many rows on every rank of tensor parallelism
     engine: str = ""  # its own data parallelism, if it has one
@@ -49,7 +52,8 @@ FACTS: dict[str, Facts] = {
     ),
     "litgpt": Facts(
         families=frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "falcon", "phi", "gpt_neox"}), losses=PLAIN, unties=True,
-        checkpointing=frozenset({"none"}), joined=frozenset({"falcon", "gpt_neox"}), cite="litgpt 0.5.13 config.py, finetune/full.py setup",
+        methods=frozenset({"full", "lora", "qlora"}), checkpointing=frozenset({"none"}), joined=frozenset({"falcon", "gpt_neox"}), generates=True,
+        packs=True, cite="litgpt 0.5.13 config.py, finetune/full.py setup, generate/base.py main",
     ),
     "megatron": Facts(
         families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=frozenset({"plain", "te"}), methods=frozenset({"full"}), padded=128,
@@ -73,6 +77,8 @@ def apply(program: Program) -> Program:
         program = program.replace(adapter=dataclasses.replace(program.adapter, format=program.weights), input_gradients=False)
     if facts.unties and program.model.tied:
         program = program.replace(model=dataclasses.replace(program.model, tied=False))
+    if facts.packs and program.quant is not None:
+        program = program.replace(quant=packed(program, program.quant))
     return padded(program, facts.padded * program.strategy.size("tp")) if facts.padded else program
 
 
@@ -95,12 +101,20 @@ def padded(program: Program, rows: int) -> Program:
     return program.replace(model=dataclasses.replace(model, embed=embed, head=dataclasses.replace(model.head, outputs=size)))
 
 
+def packed(program: Program, quant: Quant) -> Quant:
+    """Every linear layer, the head too, from fp16 whatever it comes in; nothing is cast up for training (lightning 2.6
+    fabric/plugins/precision/bitsandbytes.py)."""
+    return dataclasses.replace(quant, skip=names(program.job.quant_skip), prepared=False, narrowed=(), again="float16")
+
+
 def check(program: Program) -> Iterator[Problem]:
     job, name = program.job, program.job.framework
     facts = FACTS[name]
     other = "`transformers` has formulas for more"
-    if not job.training:
+    if not job.training and not facts.generates:
         yield Problem(message=f"no formula for generation with {name}", where="job.framework", hint=other)
+    elif not job.training:
+        yield from generation(job)
     if program.model.family not in facts.families:
         known = ", ".join(sorted(facts.families))
         message = f"no formula for {name}'s own code of the family `{program.model.family}`"
@@ -111,11 +125,10 @@ def check(program: Program) -> Iterator[Problem]:
             where="job.method",
             hint=f"one of {', '.join(sorted(facts.methods))}",
         )
-    elif job.quantization != "none":
+    elif job.quantization != "none" and not facts.packs:
         yield Problem(message=f"no formula for quantized weights with {name}", where="job.quant", hint=other)
-    if program.adapter is not None and program.model.family in facts.joined:
-        message = f"{name} has adapters of their own for queries, keys and values, which `{program.model.family}` keeps in one matrix"
-        yield Problem(message=message, where="job.method", hint="method `full`; " + other)
+    elif job.quantization != "none":
+        yield from packing(job)
     chosen = (
         ("loss", job.loss, facts.losses),
         ("attention", job.attention, facts.attention),
@@ -134,6 +147,31 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(message=f"these kernels replace transformers' code, not {name}'s", where=f"job.{field}")
 
 
+def generation(job: Job) -> Iterator[Problem]:
+    """What litgpt's generate/base.py does not do."""
+    if job.new_tokens == 0:
+        yield Problem(message="litgpt's own generation makes at least one token", where="job.new_tokens", hint="`--new-tokens 1`, or more")
+    if job.beams > 1:
+        yield Problem(message="litgpt has no beam search", where="job.beams", hint="1")
+
+
+def packing(job: Job) -> Iterator[Problem]:
+    """What litgpt's scripts refuse over packed weights, and what has no formula (finetune/lora.py setup, main)."""
+    if job.precision not in ("bf16", "fp16", "fp32"):
+        message = f"litgpt packs no weights under `{job.precision}`"
+        yield Problem(message=message, where="job.precision", hint="use `bf16` or `fp16`")
+    if job.quantization == "int8" and (job.training or job.precision != "fp16"):
+        message = "litgpt's int8 is for generation in fp16"
+        yield Problem(message=message, where="job.quant", hint="precision `fp16` and task `inference`, or `nf4`")
+    if job.training and job.optimizer != "paged_adamw":
+        message = "over packed weights litgpt trains with bitsandbytes' PagedAdamW alone"
+        yield Problem(message=message, where="job.optimizer", hint="use `paged_adamw`")
+    if job.training and job.version("litgpt") >= STABLE:
+        message = "no formula for the embedding that litgpt 0.5 puts beside packed weights, whose gradient is never dropped"
+        yield Problem(message=message, where="job.versions", hint="0.4 has a formula: `--versions litgpt=0.4,bitsandbytes=0.42`")
+
+
+STABLE = (0, 5)  # StableEmbedding (finetune/lora.py main, October 2024)
 TECHNIQUE = Technique(
     name="framework", cite="the sources of each framework, in FACTS", wanted=lambda job: job.framework in FACTS, apply=apply, check=check
 )

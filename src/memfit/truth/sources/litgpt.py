@@ -12,7 +12,8 @@ from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row, count
 
 NAMES = {
-    "query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj,dense", "mlp": "gate_proj,up_proj,down_proj,fc1,fc2",
+    "query": "q_proj", "key": "k_proj", "value": "v_proj", "projection": "o_proj,dense",
+    "mlp": "gate_proj,up_proj,down_proj,fc1,fc2,dense_h_to_4h,dense_4h_to_h",
     "head": "lm_head",
 }  # fmt: skip
 PROMPT = 8  # generate/base.py asks "What food do llamas eat?" where no prompt is given: seven or eight tokens, by tokenizer
@@ -25,7 +26,7 @@ def read(row: Row) -> Reading:
         "framework": "litgpt",
         "batch": words.batch(row),
         "attention": "sdpa",
-        "versions": words.versions(row.text("engine_version")) or "litgpt=0.4",
+        "versions": versions(row),
     }
     if str(row.task) == "inference":
         new = count(row.more("max_new_tokens"))
@@ -40,7 +41,19 @@ def read(row: Row) -> Reading:
         "optimizer": words.optimizer(row.text("optimizer")),
     }
     options |= {"checkpointing": "none", "adapter_dtype": "base", "prepare_kbit": False}
+    if options["method"] == "qlora":
+        options["optimizer"] = "paged_adamw"  # utils.py instantiate_bnb_optimizer, whatever AdamW was asked for
     return Reading(options=options)
+
+
+def versions(row: Row) -> str:
+    """What is not stated is of its time: bitsandbytes was pinned to 0.42 by litgpt 0.4 (pyproject.toml)."""
+    said = words.versions(row.text("engine_version"))
+    known = {piece.partition("=")[0] for piece in said.split(",")}
+    return ",".join(filter(None, (said, *(f"{name}={version}" for name, version in USUAL if name not in known))))
+
+
+USUAL = (("litgpt", "0.4"), ("bitsandbytes", "0.42"))
 
 
 def named(options: words.Options) -> words.Options:
