@@ -15,7 +15,7 @@ from typing import NamedTuple
 TABLE = Path(__file__).with_name("residuals.json")
 COVERED = 0.9  # of what was measured lies within
 MOST = 20  # cases that one source counts for, so that no long table drowns the others
-FEWEST, SOURCES = 20, 2  # cases and sources that a group must have; else the next wider one speaks
+FEWEST, SOURCES = 40, 2  # cases (two beyond each end) and sources that a group must have; else the next wider one speaks
 EACH, EVERY = "all, averaged over sources", "all, averaged over cases"
 PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_allocated_plus_context")
 
