@@ -11,12 +11,25 @@ if TYPE_CHECKING:
     from memfit.estimate import Estimate
     from memfit.job import Job
     from memfit.report import write
-    from memfit.verbs import estimate, gpus, models
+    from memfit.verbs import compare, estimate, gpus, models
 
 __version__ = "0.1.0"
-__all__ = ["Estimate", "InputError", "Job", "MemfitError", "MissingExtra", "Problem", "SourceError", "estimate", "gpus", "models", "write"]
+__all__ = [
+    "Estimate",
+    "InputError",
+    "Job",
+    "MemfitError",
+    "MissingExtra",
+    "Problem",
+    "SourceError",
+    "compare",
+    "estimate",
+    "gpus",
+    "models",
+    "write",
+]
 
-_VERBS = ("estimate", "gpus", "models")
+_VERBS = ("compare", "estimate", "gpus", "models")
 _HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job", "write": "memfit.report"}
 
 

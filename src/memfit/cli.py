@@ -239,6 +239,14 @@ class Commands(click.Group):
                 "estimate", callback=run_estimate, params=[model, *flags, *output(explain=True)], help=text, short_help=verb.help,
                 context_settings={"ignore_unknown_options": True},
             )  # fmt: skip
+        if cmd_name == "compare":
+            from memfit import cli_compare
+
+            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL|JOB.yaml", shell_complete=complete_model)
+            flags = [flag(one) for name, one in options().items() if name != "model"]
+            text = cli_compare.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
+            params = [model, *flags, *cli_compare.FLAGS, *output(explain=True)[:2]]
+            return Sections("compare", callback=cli_compare.runner(flags), params=params, help=text, short_help=verb.help)
         if cmd_name == "trace":
             known = {**options(), **{one.name: one for one in dataclasses.fields(Run)}}
             flags = [flag(one) for name, one in known.items() if name not in ("model", "by")]

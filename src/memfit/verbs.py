@@ -105,6 +105,20 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     return Question(model=built, job=job, cluster=cluster, strategy=strategy, ask=ask, source=source)
 
 
+def compare(model: Any, /, variants: Sequence[Mapping[str, Any]], **common: Any) -> tuple[Estimate, ...]:
+    """The answers to one question asked in several ways: `common` holds for all, each variant overrides it. What is wrong with any of
+    them is raised together."""
+    problems: list[Problem] = []
+    asked: list[Question] = []
+    for number, variant in enumerate(variants, 1):
+        try:
+            asked.append(question(model, {**common, **variant}, []))
+        except InputError as bad:
+            problems += [dataclasses.replace(one, where=f"variant {number}: {one.where}") for one in bad.problems]
+    raise_errors(problems)
+    return tuple(answer(one) for one in asked)
+
+
 def trace(
     subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *arguments: str, progress: Progress | None = None, **given: Any
 ) -> Estimate:
@@ -329,6 +343,7 @@ VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
         Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
+        Verb(name="compare", help="variants of a job or a layout, side by side", function=compare),
         Verb(name="trace", help="what the real code of a model, or a script of one's own, allocates", function=trace),
         Verb(name="measure", help="run a job for real for a few steps, and record what it held", function=measure),
         Verb(name="models", help="the models known without a network", function=models),
@@ -338,4 +353,4 @@ VERBS: dict[str, Verb] = {
 }
 
 
-__all__ = ["VERBS", "Ask", "Verb", "accuracy", "estimate", "gpus", "measure", "models", "options", "planned", "trace"]
+__all__ = ["VERBS", "Ask", "Verb", "accuracy", "compare", "estimate", "gpus", "measure", "models", "options", "planned", "trace"]

@@ -1,0 +1,65 @@
+"""`memfit compare`: variants of one question, each a few flags, and their answers side by side."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from memfit.errors import InputError, Problem
+from memfit.report.comparison import LETTERS, data, table, text
+from memfit.verbs import compare
+from memfit.words import one_model
+
+HELP = """\
+{help}.
+
+Flags that stand alone hold for all; each `--with` is a variant: flags of `memfit estimate` in quotes, like
+`--with "--use fsdp" --with "--use zero,stage=3 --batch 2"`.
+
+Exit code: 0 one of them fits (or may), 1 none does, 2 the input is unusable.
+"""
+FLAGS = (click.Option(["--with", "variants"], multiple=True, metavar="FLAGS", help="a variant: flags that hold for it alone, in quotes"),)
+
+
+def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
+    """`flags`: those of `memfit estimate`, by which variants are read."""
+    reader = click.Command("--with", params=list(flags), add_help_option=False)
+
+    def run(words: tuple[str, ...], variants: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple[int, str]:
+        common = {name: value for name, value in given.items() if value not in (None, ())}
+        wrong: list[Problem] = []
+        read = [variant(reader, text, wrong) for text in variants]
+        if not 2 <= len(variants) <= len(LETTERS):
+            message = f"{len(variants) or 'no'} variant{'' if len(variants) == 1 else 's'} to compare"
+            wrong.append(Problem(message=message, where="with", hint='name each, like `--with "--use fsdp" --with "--use ddp"`; 2 to 26'))
+        if wrong:
+            raise InputError(*wrong)
+        found = list(zip(variants, compare(one_model(words), read, **common), strict=True))
+        if as_json or form == "json":
+            answer = json.dumps(data(found), indent=2, ensure_ascii=False)
+        elif form == "markdown":
+            answer = table(found)
+        else:
+            answer = text(found, width=max(60, min(160, shutil.get_terminal_size().columns)))
+        return (0 if any(one.fits for _, one in found) else 1), answer
+
+    return run
+
+
+def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str, Any]:
+    try:
+        context = reader.make_context("--with", shlex.split(text), resilient_parsing=False)
+    except (click.ClickException, ValueError) as error:
+        said = (error.format_message() if isinstance(error, click.ClickException) else str(error)).rstrip(".")
+        message = f"`{text[:60]}`: {said[:1].lower()}{said[1:200]}"
+        wrong.append(Problem(message=message, where="with", hint="flags as `memfit estimate` takes them"))
+        return {}
+    return {name: value for name, value in context.params.items() if value not in (None, ())}
+
+
+__all__ = ["FLAGS", "HELP", "runner"]
