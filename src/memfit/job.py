@@ -11,7 +11,7 @@ from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.formats import FORMATS
-from memfit.optimizers import OPTIMIZERS
+from memfit.optimizers import OPTIMIZERS, REFUSED
 from memfit.registry import nearest
 
 TASKS = ("finetune", "pretrain", "inference")
@@ -152,8 +152,8 @@ class Job:
         """Everything wrong with the values, all at once."""
         for one in dataclasses.fields(self):
             yield from field_problems(one, getattr(self, one.name))
-        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
-            yield unknown("optimizer", self.optimizer, "job.optimizer", tuple(OPTIMIZERS))
+        if isinstance(self.optimizer, str):
+            yield from optimizer_problems(self)
         if isinstance(self.versions, str):
             yield from version_problems(self.versions)
         if isinstance(self.unsloth, str):
@@ -234,6 +234,23 @@ def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]
     low, high = rule["low"], rule["high"]
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         yield Problem(message=f"`{value}` is out of range", where=where, hint=f"from {low} to {high}")
+
+
+def optimizer_problems(job: Job) -> Iterator[Problem]:
+    """A name that nobody knows, or that does not go with the rest."""
+    name, where = job.optimizer, "job.optimizer"
+    if name in REFUSED:
+        yield Problem(message=REFUSED[name], where=where, hint="use `adamw`")
+        return
+    if name not in OPTIMIZERS:
+        yield unknown("optimizer", name, where, tuple(OPTIMIZERS))
+        return
+    row = OPTIMIZERS[name]
+    if job.training and row.adapters and not job.adapters:
+        yield Problem(message=f"optimizer `{name}` is PEFT's, for adapters", where=where, hint="use method `lora` or `qlora`")
+    if job.training and row.when == "layerwise" and isinstance(job.accumulate, int) and job.accumulate > 1:
+        message = f"optimizer `{name}` steps while backward runs, and so accumulates no gradients"
+        yield Problem(message=message, where=where, hint="use `accumulate` 1, or the optimizer without `_layerwise`")
 
 
 def version_problems(text: str) -> Iterator[Problem]:

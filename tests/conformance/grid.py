@@ -77,6 +77,12 @@ RECIPES: tuple[dict[str, Any], ...] = (
     {"optimizer": "adam", "batch": 1, "seq": 480, "checkpointing": "full"},
     {"optimizer": "adam_fused", "batch": 3, "seq": 100, "evaluate": True},
 )  # fmt: skip
+# For KINDS alone; `tests/torch/test_optimizers.py` has every optimizer, on one model.
+MORE: tuple[dict[str, Any], ...] = (
+    {"optimizer": "muon", "clip": 1.0},
+    {"optimizer": "adafactor_torch", "checkpointing": "full", "precision": "fp32"},
+    {"method": "lora", "optimizer": "lorafa", "checkpointing": "full"},
+)
 KINDS = ("llama", "gpt2", "gemma2", "mixtral", "deepseek_v3", "falcon", "opt")
 
 # Real configurations, of full width, with few layers; each with a job that people run.
@@ -150,8 +156,8 @@ def recipes(name: str) -> Iterator[Case]:
     taken = range(len(RECIPES)) if name in KINDS else (*range(ALWAYS), *(ALWAYS + (turn + step) % rest for step in range(4)))
     config = grown(families()[name].examples[0])
     stacks = any(len(weight.shape) == 3 for weight in build(config).weights())
-    for index in taken:
-        recipe = {key: value for key, value in RECIPES[index].items() if not (stacks and key == "dropout")}  # PEFT refuses that
+    for one in (*(RECIPES[index] for index in taken), *(MORE if name in KINDS else ())):
+        recipe = {key: value for key, value in one.items() if not (stacks and key == "dropout")}  # PEFT refuses that
         yield Case(family=name, name=told(recipe), config=config, job=Job(**{"batch": 2, "seq": 128, **recipe}))
 
 

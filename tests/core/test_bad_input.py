@@ -133,7 +133,7 @@ def options(*arguments: str) -> str:
     [
         ("--gpu", "rtx-4099", "`rtx-4090`"),
         ("--precision", "bf61", "`bf16`"),
-        ("--optimizer", "adamv", "`adamw`"),
+        ("--optimizer", "adamww", "`adamw`"),
         ("--quant", "nf5", "`nf4`"),
         ("--attention", "flash-attn-4", "`flash-attn-2`"),
     ],
@@ -157,7 +157,7 @@ def test_absurd_amounts_are_told_together() -> None:
 
 def test_bad_options_and_a_bad_config_are_told_together(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**GOOD, "hidden_size": "wide"}))
-    said = "\n".join(refused(str(tmp_path), "--gpu", "nonesuch", "--batch", "few", "--optimizer", "adamv"))
+    said = "\n".join(refused(str(tmp_path), "--gpu", "nonesuch", "--batch", "few", "--optimizer", "adamww"))
     for where in ("config.hidden_size", "gpu", "job.batch", "job.optimizer"):
         assert f"@ {where}" in said
 

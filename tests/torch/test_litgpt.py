@@ -124,7 +124,7 @@ def traced(arguments: dict[str, Any], job: Job) -> Tape:
         steps.load(recorder, model)
         steps.own(recorder, "weights", steps.weights(model))
         recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
-        optimizer = optimizer_of(model, job.optimizer)
+        optimizer = optimizer_of(model, job)
         validated(model, forward, ids)
         for step in range(2):
             recorder.mark("prepare", step=step)

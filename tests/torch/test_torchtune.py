@@ -81,7 +81,7 @@ def traced(name: str, job: Job) -> Tape:
         steps.load(recorder, model)
         steps.own(recorder, "weights", steps.weights(model))
         recorder.names = {id(module): plain(path) for path, module in model.named_modules()}
-        optimizer = optimizer_of(model, job.optimizer)
+        optimizer = optimizer_of(model, job)
         ignored = torch.full((job.batch, 1), -100, device="cuda")
         for step in range(2):
             recorder.mark("prepare", step=step)

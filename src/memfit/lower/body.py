@@ -174,8 +174,13 @@ class Body:
                 SHARED[mixer.style](mixer, self.model, ctx)
 
     def trained(self) -> list[tuple[str, list[Tensor]]]:
-        """Trained tensors by the span they belong to: the ends, then layer by layer."""
-        return [("", self.ends.trained()), *((bound.prefix, bound.trained()) for bound in self.layers)]
+        """Trained tensors by the span they belong to, in the model's order: embeddings, layer by layer, and the other end."""
+        early = {weight.name for module in self.model.embed for weight in module.weights()}
+        first: list[Tensor] = []
+        last: list[Tensor] = []
+        for tensor in self.ends.trained():
+            (first if tensor.name in early else last).append(tensor)
+        return [("", first), *((bound.prefix, bound.trained()) for bound in self.layers), ("", last)]
 
     def free(self) -> None:
         self.ends, self.layers = Bound(self.r, self.program, ""), []

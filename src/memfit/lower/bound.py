@@ -9,6 +9,7 @@ from memfit.formats import FORMATS, FP8, FP32, INT32, UINT8, Format
 from memfit.lower.packed import Packed, pack
 from memfit.lower.recorder import Recorder, Tensor
 from memfit.model.modules import Linear, Weight
+from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 
 FOLLOWS = (0, 19)  # peft whose adapters take the compute dtype of 4-bit layers
@@ -135,6 +136,11 @@ class Bound:
     def format(self, weight: Weight) -> Format:
         return FORMATS[weight.format or self.program.weights]
 
+    @property
+    def fixed(self) -> bool:
+        """The optimizer trains the B of adapters only."""
+        return OPTIMIZERS[self.program.job.optimizer].freezes == ".lora_A"
+
     def parameters(self) -> Iterator[tuple[str, Tensor]]:
         """Weights that are neither packed nor buffers, by name."""
         return ((name, tensor) for name, tensor in self.tensors.items() if name not in self.buffers)
@@ -150,7 +156,7 @@ class Bound:
                 continue
             self.r.where = self.path(linear.name)
             format = self.adapter_format(linear.name)
-            a = self.r.leaf((adapter.rank, linear.inputs), format, f"{linear.name}.lora_A", "weights", not idle)
+            a = self.r.leaf((adapter.rank, linear.inputs), format, f"{linear.name}.lora_A", "weights", not idle and not self.fixed)
             b = self.r.leaf((linear.outputs, adapter.rank), format, f"{linear.name}.lora_B", "weights", not idle)
             if idle:
                 self.idle += [a, b]
@@ -181,7 +187,7 @@ class Bound:
             self.r.where = self.path(name.rpartition(".")[0])
             follows = adapter.format == self.program.weights and not adapter.narrow
             format = tensor.format if follows else FORMATS[adapter.format]
-            a = self.r.leaf((experts * rank, tensor.shape[-1]), format, f"{name}.lora_A", "weights", True)
+            a = self.r.leaf((experts * rank, tensor.shape[-1]), format, f"{name}.lora_A", "weights", not self.fixed)
             b = self.r.leaf((tensor.shape[-2], experts * rank), format, f"{name}.lora_B", "weights", True)
             self.stacks[name] = Adapted(a=a, b=b, rank=rank, dropout=0.0, scaled=adapter.scaling != 1.0)
 
@@ -224,4 +230,4 @@ class Bound:
             tensor for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values() if tensor.needs
         ]  # a tied head stands twice
         adapters = [*(linear.adapter for linear in self.linears.values()), *self.stacks.values()]
-        return leaves + [matrix for adapter in adapters if adapter is not None for matrix in (adapter.a, adapter.b)]
+        return leaves + [matrix for adapter in adapters if adapter is not None for matrix in (adapter.a, adapter.b) if matrix.needs]

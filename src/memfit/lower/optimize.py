@@ -2,39 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cache
 
-from memfit.formats import FP32, UINT8, Format
-from memfit.lower.recorder import Recorder, Tensor
-from memfit.optimizers import Optimizer
+from memfit.errors import InputError
+from memfit.formats import BF16, BOOL, FP32, UINT8, Format
+from memfit.lower.recorder import Recorder, Shape, Tensor
+from memfit.optimizers import Optimizer, Rule
 from memfit.tape import Phase
 
 Spans = list[tuple[str, list[Tensor]]]
-SMALLEST_8BIT = 4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size
-SMALLEST_PAGED = 100_000  # same file, get_state_buffer
-BLOCK = 256  # same file: values that share one fp32 constant
+Lists = dict[str, Spans]  # temporaries of a step by their names
+SMALLEST_8BIT = 4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size; torchao 0.18 optim/adam.py
+SMALLEST_PAGED = 100_000  # bitsandbytes 0.50 optim/optimizer.py get_state_buffer
+BLOCK = 256  # both: values that share one fp32 constant
+RANK = 128  # of GaLore and APOLLO (transformers 5.23 trainer_optimizer.py)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """What optimizers tell apart: the tensors that bitsandbytes' keep in fp32 (the Trainer asks that for embeddings), the head's weight,
+    and those of `torch.nn.Linear` with their spans."""
+
+    wide: frozenset[str] = frozenset()
+    head: str = ""
+    linear: frozenset[tuple[str, str]] = frozenset()
 
 
 class Stepper:
-    """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable.
-
-    `wide` names the tensors that bitsandbytes' optimizers keep in fp32 (the Trainer asks that for embeddings)."""
+    """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable."""
 
     def __init__(
-        self, r: Recorder, optimizer: Optimizer, spans: Spans, wide: frozenset[str] = frozenset(), master: bool = False, shares: int = 1
+        self, r: Recorder, optimizer: Optimizer, spans: Spans, names: Names | None = None, master: bool = False, shares: int = 1
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
-            optimizer = replace(optimizer, way="fused", temporary=0, step_scalar=False)
-        self.r, self.optimizer, self.wide = r, optimizer, wide
+            optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
+        self.r, self.optimizer, self.names = r, optimizer, names or Names()
         self.states: list[Tensor] = []
         self.maps: list[Tensor] = []
         self.model_spans = spans
         self.spans = self.copied(spans, shares) if master else spans
         self.master = master
-        self.ready = False
+        self.ready: set[int] = set()
+        self.check()
         if optimizer.eager_states:
             self.make_states(0)
+        if optimizer.when != "after":
+            self.hook()
+
+    def check(self) -> None:
+        """Some code fails where a parameter has three dimensions, as stacks of experts have."""
+        deep = [tensor.name for _, tensors in self.model_spans for tensor in tensors if len(tensor.shape) > 2]
+        if self.optimizer.flat and deep:
+            message = f"optimizer `{self.optimizer.name}` cannot step `{deep[0]}`, which has three dimensions"
+            raise InputError.one(message, where="job.optimizer", hint="use `lomo`")
 
     def copied(self, spans: Spans, shares: int) -> Spans:
         """fp32 master copies, made before the first step (megatron/core/optimizer/optimizer.py
@@ -51,14 +73,24 @@ class Stepper:
         return copies
 
     def step(self, step: int) -> None:
+        if self.optimizer.when != "after":
+            return
         if self.master and not self.r.adds:
             self.raise_gradients(step)
-        if not self.ready:
-            self.make_states(step)
-        WAYS[self.optimizer.way](self, step)
+        self.make_states(step)
+        held: Lists = {}
+        if self.optimizer.order == "mixed":
+            for where, tensor in ((where, one) for where, tensors in self.spans for one in tensors):
+                run(self.r, self.rule_of(where, tensor).step, [(where, [tensor])], held, step)
+        for rule in self.optimizer.rules if self.optimizer.order != "mixed" else ():
+            spans = [(where, [one for one in tensors if self.rule_of(where, one) is rule]) for where, tensors in self.spans]
+            run(self.r, rule.step, [(where, tensors) for where, tensors in spans if tensors], held, step)
+            if self.optimizer.order == "apart":
+                drop(self.r, held, step)
         for _, tensors in self.spans if self.master else []:
             for tensor in tensors:
                 tensor.grad = None
+        drop(self.r, held, step)
 
     def raise_gradients(self, step: int) -> None:
         """Each 16-bit gradient becomes fp32 and goes."""
@@ -68,44 +100,107 @@ class Stepper:
                 copy.grad = self.r.tensor(copy.shape, FP32, "float", "gradients")
                 tensor.grad = None
 
-    def make_states(self, step: int) -> None:
-        self.ready = True
-        for where, tensors in self.spans:
-            self.r.mark("step", where, step)
-            for tensor in tensors:
-                if self.optimizer.step_scalar:
-                    self.states.append(self.r.tensor((1,), FP32, "step", "optimizer"))
-                for kind in self.optimizer.states:
-                    STATES[kind](self, tensor)
+    def rule_of(self, where: str, tensor: Tensor) -> Rule:
+        return next(rule for rule in self.optimizer.rules if OF[rule.of](self, where, tensor))
 
-    def keep(self, shape: tuple[int, ...], format: Format) -> None:
+    # ------------------------------------------------------------------------------------------------- during backward
+    def hook(self) -> None:
+        """Each gradient is used up while backward runs: at once, or when the next one has come (lomo_optim lomo.py fuse_update)."""
+        places = {id(tensor): (where, tensor) for where, tensors in self.spans for tensor in tensors}
+        waiting: list[tuple[str, Tensor]] = []
+
+        def arrived(leaf: Tensor) -> None:
+            if before is not None:
+                before(leaf)
+            place = places.get(id(leaf))
+            if place is None:
+                return
+            if self.optimizer.when == "lomo":
+                waiting.append(place)
+                place = waiting.pop(0) if len(waiting) > 1 else None
+            if place is not None:
+                self.use_up(*place)
+
+        def over() -> None:
+            while waiting:
+                self.use_up(*waiting.pop())
+
+        before, self.r.ready, self.r.over = self.r.ready, arrived, over
+
+    def use_up(self, where: str, tensor: Tensor) -> None:
+        """A step of one parameter."""
+        rule = self.rule_of(where, tensor)
+        before = self.r.where, self.r.part
+        self.r.part = "temporaries"
+        self.make_state(rule, tensor)
+        held: Lists = {}
+        for _, words in pieces(rule.step):
+            for word in words:
+                say(self.r, word, [(where, [tensor])], held)
+        while held:
+            held.popitem()
+        tensor.grad = None
+        self.r.where, self.r.part = before
+
+    # ---------------------------------------------------------------------------------------------------------- states
+    def make_states(self, step: int) -> None:
+        for rule in self.optimizer.rules:
+            for where, tensors in self.spans:
+                mine = [one for one in tensors if id(one) not in self.ready and self.rule_of(where, one) is rule]
+                if mine:
+                    self.r.mark("step", where, step)
+                for tensor in mine:
+                    self.make_state(rule, tensor)
+
+    def make_state(self, rule: Rule, tensor: Tensor) -> None:
+        if id(tensor) not in self.ready:
+            self.ready.add(id(tensor))
+            for kind in rule.states:
+                STATES[kind](self, tensor)
+
+    def keep(self, shape: Shape, format: Format) -> None:
         self.states.append(self.r.tensor(shape, format, "state", "optimizer"))
 
-    def blockwise(self, tensor: Tensor, paged: bool = False) -> None:
+    def blockwise(self, tensor: Tensor, shape: Shape, paged: bool = False, narrow: bool = False) -> None:
         """One byte a value and an fp32 constant per block; small tensors and embeddings stay fp32; the code table is shared."""
-        if tensor.count < SMALLEST_8BIT or tensor.name in self.wide:
-            self.wide_state(tensor, paged)
+        count = counted(shape)
+        if count < SMALLEST_8BIT or (tensor.name in self.names.wide and not narrow):
+            self.wide_state(shape, paged)
             return
-        if not (paged and tensor.count >= SMALLEST_PAGED):
-            self.keep(tensor.shape, UINT8)
-        if len(self.maps) < len(self.optimizer.states):
+        if not (paged and count >= SMALLEST_PAGED):
+            self.keep(shape, UINT8)
+        if len(self.maps) < 2:
             self.maps.append(self.r.tensor((256,), FP32, "code", "optimizer"))
-        self.keep((-(-tensor.count // BLOCK),), FP32)
+        self.keep((-(-count // BLOCK),), FP32)
 
-    def wide_state(self, tensor: Tensor, paged: bool = False) -> None:
+    def wide_state(self, shape: Shape, paged: bool = False) -> None:
         """fp32; a large paged state is managed memory, which the allocator never sees."""
-        if not (paged and tensor.count >= SMALLEST_PAGED):
-            self.keep(tensor.shape, FP32)
+        if not (paged and counted(shape) >= SMALLEST_PAGED):
+            self.keep(shape, FP32)
 
-    def factored(self, tensor: Tensor) -> None:
-        """Adafactor: a row and a column of second moments for matrices, all of them for vectors, in fp32; the root mean
-        square is a scalar of its own (transformers 5.23 optimization.py)."""
-        if len(tensor.shape) >= 2:
-            self.keep(tensor.shape[:-1], FP32)
-            self.keep((*tensor.shape[:-2], tensor.shape[-1]), FP32)
+    def factored(self, shape: Shape, format: Format, alone: bool = True) -> None:
+        """Adafactor: a row and a column of second moments for matrices, all of them for vectors; in transformers' the root mean square
+        is a scalar of its own (transformers 5.23 optimization.py)."""
+        if len(shape) >= 2:
+            self.keep(shape[:-1], format)
+            self.keep((*shape[:-2], shape[-1]), format)
         else:
-            self.keep(tensor.shape, FP32)
-        self.keep((1,), FP32)
+            self.keep(shape, format)
+        if alone:
+            self.keep((1,), FP32)
+
+    def torchao(self, tensor: Tensor, bits: int) -> None:
+        """Codes, a scale per block, and a table for every state (torchao 0.18 optim/subclass_8bit.py, subclass_4bit.py)."""
+        if tensor.count < SMALLEST_8BIT or tensor.count % BLOCK:
+            self.keep(tensor.shape, tensor.format)
+            return
+        self.keep((tensor.count * bits // 8,), UINT8)
+        self.keep((tensor.count // BLOCK,), FP32)
+        self.keep((2**bits,), FP32)
+
+    def projection(self, tensor: Tensor) -> None:
+        """Some rows of V, or columns of U; in fp32 they are a view that keeps all of them (galore_torch galore_projector.py)."""
+        self.keep(SHAPES["square" if tensor.format is FP32 else "projection"](tensor.shape), tensor.format)
 
     def drop_gradients(self, step: int) -> None:
         for where, tensors in self.model_spans:
@@ -114,20 +209,86 @@ class Stepper:
                 tensor.grad = None
 
 
-def foreach(stepper: Stepper, step: int) -> None:
-    """Lists of temporaries for all tensors of a dtype, one list after the other; the list before is held while the next is
-    made (torch 2.13 optim/adam.py _multi_tensor_adam, adagrad.py)."""
-    held: list[tuple[str, list[Tensor]]] = []
-    for format in formats(stepper.spans):
-        for _ in range(stepper.optimizer.temporary):
-            fresh: list[tuple[str, list[Tensor]]] = []
-            for where, tensors in stepper.spans:
-                stepper.r.mark("step", where, step)
-                fresh.append((where, [stepper.r.like(tensor, "foreach") for tensor in tensors if tensor.format is format]))
-            release(stepper.r, held, step)
-            held = fresh
-            del fresh
-    release(stepper.r, held, step)
+def full(rule: Rule) -> tuple[str, ...]:
+    return tuple(state for state in rule.states if state != "scalar")
+
+
+def counted(shape: Shape) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+# ------------------------------------------------------------------------------------------------------- words of a step
+@cache
+def pieces(step: str) -> tuple[tuple[bool, tuple[str, ...]], ...]:
+    """The words of a step, and whether they are done parameter by parameter."""
+    found = [tuple(piece.split()) for piece in step.replace("}", "{").split("{")]
+    return tuple((bool(index % 2), words) for index, words in enumerate(found) if words)
+
+
+def run(r: Recorder, step: str, spans: Spans, held: Lists, at: int) -> None:
+    for each, words in pieces(step):
+        if each:
+            for where, tensors in spans:
+                r.mark("step", where, at)
+                for tensor in tensors:
+                    for word in words:
+                        say(r, word, [(where, [tensor])], held)
+            continue
+        for format in formats(spans):
+            group = [(where, [one for one in tensors if one.format is format]) for where, tensors in spans]
+            for word in words:
+                say(r, word, group, held, at)
+
+
+def say(r: Recorder, word: str, spans: Spans, held: Lists, at: int | None = None) -> None:
+    """One word, for these parameters: in one place, or (`at` a step) in each one's own span."""
+    if word.startswith("-"):
+        drop(r, {"": held.pop(word.removeprefix("-"), [])}, at)
+        return
+    if "=" in word:
+        new, _, old = word.partition("=")
+        given = held.pop(old, [])
+        if new != "grad":
+            held[new] = given
+            return
+        fresh_gradients = iter([one for _, tensors in given for one in tensors])
+        for tensor in (one for _, tensors in spans for one in tensors):
+            tensor.grad = next(fresh_gradients, None)
+        return
+    text, _, shape = word.partition("@")
+    name, _, format = text.partition(":")
+    fresh: Spans = []
+    for where, tensors in spans:
+        if at is not None:
+            r.mark("step", where, at)
+        fresh.append((where, [one for tensor in tensors for one in made(r, tensor, name, format, shape)]))
+    old_spans = held.pop(name, [])
+    held[name] = fresh
+    del fresh
+    drop(r, {"": old_spans}, at)
+
+
+def made(r: Recorder, tensor: Tensor, name: str, format: str, shape: str) -> Iterator[Tensor]:
+    kind = FORMS[format](tensor.format)
+    if kind is not None:
+        if shape or kind is not tensor.format:
+            yield r.tensor(SHAPES[shape](tensor.shape), kind, name)
+        else:
+            yield r.like(tensor, name)
+
+
+def drop(r: Recorder, held: Lists, at: int | None) -> None:
+    """Lists go, each with its last item first."""
+    for spans in held.values():
+        if at is not None:
+            release(r, spans, at)
+        while spans:
+            _, tensors = spans.pop()
+            while tensors:
+                tensors.pop()
 
 
 def release(r: Recorder, held: list[tuple[str, list[Tensor]]], step: int, phase: Phase = "step") -> None:
@@ -139,69 +300,76 @@ def release(r: Recorder, held: list[tuple[str, list[Tensor]]], step: int, phase:
             tensors.pop()
 
 
-def loop(stepper: Stepper, step: int) -> None:
-    one = LOOPS[stepper.optimizer.name]
-    held: list[Tensor] = []
-    for where, tensors in stepper.spans:
-        stepper.r.mark("step", where, step)
-        for tensor in tensors:
-            held = one(stepper.r, tensor, held)
-    held.clear()
-
-
-def loop_adam(r: Recorder, tensor: Tensor, held: list[Tensor]) -> list[Tensor]:
-    """sqrt, then the quotient, which the variable `denom` keeps into the next parameter (optim/adam.py _single_tensor_adam)."""
-    root = r.like(tensor, "sqrt")
-    denominator = r.like(tensor, "div")
-    del root
-    held.clear()
-    return [denominator]
-
-
-def loop_lion(r: Recorder, tensor: Tensor, held: list[Tensor]) -> list[Tensor]:
-    """A clone of the average, and the interpolation (lion-pytorch 0.2)."""
-    copy = r.like(tensor, "clone")
-    update = r.like(tensor, "add")
-    del copy, update
-    return []
-
-
-def loop_adafactor(r: Recorder, tensor: Tensor, held: list[Tensor]) -> list[Tensor]:
-    """Gradient and parameter in fp32, grad² + ε, the rank-one root, the update; `update` and the fp32 parameter stay in
-    their variables until the next parameter takes them (transformers 5.23 optimization.py Adafactor.step)."""
-    gradient = r.tensor(tensor.shape, FP32, "float") if tensor.format is not FP32 else None
-    old_parameter = held.pop() if held else None
-    parameter = r.tensor(tensor.shape, FP32, "float") if tensor.format is not FP32 else None
-    del old_parameter
-    square = r.tensor(tensor.shape, FP32, "pow")
-    total = r.tensor(tensor.shape, FP32, "add")
-    del square
-    held.clear()
-    if len(tensor.shape) >= 2:
-        update = r.tensor(tensor.shape, FP32, "mul")
-    else:
-        root = r.tensor(tensor.shape, FP32, "rsqrt")
-        update = r.tensor(tensor.shape, FP32, "mul")
-        del root
-    del total
-    signed = r.tensor(tensor.shape, FP32, "neg")
-    del signed, gradient
-    return [one for one in (update, parameter) if one is not None]
-
-
 def formats(spans: Spans) -> list[Format]:
     """Dtypes in order of first appearance, as torch groups its lists."""
     return list(dict.fromkeys(tensor.format for _, tensors in spans for tensor in tensors))
 
 
-State = Callable[[Stepper, Tensor], None]
-STATES: dict[str, State] = {
+def sides(shape: Shape) -> tuple[int, int, int]:
+    """The larger side of a matrix, the smaller, and how many directions of it are taken."""
+    short = min(shape)
+    return max(shape), short, min(short, RANK)
+
+
+def low(shape: Shape) -> Shape:
+    """A gradient in few directions; of a matrix as high as it is wide, too, those on the right."""
+    _, _, rank = sides(shape)
+    return (shape[0], rank) if shape[0] >= shape[1] else (rank, shape[1])
+
+
+def is_linear(stepper: Stepper, where: str, tensor: Tensor) -> bool:
+    return (where, tensor.name) in stepper.names.linear or tensor.name.endswith((".lora_A", ".lora_B"))
+
+
+SHAPES: dict[str, Callable[[Shape], Shape]] = {
+    "": lambda shape: shape,
+    "row": lambda shape: shape[:-1],
+    "column": lambda shape: (*shape[:-2], shape[-1]),
+    "low": low,
+    "projection": lambda shape: (sides(shape)[2], sides(shape)[1]),
+    "square": lambda shape: (sides(shape)[1], sides(shape)[1]),
+    "sketch": lambda shape: (shape[0], RANK) if shape[0] >= shape[1] else (RANK, shape[1]),
+    "drawn": lambda shape: (RANK, sides(shape)[1]),
+}
+FORMS: dict[str, Callable[[Format], Format | None]] = {
+    "": lambda own: own,
+    "fp32": lambda own: FP32,
+    "bf16": lambda own: BF16,
+    "bool": lambda own: BOOL,
+    "wide": lambda own: None if own is FP32 else FP32,
+    "narrow": lambda own: None if own is FP32 else own,
+    "bf16_copy": lambda own: None if own is BF16 else BF16,
+}
+OF: dict[str, Callable[[Stepper, str, Tensor], bool]] = {
+    "all": lambda stepper, where, tensor: True,
+    "matrix": lambda stepper, where, tensor: len(tensor.shape) > 1,
+    "ends": lambda stepper, where, tensor: not where,
+    "inner": lambda stepper, where, tensor: len(tensor.shape) == 2 and tensor.name not in (*stepper.names.wide, stepper.names.head),
+    "linear": lambda stepper, where, tensor: is_linear(stepper, where, tensor),
+    "rest": lambda stepper, where, tensor: not is_linear(stepper, where, tensor),
+    "lora_B": lambda stepper, where, tensor: tensor.name.endswith(".lora_B"),
+    "others": lambda stepper, where, tensor: not tensor.name.endswith(".lora_B"),
+}
+STATES: dict[str, Callable[[Stepper, Tensor], None]] = {
     "like": lambda stepper, tensor: stepper.keep(tensor.shape, tensor.format),
     "fp32": lambda stepper, tensor: stepper.keep(tensor.shape, FP32),
-    "int8": lambda stepper, tensor: stepper.blockwise(tensor),
-    "int8_paged": lambda stepper, tensor: stepper.blockwise(tensor, paged=True),
-    "fp32_paged": lambda stepper, tensor: stepper.wide_state(tensor, paged=True),
-    "factored": lambda stepper, tensor: stepper.factored(tensor),
+    "int8": lambda stepper, tensor: stepper.blockwise(tensor, tensor.shape),
+    "int8_all": lambda stepper, tensor: stepper.blockwise(tensor, tensor.shape, narrow=True),
+    "int8_paged": lambda stepper, tensor: stepper.blockwise(tensor, tensor.shape, paged=True),
+    "fp32_paged": lambda stepper, tensor: stepper.wide_state(tensor.shape, paged=True),
+    "factored": lambda stepper, tensor: stepper.factored(tensor.shape, FP32),
+    "row_column": lambda stepper, tensor: stepper.factored(tensor.shape, tensor.format, alone=False),
+    "vector": lambda stepper, tensor: stepper.factored(tensor.shape, FP32, alone=False),
+    "low": lambda stepper, tensor: stepper.keep(low(tensor.shape), tensor.format),
+    "low_int8": lambda stepper, tensor: stepper.blockwise(tensor, low(tensor.shape), narrow=True),
+    "low_factored": lambda stepper, tensor: stepper.factored(low(tensor.shape), FP32),
+    "projection": lambda stepper, tensor: stepper.projection(tensor),
+    "sketch": lambda stepper, tensor: stepper.keep(SHAPES["sketch"](tensor.shape), tensor.format),
+    "drawn": lambda stepper, tensor: stepper.keep(SHAPES["drawn"](tensor.shape), tensor.format),
+    "square": lambda stepper, tensor: stepper.keep(SHAPES["square"](tensor.shape), FP32),
+    "scalar": lambda stepper, tensor: stepper.keep((1,), FP32),
+    "kahan": lambda stepper, tensor: stepper.keep(*((tensor.shape, tensor.format) if tensor.format is not FP32 else ((1,), UINT8))),
+    "host": lambda stepper, tensor: None,
+    "torchao_8bit": lambda stepper, tensor: stepper.torchao(tensor, 8),
+    "torchao_4bit": lambda stepper, tensor: stepper.torchao(tensor, 4),
 }
-WAYS: dict[str, Callable[[Stepper, int], None]] = {"foreach": foreach, "fused": lambda stepper, step: None, "loop": loop}
-LOOPS = {"adamw_loop": loop_adam, "lion": loop_lion, "adafactor": loop_adafactor}

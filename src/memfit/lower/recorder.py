@@ -160,7 +160,8 @@ class Recorder:
         self.adds = False  # the gradients of parameters go as they come: something adds them up elsewhere
         self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each,
         self.former: list[tuple[str, Any]] = []  # and those of the graph before, whose outputs a loop still holds
-        self.ready: Callable[[Tensor], None] | None = None  # told of every parameter whose gradient has come
+        self.ready: Callable[[Tensor], None] | None = None  # told of every parameter whose gradient has come,
+        self.over: Callable[[], None] = lambda: None  # and when all have
 
     # ------------------------------------------------------------------------------------------------- what happens
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:

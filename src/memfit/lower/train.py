@@ -62,7 +62,7 @@ def run_step(r: Recorder, program: Program, body: Body, stepper: Stepper, step: 
         alike = fresh and body.engine.repeats and not (body.programs.keeps_outputs or job.keep_outputs)
         first = Stretch(r, begin, leaves) if alike else None
     r.mark("step", "", step)
-    if job.clip:
+    if job.clip and stepper.optimizer.when == "after":
         clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
     stepper.step(step)
     body.engine.stepped(step)
@@ -114,6 +114,7 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: in
     r.backward(loss, seed)
     r.thread = "forward"
     body.engine.finish()
+    r.over()
     del loss
     if body.programs.keeps_outputs or program.job.keep_outputs:
         r.former, r.kept = r.kept, []

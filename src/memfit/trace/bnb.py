@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from memfit.trace import cuda, standins
-from memfit.trace.optimizers import BlockwiseOptimizer
+from memfit.trace.lowbit import BlockwiseOptimizer, Optimizer2State
 
 VERSION = "0.50.0"  # the one that the stand-ins were read from
 STATES = {
@@ -30,6 +30,8 @@ STATES = {
     "Adagrad": 1,
     "LAMB": 2,
     "LARS": 1,
+    "AdEMAMix": 2,
+    "PagedAdEMAMix": 2,
 }
 WIDE: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules whose states are to stay in 32 bits
 
@@ -53,9 +55,10 @@ MANAGER = GlobalOptimManager()
 
 def optimizer(name: str, states: int, bits: int | None, paged: bool) -> type:
     """One of `bitsandbytes.optim`'s classes; `bits` None: as its argument says."""
+    doubled = "AdEMAMix" in name
 
     def build(self: Any, params: Any, lr: float = 1e-3, *_: Any, optim_bits: int = 32, is_paged: bool = False, **given: Any) -> None:
-        BlockwiseOptimizer.__init__(self, params, states=states, bits=bits or optim_bits, paged=paged or is_paged)
+        BlockwiseOptimizer.__init__(self, params, states=states, bits=bits or optim_bits, paged=paged or is_paged, doubled=doubled)
         for group in self.param_groups:
             group["lr"] = lr
 
@@ -82,6 +85,7 @@ def contents() -> dict[str, dict[str, Any]]:
         "bitsandbytes": {"__version__": VERSION, "supported_torch_devices": {"cpu", "cuda"}, "features": {"multi_backend"}},
         "bitsandbytes.nn": layers,
         "bitsandbytes.optim": found,
+        "bitsandbytes.optim.optimizer": {"Optimizer2State": Optimizer2State, "GlobalOptimManager": GlobalOptimManager},
         "bitsandbytes.functional": {"QuantState": standins.QuantState},
     }
 
@@ -95,7 +99,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.contents:
             return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=name == "bitsandbytes")
+        return importlib.machinery.ModuleSpec(name, self, is_package=name in ("bitsandbytes", "bitsandbytes.optim"))
 
     def create_module(self, spec: Any) -> Any:
         return None

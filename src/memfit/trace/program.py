@@ -29,6 +29,7 @@ from memfit.trace import (
     masks,
     prepare,
     ranks,
+    runtime,
     serve,
     steps,
     versions,
@@ -93,7 +94,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         recorder = Recorder(device, job.router_skew)
         if options.watch is not None:
             options.watch(recorder)
-        with cuda.pretended(device), autocast.emulated(device.type), kernels_of.forced(job.attention), failing():
+        generators = cuda.patched([(torch, "Generator", runtime.generator_type())])
+        with generators, cuda.pretended(device), autocast.emulated(device.type), kernels_of.forced(job.attention), failing():
             with Recorder(device):
                 plan = inputs.plan(model, kind, job, device.type)
             with ranks.group(options.strategy, device.type) as mesh, ranks.followed(recorder, mesh), liger.applied(model, job):

@@ -245,6 +245,12 @@ def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     return NO
 
 
+@rule("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
+def fused_step(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Kernels that work in place, and that torch has no meta function for (ATen/native/cuda/fused_sgd_impl.cu)."""
+    return (True, None) if args[0] and args[0][0].is_meta else NO
+
+
 @rule("_local_scalar_dense")
 def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A value that does not exist: 1.0 for a float (a loss, a norm) unless the program set it, False for a truth value."""

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 from memfit.job import Job
+from memfit.optimizers import OPTIMIZERS
 from memfit.tape import LONGEST, Part
 from memfit.trace import inputs, prepare, standins, versions
-from memfit.trace.optimizers import optimizer_of
+from memfit.trace.optimizers import backward, kept_of, optimizer_of, stepped
 from memfit.trace.recorder import Recorder, plain
 
 
@@ -68,7 +69,8 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     prepare.checkpointed(model, job)
     wrapped = options.spread.wrapped(model)
     forward = prepare.mixed(wrapped, job, recorder.device.type)
-    optimizer, paths = optimizer_of(model, job.optimizer), paths_of(model)
+    name_gradients(recorder, model, job)
+    optimizer, paths = optimizer_of(model, job), paths_of(model)
     states(recorder, optimizer, paths)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
     kept: list[Any] = []
@@ -79,10 +81,11 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         for index in range(job.accumulate):
             now = job if length == job.seq else job.replace(seq=length, longest=0)
             with options.spread.micro_batch(wrapped, index + 1 == job.accumulate):
-                micro_step(recorder, model, forward, now, (plan, options, scaler, step), kept)
+                micro_step(recorder, model, forward, now, (plan, options, scaler, step, optimizer), kept)
         recorder.mark("step")
         update(model, optimizer, job, scaler)
         states(recorder, optimizer, paths)
+        own(recorder, "weights", (one for one in model.parameters() if one.requires_grad))
         if job.zero_grad == "after_step":
             optimizer.zero_grad(set_to_none=True)
         elif job.zero_grad == "keep":
@@ -91,8 +94,18 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         evaluate(recorder, model, forward, job, plan)
 
 
-def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int], kept: list[Any]) -> None:
-    plan, options, scaler, step = how
+def name_gradients(recorder: Recorder, model: Any, job: Job) -> None:
+    """Before an optimizer uses them up while backward runs."""
+    if OPTIMIZERS[job.optimizer].when == "layerwise":
+        for one in model.parameters():
+            if one.requires_grad:
+                one.register_post_accumulate_grad_hook(lambda leaf: own(recorder, "gradients", [leaf.grad]))
+
+
+def micro_step(
+    recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int, Any], kept: list[Any]
+) -> None:
+    plan, options, scaler, step, optimizer = how
     recorder.mark("prepare", step=step)
     given = inputs.training(recorder, model, job, plan, job.batch)
     recorder.mark("forward")
@@ -107,7 +120,7 @@ def micro_step(recorder: Recorder, model: Any, forward: Any, job: Job, how: tupl
     if scaler is not None:
         loss = scaler.scale(loss)
     recorder.mark("backward")
-    loss.backward()
+    backward(optimizer, loss)
     recorder.rest()
     own(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
 
@@ -118,7 +131,7 @@ def update(model: Any, optimizer: Any, job: Job, scaler: Any) -> None:
             scaler.unscale_(optimizer)
         torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if one.requires_grad], job.clip)
     if scaler is None:
-        optimizer.step()
+        stepped(optimizer)
     else:
         scaler.step(optimizer)
         scaler.update()
@@ -138,8 +151,7 @@ def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job, plan: input
 
 def states(recorder: Recorder, optimizer: Any, paths: Mapping[int, str]) -> None:
     """What an optimizer keeps belongs to the module of its parameter; `paths` by the parameters' ids."""
-    for parameter, state in optimizer.state.items():
-        tensors = [one for one in state.values() if isinstance(one, torch.Tensor)] if isinstance(state, dict) else []
+    for parameter, tensors in kept_of(optimizer):
         own(recorder, "optimizer", tensors, paths.get(id(parameter), ""))
 
 

@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
-from memfit.lower.optimize import Spans, Stepper
+from memfit.lower.optimize import Names, Spans, Stepper
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
@@ -64,7 +64,7 @@ class Engine:
         return body.trained()
 
     def stepper(self, body: Body) -> Stepper:
-        return Stepper(self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), wide(self.program), self.program.master)
+        return Stepper(self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), names(self.program), self.program.master)
 
     def begin(self, last: bool) -> None:
         pass
@@ -99,9 +99,14 @@ class Unit:
     times: int = 1
 
 
-def wide(program: Program) -> frozenset[str]:
-    """Names of the tensors whose states stay in fp32 where others' do not."""
-    return frozenset(weight.name for module in program.model.embed for weight in module.weights() if weight.role == "embedding")
+def names(program: Program) -> Names:
+    """What optimizers tell apart."""
+    model = program.model
+    wide = frozenset(weight.name for module in model.embed for weight in module.weights() if weight.role == "embedding")
+    places = [("", one) for module in (*model.embed, *model.final, model.head) for one in module.linears()]
+    places += [(f"{model.prefix}.{entry.number}", one) for entry in program.entries for one in entry.layer.linears()]
+    linear = frozenset((where, f"{one.name}.weight") for where, one in places if not one.conv1d)
+    return Names(wide=wide, head=f"{model.head.name}.weight", linear=linear)
 
 
 def units(body: Body) -> Iterator[Unit]:
