@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from memfit import kernels
 from memfit.errors import InputError
-from memfit.trace import cuda, kernels_of
+from memfit.trace import cuda, kernels_of, versions
 
 ACCEPTED = ("dropout_p", "softmax_scale", "causal", "window_size", "softcap", "deterministic")  # what transformers looks for
 VERSIONS = {"flash-attn-2": 2, "flash-attn-3": 3}
@@ -105,11 +105,10 @@ def installed(attention: str) -> Iterator[None]:
     if version is None:
         yield
         return
+    if versions.TRANSFORMERS < (5, 0):
+        raise InputError.one("the trace follows flash-attn with transformers 5 only", where="job.attention", hint="use `sdpa`")
     from transformers import PreTrainedModel
     from transformers import modeling_flash_attention_utils as utils
-
-    if not hasattr(utils, "_lazy_imports") or not hasattr(PreTrainedModel, "_flash_attn_can_dispatch"):
-        raise InputError.one("the trace follows flash-attn with transformers 5 only", where="job.attention", hint="use `sdpa`")
 
     def imports(*_: Any, **__: Any) -> tuple[Any, ...]:
         return (*functions(version), None, utils._pad_input, utils._unpad_input)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from memfit import kernels
-from memfit.trace import cuda
+from memfit.trace import cuda, older
 from memfit.trace.ops import aten, op
 
 CURRENT: list[cuda.Device] = []
@@ -23,6 +23,7 @@ def install(device: cuda.Device) -> None:
     library = torch.library.Library("aten", "IMPL")
     for one, function in (CHOSEN | BACKWARD).items():
         library.impl(one.name().removeprefix("aten::"), function, "AutogradMeta")
+    older.supply(library)
     _LIBRARY.append(library)
 
 
@@ -161,9 +162,11 @@ def math_attention(
     """The composite: 16-bit inputs in fp32, scaled queries and keys, the bias added in place, and the weights cast back beside the result.
 
     ATen/native/transformers/attention.cpp `_scaled_dot_product_attention_math`, torch 2.13; the op itself adds out of place under a mode.
+    Up to torch 2.4 everything stays in 16 bits.
     """
     kind = query.dtype
-    half = kind in (torch.float16, torch.bfloat16) and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
+    half = kind in (torch.float16, torch.bfloat16) and acting().version >= (2, 5)
+    half = half and not torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed()
     if half:
         query, key, value = query.float(), key.float(), value.float()
     root = abs(scale) ** 0.5

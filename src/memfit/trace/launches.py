@@ -48,12 +48,13 @@ class Launches:
         """The first call with a key measures every configuration, beside a buffer as large as any cache and copies of what it restores."""
         named = {name: one for name, one in {**dict(zip(tuner.arg_names, args, strict=False)), **given}.items() if name in tuner.arg_names}
         kinds = [str(one.dtype) for one in named.values() if hasattr(one, "dtype")]
-        key = (id(tuner), *(str(named[name]) for name in tuner.keys if name in named), *kinds)
+        key = (id(tuner), *(str(named[name]) for name in arguments(tuner, "keys", "key_idx") if name in named), *kinds)
         if len(tuner.configs) < 2 or key in self.tuned:
             return
         self.tuned.add(key)
         cache = torch.empty(CACHE // 4, dtype=torch.int32, device="cuda")
-        copies = [named[name].clone() for name in tuner.restore_value if isinstance(named.get(name), torch.Tensor)]
+        restored = arguments(tuner, "restore_value", "restore_idx")
+        copies = [named[name].clone() for name in restored if isinstance(named.get(name), torch.Tensor)]
         del cache, copies
 
     def changes(self) -> dict[str, Change]:
@@ -70,6 +71,12 @@ class Launches:
             "triton.runtime.jit": lambda module: [(module.JITFunction, "run", run)],
             "triton.runtime.autotuner": lambda module: [(module.Autotuner, "run", tuned)],
         }
+
+
+def arguments(tuner: Any, names: str, places: str) -> list[str]:
+    """Triton 3.0, beside torch 2.4, keeps arguments by their places and not by their names."""
+    found = getattr(tuner, names, None)
+    return [tuner.arg_names[place] for place in getattr(tuner, places)] if found is None else list(found)
 
 
 class Word:

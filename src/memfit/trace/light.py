@@ -26,7 +26,11 @@ class Later(ModuleType):
             raise AttributeError(name)
         if sys.modules.get(NAME) is self:
             del sys.modules[NAME]
-            importlib.import_module(NAME)
+            try:
+                importlib.import_module(NAME)
+            except BaseException:
+                sys.modules[NAME] = self  # it is asked for again
+                raise
         return getattr(sys.modules[NAME], name)
 
 

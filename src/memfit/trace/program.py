@@ -27,6 +27,7 @@ from memfit.trace import (
     label,
     liger,
     masks,
+    older,
     prepare,
     ranks,
     runtime,
@@ -95,7 +96,14 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         if options.watch is not None:
             options.watch(recorder)
         generators = cuda.patched([(torch, "Generator", runtime.generator_type())])
-        with generators, cuda.pretended(device), autocast.emulated(device.type), kernels_of.forced(job.attention), failing():
+        with (
+            generators,
+            cuda.pretended(device),
+            autocast.emulated(device.type),
+            kernels_of.forced(job.attention),
+            older.counted(),
+            failing(),
+        ):
             with Recorder(device):
                 plan = inputs.plan(model, kind, job, device.type)
             with ranks.group(options.strategy, device.type) as mesh, ranks.followed(recorder, mesh), liger.applied(model, job):

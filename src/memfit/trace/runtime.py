@@ -11,6 +11,8 @@ import time
 from collections.abc import Hashable
 from typing import Any
 
+import torch._streambase
+
 import torch
 from memfit.trace import cuda
 from memfit.trace.live import Live
@@ -66,6 +68,10 @@ class Event:
 
 
 STREAM = Stream()
+for base, kind in (("_StreamBase", Stream), ("_EventBase", Event)):  # torch 2.4's compiler insists on it when it is imported
+    register = getattr(getattr(torch._streambase, base, None), "register", None)
+    if register is not None:
+        register(kind)
 
 
 @contextlib.contextmanager

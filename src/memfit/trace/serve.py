@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from memfit.job import Job
-from memfit.trace import inputs, pictures
+from memfit.trace import inputs, older, pictures
 from memfit.trace.recorder import Recorder
 
 FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full length; between them a growing cache repeats itself
@@ -25,7 +25,7 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         del held
         return
     settings = settings_of(model, job)
-    skip = job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target
+    skip = job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not older.whole(model, job)
     whole = job.cache == "static"  # then it is made as long as it will get, and the first answer must say so
     if skip and whole:
         settings["stopping_criteria"] = [Stop()]
@@ -37,7 +37,14 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     cache = held.past_key_values if job.cache != "none" else None
     del held, prompt
     length = job.seq + job.new_tokens - LAST
-    if cache is not None and not grown(cache, length - 1):
+    if cache is not None and not hasattr(cache, "layers"):
+        wanted = older.shapes(cache, length - 1)
+        del cache
+        cache = None if wanted is None else older.grown(wanted)
+        if cache is None:  # of a form that is not known: every token, from the start
+            model.generate(**inputs.prompt(recorder, model, job, plan, job.batch), max_new_tokens=job.new_tokens, **settings)
+            return
+    elif cache is not None and not grown(cache, length - 1):
         return
     recorder.mark("prepare")
     recorder.calls = job.new_tokens - LAST
@@ -68,7 +75,9 @@ def settings_of(model: Any, job: Job) -> dict[str, Any]:
         "use_cache": job.cache != "none",
     }
     if job.cache == "static":
-        settings |= {"cache_implementation": "static", "disable_compile": True}
+        settings |= {"cache_implementation": "static"}
+        if hasattr(model.generation_config, "disable_compile"):  # transformers 4.48 does not know it yet
+            settings["disable_compile"] = True
     model.generation_config.eos_token_id = None
     if job.logits == "all":
         model._supports_logits_to_keep = lambda: False
@@ -78,8 +87,11 @@ def settings_of(model: Any, job: Job) -> dict[str, Any]:
 
 
 def unfinished(model: Any) -> None:
-    """Beams go on until the length is reached: whether an open beam can still win depends on scores."""
-    original = model._beam_search_has_unfinished_sequences
+    """Beams go on until the length is reached: whether an open beam can still win depends on scores. Before transformers 4.50 a
+    scorer on the host says so, and it is never done without an end token."""
+    original = getattr(model, "_beam_search_has_unfinished_sequences", None)
+    if original is None:
+        return
     names = inspect.signature(original)
 
     def answer(*args: Any, **kwargs: Any) -> Any:
