@@ -12,6 +12,26 @@ from memfit.model.modules import Layer, Linear, Model, Weight
 from memfit.strategy import ONE, Strategy
 
 
+class Chunk(NamedTuple):
+    """Layers that a rank runs one after the other: those of `Program.entries` from `first` up to `last`. `begins`, `ends`: with the embedding
+    before them, with the head behind."""
+
+    first: int
+    last: int
+    begins: bool
+    ends: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A rank's place in a pipeline of `count`."""
+
+    number: int
+    count: int
+    micro_batches: int
+    chunks: tuple[Chunk, ...]
+
+
 class Entry(NamedTuple):
     """A layer as it runs: `times` identical neighbours that it stands for, and whether it recomputes its activations. Where
     layers alternate, `period` of them repeat together."""
@@ -79,6 +99,7 @@ class Program:
     input_gradients: bool = False  # enable_input_require_grads was called
     strategy: Strategy = ONE
     split: bool = False  # the model is that of one rank of `strategy.tp`
+    stage: Stage | None = None  # of `strategy.pp`; then the model has the layers of this stage alone
     engine: str = ""  # whose data parallelism runs, where it is not torch's or DeepSpeed's
     shares: int = 1  # ranks among which fp32 copies and states are shared out (Megatron's distributed optimizer)
 
@@ -166,11 +187,11 @@ class Program:
         return not any(path.endswith(one) or f"{path}.".startswith(f"{one}.") for one in self.quant.skip)
 
 
-def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1) -> tuple[Entry, ...]:
+def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1, start: int = 0) -> tuple[Entry, ...]:
     """The layers one by one; or, compact, with one period of each long run standing for its inner repetitions.
 
     The first and the last period of a run stay themselves: they touch what is not like them. `every`: only each such layer
-    is treated like the one before (a period cannot be shorter)."""
+    is treated like the one before (a period cannot be shorter). `start`: the number of the first."""
     entries: list[Entry] = []
     index = 0
     while index < len(layers):
@@ -179,11 +200,12 @@ def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1) -> tuple[En
             for block in (0, 1, repeats - 1):
                 times = repeats - 2 if block == 1 else 1
                 entries += [
-                    Entry(index + block * period + k, layers[index + block * period + k], times, False, period) for k in range(period)
+                    Entry(start + index + block * period + k, layers[index + block * period + k], times, False, period)
+                    for k in range(period)
                 ]
             index += period * repeats
         else:
-            entries.append(Entry(index, layers[index]))
+            entries.append(Entry(start + index, layers[index]))
             index += 1
     return tuple(entries)
 

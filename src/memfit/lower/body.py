@@ -19,7 +19,7 @@ from memfit.lower.layouts.base import EMBED, TAIL, Engine
 from memfit.lower.load import idle_linears, narrow, prepare, repack, warm_up
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module
-from memfit.program import Entry, Program
+from memfit.program import Chunk, Entry, Program
 from memfit.tape import Phase
 from memfit.techniques.stored import stays
 
@@ -128,23 +128,29 @@ class Body:
             change(bound)
 
     def forward(self, ids: Tensor, ctx: Context, step: int) -> Tensor:
+        return self.run_chunk(Chunk(0, len(self.layers), True, True), ids, ctx, step)
+
+    def run_chunk(self, chunk: Chunk, x: Tensor, ctx: Context, step: int) -> Tensor:
+        """From token ids to the last hidden state; or, of a pipeline's stage, the layers that it has, from what it received."""
         r = ctx.r
         phase = r.phase
         held: list[Tensor] = []
-        ids = self.engine.before(EMBED, ids)
         start = self.programs.start
-        x = embedded(ids, self.model, self.ends, ctx, held) if start is None else start(ids, self.model, self.ends, ctx)
-        x = self.engine.after(EMBED, x)
+        if chunk.begins:
+            x = self.engine.before(EMBED, x)
+            x = embedded(x, self.model, self.ends, ctx, held) if start is None else start(x, self.model, self.ends, ctx)
+            x = self.engine.after(EMBED, x)
         if start is None:
             self.make_masks(ctx, held)
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
-        for entry, bound in zip(self.program.entries, self.layers, strict=True):
+        for entry, bound in zip(self.program.entries[chunk.first : chunk.last], self.layers[chunk.first : chunk.last], strict=True):
             r.mark(phase, bound.prefix, step)
             x = self.layer(x, entry, bound, ctx)
         r.mark(phase, "", step)
-        x = self.engine.before(TAIL, x)
-        x = final(x, self.model, self.ends, ctx)
+        if chunk.ends:
+            x = self.engine.before(TAIL, x)
+            x = final(x, self.model, self.ends, ctx)
         ctx.masks, ctx.tables, ctx.cos, ctx.sin, ctx.distances = {}, {}, None, None, None
         ctx.results.clear()
         del held

@@ -45,6 +45,7 @@ class Programs:
     layer_buffers: Buffers | None = None  # and in each layer
     kernels: tuple[str, ...] = ()  # SDPA's backends in the order in which the framework has torch ask for them; () is torch's own
     choices: Choices | None = None  # of selective checkpointing
+    passed: Callable[[Program, int], tuple[int, ...]] | None = None  # the shape of what stages of a pipeline hand on; None: (B, S, D)
     kept: Kept | None = None  # gradients are added as they come into what this makes, before the optimizer
     reentrant: bool = False  # its own checkpoints run a backward inside the backward
     whole: bool = False  # a recomputation is not stopped early

@@ -14,6 +14,7 @@ from memfit.lower.layouts import engine_of
 from memfit.lower.layouts.base import ROOT
 from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
+from memfit.lower.pipeline import Pipeline
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
@@ -33,21 +34,22 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
-    steps = engine.steps
+    steps, pipeline = engine.steps, Pipeline(r, program, body) if program.stage is not None else None
     for step in range(steps):
-        first = run_step(r, program, body, stepper, step, job.seq, first)
+        first = run_step(body, stepper, pipeline, step, job.seq, first)
     if job.longest:
-        run_step(r, program, body, stepper, LONGEST, job.longest, None)
+        run_step(body, stepper, pipeline, LONGEST, job.longest, None)
     if job.evaluate:
         evaluate(r, program, body, job.eval_batch, steps - 1)
     if job.merge and job.adapters:
         merge(r, program, [body.ends, *body.layers], steps - 1)
-    return body, stepper, scaler, buffers
+    return body, stepper, scaler, buffers, pipeline
 
 
-def run_step(r: Recorder, program: Program, body: Body, stepper: Stepper, step: int, tokens: int, first: Stretch | None) -> Stretch | None:
+def run_step(body: Body, stepper: Stepper, pipeline: Pipeline | None, step: int, tokens: int, first: Stretch | None) -> Stretch | None:
     """One optimizer step on sequences of `tokens`; `first` is repeated where that says all. Returns what a later step can repeat."""
-    job = program.job
+    r, program, job = body.r, body.program, body.program.job
+    tokens //= program.strategy.size("cp")
     if job.zero_grad == "before_backward":
         stepper.drop_gradients(step)
     leaves = [tensor for _, some in stepper.model_spans for tensor in some]
@@ -56,7 +58,11 @@ def run_step(r: Recorder, program: Program, body: Body, stepper: Stepper, step: 
         first.again(r, leaves, step)
     else:
         begin = len(r.events)
-        for left in range(min(job.accumulate, MICRO_BATCHES), 0, -1):
+        if pipeline is not None:
+            body.engine.begin(True)
+            pipeline.step(step, tokens)
+            body.engine.finish()
+        for left in range(min(job.accumulate, MICRO_BATCHES) if pipeline is None else 0, 0, -1):
             body.engine.begin(left == 1)
             micro_batch(r, program, body, step, tokens)
         alike = fresh and body.engine.repeats and not (body.programs.keeps_outputs or job.keep_outputs)

@@ -8,6 +8,7 @@ from memfit.errors import Problem, raise_errors
 from memfit.program import Program
 from memfit.techniques import (
     attention,
+    cp,
     ddp,
     dequantize,
     experts,
@@ -17,6 +18,7 @@ from memfit.techniques import (
     liger,
     lora,
     own,
+    pp,
     precision,
     quantize,
     recompute,
@@ -27,7 +29,8 @@ from memfit.techniques.base import TRACE, Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
-    precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE, framework.TECHNIQUE, tp.TECHNIQUE,
+    precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
+    framework.TECHNIQUE, tp.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
     attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE,
 )  # fmt: skip
 

@@ -51,6 +51,11 @@ def kept(r: Recorder, program: Program, spans: Spans) -> list[Tensor | Storage |
     return found
 
 
+def passed(program: Program, tokens: int) -> Shape:
+    """(S, B, D), of which each rank of sequence parallelism has a part."""
+    return (tokens // tensor_parallel(program).parts, program.job.batch, program.model.width)
+
+
 def matrices(model: Model) -> set[Shape]:
     """Shapes of the weights as Megatron joins them: queries, keys and values; gate and up."""
     found: set[Shape] = set() if model.headless else {(model.head.outputs, model.head.inputs)}
@@ -108,5 +113,5 @@ def feed_forward(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
 
 PROGRAMS = Programs(
     norms={"llama": rms_norm}, attention={}, mlps={}, moes={}, orders={}, losses={"plain": loss.plain, "te": loss.fused}, layer=layer,
-    start=start, buffers=buffers, kept=kept, reentrant=True,
+    start=start, buffers=buffers, kept=kept, passed=passed, reentrant=True,
 )  # fmt: skip

@@ -8,6 +8,7 @@ from memfit.lower import ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.megatron.context import around
 from memfit.lower.megatron.te import entered, product, rms_norm, turned
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.model.modules import Attention, Block
@@ -33,7 +34,7 @@ def attention(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     q, k = turned(q, r), turned(k, r)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return core(q, k, v, ctx)
+        return around(lambda q, k, v: core(q, k, v, ctx), ctx, q, k, v)
 
     out = again(r, run, q, k, v) if ctx.training and ctx.job.checkpointing == "selective" else run(q, k, v)
     return product(views.reshape(r, out, *out.shape[:2], n * size), mixer.out, bound, ctx)
