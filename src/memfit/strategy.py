@@ -149,9 +149,11 @@ class Strategy:
         return tuple(found)
 
     def distinct(self) -> tuple[tuple[int, int], ...]:
-        """(rank, how many are like it) of the ranks whose memory differs: the stages of a pipeline. Ranks of one stage are alike."""
+        """(rank, how many are like it) of the ranks whose memory differs: the stages of a pipeline. Ranks of one stage are alike; of a ring,
+        the last is meant, which has results of the most queries."""
         stages = self.size("pp")
-        return tuple((stage * (self.ranks // stages), self.ranks // stages) for stage in range(stages))
+        place = self.size("tp") * (self.cp.size - 1) if self.cp is not None and self.cp.style == "ring" else 0
+        return tuple((stage * (self.ranks // stages) + place, self.ranks // stages) for stage in range(stages))
 
     @property
     def data(self) -> int:

@@ -9,17 +9,10 @@ from dataclasses import replace
 from memfit.errors import Problem
 from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
-from memfit.strategy import PP, Strategy
+from memfit.strategy import PP
 from memfit.techniques.base import Technique
 
 MOST = 4096  # micro-batches in flight that are written down one by one
-
-
-def distinct(strategy: Strategy) -> tuple[int, ...]:
-    """Ranks whose memory may differ: the first of every stage. Ranks of the other layouts hold as much as their neighbours, or less where
-    a size was not even."""
-    stages = strategy.size("pp")
-    return tuple(stage * (strategy.ranks // stages) for stage in range(stages))
 
 
 def micro_batches(program: Program) -> int:

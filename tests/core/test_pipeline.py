@@ -1,0 +1,174 @@
+"""Stages of a pipeline: they share the model, run their micro-batches in the order of their schedule, and hold what is in flight."""
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.lower.schedules import Turn, in_flight, turns
+from memfit.model.families import build
+from memfit.model.modules import Model
+from memfit.program import Program, placed
+from memfit.simulate.memory import Memory, memory
+from memfit.strategy import CP, DDP, PP, TP, Strategy
+from memfit.tape import Alloc, Comm
+from memfit.techniques import apply
+
+SHAPE = {
+    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+MODEL = build(SHAPE, name="llama")
+JOB = Job(framework="megatron", batch=1, seq=256, loss="te")
+
+
+def program(strategy: Strategy, model: Model = MODEL, job: Job = JOB) -> Program:
+    return apply(Program(model=model, job=job, entries=placed(model.layers, False), weights=model.dtype, strategy=strategy))
+
+
+def stages(pp: PP, *, model: Model = MODEL, job: Job = JOB, compact: bool = True) -> list[Memory]:
+    return [memory(lower(model, job, Strategy(pp=pp, rank=rank), compact=compact)) for rank in range(pp.size)]
+
+
+def most(order: Sequence[Turn]) -> int:
+    """Micro-batches in flight at the worst moment; every backward must come after its forward."""
+    alive: set[tuple[int, int]] = set()
+    found = 0
+    for turn in order:
+        key = turn.chunk, turn.micro
+        if turn.forward:
+            assert key not in alive
+            alive.add(key)
+        else:
+            alive.remove(key)
+        found = max(found, len(alive))
+    assert not alive
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pp", "micro", "held"),
+    [
+        (PP(size=4), 8, [4, 3, 2, 1]),
+        (PP(size=4), 2, [2, 2, 2, 1]),
+        (PP(size=4, schedule="gpipe"), 8, [8, 8, 8, 8]),
+        # 2·(stages behind) + (turns - 1)·stages forwards before the first backward, and the one right before it
+        (PP(size=4, schedule="interleaved", virtual=2), 16, [11, 9, 7, 5]),
+        (PP(size=4, schedule="interleaved", virtual=2), 4, [8, 8, 7, 5]),
+    ],
+)
+def test_micro_batches_in_flight(pp: PP, micro: int, held: list[int]) -> None:
+    for stage, count in enumerate(held):
+        assert most(turns(pp, stage, micro)) == in_flight(pp, stage, micro) == count
+
+
+def test_a_long_step_is_written_down_in_short() -> None:
+    """As many turns for a million micro-batches as for a hundred."""
+    for pp in (PP(size=8), PP(size=8, schedule="interleaved", virtual=4)):
+        assert turns(pp, 0, 1_000_000) == turns(pp, 0, 800)
+
+
+def test_interleaved_turns_are_those_of_the_papers_figure() -> None:
+    """Four ranks, two chunks each, the last rank: micro-batches 0 to 3 through its first chunk, then one of its second and back by turns."""
+    order = turns(PP(size=4, schedule="interleaved", virtual=2), 3, 8)
+    assert order[:6] == (Turn(True, 0, 0), Turn(True, 0, 1), Turn(True, 0, 2), Turn(True, 0, 3), Turn(True, 1, 0), Turn(False, 1, 0))
+
+
+@pytest.mark.parametrize("pp", [PP(size=4), PP(size=4, stages="5/5/4/2"), PP(size=2, schedule="interleaved", virtual=4)])
+@pytest.mark.parametrize("tied", [True, False])
+def test_the_stages_share_the_model(pp: PP, tied: bool) -> None:
+    """Every parameter once; a tied table stands at both ends."""
+    model = build({**SHAPE, "tie_word_embeddings": tied}, name="llama")
+    parts = [program(Strategy(pp=pp, rank=rank), model) for rank in range(pp.size)]
+    whole = model.parameters + (4096 * 512 if tied else 0)
+    assert sum(part.model.parameters for part in parts) == whole
+    numbers = [entry.number for part in parts for entry in part.entries]
+    assert sorted(numbers) == list(range(16))
+    weights = sum(found.parts["weights"] for found in stages(pp, model=model))
+    assert weights == 2 * whole
+
+
+def test_earlier_stages_hold_more() -> None:
+    found = stages(PP(size=4, micro_batches=8))
+    assert found[1].allocated > found[2].allocated  # the ends have tables beside their layers
+    assert found[0].parts["activations"] > found[1].parts["activations"] > found[2].parts["activations"]
+
+
+def test_a_micro_batch_in_flight_costs_what_a_stage_keeps() -> None:
+    """A stage in the middle with one, two and three micro-batches in flight: each step adds as much."""
+    found = [stages(PP(size=4, micro_batches=count))[1].parts["activations"] for count in (1, 2, 3)]
+    assert found[1] - found[0] == found[2] - found[1] > 0
+    more = [stages(PP(size=4, micro_batches=count))[1].allocated for count in (4, 5, 100)]
+    assert more[0] == more[1] == more[2]
+
+
+@pytest.mark.parametrize(
+    "pp",
+    [
+        PP(size=2, micro_batches=6),
+        PP(size=2, schedule="gpipe", micro_batches=3),
+        PP(size=2, schedule="interleaved", virtual=2, micro_batches=4),
+    ],
+)
+def test_short_tapes_say_the_same(pp: PP) -> None:
+    for short, flat in zip(stages(pp), stages(pp, compact=False), strict=True):
+        assert short.parts == flat.parts
+
+
+def test_stages_pass_hidden_states_on() -> None:
+    """A received and a sent state for each micro-batch and direction, in buffers of their own; with sequence parallelism a part of each."""
+    for tp in (None, TP(size=2, sequence=True)):
+        tape = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=4), tp=tp, rank=4 if tp else 2))
+        size = 256 * 512 * 2 // (1 if tp is None else 2)
+        passed = [event for event in tape if type(event) is Comm and event.group == "pp"]
+        assert {event.size for event in passed} == {size}
+        count = 2 * 2 * 4  # steps, directions, micro-batches
+        assert [sum(event.op == op for event in passed) for op in ("recv", "send")] == [count, count]
+        assert [event.size for event in tape if type(event) is Alloc and event.op == "recv"] == [size] * count
+
+
+@pytest.mark.parametrize("style", ["ulysses", "ring", "allgather"])
+def test_ranks_of_context_parallelism_share_the_tokens(style: str) -> None:
+    """Activations shrink with the ranks; weights do not."""
+    found = [memory(lower(MODEL, JOB, Strategy(cp=CP(size=size, style=style)), compact=True)).parts for size in (1, 2, 4)]
+    assert found[0]["weights"] == found[1]["weights"] == found[2]["weights"]
+    for wide, half in itertools.pairwise(found):
+        assert half["activations"] == pytest.approx(wide["activations"] / 2, rel=0.1)
+
+
+def test_all_to_all_buffers() -> None:
+    """Queries, keys and values go out and in, and the result back; the gradients the other way round: eight exchanges a layer and step."""
+    tape = lower(MODEL, JOB, Strategy(cp=CP(size=4, style="ulysses")))
+    layer = [event for event in tape if type(event) is Comm and event.op == "all_to_all" and ".7" in event.where]
+    query, key = 64 * 8 * 64 * 2, 64 * 4 * 64 * 2  # tokens, heads, size, bytes
+    assert sorted(event.size for event in layer) == sorted(2 * [query, key, key, query, query, query, key, key])
+
+
+def test_a_hundred_thousand_gpus_are_no_more_work() -> None:
+    """The events are those of the rank."""
+    few = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2, distributed=True)), compact=True)
+    many = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2**14, distributed=True)), compact=True)
+    assert len(few) == len(many)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "said"),
+    [
+        (Strategy(pp=PP(size=32)), "32 stages are more than 16 layers"),
+        (Strategy(pp=PP(size=4, stages="4/4/4")), "3 stages of 12 layers, where there are 4 of 16"),
+        (Strategy(pp=PP(size=4, stages="4/4/8/0")), "a stage without layers"),
+        (Strategy(pp=PP(size=4, stages="4/4/x/4")), "no list of layers"),
+        (Strategy(pp=PP(size=4, virtual=2)), "2 stages on a rank take turns"),
+        (Strategy(pp=PP(size=4, virtual=2, schedule="interleaved", micro_batches=6)), "4 stages do not divide 6 micro-batches"),
+        (Strategy(pp=PP(size=4, schedule="zero-bubble")), "no formula yet for the schedule"),
+        (Strategy(pp=PP(size=4, schedule="gpipe", micro_batches=2**20)), "in flight"),
+        (Strategy(cp=CP(size=8, style="ulysses")), "8 ranks do not divide the 4 heads of a rank"),
+        (Strategy(cp=CP(size=3)), "256 tokens are no multiple of 6"),
+    ],
+)
+def test_pipelines_that_cannot_be_are_told(strategy: Strategy, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        program(strategy)
