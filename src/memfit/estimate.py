@@ -173,6 +173,12 @@ def estimate(
     )
 
 
+def of_rank(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, producer: Producer | None = None) -> Estimate:
+    """The answer for the rank that `strategy` names, whichever is the worst."""
+    _counted(cluster, strategy)
+    return _of_rank(model, job, (cluster, strategy), producer, True, (), None)
+
+
 def _of_rank(
     model: Model, job: Job, place: Place, producer: Producer | None, precise: bool, problems: tuple[Problem, ...], total: int | None
 ) -> Estimate:
@@ -421,4 +427,4 @@ def _remarks(program: Program) -> list[Problem]:
     return found
 
 
-__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Rank", "Script", "estimate", "surplus", "trainable"]
+__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Rank", "Script", "estimate", "of_rank", "surplus", "trainable"]

@@ -7,22 +7,23 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 
 from memfit import band
 from memfit.errors import InputError
-from memfit.estimate import Estimate, estimate
+from memfit.estimate import Estimate, estimate, of_rank
 from memfit.hardware import GPU, Cluster, usable
 from memfit.job import Job
 from memfit.model.modules import Model
 from memfit.registry import nearest
 from memfit.simulate.replay import replay
 from memfit.simulate.settings import Settings
+from memfit.strategy import Strategy
 from memfit.tape import Producer
 from memfit.truth.baselines import BASELINES, Baseline
-from memfit.truth.case import KERNEL, KINDS, ONE, Case, Refused, Unfit
+from memfit.truth.case import KERNEL, KINDS, Case, Refused, Unfit
 from memfit.truth.models import built
 from memfit.truth.published import read
 from memfit.truth.single import Kernel, peak
@@ -117,7 +118,7 @@ class Accuracy:
         """Rows answered and rows in all, by kind of row and by confidence."""
         found: dict[str, dict[str, tuple[int, int]]] = {}
         everyone = [
-            *((ONE, one.case.confidence, 1) for one in self.outcomes),
+            *((one.case.kind, one.case.confidence, 1) for one in self.outcomes),
             *((KERNEL, one.kernel.confidence, 1) for one in self.kernels),
         ]
         for kind, confidence, answered in (*everyone, *((one.kind, one.confidence, 0) for one in self.refused)):
@@ -202,24 +203,38 @@ def listed(names: Iterable[str]) -> str:
 
 
 UNREADABLE = ("no JSON", "no JSON object")
-Ask = Callable[[str, str, Job, GPU | None], tuple[Model, Estimate, float]]
+Ask = Callable[[Case], tuple[Model, Estimate, float]]
 
 
 def asker(producer: Producer | None) -> Ask:
     """One estimate for rows that differ only in the metric."""
 
     @lru_cache(maxsize=64)
-    def ask(name: str, stored: str, job: Job, gpu: GPU | None) -> tuple[Model, Estimate, float]:
-        model, began = built(name, stored), time.perf_counter()
-        cluster = None if gpu is None else Cluster(gpu=gpu)
-        return model, estimate(model, job, cluster, producer=producer), time.perf_counter() - began
+    def asked(
+        model: tuple[str, str, str], job: Job, gpu: GPU | None, strategy: Strategy, rank: int | None
+    ) -> tuple[Model, Estimate, float]:
+        found, began = built(*model), time.perf_counter()
+        cluster = None if gpu is None else nodes_of(gpu, strategy.ranks)
+        if rank is not None:
+            return found, of_rank(found, job, cluster, replace(strategy, rank=rank), producer=producer), time.perf_counter() - began
+        return found, estimate(found, job, cluster, strategy, producer=producer), time.perf_counter() - began
+
+    def ask(case: Case) -> tuple[Model, Estimate, float]:
+        return asked((case.model, case.stored, case.config), case.job, case.gpu, case.strategy, case.rank)
 
     return ask
 
 
+NODE = 8  # GPUs; how many nodes there are changes no memory
+
+
+def nodes_of(gpu: GPU, ranks: int) -> Cluster:
+    return Cluster(gpu=gpu, gpus_per_node=NODE, nodes=ranks // NODE) if ranks % NODE == 0 else Cluster(gpu=gpu, nodes=ranks)
+
+
 def outcome(case: Case, ask: Ask) -> Outcome | Refused:
     try:
-        model, found, seconds = ask(case.model, case.stored, case.job, case.gpu)
+        model, found, seconds = ask(case)
     except InputError as bad:
         message = bad.problems[0].message
         return unanswered(case, OWN[0] if message.startswith("no formula") else OWN[1], message)
@@ -227,7 +242,7 @@ def outcome(case: Case, ask: Ask) -> Outcome | Refused:
         return unanswered(case, OWN[2], f"{type(defect).__name__}: {defect}")
     others: dict[str, int] = {}
     spent = {OURS: seconds}
-    for one in BASELINES if case.metric in (*PEAKS, "oom") else ():
+    for one in BASELINES if case.metric in (*PEAKS, "oom") and not case.strategy else ():  # they know one GPU
         began = time.perf_counter()
         size = one.estimate(model, case.job, case.gpu)
         if size is not None:
@@ -265,7 +280,7 @@ def technique(case: Case) -> str:
 def unanswered(case: Case, reason: str, detail: str) -> Refused:
     return Refused(
         id=case.id, source=case.source, reason=reason, detail=detail[:160], metric=case.metric, confidence=case.confidence,
-        task="train" if case.job.training else "inference", kind=ONE,
+        task="train" if case.job.training else "inference", kind=case.kind,
     )  # fmt: skip
 
 

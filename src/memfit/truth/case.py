@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from memfit.hardware import GPU
 from memfit.job import Job
+from memfit.strategy import ONE as ONE_GPU
+from memfit.strategy import Strategy
 
 # What a figure may stand for, and the words under which it is listed.
 METRICS = {
@@ -43,6 +45,13 @@ class Case:
     confidence: str = ""
     notes: tuple[str, ...] = ()
     stored: str = ""  # `quantization_config` of the checkpoint, as JSON
+    strategy: Strategy = ONE_GPU
+    rank: int | None = None  # whose memory the figure is; None: the worst rank's
+    config: str = ""  # of a model that is in no catalog, as JSON; `model` then is what it is called
+
+    @property
+    def kind(self) -> str:
+        return SEVERAL if self.strategy else ONE
 
 
 @dataclass(frozen=True, kw_only=True)

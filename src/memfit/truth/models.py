@@ -9,13 +9,15 @@ from memfit.model.modules import Model
 
 
 @lru_cache(maxsize=32)
-def built(name: str, stored: str = "") -> Model:
-    """A model of the catalog, or its checkpoint that is stored quantized."""
+def built(name: str, stored: str = "", config: str = "") -> Model:
+    """A model of the catalog, or its checkpoint that is stored quantized; or, with `config`, one that is in no catalog."""
     from memfit.model.families import build
     from memfit.model.source import from_catalog
 
+    if config:
+        return build(json.loads(config), name=name)
     found = from_catalog(name)
-    config = {key: value for key, value in found.config.items() if key != "quantization_config" or not stored}
+    fields = {key: value for key, value in found.config.items() if key != "quantization_config" or not stored}
     if stored:
-        config["quantization_config"] = json.loads(stored)
-    return build(config, name=found.name, origin=found.origin)
+        fields["quantization_config"] = json.loads(stored)
+    return build(fields, name=found.name, origin=found.origin)

@@ -14,6 +14,8 @@ from pkgutil import iter_modules
 from memfit.errors import InputError
 from memfit.job import Job, job_from
 from memfit.optimizers import OPTIMIZERS
+from memfit.strategy import ONE as ONE_GPU
+from memfit.strategy import Strategy
 from memfit.truth import single, words
 from memfit.truth.case import KERNEL, METRICS, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
 from memfit.truth.models import built
@@ -43,17 +45,22 @@ class Reading:
 
     options: Options
     notes: list[str] = field(default_factory=list)
+    strategy: Strategy = ONE_GPU
+    rank: int | None = None  # whose memory the figure is
+    config: str = ""  # of a model that is in no catalog, as JSON
 
 
 Reader = Callable[[Row], Reading]
 _READERS: dict[str, Reader] = {}
+_LAYOUTS: set[str] = set()
 
 
-def reader(*origins: str) -> Callable[[Reader], Reader]:
-    """Decorator: the function that reads rows of these repositories."""
+def reader(*origins: str, layouts: bool = False) -> Callable[[Reader], Reader]:
+    """Decorator: the function that reads rows of these repositories. `layouts`: those of several GPUs too."""
 
     def add(function: Reader) -> Reader:
         _READERS.update(dict.fromkeys(origins, function))
+        _LAYOUTS.update(origins if layouts else ())
         return function
 
     return add
@@ -80,7 +87,8 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         if kind(row) == KERNEL:
             return single.read(row)
         reading = readers().get(row.origin, plain)(row)
-        model, stored = words.model(row), words.stored(row.text("dtype"))
+        model = words.model(row) if not reading.config else str(row.model).partition(":")[0]
+        stored = words.stored(row.text("dtype"))
         device, remark = words.gpu(row.gpu)
         value = measured(row)
         if device is None and row.metric in ("nvidia-smi", "oom", "peak_allocated_plus_context"):
@@ -88,7 +96,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         if stored and reading.options.get("method") == "qlora":
             reading.options["method"] = "lora"  # the checkpoint is quantized already: no bitsandbytes
         job = job_from(known_targets(reading.options, model))
-        if value is not None and str(row.metric).startswith("peak") and value < least(job, model):
+        if value is not None and str(row.metric).startswith("peak") and not reading.strategy and value < least(job, model):
             raise Unfit("the figure is smaller than what the stated job keeps", f"{value} < {least(job, model)} bytes")
     except Unfit as why:
         return refused(row, why.reason, why.detail)
@@ -97,7 +105,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
     return Case(
         id=row.id, source=row.origin, model=model, job=job, gpu=device, metric=str(row.metric), value=value, scope=str(row.scope or ""),
         confidence=str(row.confidence or ""), notes=tuple(filter(None, (*reading.notes, remark))),
-        stored=json.dumps(stored, sort_keys=True) if stored else "",
+        stored=json.dumps(stored, sort_keys=True) if stored else "", strategy=reading.strategy, rank=reading.rank, config=reading.config,
     )  # fmt: skip
 
 
@@ -141,6 +149,9 @@ def beyond(row: Row) -> None:
     gpus = count(row.gpus)
     if gpus is None:
         raise Unfit("no GPU" if row.gpus == 0 else "the number of GPUs is not stated", row.gpus)
+    readers()
+    if row.origin in _LAYOUTS:
+        return
     if gpus > 1:
         raise Unfit("several GPUs: not yet", f"{gpus} GPUs")
     parallel = row.text("parallel")

@@ -1,0 +1,72 @@
+"""SimuMax's measured stages: Megatron-LM 23e00ed0 with TE 2.11 on eight B200, layers of Llama-3 and DeepSeek cut to a few (docs/b200 and
+simu_tools/megatron_scripts of MooreThreads/SimuMax: sequence parallelism, the distributed optimizer, TE's cross-entropy, all-to-all
+context parallelism; no recomputation, since `--recompute-num-layers` is 0). Ranks of a stage follow one another, the first stage first."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from memfit.strategy import CP, DDP, PP, TP, Strategy
+from memfit.truth import words
+from memfit.truth.case import Unfit
+from memfit.truth.published import Reading, reader
+from memfit.truth.rows import Row, count
+
+LAYOUT = re.compile(r"tp(\d{1,4}) \(sequence parallel\) cp(\d{1,4}) pp(\d{1,4}) dp(\d{1,4}) ep(\d{1,4});")
+SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
+
+
+@reader("MooreThreads/SimuMax", layouts=True)
+def read(row: Row) -> Reading:
+    strategy, stages = layout(row)
+    micro = count(row.more("micro_batches_per_step"))
+    length = count(row.seq)
+    if length is None or micro is None:
+        raise Unfit("the length of the longest sequence is not stated", row.seq)
+    options: dict[str, Any] = {
+        "task": "pretrain", "framework": "megatron", "batch": words.batch(row), "seq": length, "precision": "bf16-master", "loss": "te",
+        "optimizer": "adam_fused", "clip": 1.0, "accumulate": micro,
+    }  # fmt: skip
+    stage = {"first": 0, "only": 0, "last": stages - 1}.get(str(row.more("pipeline_stage")))
+    if stage is None:
+        raise Unfit("whose memory it is, is not stated", row.more("pipeline_stage"))
+    return Reading(
+        options=options, strategy=strategy, rank=stage * (strategy.ranks // stages), config=config(row),
+        notes=["the stage that the publisher names, not the worst"] if stages > 1 else [],
+    )  # fmt: skip
+
+
+def layout(row: Row) -> tuple[Strategy, int]:
+    """The layouts, and the number of stages."""
+    found = LAYOUT.match(row.text("parallel"))
+    if found is None:
+        raise Unfit("the layout is not stated", row.parallel)
+    tp, cp, pp, dp, ep = (int(one) for one in found.groups())
+    if ep > 1:
+        raise Unfit("a strategy for several GPUs: not yet", f"Megatron's experts over {ep} ranks")
+    return Strategy(
+        tp=TP(size=tp, sequence=True) if tp > 1 else None,
+        cp=CP(size=cp, style="ulysses") if cp > 1 else None,
+        pp=PP(size=pp) if pp > 1 else None,
+        ddp=DDP(size=dp, distributed=True),
+    ), pp  # fmt: skip
+
+
+def config(row: Row) -> str:
+    """Llama's, in the sizes that the row names behind its model."""
+    _, _, text = str(row.model).partition(": ")
+    try:
+        shape = json.loads(text)
+        layers, hidden, heads, groups, head, ffn, vocabulary = (int(shape[name]) for name in SHAPE)
+    except (ValueError, KeyError, TypeError):
+        raise Unfit("no config of the model", row.model) from None
+    return json.dumps(
+        {
+            "model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+            "num_key_value_heads": groups, "head_dim": head, "intermediate_size": ffn, "vocab_size": vocabulary,
+            "tie_word_embeddings": bool(shape.get("tied")), "max_position_embeddings": count(row.seq) or 4096,
+        },
+        sort_keys=True,
+    )  # fmt: skip
