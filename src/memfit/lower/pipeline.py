@@ -110,7 +110,7 @@ class Pipeline:
         r.backward(out, gradient)
         r.thread = "forward"
         del out, gradient
-        r.let_go()
+        r.let_go(r.kept)
         r.mark("backward", "", step)
         if received is not None:
             assert received.grad is not None
