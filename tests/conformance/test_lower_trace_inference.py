@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import pytest
+from tests.conformance import grid
 
 from memfit import kernels
 from memfit.job import Job
@@ -92,3 +93,21 @@ def test_windows(kind: str, attention: str, cache: str) -> None:
 def test_options(kind: str, change: dict[str, Any]) -> None:
     job = Job(**{"task": "inference", "batch": 3, "seq": 33, "new_tokens": 12, **change})
     assert abs(off(families()[kind].examples[0], job)) <= WORST
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"cache_bits": 2, "precision": "fp16"}, {"seq": 120, "new_tokens": 140}, {"attention": "eager", "batch": 1, "seq": 16, "new_tokens": 129}],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["llama", "phi3"])
+def test_a_quantized_cache(kind: str, change: dict[str, Any]) -> None:
+    """Its peak, and the most that decoding holds: what waits is packed anew by 128 tokens."""
+    from memfit.trace import trace_config
+
+    config = {**WINDOWED, "model_type": kind, "sliding_window": None, **({"pad_token_id": 0} if kind == "phi3" else {})}
+    job = Job(**{"task": "inference", "cache": "quantized", "batch": 4, "seq": 256, "new_tokens": 8, **change})
+    assert abs(off(config, job)) <= WORST
+    ours, real = (grid.height(memory(tape), "decode") for tape in (lower(build(config), job), trace_config(config, job)))
+    assert real > 0
+    assert abs(ours - real) <= WORST * real

@@ -13,13 +13,16 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.conformance.grid import Case, compare, holds  # noqa: E402
+from tests.conformance.grid import Case, compare, height, holds  # noqa: E402
 from tests.torch.real_steps import Changes, split, traced  # noqa: E402
 from torch.profiler import ProfilerActivity, profile, record_function  # noqa: E402
 
 from memfit.errors import InputError  # noqa: E402
 from memfit.job import Job  # noqa: E402
+from memfit.lower import lower  # noqa: E402
+from memfit.model.families import build  # noqa: E402
 from memfit.optimizers import OPTIMIZERS, REFUSED  # noqa: E402
+from memfit.simulate.memory import memory  # noqa: E402
 from memfit.tape import Tape  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 
@@ -85,9 +88,6 @@ def test_what_does_not_go_with_the_rest_is_said(job: dict[str, Any], message: st
 
 
 def test_stacks_of_experts_are_too_much_for_adalomo() -> None:
-    from memfit.lower import lower
-    from memfit.model.families import build
-
     moe = {**CONFIG, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
     with pytest.raises(InputError, match="three dimensions"):
         lower(build(moe), Job(optimizer="adalomo", batch=1, seq=16))
@@ -98,6 +98,28 @@ def test_a_package_that_is_not_installed_is_said() -> None:
     with pytest.raises(InputError, match="galore-torch") as bad:
         trace_config(CONFIG, Job(optimizer="galore_adamw", batch=1, seq=16))
     assert "pip install galore-torch" in bad.value.problems[0].hint
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"precision": "bf16-master", "batch": 2, "seq": 64},
+        {"precision": "bf16-master", "optimizer": "adamw_fused", "clip": 1.0, "accumulate": 2},
+        {"method": "lora", "merge": True, "optimizer": "sgd", "rank": 64},
+        {"method": "lora", "merge": True, "adapter_dtype": "base", "evaluate": True},
+    ],
+    ids=str,
+)
+def test_what_stands_beside_an_optimizer(job: dict[str, Any]) -> None:
+    """fp32 copies of what is trained, and adapters merged when all is over: the peak, and the last moment's."""
+    options = Job(**{"batch": 1, "seq": 16, **job})
+    found = compare(Case(family="llama", name=str(job), config=CONFIG, job=options))
+    assert found is not None
+    assert holds(found) == []
+    phase = "save" if options.merge else "step"
+    ours, real = (height(memory(tape), phase) for tape in (lower(build(CONFIG), options), trace_config(CONFIG, options)))
+    assert real > 0
+    assert abs(ours - real) <= 0.001 * real
 
 
 # -------------------------------------------------------------------------------------------------- formulas beside the code

@@ -201,15 +201,14 @@ def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
     ("job", "where"),
     [
         ({"framework": "megatron"}, "job.framework"),
-        ({"precision": "bf16-master"}, "job.precision"),
         ({"checkpointing": "selective"}, "job.checkpointing"),
         ({"loss": "chunked"}, "job.loss"),
-        ({"method": "lora", "merge": True}, "job.merge"),
+        ({"method": "qlora", "merge": True}, "job.merge"),
         ({"versions": "torch=2.1"}, "job.versions"),
         ({"method": "freeze", "trainable": "nothing"}, "job.trainable"),
         ({"method": "lora", "targets": "nothing"}, "job.targets"),
         ({"quant": "nf4"}, "job.quant"),
-        ({"task": "inference", "cache": "quantized"}, "job.cache"),
+        ({"task": "inference", "cache": "quantized", "cache_bits": 3}, "job.cache_bits"),
     ],
 )
 def test_what_cannot_be_traced_is_said(job: dict[str, Any], where: str) -> None:
@@ -228,8 +227,8 @@ def test_kernels_that_are_not_installed_are_said() -> None:
 
 def test_all_that_cannot_be_traced_is_said_at_once() -> None:
     with pytest.raises(InputError) as bad:
-        traced(framework="megatron", precision="bf16-master", merge=True)
-    assert [problem.where for problem in bad.value.problems] == ["job.framework", "job.precision", "job.merge"]
+        traced(framework="megatron", method="qlora", merge=True)
+    assert [problem.where for problem in bad.value.problems] == ["job.framework", "job.merge"]
 
 
 def test_an_unknown_model_type_is_said() -> None:

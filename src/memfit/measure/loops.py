@@ -11,8 +11,10 @@ import torch
 from memfit.errors import Problem, raise_errors
 from memfit.measure.meter import Meter
 from memfit.measure.record import Case
+from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import FSDP, ONE, Strategy
 from memfit.trace import inputs, prepare, ranks, serve, steps
+from memfit.trace.optimizers import OWN, TORCH
 from memfit.trace.program import DTYPES, Options, loaded, made, quiet
 from memfit.trace.spread import Spread
 
@@ -53,13 +55,14 @@ def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
     job = case.job
     if job.framework not in ("transformers", "trl"):
         yield Problem(message=f"measuring runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers`")
-    if job.precision not in DTYPES:
-        yield Problem(message=f"precision `{job.precision}` cannot be measured", where="job.precision", hint="one of " + ", ".join(DTYPES))
+    known = [one for one in DTYPES if one != "bf16-master"]
+    if job.precision not in known:
+        yield Problem(message=f"precision `{job.precision}` cannot be measured", where="job.precision", hint="one of " + ", ".join(known))
     for name, usual in (("loss", "plain"), ("liger", False), ("unsloth", ""), ("merge", False), ("quantization", "none")):
         if getattr(job, name) != usual:
             where = "job.quant" if name == "quantization" else f"job.{name}"
             yield Problem(message=f"`{name}` `{getattr(job, name)}` cannot be measured yet", where=where, hint=f"`{usual}`, or an estimate")
-    if job.optimizer.endswith("8bit") or "paged" in job.optimizer or job.optimizer == "lion":
+    if OPTIMIZERS.find(job.optimizer).name not in (*TORCH, *OWN):
         yield Problem(message=f"optimizer `{job.optimizer}` cannot be measured yet", where="job.optimizer", hint="one of torch's own")
     if device.type == "cpu" and job.attention not in ("sdpa", "eager"):
         yield Problem(message=f"a CPU has no attention kernel `{job.attention}`", where="job.attention", hint="`sdpa` or `eager`")

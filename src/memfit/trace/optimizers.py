@@ -36,6 +36,7 @@ TORCH: Mapping[str, tuple[str, dict[str, Any]]] = {
     "asgd": ("ASGD", {}),
     "adafactor_torch": ("Adafactor", {}),
 }
+OWN = ("adafactor", "muon", "loraplus", "lorafa", "riemannian")  # transformers', torch's and PEFT's, which no kernel of a package runs
 # What the Trainer of transformers makes of a third-party package, and what to install for it.
 PACKAGES = {
     "galore": ("galore_torch", "galore-torch"),
@@ -221,7 +222,7 @@ def makers() -> dict[str, Callable[[str, Any, Job], Any]]:
     """Who makes the optimizer of each name."""
     found: dict[str, Callable[[str, Any, Job], Any]] = dict.fromkeys(TORCH, of_torch)
     found |= dict.fromkeys(BITSANDBYTES, bitsandbytes)
-    found |= dict.fromkeys(("loraplus", "lorafa", "riemannian"), of_peft)
+    found |= dict.fromkeys(OWN[2:], of_peft)
     found |= {"adafactor": adafactor, "lion": lambda name, model, job: Lion(trained(model)), "muon": muon}
     found |= dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit"), torchao)
     found["grokadamw"] = lambda name, model, job: lowbit.Grok(trained(model))
@@ -232,7 +233,56 @@ def makers() -> dict[str, Callable[[str, Any, Job], Any]]:
 def optimizer_of(model: Any, job: Job) -> Any:
     """The job's optimizer over the trainable parameters."""
     name = OPTIMIZERS.find(job.optimizer).name
+    if job.precision == "bf16-master":
+        return Master(model, lambda copies: makers()[name](name, copies, job))
     return makers()[name](name, model, job)
+
+
+class Copies(torch.nn.Module):
+    """fp32 copies in the place of the parameters that are trained."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.sources = trained(model)
+        for index, one in enumerate(self.sources):
+            self.register_parameter(str(index), torch.nn.Parameter(one.detach().clone().float()))
+
+
+class Master:
+    """Steps on fp32 copies of 16-bit parameters: each gradient is made fp32 and goes, the copies go back into the parameters
+    (megatron/core/optimizer/optimizer.py Float16OptimizerWithFloat16Params, without its fused kernels)."""
+
+    def __init__(self, model: Any, make: Callable[[Any], Any]) -> None:
+        self.copies = Copies(model)
+        self.pairs = list(zip(self.copies.sources, self.copies.parameters(), strict=True))
+        self.inner = make(self.copies)
+        self.tell: Callable[[list[Any]], None] = lambda gradients: None
+
+    @property
+    def state(self) -> dict[Any, Any]:
+        return {self.names.get(id(key), key): value for key, value in self.inner.state.items()}
+
+    @property
+    def names(self) -> dict[int, Any]:
+        return {id(copy): source for source, copy in self.pairs}
+
+    def masters(self) -> list[torch.Tensor]:
+        return [copy for _, copy in self.pairs]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for source, copy in self.pairs:
+            if source.grad is not None:
+                copy.grad, source.grad = source.grad.float(), None
+        self.tell([copy.grad for copy in self.masters() if copy.grad is not None])
+        self.inner.step()
+        for source, copy in self.pairs:
+            copy.grad = None
+            source.copy_(copy)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for source, _ in self.pairs:
+            source.grad = None
 
 
 def backward(optimizer: Any, loss: torch.Tensor) -> None:

@@ -29,6 +29,7 @@ from memfit.trace import (
     masks,
     older,
     prepare,
+    quanto,
     ranks,
     runtime,
     serve,
@@ -47,6 +48,7 @@ DTYPES = {
     "autocast-fp16": torch.float32,
     "bf16-autocast": torch.bfloat16,
     "fp16-autocast": torch.float16,
+    "bf16-master": torch.bfloat16,
 }
 
 ATTENTION = {
@@ -98,6 +100,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         generators = cuda.patched([(torch, "Generator", runtime.generator_type())])
         with (
             generators,
+            quanto.installed(not job.training and job.cache == "quantized"),
             cuda.pretended(device),
             autocast.emulated(device.type),
             kernels_of.forced(job.attention),
@@ -168,11 +171,12 @@ def refusals(job: Job) -> Iterator[Problem]:
     if job.training and job.loss == "chunked":
         message = "transformers' own losses take all tokens at once: a chunked loss is torchtune's and TRL's"
         yield Problem(message=message, where="job.loss", hint="use `plain` or `liger`, or the formulas")
-    if job.merge:
-        yield Problem(message="the trace cannot run `merge`", where="job.merge", hint="the formulas can")
-    if not job.training and job.cache == "quantized":
-        message = "the trace cannot run a quantized cache: its backends are not part of transformers"
-        yield Problem(message=message, where="job.cache", hint="use `dynamic`")
+    if job.merge and job.quantization != "none":
+        message = "the trace cannot merge adapters into packed weights: bitsandbytes takes them over the host"
+        yield Problem(message=message, where="job.merge", hint="the formulas can")
+    if not job.training and job.cache == "quantized" and (job.cache_bits not in (2, 4) or job.beams > 1):
+        message = "the trace runs a quantized cache with 2 or 4 bits and without beams"
+        yield Problem(message=message, where="job.cache_bits" if job.cache_bits not in (2, 4) else "job.beams", hint="use `dynamic`")
     for library in ("torch", "transformers", "peft", "accelerate"):
         asked, installed = job.version(library), version_of(library)
         if f"{library}=" in job.versions.replace(" ", "") and installed is not None and asked != installed:

@@ -10,6 +10,7 @@ from memfit.job import Job
 from memfit.trace import inputs, older, pictures
 from memfit.trace.recorder import Recorder
 
+RESIDUAL = 128  # tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
 FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full length; between them a growing cache repeats itself
 
 
@@ -34,25 +35,38 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         return
     settings.pop("stopping_criteria", None)
     settings.pop("cache_implementation", None)
+    settings.pop("cache_config", None)
     cache = held.past_key_values if job.cache != "none" else None
     del held, prompt
-    length = job.seq + job.new_tokens - LAST
-    if cache is not None and not hasattr(cache, "layers"):
-        wanted = older.shapes(cache, length - 1)
-        del cache
-        cache = None if wanted is None else older.grown(wanted)
-        if cache is None:  # of a form that is not known: every token, from the start
-            model.generate(**inputs.prompt(recorder, model, job, plan, job.batch), max_new_tokens=job.new_tokens, **settings)
+    for done, count in stretches(job):
+        length = job.seq + done
+        if cache is not None and not hasattr(cache, "layers"):
+            wanted = older.shapes(cache, length - 1)
+            del cache
+            cache = None if wanted is None else older.grown(wanted)
+            if cache is None:  # of a form that is not known: every token, from the start
+                model.generate(**inputs.prompt(recorder, model, job, plan, job.batch), max_new_tokens=job.new_tokens, **settings)
+                return
+        elif cache is not None and not grown(cache, length - 1):
             return
-    elif cache is not None and not grown(cache, length - 1):
-        return
-    recorder.mark("prepare")
-    recorder.calls = job.new_tokens - LAST
-    longer = inputs.prompt(recorder, model, job.replace(seq=length, images=0), plan.replace(pictures=None), job.batch)
-    if cache is not None:
-        settings["past_key_values"] = cache
-    del cache
-    model.generate(**longer, max_new_tokens=LAST, **settings)
+        recorder.mark("prepare")
+        recorder.calls = done
+        longer = inputs.prompt(recorder, model, job.replace(seq=length, images=0), plan.replace(pictures=None), job.batch)
+        given = {} if cache is None else {"past_key_values": cache}
+        if done == job.new_tokens - LAST:
+            cache = None
+        model.generate(**longer, max_new_tokens=count, **settings, **given)
+        del longer, given
+
+
+def stretches(job: Job) -> list[tuple[int, int]]:
+    """What is generated behind the first tokens: after how many, and how many. A quantized cache takes most where it packs anew what waited,
+    for the last time."""
+    last = (job.new_tokens - LAST, LAST)
+    flush = (job.new_tokens - 1) // RESIDUAL * RESIDUAL
+    if job.cache != "quantized" or flush <= FIRST or flush >= last[0]:
+        return [last]
+    return [(flush, 1), last]
 
 
 def asked(model: Any, job: Job) -> dict[str, Any]:
@@ -74,6 +88,8 @@ def settings_of(model: Any, job: Job) -> dict[str, Any]:
         "return_dict_in_generate": True,
         "use_cache": job.cache != "none",
     }
+    if job.cache == "quantized":
+        settings |= {"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "nbits": job.cache_bits}}
     if job.cache == "static":
         settings |= {"cache_implementation": "static"}
         if hasattr(model.generation_config, "disable_compile"):  # transformers 4.48 does not know it yet
@@ -120,6 +136,9 @@ def grown(cache: Any, length: int) -> bool:
     """Make a growing cache as long as it would be by then; False where nothing changes, so that nothing more can come."""
     any_grew = False
     for layer in getattr(cache, "layers", ()):
+        if hasattr(layer, "_quantized_keys"):
+            any_grew |= packed(layer, length)
+            continue
         if hasattr(layer, "max_cache_len"):
             any_grew |= filled(layer, length)
             continue
@@ -139,6 +158,22 @@ def grown(cache: Any, length: int) -> bool:
         else:
             del keys, values
     return any_grew
+
+
+def packed(layer: Any, length: int) -> bool:
+    """Let a quantized layer hold so many tokens: packed by `RESIDUAL`, and the rest as they are."""
+    prompt = layer._quantized_keys.shape[-2]
+    whole = length - (length - prompt) % layer.residual_length
+    kind, rest = layer._quantized_keys.scale.dtype, length - whole
+    device = layer._quantized_keys.data.device
+    layer.keys = layer.values = None
+    for name in ("keys", "values"):
+        now = getattr(layer, f"_quantized_{name}").of(whole)
+        setattr(layer, f"_quantized_{name}", now)
+        shape = (*now.shape[:-2], rest, now.shape[-1]) if rest else (0,)
+        setattr(layer, name, torch.empty(shape, dtype=kind, device=device))
+    layer.cumulative_length = length
+    return True
 
 
 def filled(layer: Any, length: int) -> bool:

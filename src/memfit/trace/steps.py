@@ -72,6 +72,9 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     name_gradients(recorder, model, job)
     optimizer, paths = optimizer_of(model, job), paths_of(model)
     states(recorder, optimizer, paths)
+    if hasattr(optimizer, "masters"):
+        own(recorder, "master", optimizer.masters())
+        optimizer.tell = lambda gradients: own(recorder, "gradients", gradients)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
     kept: list[Any] = []
     lengths = dict.fromkeys(range(options.steps), job.seq) | ({LONGEST: job.longest} if job.longest else {})
@@ -92,6 +95,9 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
             optimizer.zero_grad(set_to_none=False)
     if job.evaluate:
         evaluate(recorder, model, forward, job, plan)
+    if job.merge and job.adapters:
+        recorder.mark("save")
+        model.merge_and_unload()
 
 
 def name_gradients(recorder: Recorder, model: Any, job: Job) -> None:
