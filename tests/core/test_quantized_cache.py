@@ -59,8 +59,8 @@ def test_skipping_passes_leaves_what_walking_leaves(passes: int) -> None:
     assert (jumped.waiting is None) == (walked.waiting is None)
 
 
-def test_the_pass_that_packs_anew_is_among_those_walked() -> None:
-    assert (flushes(127), flushes(128), flushes(1000)) == ([], [128], [896])
+def test_the_pass_that_packs_anew_and_the_one_before_are_among_those_walked() -> None:
+    assert (flushes(127), flushes(128), flushes(1000)) == ([], [127, 128], [895, 896])
 
 
 def test_a_long_prompt_takes_a_quarter_and_the_scales() -> None:

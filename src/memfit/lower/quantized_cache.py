@@ -138,5 +138,6 @@ def stored(r: Recorder, shape: Shape, format: Format, bits: int) -> Packed:
 
 
 def flushes(passes: int) -> list[int]:
-    """The decoding pass that packs everything anew for the last time: it holds the most."""
-    return [passes // RESIDUAL * RESIDUAL] if passes >= RESIDUAL else []
+    """The decoding pass that packs everything anew for the last time, and the one before it, when the most waits: either may hold the most."""
+    last = passes // RESIDUAL * RESIDUAL
+    return [last - 1, last] if last else []

@@ -61,12 +61,12 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
 
 def stretches(job: Job) -> list[tuple[int, int]]:
     """What is generated behind the first tokens: after how many, and how many. A quantized cache takes most where it packs anew what waited,
-    for the last time."""
+    for the last time, or just before."""
     last = (job.new_tokens - LAST, LAST)
     flush = (job.new_tokens - 1) // RESIDUAL * RESIDUAL
     if job.cache != "quantized" or flush <= FIRST or flush >= last[0]:
         return [last]
-    return [(flush, 1), last]
+    return [(flush - 1, 2), last]
 
 
 def asked(model: Any, job: Job) -> dict[str, Any]:
