@@ -11,7 +11,7 @@ from memfit.model.families import build
 from memfit.model.modules import Model, Weight
 from memfit.program import Program, placed
 from memfit.simulate.memory import memory
-from memfit.strategy import DDP, TP, Strategy
+from memfit.strategy import CP, DDP, FSDP, TP, Strategy, ZeRO
 from memfit.tape import Alloc, Comm
 from memfit.techniques import apply
 
@@ -116,3 +116,17 @@ def test_splits_that_cannot_be_are_told(fields: dict[str, object], shape: dict[s
 def test_tokens_that_the_ranks_do_not_divide_are_told() -> None:
     with pytest.raises(InputError, match="8 ranks do not divide 255 tokens"):
         program(Strategy(tp=TP(size=8, sequence=True)), job=dataclasses.replace(JOB, seq=255))
+
+
+@pytest.mark.parametrize("strategy", [Strategy(fsdp=FSDP(size=4)), Strategy(zero=ZeRO(size=4))])
+def test_data_parallelism_of_others_is_told(strategy: Strategy) -> None:
+    with pytest.raises(InputError, match="megatron has data parallelism of its own"):
+        program(strategy)
+
+
+def test_evaluation_and_longest_batch_are_split_too() -> None:
+    """Half of the tokens on each of two ranks, whatever the batch."""
+    job = dataclasses.replace(JOB, evaluate=True, longest=512)
+    alone, both = (lower(MODEL, job, Strategy(cp=CP(size=size))) for size in (1, 2))
+    ids = [[event.size for event in tape if type(event) is Alloc and event.part == "inputs"] for tape in (alone, both)]
+    assert [2 * size for size in ids[1]] == ids[0]

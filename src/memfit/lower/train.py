@@ -196,7 +196,7 @@ def evaluate(r: Recorder, program: Program, body: Body, batch: int, step: int) -
     """One evaluation batch without gradients, logits and loss alive together (transformers 5.23 trainer.py prediction_step)."""
     r.mark("evaluate", "", step)
     r.grad = False
-    inputs = batch_of(r, program, batch, program.job.seq)
+    inputs = batch_of(r, program, batch, program.job.seq // program.strategy.size("cp"))
     loss = forward_loss(r, program, body, inputs, "evaluate", step)
     r.grad = True
     del loss, inputs

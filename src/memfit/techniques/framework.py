@@ -142,6 +142,10 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(message=f"{name} has no {field} `{value}`", where=f"job.{field}", hint=f"one of {', '.join(close)}")
     if facts.told and job.precision == "bf16":
         yield Problem(message=facts.told, where="job.precision", level="note", hint="`bf16-master` says the same")
+    for layout in ("fsdp", "zero") if facts.engine else ():
+        if program.strategy.size(layout) > 1:
+            message = f"{name} has data parallelism of its own, and no formula knows `{layout}` under it"
+            yield Problem(message=message, where=f"use {layout}", hint="`ddp=8,distributed` shares out states and fp32 copies")
     for field, used in (("liger", job.liger), ("unsloth", bool(getattr(job, "unsloth", "")))):
         if used:
             yield Problem(message=f"these kernels replace transformers' code, not {name}'s", where=f"job.{field}")
