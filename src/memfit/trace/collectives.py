@@ -26,7 +26,7 @@ def install() -> None:
         space, _, name = schema.name.partition("::")
         if space in SPACES:
             func = getattr(getattr(getattr(torch.ops, space), name), schema.overload_name or "default")
-            RULES.setdefault(func, waited if name == "wait_tensor" else in_place if space == "c10d" else functional)
+            RULES.setdefault(func, OWN.get(name, in_place if space == "c10d" else functional))
     RULES.setdefault(torch.ops.fsdp.chunk_cat.default, reduced)
 
 
@@ -76,6 +76,16 @@ def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool
         if block is not None and block.part is None:
             block.part = "gradients"
     return NO
+
+
+def wrapped(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """The result as torch hands it on: it is waited for by the first who uses it. (Meta tensors it leaves as they are.)"""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return (True, AsyncCollectiveTensor(args[0])) if args[0].is_meta else NO
+
+
+OWN = {"wait_tensor": waited, "_wrap_tensor_autograd": wrapped}
 
 
 def note(recorder: Recorder, func: Any, args: Any, tensors: list[torch.Tensor]) -> None:

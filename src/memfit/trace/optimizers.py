@@ -15,6 +15,7 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.trace import lowbit
 from memfit.trace.lowbit import BlockwiseOptimizer
+from memfit.trace.meshes import by_mesh
 
 TORCH: Mapping[str, tuple[str, dict[str, Any]]] = {
     "adamw": ("AdamW", {}),
@@ -121,7 +122,8 @@ def of_torch(name: str, model: Any, job: Job) -> Any:
     made = getattr(torch.optim, kind, None)
     if made is None:
         raise InputError.one(f"this torch has no `{kind}`", where="job.optimizer", hint="it came in a later version")
-    return made(trained(model), **given)
+    groups = by_mesh(trained(model))
+    return made(groups[0] if len(groups) == 1 else [{"params": group} for group in groups], **given)
 
 
 def adafactor(name: str, model: Any, job: Job) -> Any:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 from memfit.errors import Problem
 from memfit.job import Job
-from memfit.strategy import Strategy
+from memfit.strategy import TP, Strategy
 from memfit.trace import collectives, cuda, streams
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 
 ORDER = ("pp", "ddp", "fsdp", "zero", "cp", "tp")  # outermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
-SERVED = ("ddp", "fsdp")
+SERVED = ("ddp", "fsdp", "tp")
 ALONE = threading.Lock()  # a process has one default group
 
 
@@ -36,8 +36,31 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(message="the trace runs FSDP2, not FSDP1", where="use fsdp.version", hint="leave `version` away")
     if strategy.fsdp is not None and job.quantization != "none":
         yield Problem(message="the trace cannot shard quantized weights", where="job.quant", hint="LoRA on 16-bit weights can be sharded")
+    if strategy.fsdp is not None and strategy.fsdp.offload:
+        yield Problem(message="the trace has no host for FSDP2 to offload to", where="use fsdp.offload", hint="leave it away")
+    if strategy.tp is not None:
+        yield from of_tensors(job, strategy.tp)
+        if strategy.ddp is not None and strategy.fsdp is None:
+            yield Problem(message="DDP takes no DTensors", where="use ddp", hint="`fsdp` beside `tp`, as torchtitan and accelerate have it")
     if not job.training:
         yield Problem(message="the trace follows training over many GPUs, not inference", where="job.mode", hint="leave `use` away")
+
+
+def of_tensors(job: Job, tp: TP) -> Iterator[Problem]:
+    if tp.style == "megatron":
+        yield Problem(
+            message="the trace runs DTensor's tensor parallelism, not Megatron's", where="use tp.style", hint="`dtensor` or `transformers`"
+        )
+    if tp.style == "transformers" and (tp.sequence or tp.parallel_loss):
+        yield Problem(message="transformers' own plan splits neither the sequence nor the loss", where="use tp.style", hint="use `dtensor`")
+    if tp.sequence and not tp.vocabulary:
+        yield Problem(message="a sequence is split where the embedding is", where="use tp.vocabulary", hint="leave `vocabulary` away")
+    if job.adapters or job.quantization != "none":
+        yield Problem(
+            message="torch's styles split linear layers, not adapters around them",
+            where="job.method",
+            hint="use `full`, or `fsdp` for LoRA",
+        )
 
 
 @contextlib.contextmanager
@@ -100,6 +123,7 @@ def storages(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
 def aside() -> list[tuple[Any, str, Any]]:
     """DTensor asks what an operator returns by running it on tensors of its own: no allocation of the program's."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -114,6 +138,16 @@ def aside() -> list[tuple[Any, str, Any]]:
             cuda.INSIDE.depth -= 1
 
     found: list[tuple[Any, str, Any]] = [(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)]
+    true_new = AsyncCollectiveTensor.__new__
+
+    def new(cls: Any, elem: torch.Tensor) -> Any:
+        cuda.INSIDE.depth += 1  # a wrapper lies where its tensor truly is
+        try:
+            return true_new(cls, elem)
+        finally:
+            cuda.INSIDE.depth -= 1
+
+    found.append((AsyncCollectiveTensor, "__new__", staticmethod(new)))
     # DDP compares with the other ranks how many parameters there are: a few numbers, sent and read
     found.append((torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None))
     return found

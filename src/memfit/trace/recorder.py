@@ -235,6 +235,8 @@ class Recorder(TorchDispatchMode):
 
     def tensor(self, tensor: torch.Tensor, func: Any, known: bool = False) -> torch.Tensor:
         """Record the storage of a result, if it is new. Real floats of any length become meta, unless a rule gave them."""
+        if known and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return tensor  # a wrapper: what is inside has been seen
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key in self.blocks:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from memfit.strategy import FSDP, ONE, Strategy
+from memfit.trace import tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}
 
@@ -23,10 +24,12 @@ class Spread:
     @property
     def cuts(self) -> bool:
         """Whether a rank loads less than the whole model."""
-        return self.strategy.fsdp is not None
+        return self.strategy.fsdp is not None or self.strategy.tp is not None
 
     def cut(self, model: Any) -> Any:
         """Before it is loaded: only this rank's part will be."""
+        if self.strategy.tp is not None:
+            model = tensors.cut(model, base(model), self.strategy.tp, self.mesh["tp"])
         if self.strategy.fsdp is not None:
             fully_sharded(model, self.strategy.fsdp, self.mesh["ddp", "fsdp"] if self.strategy.ddp is not None else self.mesh["fsdp"])
         return model
@@ -43,16 +46,29 @@ class Spread:
             static_graph=ddp.static_graph, find_unused_parameters=ddp.find_unused,
         )  # fmt: skip
 
+    def inputs(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Positions are those of the whole sequence, of which sequence parallelism leaves each rank a part."""
+        tp = self.strategy.tp
+        if tp is None or not tp.sequence:
+            return given
+        tokens = given["input_ids"]
+        return {**given, "position_ids": torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)}
+
     @contextlib.contextmanager
     def micro_batch(self, model: Any, last: bool) -> Iterator[None]:
-        """Gradients are reduced after the last micro-batch; FSDP's after each unless it is told not to."""
-        if hasattr(model, "no_sync") and not last:
-            with model.no_sync():
-                yield
-            return
-        if self.strategy.fsdp is not None and not self.strategy.fsdp.sync:
-            model.set_requires_gradient_sync(last)
-        yield
+        """Gradients are reduced after the last micro-batch, FSDP's after each unless it is told not to; the loss of split logits is told
+        that they are split."""
+        tp, fsdp = self.strategy.tp, self.strategy.fsdp
+        with contextlib.ExitStack() as stack:
+            if hasattr(model, "no_sync") and not last:
+                stack.enter_context(model.no_sync())
+            if fsdp is not None and not fsdp.sync:
+                model.set_requires_gradient_sync(last)
+            if tp is not None and tp.parallel_loss:
+                from torch.distributed.tensor.parallel import loss_parallel
+
+                stack.enter_context(loss_parallel())
+            yield
 
 
 UNSPREAD = Spread()

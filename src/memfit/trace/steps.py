@@ -9,7 +9,7 @@ import torch
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.tape import LONGEST, Part
-from memfit.trace import inputs, prepare, standins, versions
+from memfit.trace import inputs, meshes, prepare, standins, versions
 from memfit.trace.optimizers import backward, kept_of, optimizer_of, stepped
 from memfit.trace.recorder import Recorder, plain
 
@@ -113,7 +113,7 @@ def micro_step(
 ) -> None:
     plan, options, scaler, step, optimizer = how
     recorder.mark("prepare", step=step)
-    given = inputs.training(recorder, model, job, plan, job.batch)
+    given = options.spread.inputs(inputs.training(recorder, model, job, plan, job.batch))
     recorder.mark("forward")
     outputs = forward(**given)
     loss = outputs.loss
@@ -135,7 +135,7 @@ def update(model: Any, optimizer: Any, job: Job, scaler: Any) -> None:
     if job.clip:
         if scaler is not None:
             scaler.unscale_(optimizer)
-        torch.nn.utils.clip_grad_norm_([one for one in model.parameters() if one.requires_grad], job.clip)
+        meshes.clip([one for one in model.parameters() if one.requires_grad], job.clip)
     if scaler is None:
         stepped(optimizer)
     else:

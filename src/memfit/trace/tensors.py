@@ -1,0 +1,66 @@
+"""Tensor and sequence parallelism by DTensor: torch's styles on the linear layers of a transformers model, or transformers' own plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.strategy import TP
+
+# The linear layers of a block by their last name: split by columns, by rows (transformers 5.23 `base_model_tp_plan` of its models).
+COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc")
+ROWS = ("o_proj", "out_proj", "down_proj", "fc2")
+
+
+def cut(model: Any, body: Any, tp: TP, mesh: Any) -> Any:
+    """`model` with its matrices split over `mesh`; `body` is transformers' own model in it."""
+    config = body.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if heads % tp.size:
+        message = f"{tp.size} ranks do not divide {heads} key/value heads"
+        raise InputError.one(message, where="use tp", hint="torch's DTensor does not copy heads")
+    if tp.style == "transformers":
+        from transformers.distributed.configuration_utils import DistributedConfig
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+        plans = body._resolve_parallel_plans(DistributedConfig(tp_size=tp.size))
+        return apply_tensor_parallelism(model, mesh, plans[0])
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    parallelize_module(model, mesh, dict(plan(model, body, tp)), src_data_rank=None)
+    if config.tie_word_embeddings:
+        body.tie_weights()
+    return model
+
+
+def plan(model: Any, body: Any, tp: TP) -> Iterator[tuple[str, Any]]:
+    """Module path → style, as torchtitan lays a dense decoder out (models/llama3/parallelize.py; docs.pytorch.org TP tutorial)."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+
+    between = Shard(1) if tp.sequence else Replicate()  # of what goes from block to block
+    paths = {id(module): path for path, module in model.named_modules()}
+    embedding, head = body.get_input_embeddings(), body.get_output_embeddings()
+    if tp.vocabulary:
+        yield paths[id(embedding)], RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        if head is not None:
+            out = {"output_layouts": Shard(-1), "use_local_output": False} if tp.parallel_loss else {"output_layouts": Replicate()}
+            yield paths[id(head)], ColwiseParallel(input_layouts=between, **out)
+    for path, module in model.named_modules():
+        name = path.rpartition(".")[2]
+        if name in COLUMNS:
+            yield path, ColwiseParallel()
+        elif name in ROWS:
+            yield path, RowwiseParallel(output_layouts=between)
+        elif tp.sequence and "Norm" in type(module).__name__ and not re.search(r"[qk]_norm$", path):
+            yield path, SequenceParallel()
+        elif tp.sequence and name in ("self_attn", "attention"):
+            gathered = {"hidden_states": Replicate()}
+            yield path, PrepareModuleInput(input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts=gathered)
+        elif tp.sequence and name == "mlp":
+            yield path, PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+
+
+__all__ = ["cut"]
