@@ -11,7 +11,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.tape import LONGEST, Part
 from memfit.trace import inputs, meshes, prepare, standins, versions
 from memfit.trace.optimizers import backward, kept_of, optimizer_of, stepped
-from memfit.trace.recorder import Recorder, plain
+from memfit.trace.recorder import Block, Recorder, plain
 
 
 def warm_up(recorder: Recorder, model: Any, job: Job) -> None:
@@ -167,8 +167,14 @@ def paths_of(model: Any) -> dict[int, str]:
 
 
 def own(recorder: Recorder, part: Part, tensors: Iterable[torch.Tensor], where: str = "") -> None:
-    """These blocks are `part`, and of the module `where` if one is named, whatever they looked like before."""
+    """These blocks are `part`, and of the module `where` if one is named, whatever they looked like before. DDP's buckets,
+    of which gradients may be views, stay what they are."""
     for tensor in tensors:
         block = recorder.owned(tensor)
-        if block is not None and block.part != "weights":
+        if block is not None and block.part != "weights" and not bucket(block):
             block.part, block.where = part, where or block.where
+
+
+def bucket(block: Block) -> bool:
+    """Collectives' results and FSDP2's shards become gradients; what DDP made beforehand does not."""
+    return block.part == "communication" and block.stream == 0 and block.op.startswith("empty")
