@@ -145,6 +145,11 @@ def page(data: dict[str, Any]) -> Iterator[str]:
             ("technique", *report.HEAD[2:]),
             [(name, *report.cells(of(one))) for name, one in data["techniques"].items()],
         ),
+        (
+            "Peaks by task and GPU",
+            ("task, GPU", *report.HEAD[2:]),
+            [(name, *report.cells(of(one))) for name, one in (*data["tasks"].items(), *data["gpus"].items())],
+        ),
         ("Peaks by every method", report.METHOD_HEAD, methods(data)),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
         (BAND, ("source left out", "cases", "covered %", "from %", "to %"), coverage(rows)),

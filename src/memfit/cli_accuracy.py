@@ -54,6 +54,7 @@ FLAGS = (
         ["--limit"], type=click.IntRange(0), default=0, metavar="N", help="only the first N cases that can be asked [default: all]"
     ),
     click.Option(["--by"], default="formula", metavar="TEXT", help="formula, or trace: the real code, seconds a case [default: formula]"),
+    click.Option(["--peers"], is_flag=True, help="ask other people's tools too, those that are installed: seconds to minutes a case"),
     click.Option(["--plot"], default="", metavar="FILE.svg", help="draw what was predicted against what was measured"),
 )
 

@@ -277,11 +277,11 @@ def gpus(pattern: str = "") -> tuple[GPU, ...]:
 
 
 def accuracy(
-    path: str | os.PathLike[str] = "", *, confidence: str = "", source: str = "", by: str = "formula", limit: int = 0,
+    path: str | os.PathLike[str] = "", *, confidence: str = "", source: str = "", by: str = "formula", limit: int = 0, peers: bool = False,
     progress: Callable[[int, int, str], None] | None = None, problems: Sequence[Problem] = (),
 ) -> Accuracy:  # fmt: skip
     """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form.
-    `problems` are those found before."""
+    `peers`: other people's tools are asked too, those that are installed. `problems` are those found before."""
     from memfit.truth.accuracy import accuracy as compare
     from memfit.truth.case import CONFIDENCES
 
@@ -298,7 +298,7 @@ def accuracy(
     if problems:
         raise InputError(*problems)
     rows = Path(path) if path else None
-    return compare(rows, confidence=confidence, source=source, limit=limit, producer=producer_of(by), progress=progress)
+    return compare(rows, confidence=confidence, source=source, limit=limit, producer=producer_of(by), progress=progress, peers=peers)
 
 
 def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any) -> list[Record]:

@@ -317,3 +317,20 @@ def test_baselines_by_hand() -> None:
     assert 124439808 * 14 < say["LLMem"] < 124439808 * 24
     assert say["DNNMem-style"] is not None
     assert say["DNNMem-style"] > 4 * 2 * 124439808
+
+
+def test_tools_that_are_not_installed_are_named_and_nothing_breaks(tmp_path: Path) -> None:
+    """Nothing is imported to find out; without `--peers` nobody is asked."""
+    from memfit.truth.baselines.peers import PEERS, Peer, say
+
+    absent = {one.name for one in PEERS if not one.installed}
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({**ROW, "method": "lora r=8 q,v"}) + "\n", encoding="utf-8")
+    found = accuracy(file, peers=True)
+    assert {line.partition(" (pip install ")[0] for line in found.absent} == absent
+    assert all(name in report.text(found, width=10_000) for name in absent)
+    assert accuracy(file).absent == ()
+    broken = Peer(name="broken", package="json", install="", cite="", estimate=lambda model, job, gpu: 1 // 0)
+    assert say(built("openai-community/gpt2"), Job(), None, broken) == "ZeroDivisionError: integer division or modulo by zero"
+    assert broken.installed
+    assert not Peer(name="none", package="no_such_package", install="", cite="", estimate=broken.estimate).installed

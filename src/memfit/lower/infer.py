@@ -13,7 +13,7 @@ from memfit.lower.context import context
 from memfit.lower.recorder import Dim, Recorder, Tensor
 from memfit.program import Program
 
-WALKED = 24  # decoding steps written one by one; of more, evenly spaced ones and always the last
+WALKED = 12  # decoding steps written one by one; of more, evenly spaced ones and always the last
 
 
 @dataclass(slots=True, kw_only=True)

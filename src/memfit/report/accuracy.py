@@ -11,6 +11,7 @@ from memfit.report.markdown import table
 from memfit.report.tables import columns
 from memfit.report.text import job_words
 from memfit.truth.accuracy import METHODS, OURS, PEAKS, Accuracy, Figures, KernelOutcome, Outcome, figures, over_sources, technique
+from memfit.truth.baselines.peers import PEERS
 from memfit.truth.case import CONFIDENCES, METRICS
 from memfit.truth.causes import why
 
@@ -68,6 +69,24 @@ def technique_rows(found: Accuracy) -> list[tuple[str, ...]]:
     lines = []
     for name, outcomes in found.by(lambda one: technique(one.case)).items():
         one = figures(error for case in outcomes if (error := case.error()) is not None)
+        if one is not None:
+            lines.append((name, *cells(one)))
+    return lines
+
+
+def task(one: Outcome) -> str:
+    return "training" if one.case.job.training else "inference"
+
+
+def device(one: Outcome) -> str:
+    return "no GPU named" if one.case.gpu is None else one.case.gpu.name
+
+
+def kind_rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """A line a task, then a line a GPU, over peaks."""
+    lines = []
+    for name, outcomes in (*found.by(task).items(), *found.by(device).items()):
+        one = method_figures(outcomes, OURS)
         if one is not None:
             lines.append((name, *cells(one)))
     return lines
@@ -143,12 +162,14 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
     for heading, head, lines, first in (
         ("by source", HEAD, [short(row) for row in rows(found)], 2),
         ("peaks by technique", ("technique", *HEAD[2:]), technique_rows(found), 1),
+        ("peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found), 1),
         ("peaks by every method", METHOD_HEAD, method_rows(found), 1),
         ("single kernels", ("kernel", *HEAD[2:]), kernel_rows(found), 1),
     ):
         if lines:
             parts.append(f"{heading}\n{plain(head, lines, first)}")
     parts.append("rows answered, by confidence\n" + columns(("about", *CONFIDENCES, "all"), share_rows(found), frozenset(range(1, 5))))
+    parts += [fill(line, width) for line in missing(found)]
     if found.refused:
         parts.append(
             "refused\n" + columns(("about", "reason", "rows"), [clipped(row, width) for row in reason_rows(found)], frozenset({2}))
@@ -194,6 +215,7 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
     for heading, head, body in (
         ("By source", HEAD, rows(found)),
         ("Peaks by technique", ("technique", *HEAD[2:]), technique_rows(found)),
+        ("Peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found)),
         ("Peaks by every method", METHOD_HEAD, method_rows(found)),
         ("Single kernels", ("kernel", *HEAD[2:]), kernel_rows(found)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), share_rows(found)),
@@ -202,6 +224,8 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
     ):
         if body:
             lines += ["", f"## {heading}", "", *table(head, body, WORDS)]
+    for line in missing(found):
+        lines += ["", f"{line[0].upper()}{line[1:]}."]
     return "\n".join(lines)
 
 
@@ -212,9 +236,12 @@ FIELDS = (
     ("average", "figures?", "memfit over all groups: the mean over sources of the mean over their metrics; null without a case"),
     ("groups", "list", "for each `source` and `metric`, the figures of every method that applies, by its name"),
     ("techniques", "map", "for each technique, memfit's figures over peaks"),
+    ("tasks", "map", "the same for training and inference"),
+    ("gpus", "map", "the same for each GPU"),
     ("methods", "map", "for each method, the average over sources of its figures for peaks, and `seconds`, the middle of what an answer took"),
     ("kernels", "list", "single kernels: `id`, `source`, `kernel`, `confidence`, `measured`, `predicted`, `error`"),
     ("oom", "map", "for each method: runs out of memory `seen` of those `asked`, and `false_no` of the runs that `fitted`"),
+    ("absent", "list", "tools that were wanted and are not installed"),
     ("shares", "map", "for each kind of row and confidence: `answered` of `rows`"),
     ("outcomes", "list", "each case: bytes `measured` and `predicted`, `error`, `parts`, `moment`, `technique`, `baselines`, `seconds`, `cause`, `notes`"),
     ("refused", "list", "each row without an answer: `id`, `source`, `kind`, `reason`, `detail`, `metric`, `confidence`, `task`"),
@@ -238,6 +265,8 @@ def data(found: Accuracy) -> dict[str, Any]:
         "techniques": {
             name: vars_of(one) for name, outcomes in found.by(lambda one: technique(one.case)).items() if (one := method_figures(outcomes, OURS))
         },
+        "tasks": {name: vars_of(one) for name, outcomes in found.by(task).items() if (one := method_figures(outcomes, OURS))},
+        "gpus": {name: vars_of(one) for name, outcomes in found.by(device).items() if (one := method_figures(outcomes, OURS))},
         "methods": {method: {**vars_of(one), "seconds": found.seconds(method)} for method, one in methods.items()},
         "kernels": [
             {
@@ -249,7 +278,9 @@ def data(found: Accuracy) -> dict[str, Any]:
         "oom": {
             method: dict(zip(("seen", "asked", "false_no", "fitted"), (*found.decisions(method), *found.fitted(method)), strict=True))
             for method in METHODS
+            if method in methods or not peer(method)
         },
+        "absent": list(found.absent),
         "shares": {
             kind: {name: {"answered": counts[0], "rows": counts[1]} for name, counts in groups.items()} for kind, groups in found.shares().items()
         },
@@ -257,6 +288,19 @@ def data(found: Accuracy) -> dict[str, Any]:
         "refused": [vars(one) | {} for one in found.refused],
         "reasons": [{"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in found.reasons().items()],
     }  # fmt: skip
+
+
+def missing(found: Accuracy) -> Iterator[str]:
+    """Why a tool has no line, or fewer cases than it should."""
+    if found.absent:
+        yield f"not installed: {', '.join(found.absent)}"
+    for method, (count, first) in found.failures().items():
+        yield f"{method} fails on {count} case{'s' * (count != 1)}, first with {first}"
+
+
+def peer(method: str) -> bool:
+    """Is it a tool that was asked only if wanted?"""
+    return method in {one.name for one in PEERS}
 
 
 def method_figures(outcomes: Sequence[Outcome], method: str) -> Figures | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +23,7 @@ from memfit.simulate.settings import Settings
 from memfit.strategy import Strategy
 from memfit.tape import Producer
 from memfit.truth.baselines import BASELINES, Baseline
+from memfit.truth.baselines.peers import PEERS, asked, say
 from memfit.truth.case import KERNEL, KINDS, Case, Refused, Unfit
 from memfit.truth.models import built
 from memfit.truth.published import read
@@ -48,6 +49,7 @@ class Outcome:
     moment: str
     seconds: Mapping[str, float]  # method -> what one answer took
     others: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)  # method -> what its code broke on
     refusals: Mapping[str, bool] = field(default_factory=dict)  # method -> it says that the GPU is too small
 
     def error(self, method: str = OURS) -> float | None:
@@ -88,6 +90,7 @@ class Accuracy:
     outcomes: tuple[Outcome, ...]
     refused: tuple[Refused, ...]
     kernels: tuple[KernelOutcome, ...] = ()
+    absent: tuple[str, ...] = ()  # tools that were wanted and are not installed
 
     @property
     def rows(self) -> int:
@@ -127,6 +130,15 @@ class Accuracy:
                 found[kind][group] = before[0] + answered, before[1] + 1
         return {kind: found[kind] for kind in KINDS if kind in found}
 
+    def failures(self) -> dict[str, tuple[int, str]]:
+        """For each tool whose code broke, on how many cases and first on what."""
+        found: dict[str, tuple[int, str]] = {}
+        for one in self.outcomes:
+            for method, words in one.failed.items():
+                count, first = found.get(method, (0, words))
+                found[method] = count + 1, first
+        return found
+
     def seconds(self, method: str = OURS) -> float | None:
         """The middle of what an answer took."""
         spent = sorted(one.seconds[method] for one in self.outcomes if method in one.seconds)
@@ -151,11 +163,13 @@ Progress = Callable[[int, int, str], None]  # rows done, rows in all, what is ne
 
 def accuracy(
     path: str | Path | None = None, *, confidence: str = "", source: str = "", limit: int = 0, producer: Producer | None = None,
-    progress: Progress | None = None,
+    progress: Progress | None = None, peers: bool = False,
 ) -> Accuracy:  # fmt: skip
     """Every row of a file in the form of the bundled collection (None: that itself), answered or refused with a reason.
 
-    `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it; `limit` ends after so many cases."""
+    `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it; `limit` ends after so many cases. `peers`:
+    the real tools that are installed are asked too."""
+    methods = (*BASELINES, *(asked() if peers else ()))
     chosen = selected(path, confidence, source, limit)
     outcomes: list[Outcome] = []
     kernels: list[KernelOutcome] = []
@@ -164,14 +178,15 @@ def accuracy(
     for number, row in enumerate(chosen):
         if progress is not None:
             progress(number, len(chosen), row.id)
-        found = row if isinstance(row, Refused) else outcome(row, ask) if isinstance(row, Case) else of_kernel(row)
+        found = row if isinstance(row, Refused) else outcome(row, ask, methods) if isinstance(row, Case) else of_kernel(row)
         if isinstance(found, Outcome):
             outcomes.append(found)
         elif isinstance(found, KernelOutcome):
             kernels.append(found)
         else:
             refused.append(found)
-    return Accuracy(outcomes=tuple(outcomes), refused=tuple(refused), kernels=tuple(kernels))
+    absent = tuple(f"{one.name} (pip install {one.install})" for one in PEERS if peers and not one.installed)
+    return Accuracy(outcomes=tuple(outcomes), refused=tuple(refused), kernels=tuple(kernels), absent=absent)
 
 
 def selected(path: str | Path | None, confidence: str, source: str, limit: int) -> list[Case | Kernel | Refused]:
@@ -232,7 +247,7 @@ def nodes_of(gpu: GPU, ranks: int) -> Cluster:
     return Cluster(gpu=gpu, gpus_per_node=NODE, nodes=ranks // NODE) if ranks % NODE == 0 else Cluster(gpu=gpu, nodes=ranks)
 
 
-def outcome(case: Case, ask: Ask) -> Outcome | Refused:
+def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Outcome | Refused:
     try:
         model, found, seconds = ask(case)
     except InputError as bad:
@@ -241,11 +256,14 @@ def outcome(case: Case, ask: Ask) -> Outcome | Refused:
     except Exception as defect:  # noqa: BLE001 - a defect in one formula is named like any reason; the other cases are still answered
         return unanswered(case, OWN[2], f"{type(defect).__name__}: {defect}")
     others: dict[str, int] = {}
+    failed: dict[str, str] = {}
     spent = {OURS: seconds}
-    for one in BASELINES if case.metric in (*PEAKS, "oom") and not case.strategy else ():  # they know one GPU
+    for one in methods if case.metric in (*PEAKS, "oom") and not case.strategy else ():  # they know one GPU
         began = time.perf_counter()
-        size = one.estimate(model, case.job, case.gpu)
-        if size is not None:
+        size = say(model, case.job, case.gpu, one)
+        if isinstance(size, str):
+            failed[one.name] = size
+        elif size is not None:
             others[one.name], spent[one.name] = size, time.perf_counter() - began
     where = found.memory.at
     said = predicted(case.metric, found)
@@ -253,7 +271,7 @@ def outcome(case: Case, ask: Ask) -> Outcome | Refused:
     return Outcome(
         case=case, predicted=said, least=least, most=most, verdict=found.verdict, seconds=spent, parts=dict(found.parts),
         moment="" if where is None else f"{where.phase} {where.step}, {where.where or '-'}, {where.op}",
-        others=others, refusals=refusals(found, case.gpu, others),
+        others=others, failed=failed, refusals=refusals(found, case.gpu, others),
     )  # fmt: skip
 
 
@@ -323,7 +341,7 @@ def held(found: Estimate) -> int:
 def refusals(found: Estimate, gpu: GPU | None, others: Mapping[str, int]) -> dict[str, bool]:
     if gpu is None or found.verdict is None:
         return {}
-    margins = {one.name: one.margin for one in BASELINES}
+    margins = {one.name: one.margin for one in (*BASELINES, *PEERS)}
     return {OURS: found.verdict == "no"} | {name: size > margins[name] * usable(gpu) for name, size in others.items()}
 
 
@@ -366,7 +384,7 @@ def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str
     )  # fmt: skip
 
 
-METHODS: tuple[str, ...] = (OURS, *(one.name for one in BASELINES))
+METHODS: tuple[str, ...] = (OURS, *(one.name for one in (*BASELINES, *PEERS)))
 __all__ = [
     "BASELINES", "METHODS", "OURS", "PEAKS", "Accuracy", "Baseline", "Figures", "KernelOutcome", "Outcome", "accuracy", "figures",
     "over_sources", "technique",
