@@ -36,10 +36,19 @@ class FSDP(Layout):
 
     version: int = option(2, "FSDP2 (`fully_shard`) or FSDP1 (`FullyShardedDataParallel`)", low=1, high=2)
     reshard: bool = option(True, "`reshard_after_forward`; no: weights stay gathered until backward (FSDP1: SHARD_GRAD_OP)")
-    param_dtype: str = option("", "what the mixed precision policy computes in; empty: as stored", choices=("", "bf16", "fp16", "fp32"))
-    reduce_dtype: str = option("", "what gradients are reduced in; empty: as they are", choices=("", "bf16", "fp16", "fp32"))
-    wrap: str = option("layers", "which modules are units beside the root", choices=("layers", "ends", "none"))
-    prefetch: int = option(0, "layers gathered ahead by hand (`set_modules_to_forward_prefetch`); 0: torch's own way", low=0, high=64)
+    reshard_to: int = option(
+        0, "an int of `reshard_after_forward`: ranks that the weights are sharded over after the forward", low=0, high=2**20
+    )
+    param_dtype: str = option(
+        "", "what the mixed precision policy computes in; empty: autocast's dtype, or as stored", choices=("", "bf16", "fp16", "fp32")
+    )
+    reduce_dtype: str = option("", "what gradients are reduced in; empty: as the framework has it", choices=("", "bf16", "fp16", "fp32"))
+    wrap: str = option(
+        "auto", "units beside the root: layers, layers and the ends (embedding; final norm and head), none; auto: as the framework has it",
+        choices=("auto", "layers", "ends", "none"),
+    )  # fmt: skip
+    prefetch: int = option(0, "groups gathered ahead by hand (`set_modules_to_forward_prefetch`); 0: torch's own way", low=0, high=64)
+    packed: bool = option(True, "4-bit weights are sharded (`bnb_4bit_quant_storage` a float); no: bytes, which every rank holds")
     offload: bool = option(False, "`CPUOffloadPolicy`: weights, gradients and states live on the host")
     sync: bool = option(True, "gradients are reduced after every micro-batch (no: `set_requires_gradient_sync(False)` until the last)")
 
@@ -154,6 +163,16 @@ class Strategy:
         stages = self.size("pp")
         place = self.size("tp") * (self.cp.size - 1) if self.cp is not None and self.cp.style == "ring" else 0
         return tuple((stage * (self.ranks // stages) + place, self.ranks // stages) for stage in range(stages))
+
+    @property
+    def shards(self) -> int:
+        """Ranks that FSDP shards over: context parallelism's are among them (torchtitan, accelerate `dp_shard_cp`)."""
+        return self.size("fsdp") * self.size("cp")
+
+    @property
+    def shard(self) -> int:
+        """Which of those this rank is: neighbours share tensor parallelism, replicas lie outside."""
+        return self.rank // self.size("tp") % self.shards
 
     @property
     def data(self) -> int:

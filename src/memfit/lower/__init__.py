@@ -7,6 +7,7 @@ from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
+from memfit.lower.layouts import foldable
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.program import Program, placed
@@ -17,9 +18,8 @@ from memfit.techniques import apply
 
 def lower(model: Model, job: Job, strategy: Strategy | None = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
-    events, spans, program = walked(
-        model, job, cluster, strategy or ONE, compact=not model.stored
-    )  # a file's blocks differ from layer to layer
+    alike = not model.stored and foldable(strategy or ONE)  # a file's blocks differ from layer to layer
+    events, spans, program = walked(model, job, cluster, strategy or ONE, compact=alike)
     if spans and not compact:
         flat = expanded(events, spans, program.entries, model.prefix)
         events = walked(model, job, cluster, strategy or ONE, compact=False)[0] if flat is None else flat

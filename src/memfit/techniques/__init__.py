@@ -14,6 +14,7 @@ from memfit.techniques import (
     experts,
     framework,
     freeze,
+    fsdp,
     inputs,
     liger,
     lora,
@@ -31,7 +32,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
     framework.TECHNIQUE, tp.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
-    attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE,
+    attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
 )  # fmt: skip
 
 

@@ -7,12 +7,25 @@ from importlib import import_module
 from memfit.lower.layouts.base import Engine
 from memfit.lower.recorder import Recorder
 from memfit.program import Program
+from memfit.strategy import Strategy
 
 
 def engine_of(r: Recorder, program: Program) -> Engine:
-    """The engine that spreads this program's data; each module calls its own `ENGINE`. FSDP with replicas beside it is one engine."""
-    name = program.engine or next((name for name in ("zero", "fsdp", "ddp") if program.strategy.size(name) > 1), "base")
-    if name == "fsdp" and program.strategy.fsdp is not None:
-        name = f"fsdp{program.strategy.fsdp.version}"
-    engine: Engine = import_module(f"memfit.lower.layouts.{name}").ENGINE(r, program)
+    """The engine that spreads this program's data; each module calls its own `ENGINE`."""
+    return kind(program.engine or named(program.strategy))(r, program)
+
+
+def named(strategy: Strategy) -> str:
+    """FSDP with replicas beside it is one engine."""
+    name = next((name for name in ("zero", "fsdp", "ddp") if strategy.size(name) > 1), "base")
+    return f"fsdp{strategy.fsdp.version}" if name == "fsdp" and strategy.fsdp is not None else name
+
+
+def kind(name: str) -> type[Engine]:
+    engine: type[Engine] = import_module(f"memfit.lower.layouts.{name}").ENGINE
     return engine
+
+
+def foldable(strategy: Strategy) -> bool:
+    """May one layer stand for all that are like it?"""
+    return kind(named(strategy)).foldable(strategy)

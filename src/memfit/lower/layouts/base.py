@@ -19,7 +19,7 @@ in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
 
 Compact tapes: one layer stands for many, so an engine's events within a layer's span must be alike from layer to layer (what the first one
 makes and the last one frees is fine), and their `where` must lie in the span that writes them: set `r.where = r.span`. What is counted over
-all layers (buckets, flat buffers) belongs into the span `""`, with `unfolded`. An engine that cannot keep to this sets `compact = False`.
+all layers (buckets, flat buffers) belongs into the span `""`, with `unfolded`. An engine that cannot keep to this is not `foldable`.
 Sizes are the program's own bytes; side streams are told by `stream` (`r.scratch`), collectives by `r.comm`.
 """
 
@@ -34,6 +34,7 @@ from memfit.lower.optimize import Names, Spans, Stepper
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
+from memfit.strategy import Strategy
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -47,7 +48,6 @@ T = TypeVar("T")
 class Engine:
     """One rank alone: nothing happens."""
 
-    compact = True
     steps = 2  # until a run repeats itself
     repeats = True  # a later step's micro-batches are those of the first, if both begin without gradients
 
@@ -55,6 +55,11 @@ class Engine:
         self.r, self.program = r, program
         if type(self).ready is not Engine.ready:  # else nobody asks
             r.ready = self.ready
+
+    @staticmethod
+    def foldable(strategy: Strategy) -> bool:
+        """May one layer stand for all that are like it?"""
+        return True
 
     def load(self, body: Body) -> None:
         body.load()

@@ -1,0 +1,56 @@
+"""FSDP: which units are gathered and reduced together, and in which numbers, as the framework that calls torch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.errors import Problem
+from memfit.program import Program, Sharding
+from memfit.techniques.base import Technique
+
+NAMES = {"": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+ENDS = (1, 15)  # accelerate whose embedding, and final norm and head, are units (utils/fsdp_utils.py fsdp2_prepare_model)
+HUGGING = ("transformers", "trl")
+
+
+def apply(program: Program) -> Program:
+    """Under accelerate's mixed precision weights and reductions are in its dtype, and autocast stays (accelerate 1.15 utils/dataclasses.py
+    set_mixed_precision, accelerator.py prepare_model); torchtitan reduces in fp32 and has no autocast then (torchtitan distributed/fsdp.py)."""
+    layout, job = program.strategy.fsdp, program.job
+    assert layout is not None
+    titan = job.framework == "torchtitan"
+    param = NAMES[layout.param_dtype] or (program.autocast if titan or job.framework in HUGGING else "")
+    reduce = NAMES[layout.reduce_dtype] or ("float32" if titan and param else param)
+    ends = titan or (layout.version == 2 and job.framework in HUGGING and job.version("accelerate") >= ENDS)
+    wrap = layout.wrap if layout.wrap != "auto" else "ends" if ends else "layers"
+    sharding = Sharding(param=param, reduce=reduce, wrap=wrap)
+    return program.replace(sharding=sharding, autocast="" if titan else program.autocast)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    layout, job = program.strategy.fsdp, program.job
+    assert layout is not None
+    if not job.training:
+        message = "inference with FSDP gathers every layer for every token, and no formula knows that"
+        yield Problem(message=message, where="use fsdp", hint="`tp` shards a model that is only run")
+    if job.framework in ("megatron", "litgpt"):
+        yield Problem(message=f"no formula yet for FSDP under {job.framework}", where="use fsdp", hint="another `framework`")
+    if program.model.stored or job.quant == "int8":
+        message = "weights stored as bytes have no shards of their own"
+        yield Problem(
+            message=message, where="use fsdp", hint="nf4 with `bnb_4bit_quant_storage` of a float dtype is what PEFT's guide takes"
+        )
+    if job.precision == "bf16-master":
+        yield Problem(
+            message="no formula yet for an optimizer's own fp32 copies of shards",
+            where="job.precision",
+            hint="fp32 with `param-dtype=bf16`",
+        )
+    if layout.reshard_to and (layout.version == 1 or program.strategy.shards % layout.reshard_to or not layout.reshard):
+        message = f"{layout.reshard_to} ranks to reshard to, of {program.strategy.shards}"
+        yield Problem(message=message, where="use fsdp.reshard_to", hint="a divisor, with FSDP2, and `reshard` left on")
+
+
+TECHNIQUE = Technique(
+    name="fsdp", cite="torch 2.13 torch/distributed/fsdp/; accelerate 1.15 utils/fsdp_utils.py", layout="fsdp", apply=apply, check=check,
+)  # fmt: skip
