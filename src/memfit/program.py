@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.model.modules import Layer, Linear, Model, Weight
-from memfit.strategy import ONE, Strategy
+from memfit.strategy import NAMES, ONE, Strategy
 
 
 class Chunk(NamedTuple):
@@ -81,15 +81,6 @@ class Quant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharding:
-    """What FSDP computes and reduces in (empty: as stored, as computed), and its units beside the root."""
-
-    param: str
-    reduce: str
-    wrap: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Program:
     """`weights` is the format of the base weights, `autocast` the one that matrix products are cast to (or empty), `master`
     says that the optimizer keeps an fp32 copy. `trained`: parts of names; None trains everything."""
@@ -111,7 +102,6 @@ class Program:
     stage: Stage | None = None  # of `strategy.pp`; then the model has the layers of this stage alone
     engine: str = ""  # whose data parallelism runs, where it is not torch's or DeepSpeed's
     shares: int = 1  # ranks among which fp32 copies and states are shared out (Megatron's distributed optimizer)
-    sharding: Sharding | None = None
 
     def rebuilt(self, change: Callable[[Layer], Layer], **ends: Any) -> Program:
         """The model of one rank: every layer changed, each once; `ends` are other fields of the model."""
@@ -136,8 +126,8 @@ class Program:
     def hidden(self) -> str:
         """The format of the first layer's input: that of the embedding, which prepare_model_for_kbit_training makes fp32; what is gathered
         may be cast."""
-        if self.sharding is not None and self.sharding.param:
-            return self.sharding.param
+        if self.strategy.fsdp is not None and self.strategy.fsdp.param_dtype:
+            return NAMES[self.strategy.fsdp.param_dtype]
         if self.quant is None or not self.quant.prepared:
             return self.weights
         return "bfloat16" if any(part in self.model.embed[0].name for part in self.quant.narrowed) else "float32"

@@ -11,6 +11,8 @@ from typing import Any
 from memfit.errors import Problem, raise_errors
 from memfit.job import field_problems, from_text, option, unknown
 
+NAMES = {"": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # of number formats
+
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from memfit.errors import Problem
-from memfit.program import Program, Sharding
+from memfit.job import Job
+from memfit.program import Program
+from memfit.strategy import Strategy
 from memfit.techniques.base import Technique
 
-NAMES = {"": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 ENDS = (1, 15)  # accelerate whose embedding, and final norm and head, are units (utils/fsdp_utils.py fsdp2_prepare_model)
 HUGGING = ("transformers", "trl")
 
 
-def apply(program: Program) -> Program:
-    """Under accelerate's mixed precision weights and reductions are in its dtype, and autocast stays (accelerate 1.15 utils/dataclasses.py
-    set_mixed_precision, accelerator.py prepare_model); torchtitan reduces in fp32 and has no autocast then (torchtitan distributed/fsdp.py)."""
-    layout, job = program.strategy.fsdp, program.job
-    assert layout is not None
-    titan = job.framework == "torchtitan"
-    param = NAMES[layout.param_dtype] or (program.autocast if titan or job.framework in HUGGING else "")
-    reduce = NAMES[layout.reduce_dtype] or ("float32" if titan and param else param)
+def resolved(strategy: Strategy, job: Job) -> Strategy:
+    """What the framework decides where the user does not. Under accelerate's mixed precision weights and reductions are in its dtype, and
+    autocast stays (accelerate 1.15 utils/dataclasses.py set_mixed_precision, accelerator.py prepare_model); torchtitan reduces in fp32 and has no
+    autocast then (torchtitan distributed/fsdp.py)."""
+    layout, titan = strategy.fsdp, job.framework == "torchtitan"
+    if layout is None:
+        return strategy
+    autocast = job.precision.replace("autocast", "").strip("-") if "autocast" in job.precision else ""
+    param = layout.param_dtype or (autocast if titan or job.framework in HUGGING else "")
+    reduce = layout.reduce_dtype or ("fp32" if titan and param else param)
     ends = titan or (layout.version == 2 and job.framework in HUGGING and job.version("accelerate") >= ENDS)
     wrap = layout.wrap if layout.wrap != "auto" else "ends" if ends else "layers"
-    sharding = Sharding(param=param, reduce=reduce, wrap=wrap)
-    return program.replace(sharding=sharding, autocast="" if titan else program.autocast)
+    return replace(strategy, fsdp=replace(layout, param_dtype=param, reduce_dtype=reduce, wrap=wrap))
+
+
+def apply(program: Program) -> Program:
+    autocast = "" if program.job.framework == "torchtitan" else program.autocast
+    return program.replace(strategy=resolved(program.strategy, program.job), autocast=autocast)
 
 
 def check(program: Program) -> Iterator[Problem]:

@@ -17,6 +17,7 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
+from memfit.techniques.fsdp import resolved
 from memfit.trace import (
     autocast,
     classes,
@@ -84,6 +85,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     import transformers
 
     raise_errors([*refusals(job), *ranks.refusals(job, options.strategy)])
+    options = dataclasses.replace(options, strategy=resolved(options.strategy, job))
     device = device_of(options)
     if not References.known[0]:
         learn(Recorder(device))

@@ -85,13 +85,13 @@ def fully_sharded(model: Any, fsdp: FSDP, mesh: Any) -> None:
     }
     if fsdp.offload:
         given["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-    body = base(model)
+    body, reshard = base(model), fsdp.reshard_to or fsdp.reshard
     layers = list(layers_of(body)) if fsdp.wrap != "none" else []
     for layer in layers:
-        fully_shard(layer, reshard_after_forward=fsdp.reshard, **given)
+        fully_shard(layer, reshard_after_forward=reshard, **given)
     if fsdp.wrap == "ends":
-        for unit, reshard in ends(body):
-            fully_shard(unit, reshard_after_forward=reshard and fsdp.reshard, **given)
+        for unit, may in ends(body):
+            fully_shard(unit, reshard_after_forward=may and reshard, **given)
     fully_shard(model, **({} if fsdp.reshard else {"reshard_after_forward": False}), **given)
     for place, layer in enumerate(layers):
         if fsdp.prefetch:

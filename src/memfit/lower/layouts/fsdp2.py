@@ -19,7 +19,7 @@ from memfit.lower.layouts.shards import GATHER, REDUCE, REPLICAS, Param, bring, 
 from memfit.lower.optimize import Spans
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.program import Program
-from memfit.strategy import Strategy
+from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ class FSDP2(Engine):
     def __init__(self, r: Recorder, program: Program) -> None:
         super().__init__(r, program)
         assert program.strategy.fsdp is not None
-        self.layout, self.policy = program.strategy.fsdp, program.sharding
-        assert self.policy is not None
+        self.layout = program.strategy.fsdp
         self.ranks = program.strategy.shards
         self.replicas = program.strategy.size("ddp")
         self.groups: dict[str, Group] = {}
@@ -72,8 +71,7 @@ class FSDP2(Engine):
 
     # ----------------------------------------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
-        assert self.policy is not None
-        wrap, tied = self.policy.wrap, self.program.model.tied
+        wrap, tied = self.layout.wrap, self.program.model.tied
         bring(self, body)
         ignored = frozenset() if self.layout.packed else packed_weights(body)
         for unit in settled(self, body):
@@ -103,7 +101,6 @@ class FSDP2(Engine):
 
     def param(self, leaf: Tensor, group: Group) -> Param:
         """The shard of a leaf; the leaf takes and drops its block from here on, in the dtype that is computed in."""
-        assert self.policy is not None
         r, stored = self.r, leaf.format
         leaf.shape = leaf.shape or (1,)
         if self.layout.offload:
@@ -112,8 +109,8 @@ class FSDP2(Engine):
         else:
             r.where = group.span
             own = shard(r, leaf, self.ranks, self.program.strategy.shard)
-        if self.policy.param and stored is not UINT8:
-            leaf.format = FORMATS[self.policy.param]
+        if self.layout.param_dtype and stored is not UINT8:
+            leaf.format = FORMATS[NAMES[self.layout.param_dtype]]
         rows = -(-leaf.shape[0] // self.ranks) * self.ranks
         param = Param(leaf=leaf, shard=own, stored=stored, rows=rows)
         leaf.storage = r.elastic(leaf.format.bytes(param.whole), "unshard", "communication")
@@ -271,7 +268,6 @@ class FSDP2(Engine):
 
     def widen(self, group: Group, trained: list[Param]) -> None:
         """Whole gradients wait for the micro-batch that is reduced, in the dtype of the reduction."""
-        assert self.policy is not None
         format = self.reduction(trained[0].leaf.format) if trained else FP32
         for param in trained:
             if param.leaf.grad is not None and param.leaf.grad.format is not format:
@@ -280,9 +276,8 @@ class FSDP2(Engine):
 
     def reduction(self, format: Format) -> Format:
         """The dtype of a reduction; the one that is computed in anyway changes nothing."""
-        assert self.policy is not None
-        reduce = self.policy.reduce
-        return FORMATS[reduce] if reduce and reduce != self.policy.param else format
+        reduce = self.layout.reduce_dtype
+        return FORMATS[NAMES[reduce]] if reduce and reduce != self.layout.param_dtype else format
 
     def reduce(self, group: Group, trained: list[Param], grads: list[Tensor]) -> None:
         r, stored = self.r, trained[0].stored
