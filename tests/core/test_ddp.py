@@ -1,7 +1,10 @@
 """Replicas: what the buckets of DDP cost, and that one rank alone knows nothing of them."""
 
+from typing import Any
+
 import pytest
 
+from memfit.errors import InputError
 from memfit.formats import BF16, FP32
 from memfit.job import Job
 from memfit.lower import lower
@@ -74,3 +77,15 @@ def test_buckets_close_when_they_are_full() -> None:
     items = [Item(MIB // 2, BF16), Item(MIB, FP32), Item(MIB // 2, BF16), Item(3 * MIB, BF16), Item(5, FP32), Item(2 * MIB, BF16)]
     assert bucket_sizes(items, ()) == [6 * MIB, MIB + 5]
     assert bucket_sizes(items, (MIB, 4 * MIB)) == [MIB, MIB, 5 * MIB, 5]
+
+
+@pytest.mark.parametrize(
+    ("ddp", "options", "said"),
+    [
+        (DDP(size=8, static_graph=True), {"accumulate": 2}, "a static graph's first backward"),
+        (DDP(size=8, find_unused=True), {"checkpointing": "full", "reentrant": True}, "ready twice"),
+    ],
+)
+def test_what_torch_stops_at_is_refused(model: Model, ddp: DDP, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        lower(model, Job(**options), Strategy(ddp=ddp))

@@ -38,6 +38,10 @@ def apply(program: Program) -> Program:
 def check(program: Program) -> Iterator[Problem]:
     layout, job = program.strategy.fsdp, program.job
     assert layout is not None
+    if layout.version == 1:
+        yield Problem(
+            message="no formula yet for FSDP1 (`FullyShardedDataParallel`)", where="use fsdp.version", hint="leave it away for FSDP2"
+        )
     if not job.training:
         message = "inference with FSDP gathers every layer for every token, and no formula knows that"
         yield Problem(message=message, where="use fsdp", hint="`tp` shards a model that is only run")
@@ -54,6 +58,9 @@ def check(program: Program) -> Iterator[Problem]:
             where="job.precision",
             hint="fp32 with `param-dtype=bf16`",
         )
+    if layout.version == 2 and job.optimizer == "adafactor":
+        message = "transformers' Adafactor mixes tensors and DTensors, and stops at its first step (5.23 optimization.py)"
+        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
     if layout.reshard_to and (layout.version == 1 or program.strategy.shards % layout.reshard_to or not layout.reshard):
         message = f"{layout.reshard_to} ranks to reshard to, of {program.strategy.shards}"
         yield Problem(message=message, where="use fsdp.reshard_to", hint="a divisor, with FSDP2, and `reshard` left on")

@@ -14,6 +14,7 @@ from memfit.formats import INT32, Format
 from memfit.lower.layouts.base import ROOT, Engine, unfolded, units
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.program import Program
+from memfit.tape import Part
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -79,9 +80,10 @@ class DDP(Engine):
     def make(self, sizes: list[int]) -> None:
         """New buckets; the old ones go first, unless gradients are views of them."""
         self.buckets, self.sizes = [], sizes
+        part: Part = "gradients" if self.layout.bucket_view else "communication"
         self.r.where = ""
         for size in sizes:
-            self.buckets.append(self.r.scratch(size, "bucket", "communication"))
+            self.buckets.append(self.r.scratch(size, "bucket", part))
 
     # --------------------------------------------------------------------------------------------------------------- every step
     def begin(self, last: bool) -> None:

@@ -286,19 +286,19 @@ class FSDP2(Engine):
         self.inputs.append(r.scratch(format.bytes(count), "reduce_scatter", "communication"))
         grads.clear()
         size = format.bytes(count // self.ranks)
-        part: Part = "communication" if format is not stored or self.layout.offload else "gradients"
-        out = r.scratch(size, "reduce_scatter", part, REDUCE)
+        kept = not self.layout.offload and trained[0].shard.grad is None  # else it is added to what is there
+        part: Part = "gradients" if kept else "communication"
+        out = r.scratch(size, "reduce_scatter", part if format is stored else "communication", REDUCE)
         r.comm("reduce_scatter", format.bytes(count), self.ranks, "fsdp")
         stream = REDUCE
         if self.replicas > 1:
             r.comm("all_reduce", size, self.replicas, "ddp")
             group.summed, stream = out, REPLICAS
         if format is not stored:
-            out = r.scratch(stored.bytes(count // self.ranks), "to", "communication" if self.layout.offload else "gradients", stream)
-        if not self.layout.offload:
+            out = r.scratch(stored.bytes(count // self.ranks), "to", part, stream)
+        if kept:
             for param in trained:
-                if param.shard.grad is None:  # else it is added in place
-                    param.shard.grad = Tensor(param.shard.shape, stored, out)
+                param.shard.grad = Tensor(param.shard.shape, stored, out)
 
     def finish(self) -> None:
         """The root's final callback: groups whose input had no gradient, then everything that was kept for the streams' sake."""

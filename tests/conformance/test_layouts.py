@@ -1,0 +1,77 @@
+"""Layouts over many GPUs: the formulas' rank beside the traced one, real wrappers under a process group that sends nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+from memfit.job import Job  # noqa: E402
+from memfit.lower import lower  # noqa: E402
+from memfit.model.families import build  # noqa: E402
+from memfit.simulate.memory import memory  # noqa: E402
+from memfit.simulate.replay import replay  # noqa: E402
+from memfit.strategy import strategy_from  # noqa: E402
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "vocab_size": 4001, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    },
+    "qwen2": {
+        "model_type": "qwen2", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 3000, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "vocab_size": 3000, "n_positions": 1024, "tie_word_embeddings": True},
+}  # fmt: skip
+MIXED = "param-dtype=bf16,reduce-dtype=fp32"
+USES = (
+    "fsdp=8", "fsdp=8,wrap=layers", f"fsdp=64,{MIXED}", f"fsdp=8,wrap=layers,{MIXED}", "fsdp=8,reduce-dtype=fp32", "fsdp=8,reshard=no", "fsdp=8,reshard-to=2",
+    "fsdp=3", "fsdp=4 ddp=2", f"fsdp=4,wrap=layers,{MIXED} ddp=2", "fsdp=8,sync=no", f"fsdp=8,sync=no,{MIXED}", "fsdp=8,prefetch=2", "fsdp=8,wrap=none",
+    "ddp=8", "ddp=8,bucket-mb=1", "ddp=8,bucket-view", "ddp=8,static-graph", "ddp=8,find-unused",
+)  # fmt: skip
+JOBS: tuple[dict[str, Any], ...] = (
+    {}, {"checkpointing": "full"}, {"precision": "autocast-bf16", "checkpointing": "full", "accumulate": 2}, {"method": "lora"},
+    {"method": "lora", "checkpointing": "full", "optimizer": "adamw_fused", "clip": 1.0}, {"precision": "fp32", "optimizer": "sgd"},
+    {"checkpointing": "full", "reentrant": True},
+    {"checkpointing": "full", "optimizer": "adamw_loop", "evaluate": True}, {"precision": "fp32", "accumulate": 2, "zero_grad": "before_backward"},
+)  # fmt: skip
+
+
+STRIDES = (0, 3, 5)
+# Before it is reduced, the trace takes a gradient for something that passes.
+PARTS = (("weights",), ("optimizer",), ("communication",), ("logits",), ("gradients", "activations", "temporaries"))
+
+
+def cases() -> Iterator[Any]:
+    """Every layout meets some of the jobs, its neighbours others, the families in turn; a few run at once, the others with the slow ones."""
+    index = 0
+    for place, use in enumerate(USES):
+        for stride in STRIDES:
+            options = JOBS[(place + stride) % len(JOBS)]
+            if "static-graph" in use and options.get("accumulate", 1) > 1:
+                options = {}
+            index += 1
+            name = tuple(CONFIGS)[index % len(CONFIGS)]
+            told = " ".join(f"{key}={value}" for key, value in options.items()) or "plain"
+            yield pytest.param(name, use, options, id=f"{name} {use} {told}", marks=() if index % 6 == 0 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "use", "options"), list(cases()))
+def test_a_layout(name: str, use: str, options: dict[str, Any]) -> None:
+    from memfit.trace import trace_config
+
+    config, job, strategy = CONFIGS[name], Job(**{"batch": 2, "seq": 128, **options}), strategy_from(use.split(), None)
+    traced, written = trace_config(config, job, strategy=strategy), lower(build(config), job, strategy)
+    truth, found = memory(traced), memory(written)
+    assert abs(found.allocated - truth.allocated) <= 0.005 * truth.allocated, (found.parts, truth.parts)
+    for parts in PARTS:
+        said, seen = (sum(one.parts.get(part, 0) for part in parts) for one in (found, truth))
+        assert abs(said - seen) <= 0.01 * truth.allocated, (found.parts, truth.parts)
+    held, reserved = replay(written).peak_reserved, replay(traced).peak_reserved
+    assert abs(held - reserved) <= max(0.1 * reserved, 4 * 2**20)
