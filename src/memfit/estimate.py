@@ -204,7 +204,7 @@ def _of_rank(
         context=Span(outside.low - links.low, outside.high - links.high, outside.cite),
         nccl=links,
         usable=room,
-        host=host(program, known.total),
+        host=host(program, program.model.parameters if strategy and program.model.layers else known.total),
         band=band,
         verdict=verdict,
         failure=_failure(tape, limited),

@@ -320,13 +320,13 @@ def predicted(metric: str, found: Estimate) -> int:
 
 def reach(metric: str, said: int, found: Estimate) -> tuple[int, int]:
     """From the least to the most that the counter may show before anybody was off: as the band's ends are made."""
-    live = found.memory.allocated
+    live, low, high = found.memory.allocated, found.context.low + found.nccl.low, found.context.high + found.nccl.high
     if metric == "peak_reserved":
         return min(live, said), said
     if metric == "nvidia-smi":
-        return min(live + found.context.low, said), said - found.outside + found.context.high
+        return min(live + low, said), said - found.outside + high
     if metric == "peak_allocated_plus_context":
-        return live + found.context.low, live + found.context.high
+        return live + low, live + high
     return said, said
 
 

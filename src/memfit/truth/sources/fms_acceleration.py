@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from memfit.strategy import FSDP, ONE, Strategy
 from memfit.truth import words
 from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
-from memfit.truth.rows import Row
+from memfit.truth.rows import Row, count
 
 # The requirements file beside each table. a100_80gb_pf.csv was renewed together with refs_orca/requirements.txt (3cf092a).
 VERSIONS = {
@@ -18,7 +19,7 @@ VERSIONS = {
 }
 
 
-@reader("foundation-model-stack/fms-acceleration")
+@reader("foundation-model-stack/fms-acceleration", layouts=True)
 def read(row: Row) -> Reading:
     """Defaults of the harness: Trainer's clipping at 1.0 and, where none is named, reentrant checkpointing (transformers 4.48 training_args.py,
     modeling_utils.py gradient_checkpointing_enable)."""
@@ -44,7 +45,17 @@ def read(row: Row) -> Reading:
         # framework_plugin_bnb.py: double quantization always; a preparation of its own that casts nothing up, but for the baseline, which
         # leaves it to TRL and so to peft
         options |= {"double_quant": True, "prepare_kbit": "baseline" in plugin}
-    return Reading(options=options)
+    return Reading(options=options, strategy=shards(row))
+
+
+def shards(row: Row) -> Strategy:
+    """Several GPUs run FSDP1 by accelerate, each decoder layer a unit (scripts/benchmarks/accelerate.yaml)."""
+    gpus, parallel = count(row.gpus) or 1, row.text("parallel")
+    if gpus == 1 and parallel in ("", "none"):
+        return ONE
+    if not parallel.startswith("fsdp") or "expert parallel" in parallel:
+        raise Unfit("a strategy for several GPUs: not yet", parallel)
+    return Strategy(fsdp=FSDP(size=gpus, version=1))
 
 
 def kernels(liger: bool, quantized: bool) -> words.Options:
