@@ -44,7 +44,7 @@ def lines(variants: Variants) -> Iterator[tuple[str, list[str]]]:
         yield "reserved", ["" if one.memory.reserved is None else gib(one.memory.reserved) for one in found]
     yield "allocated", [gib(one.memory.allocated) for one in found]
     parts = [large_parts(one) for one in found]
-    order = sorted({name for one in parts for name in one}, key=lambda name: -max(one.get(name, 0) for one in parts))
+    order = sorted({name for one in parts for name in one}, key=lambda name: (-max(one.get(name, 0) for one in parts), name))
     for name in order:
         yield f"  {name}", [gib(one[name]) if one.get(name) else "" for one in parts]
     if any(one.usable is not None for one in found):
