@@ -130,3 +130,30 @@ def test_evaluation_and_longest_batch_are_split_too() -> None:
     alone, both = (lower(MODEL, job, Strategy(cp=CP(size=size))) for size in (1, 2))
     ids = [[event.size for event in tape if type(event) is Alloc and event.part == "inputs"] for tape in (alone, both)]
     assert [2 * size for size in ids[1]] == ids[0]
+
+
+@pytest.mark.parametrize(
+    ("size", "checkpointing", "traced"), [(2, "none", 116268544), (2, "full", 86810112), (4, "none", 101326336), (4, "full", 79240704)]
+)
+def test_transformers_own_plan_as_the_trace_has_it(size: int, checkpointing: str, traced: int) -> None:
+    """Peaks of the real code (transformers 5.23, torch 2.13, DTensor) under the trace's recorder."""
+    model = build({**SHAPE, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4}, name="llama")
+    job = Job(batch=2, seq=512, checkpointing=checkpointing)
+    short, flat = (memory(lower(model, job, Strategy(tp=TP(size=size)), compact=compact)) for compact in (True, False))
+    assert flat.allocated == pytest.approx(traced, rel=5e-4)
+    assert short.parts == flat.parts
+
+
+@pytest.mark.parametrize(
+    ("fields", "use", "said"),
+    [
+        ({}, {"size": 8}, "8 ranks do not divide 4 key/value heads"),
+        ({}, {"size": 2, "sequence": True}, "with a split sequence"),
+        ({"method": "lora"}, {"size": 2}, "but of full training"),
+        ({"loss": "liger"}, {"size": 2}, "with fused kernels"),
+        ({"framework": "torchtitan"}, {"size": 2}, "no formula yet for tensor parallelism of torchtitan"),
+    ],
+)
+def test_what_transformers_plan_is_not_known_for(fields: dict[str, str], use: dict[str, int], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        program(Strategy(tp=TP(**use)), job=Job(batch=1, seq=256, **fields))  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32, INT64
-from memfit.lower import ops
+from memfit.lower import ops, split
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -48,7 +48,8 @@ def style(model: Model) -> str:
 
 def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Tensor:
     ctx.r.where = module.name
-    x = ops.embedding(ctx.r, ids, bound[f"{module.name}.weight"])
+    weight = bound[f"{module.name}.weight"]
+    x = split.table(ids, weight, ctx) if weight.shape[0] < module.rows * split.ranks(ctx) else ops.embedding(ctx.r, ids, weight)
     x = ops.scale(ctx.r, x) if module.scaled and not module.outside else x
     if ctx.program.input_gradients:
         x.needs = True  # enable_input_require_grads: the output becomes a leaf

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import bnb, ops, stored
+from memfit.lower import bnb, ops, split, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Tensor
@@ -12,6 +12,12 @@ from memfit.lower.recorder import Recorder, Tensor
 def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Tensor:
     """The layer's output for x; where nothing special applies, one matrix product. `apart`: the bias is added by itself."""
     ctx.r.where = layer.path
+    name = layer.path.rpartition(".")[2]
+    return split.leaving(whole(split.entering(x, name, ctx), layer, ctx, apart), name, ctx)
+
+
+def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
+    """Without what tensor parallelism does before and after it."""
     if layer.adapter is None:
         return base(x, layer, ctx, apart)
     if layer.packed is None or ctx.programs.plain_adapters:

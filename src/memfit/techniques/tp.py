@@ -15,7 +15,7 @@ from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques.base import Technique
 
-STYLES = {"megatron": "megatron"}  # of frameworks whose code is written
+STYLES = {"megatron": "megatron", "transformers": "transformers", "trl": "transformers"}  # of frameworks whose code is written
 
 
 def style(program: Program) -> str:
@@ -86,9 +86,43 @@ def problems(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=f"{job.framework} splits a model its own way, not `{tp.style}`", where="use tp.style", hint=f"`{own}`, or leave it away"
         )
-    if not tp.vocabulary:
+    if not tp.vocabulary and program.engine:
         yield Problem(message="Megatron always splits the vocabulary", where="use tp.vocabulary", hint="leave it away")
+    if not program.engine:
+        yield from planned(program, tp)
     yield from uneven(program, tp)
+
+
+COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
+ROWS = frozenset({"o_proj", "down_proj"})
+
+
+def planned(program: Program, tp: TP) -> Iterator[Problem]:
+    """What transformers' own plan does to models like Llama, trained whole, and nothing beside it."""
+    job, model, strategy = program.job, program.model, program.strategy
+    names = {linear.name.rpartition(".")[2] for layer, _ in model.kinds for linear in layer.linears()}
+    norms = {mixer.q_norm.width != mixer.head for layer, _ in model.kinds for block in layer.blocks
+             if isinstance(mixer := block.mixer, Attention) and mixer.q_norm is not None}  # fmt: skip
+    odd = (
+        (tp.sequence, "with a split sequence"),
+        (tp.parallel_loss, "with a loss on split logits"),
+        (not tp.vocabulary, "with the table and the head whole"),
+        (not job.training or job.method != "full" or program.quant is not None, "but of full training"),
+        (job.loss != "plain" or job.liger or bool(job.unsloth), "with fused kernels"),
+        (job.precision.find("autocast") >= 0, "under autocast"),
+        (strategy.data * strategy.size("cp") * strategy.size("pp") > 1, "beside other layouts"),
+        (
+            not names <= COLUMNS | ROWS or True in norms or model.head.name != "lm_head" or model.tied,
+            f"of the family `{model.family}` as it is here",
+        ),
+    )
+    for wrong, what in odd:
+        if wrong:
+            yield Problem(
+                message=f"no formula yet for transformers' tensor parallelism {what}",
+                where="use tp",
+                hint="`--by trace` runs the real code instead (extra `trace`)",
+            )
 
 
 def uneven(program: Program, tp: TP) -> Iterator[Problem]:
@@ -99,7 +133,8 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
             mixer = block.mixer
             if isinstance(mixer, Attention):
                 found |= {f"{mixer.heads} query heads": mixer.heads % tp.size}
-                found |= {f"{mixer.kv_heads} key/value heads": min(mixer.kv_heads % tp.size, tp.size % mixer.kv_heads)}
+                copied = tp.size % mixer.kv_heads if program.engine else tp.size  # Megatron has copies where there are fewer than ranks
+                found |= {f"{mixer.kv_heads} key/value heads": min(mixer.kv_heads % tp.size, copied)}
                 if len(mixer.project) != 3:
                     message = "queries, keys and values in one matrix are not split by any formula yet"
                     yield Problem(message=message, where="use tp", hint="`--by trace` runs the real code instead (extra `trace`)")
@@ -107,6 +142,8 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                 found |= {f"{mixer.width} values of the feed-forward": mixer.width % tp.size}
             else:
                 yield Problem(message=f"no formula yet for a split `{type(mixer).__name__}`", where="use tp")
+    if not program.engine:
+        found |= {f"{program.model.head.outputs} rows of the vocabulary": program.model.head.outputs % tp.size}
     if tp.sequence:
         found |= {f"{program.job.seq} tokens": program.job.seq % tp.size}
     for what, rest in found.items():
@@ -116,6 +153,7 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="tensor parallel",
-    cite="Megatron-LM core 0.16.1 tensor_parallel/layers.py, transformer/attention.py (num_query_groups_per_partition)",
+    cite="Megatron-LM core 0.16.1 tensor_parallel/layers.py, transformer/attention.py (num_query_groups_per_partition); "
+    "transformers 5.23 distributed/tensor_parallel.py",
     apply=apply, check=check, layout="tp",
 )  # fmt: skip
