@@ -19,7 +19,7 @@ from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 
 ORDER = ("pp", "ddp", "fsdp", "zero", "cp", "tp")  # outermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
-SERVED = ("ddp", "fsdp", "tp")
+SERVED = ("ddp", "fsdp", "tp", "cp")
 ALONE = threading.Lock()  # a process has one default group
 
 
@@ -38,12 +38,30 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(message="the trace cannot shard quantized weights", where="job.quant", hint="LoRA on 16-bit weights can be sharded")
     if strategy.fsdp is not None and strategy.fsdp.offload:
         yield Problem(message="the trace has no host for FSDP2 to offload to", where="use fsdp.offload", hint="leave it away")
+    if strategy.cp is not None:
+        yield from of_sequences(job, strategy)
     if strategy.tp is not None:
         yield from of_tensors(job, strategy.tp)
         if strategy.ddp is not None and strategy.fsdp is None:
             yield Problem(message="DDP takes no DTensors", where="use ddp", hint="`fsdp` beside `tp`, as torchtitan and accelerate have it")
     if not job.training:
         yield Problem(message="the trace follows training over many GPUs, not inference", where="job.mode", hint="leave `use` away")
+
+
+def of_sequences(job: Job, strategy: Strategy) -> Iterator[Problem]:
+    """torch's context parallelism as the Trainer and accelerate have it."""
+    if strategy.fsdp is None or strategy.ddp is not None or strategy.tp is not None:
+        message = "the trace runs context parallelism beside FSDP2 alone, which shards weights over the ranks of a sequence, too"
+        yield Problem(message=message, where="use cp", hint="`cp=2 fsdp=4`, as accelerate and torchtitan have it")
+    if strategy.cp is not None and strategy.cp.style == "ulysses":
+        yield Problem(message="torch has no Ulysses attention", where="use cp.style", hint="`ring` or `allgather`")
+    if not job.packing or job.attention in ("eager", "math", "flash-attn-2", "flash-attn-3"):
+        yield Problem(
+            message="torch's context parallelism is causal attention by SDPA, without padding", where="job.attention", hint="`sdpa`"
+        )
+    if strategy.cp is not None and job.seq % (2 * strategy.cp.size):
+        message = f"{2 * strategy.cp.size} chunks do not divide {job.seq} tokens"
+        yield Problem(message=message, where="job.seq", hint="every rank holds two chunks of each sequence, an early and a late one")
 
 
 def of_tensors(job: Job, tp: TP) -> Iterator[Problem]:

@@ -31,12 +31,22 @@ class Spread:
         if self.strategy.tp is not None:
             model = tensors.cut(model, base(model), self.strategy.tp, self.mesh["tp"])
         if self.strategy.fsdp is not None:
-            fully_sharded(model, self.strategy.fsdp, self.mesh["ddp", "fsdp"] if self.strategy.ddp is not None else self.mesh["fsdp"])
+            fully_sharded(model, self.strategy.fsdp, self.shards())
         return model
+
+    def shards(self) -> Any:
+        """The mesh that weights are sharded over: ranks of a sequence take part (accelerate 1.15 and torchtitan: `dp_shard_cp`)."""
+        if self.strategy.cp is not None:
+            return self.mesh["fsdp", "cp"]._flatten("dp_shard_cp")
+        return self.mesh["ddp", "fsdp"] if self.strategy.ddp is not None else self.mesh["fsdp"]
 
     def wrapped(self, model: Any) -> Any:
         """When it is loaded and ready to train: DDP around it."""
         ddp = self.strategy.ddp
+        if self.strategy.cp is not None:
+            from accelerate.big_modeling import _attach_context_parallel_hooks
+
+            _attach_context_parallel_hooks(model)
         if ddp is None or self.strategy.fsdp is not None:
             return model
         from torch.nn.parallel import DistributedDataParallel
@@ -46,13 +56,26 @@ class Spread:
             static_graph=ddp.static_graph, find_unused_parameters=ddp.find_unused,
         )  # fmt: skip
 
-    def inputs(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Positions are those of the whole sequence, of which sequence parallelism leaves each rank a part."""
-        tp = self.strategy.tp
-        if tp is None or not tp.sequence:
-            return given
+    @contextlib.contextmanager
+    def inputs(self, given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Positions are those of the whole sequence, of which sequence and context parallelism leave each rank a part."""
+        tp, cp = self.strategy.tp, self.strategy.cp
+        if cp is None and (tp is None or not tp.sequence):
+            yield given
+            return
         tokens = given["input_ids"]
-        return {**given, "position_ids": torch.arange(tokens.shape[1], device=tokens.device).unsqueeze(0)}
+        given = {**given, "position_ids": torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)}
+        if cp is None:
+            yield given
+            return
+        from torch.distributed.tensor.experimental import context_parallel
+        from torch.distributed.tensor.experimental._attention import set_rotate_method
+
+        given["shift_labels"] = torch.nn.functional.pad(given["labels"], (0, 1), value=-100)[:, 1:].contiguous()
+        set_rotate_method("allgather" if cp.style == "allgather" else "alltoall")
+        buffers = list(given.values())  # as the Trainer has it (transformers 5.23 trainer.py `_prepare_context_parallel_inputs`)
+        with context_parallel(self.mesh["cp"], buffers=buffers, buffer_seq_dims=[1] * len(buffers), no_restore_buffers=set(buffers)):
+            yield given
 
     @contextlib.contextmanager
     def micro_batch(self, model: Any, last: bool) -> Iterator[None]:

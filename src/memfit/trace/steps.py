@@ -113,20 +113,20 @@ def micro_step(
 ) -> None:
     plan, options, scaler, step, optimizer = how
     recorder.mark("prepare", step=step)
-    given = options.spread.inputs(inputs.training(recorder, model, job, plan, job.batch))
-    recorder.mark("forward")
-    outputs = forward(**given)
-    loss = outputs.loss
-    if job.keep_outputs:
-        kept[:] = [outputs]  # the loop's variable is overwritten now
-    if not options.keep_outputs:
-        del outputs
-    if job.accumulate > 1:
-        loss = loss / job.accumulate
-    if scaler is not None:
-        loss = scaler.scale(loss)
-    recorder.mark("backward")
-    backward(optimizer, loss)
+    with options.spread.inputs(inputs.training(recorder, model, job, plan, job.batch)) as given:
+        recorder.mark("forward")
+        outputs = forward(**given)
+        loss = outputs.loss
+        if job.keep_outputs:
+            kept[:] = [outputs]  # the loop's variable is overwritten now
+        if not options.keep_outputs:
+            del outputs
+        if job.accumulate > 1:
+            loss = loss / job.accumulate
+        if scaler is not None:
+            loss = scaler.scale(loss)
+        recorder.mark("backward")
+        backward(optimizer, loss)
     recorder.rest()
     own(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
 
