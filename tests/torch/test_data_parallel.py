@@ -152,7 +152,7 @@ MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}
         (Strategy(fsdp=FSDP(size=4, wrap="layers", param_dtype="bf16", reduce_dtype="bf16"), ddp=DDP(size=2)), {}),
         (Strategy(fsdp=FSDP(size=W, wrap="layers", sync=False, **MIXED)), {"accumulate": 2}),
         (Strategy(ddp=DDP(size=W)), {}),
-        (Strategy(ddp=DDP(size=W, bucket_view=True, static_graph=True)), {}),
+        (Strategy(ddp=DDP(size=W, bucket_view=True)), {}),
     ],
     ids=str,
 )

@@ -1,8 +1,9 @@
 """torch's DistributedDataParallel: gradients are copied into buckets, which are summed up over the ranks (torch 2.13
 torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp).
 
-Left out: communication hooks, DDP's own mixed precision, buckets in NCCL's memory. The sum of a bucket starts when its last gradient has
-come; here all are told of at the end of the backward.
+Left out: communication hooks, DDP's own mixed precision, buckets in NCCL's memory, and the copy of the logits that `_DDPSink` makes at the end of
+a forward with `find_unused`, or of a static graph's first (seen: nothing at the peak). The sum of
+a bucket starts when its last gradient has come; here all are told of at the end of the backward.
 """
 
 from __future__ import annotations
