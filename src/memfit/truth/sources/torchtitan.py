@@ -1,0 +1,40 @@
+"""Meta's torchtitan: FSDP2 over Llama as its configs of 2025 run it (llama3_8b.toml: batch 1, 8192 tokens, selective checkpoints by operation,
+AdamW fused, norms clipped at 1, weights in fp32 and products in bf16, parallelize_llama.py apply_fsdp). What Inductor compiles, fp8, and
+other implementations of FSDP are not what the formulas say; nor is its code of 2024, which nobody here has read."""
+
+from __future__ import annotations
+
+import re
+
+from memfit.strategy import FSDP, Strategy
+from memfit.truth import words
+from memfit.truth.case import Unfit
+from memfit.truth.published import Reading, reader
+from memfit.truth.rows import Row, count
+
+SHARDS = re.compile(r"fsdp(\d{1,5})")
+EAGER = ("FSDP2", "FSDP2 eager", "eager FSDP2")
+
+
+@reader("pytorch/torchtitan", layouts=True)
+def read(row: Row) -> Reading:
+    gpus, length = count(row.gpus) or 1, count(row.seq)
+    layout = SHARDS.fullmatch(row.text("parallel"))
+    if layout is None or int(layout[1]) != gpus:
+        raise Unfit("a strategy for several GPUs: not yet", row.text("parallel"))
+    for key in ("compile", "float8", "recipe"):
+        if row.more(key):
+            raise Unfit("a technique without formula", key)
+    done_by = next((str(row.more(key)) for key in ("fsdp_impl", "impl", "engine", "trainer") if row.more(key)), EAGER[0])
+    if done_by not in EAGER:
+        raise Unfit("a technique without formula", done_by)
+    if not re.match(r"202[5-9]", row.text("engine_version")):
+        raise Unfit("a version whose code was not read", row.text("engine_version"))
+    if length is None:
+        raise Unfit("the length of the longest sequence is not stated", row.seq)
+    options: words.Options = {
+        "framework": "torchtitan", "task": "pretrain", "batch": words.batch(row), "seq": length, "precision": "fp32", "optimizer": "adamw_fused",
+        "clip": 1.0, "loss": "chunked" if str(row.more("loss") or "").startswith("chunked") else "plain",
+        "checkpointing": "selective" if row.text("grad_checkpointing").startswith("selective") else words.checkpointing(row.grad_checkpointing),
+    }  # fmt: skip
+    return Reading(options=options, strategy=Strategy(fsdp=FSDP(size=gpus, param_dtype="bf16", reduce_dtype="fp32", wrap="ends")))
