@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 
+from memfit.errors import InputError
 from memfit.lower.layouts.base import Engine
 from memfit.lower.recorder import Recorder
 from memfit.program import Program
@@ -22,6 +24,8 @@ def named(strategy: Strategy) -> str:
 
 
 def kind(name: str) -> type[Engine]:
+    if find_spec(f"memfit.lower.layouts.{name}") is None:
+        raise InputError.one(f"no formula yet for {name}", where="use", hint="`--by trace` runs the real code instead (extra `trace`)")
     engine: type[Engine] = import_module(f"memfit.lower.layouts.{name}").ENGINE
     return engine
 
