@@ -16,8 +16,11 @@ BUILDERS: dict[str, tuple[str, ...]] = {
     "seq2seq-lm": ("AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq"),
     "masked-lm": ("AutoModelForMaskedLM",),
     "classification": ("AutoModelForSequenceClassification",),
+    "token-classification": ("AutoModelForTokenClassification",),
+    "question-answering": ("AutoModelForQuestionAnswering",),
 }
 assert {"auto", *BUILDERS} == set(HEADS)
+SILENT = ("masked-lm", "classification", "token-classification", "question-answering")  # heads that generate nothing
 
 
 def chosen(config: Any, head: str) -> tuple[str, Any]:
@@ -41,7 +44,7 @@ def chosen(config: Any, head: str) -> tuple[str, Any]:
 
 def usual(config: Any, known: dict[str, Any]) -> str | None:
     """Where nothing is named: encoders predict masked tokens, composites see, and everything else goes on with a text."""
-    order = ["causal-lm", "image-text", "seq2seq-lm", "masked-lm", "classification"]
+    order = ["causal-lm", "image-text", "seq2seq-lm", *SILENT]
     if getattr(config, "vision_config", None) is not None:
         order.insert(0, "image-text")
     elif getattr(config, "is_encoder_decoder", False):
@@ -65,4 +68,4 @@ def names(builder: Any, config: Any) -> tuple[str, ...]:
     return tuple(one.__name__ for one in (found if isinstance(found, (tuple, list)) else (found,)))
 
 
-__all__ = ["chosen"]
+__all__ = ["SILENT", "chosen"]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError, Problem
 from memfit.job import Job
-from memfit.trace import versions
+from memfit.trace import classes, versions
 from memfit.trace.pictures import Inputs, Pictures, parameters, pictures, required, sees, special
 from memfit.trace.recorder import Recorder
 
@@ -40,7 +40,7 @@ def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
         raise InputError.one(f"`{type(model).__name__}` takes no text without an image", where="job.images", hint="`--images 1`")
     found = pictures(model, job, device) if job.images else None
     target = 0
-    if paired(model) and kind != "classification":
+    if paired(model) and kind not in classes.SILENT:
         limit = special(model.config, "max_target_positions") or job.seq
         target = min(job.target_seq or job.seq, limit)
     made = Plan(kind=kind, pictures=found, target=target, notes=tuple(notes(model, kind, job, found, target)))
@@ -54,7 +54,11 @@ def fits(model: Any, job: Job) -> None:
     """A table of learned positions has a last row."""
     for name, module in model.named_modules():
         rows = getattr(module, "num_embeddings", None)
-        if rows is None or name.rpartition(".")[2] not in TABLES or any(part in name for part in ("vision", "visual", "image")):
+        if (
+            rows is None
+            or name.rpartition(".")[2] not in TABLES
+            or any(part in name for part in ("vision", "visual", "image", "video", "qformer"))
+        ):
             continue
         decodes = paired(model) and "decoder" in name
         if decodes or (hearing(model) is not None):
@@ -85,7 +89,7 @@ def notes(model: Any, kind: str, job: Job, found: Pictures | None, target: int) 
         source = f"{job.seq} tokens" if heard is None else f"{max(heard)} frames of sound"
         answers = f"{target} tokens" if job.training else f"{job.new_tokens} new tokens"
         told.append((f"the encoder gets {source}, the decoder {answers}", "job.target_seq" if job.training else "job.seq", ""))
-    if not job.training and kind in ("masked-lm", "classification"):
+    if not job.training and kind in classes.SILENT:
         told.append(("an encoder generates nothing: one forward is traced", "job.new_tokens", ""))
     return [Problem(message=message, where=where, hint=hint, level="note") for message, where, hint in told]
 
@@ -117,7 +121,7 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
     if not reads(model):
         given["pixel_values"] = torch.empty((size, 3, *screen(model)), dtype=model.dtype, device=device)
         return given
-    if sees(model) or made.kind == "classification":
+    if sees(model) or made.kind in ("classification", "question-answering"):
         given["input_ids"] = written(model, job, made, size).to(device)
     else:
         given["input_ids"] = torch.randint(1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device)
@@ -150,7 +154,7 @@ def written(model: Any, job: Job, made: Plan, size: int) -> torch.Tensor:
     }
     ordinary = next(number for number in range(3, 3 + len(marks) + 1) if number not in marks)
     ids = torch.full((size, job.seq), ordinary, dtype=torch.int64)
-    if made.kind == "classification":
+    if made.kind in ("classification", "question-answering"):
         ids[:, -1] = special(config, "eos_token_id") or ordinary  # where BART and T5 look
     places = [] if made.pictures is None else made.pictures.places
     if places:
@@ -178,12 +182,16 @@ def seen(model: Any, job: Job, made: Plan, ids: torch.Tensor) -> Inputs:
 
 
 def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> Inputs:
-    """With labels: the ids themselves, those of the decoder, or a class a sequence."""
+    """With labels: the ids themselves, those of the decoder, a class of a sequence or of each token, or an answer's first and last place."""
     given = prompt(recorder, model, job, made, size)
     device = recorder.device.type
     if made.kind == "classification":
         number = int(getattr(model.config, "num_labels", 2))
         given["labels"] = torch.zeros((size,), dtype=torch.int64 if number > 1 else torch.float32, device=device)
+    elif made.kind == "question-answering":
+        given |= {name: torch.zeros((size,), dtype=torch.int64, device=device) for name in ("start_positions", "end_positions")}
+    elif made.kind == "token-classification":
+        given["labels"] = torch.zeros(tuple(given["input_ids"].shape), dtype=torch.int64, device=device)
     elif made.target:
         given["labels"] = torch.randint(3, versions.vocabulary(model.config), (size, made.target), device=device)
     elif sees(model):

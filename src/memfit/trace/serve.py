@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from memfit.job import Job
-from memfit.trace import inputs, older, pictures
+from memfit.trace import classes, inputs, older, pictures
 from memfit.trace.recorder import Recorder
 
 RESIDUAL = 128  # tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
@@ -20,7 +20,7 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     recorder.mark("prepare")
     prompt = inputs.prompt(recorder, model, job, plan, job.batch)
     recorder.serving = True
-    if job.new_tokens == 0 or plan.kind in ("masked-lm", "classification"):
+    if job.new_tokens == 0 or plan.kind in classes.SILENT:
         with torch.no_grad():
             held = model(**prompt, **asked(model, job))
         del held

@@ -1,0 +1,110 @@
+"""A small configuration for every model type of transformers: its own defaults, with as few layers as show every kind of layer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+DEPTH = re.compile(r"num_hidden_layers|n_layers?|num_layers|.*num_.*layers|encoder_layers|decoder_layers|depth|.*_depth")
+LAYERS = 2
+Values = dict[str, Any]
+
+GLM = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+# What the defaults lack or contradict; a dictionary changes the part of that name.
+OWN: dict[str, Values] = {
+    "aya_vision": {"vision_config": {"num_attention_heads": 16}},
+    "bamba": {"attn_layer_indices": [1]},
+    "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {"attn_config": {"rope_theta": 10000.0}},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": 64, "pad_token_id": 1, "mask_token_id": 32},
+    "gemma3": {"mm_tokens_per_image": 49},
+    "gemma3n_text": {"num_kv_shared_layers": 0},
+    "glm46v": {"text_config": {"rope_parameters": GLM}},
+    "glm4v": {"text_config": {"rope_parameters": GLM}},
+    "glm4v_moe": {"text_config": {"rope_parameters": GLM, "head_dim": 128}},
+    "glmga": {"text_config": {"rope_parameters": GLM}},
+    "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128},
+    "hunyuan_vl": {"text_config": {"head_dim": 128}},
+    "idefics3": {"vision_config": {"image_size": 256}},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "janus": {"vision_config": {"projection_dim": 4096}},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
+    "longt5": {"decoder_start_token_id": 0},
+    "ministral": {"head_dim": 128},
+    "moonshine": {"pad_token_id": 2},
+    "nemotron": {"num_key_value_heads": 8},
+    "pop2piano": {"decoder_start_token_id": 0},
+    "qwen2_vl": {"vision_config": {"hidden_size": 8192}},
+    "recurrent_gemma": {"num_hidden_layers": 3},
+    "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8]},
+    "shieldgemma2": {"mm_tokens_per_image": 49},
+    "smolvlm": {"vision_config": {"image_size": 256}},
+    "switch_transformers": {"decoder_start_token_id": 0},
+    "t5": {"decoder_start_token_id": 0},
+    "udop": {"decoder_start_token_id": 0},
+    "xmod": {"default_language": "en_XX"},
+}  # fmt: skip
+
+
+def small(kind: str) -> Values:
+    """The configuration of `kind` as a dictionary; whole where a smaller one is refused."""
+    from transformers import CONFIG_MAPPING
+
+    whole = fitted(merged(CONFIG_MAPPING[kind]().to_dict(), OWN.get(kind, {})))
+    cut = shrunk(whole)
+    try:
+        CONFIG_MAPPING[kind](**{key: value for key, value in cut.items() if key != "model_type"})
+    except Exception:  # noqa: BLE001 - whatever it is, the trace of the whole one will tell
+        cut = whole
+    return {**cut, "model_type": kind}
+
+
+def fitted(values: Values) -> Values:
+    """A vision tower ends as wide as the text model is."""
+    text, tower = values.get("text_config"), values.get("vision_config")
+    if text and tower and "hidden_size" in text and "out_hidden_size" in tower:
+        return merged(values, {"vision_config": {"out_hidden_size": text["hidden_size"]}})
+    return values
+
+
+def merged(values: Values, changes: Values) -> Values:
+    found = dict(values)
+    for key, value in changes.items():
+        found[key] = merged(found[key], value) if isinstance(value, dict) and isinstance(found.get(key), dict) else value
+    return found
+
+
+def shrunk(values: Values) -> Values:
+    """With fewer layers: two, or as many as it takes until each kind that a list of layers names has been seen."""
+    lists = [one for one in values.values() if isinstance(one, list) and one and all(isinstance(item, (str, int)) for item in one)]
+    depths = {value for key, value in values.items() if counts(key, value)}
+    keep = {depth: min(depth, max([LAYERS, *(seen(one) for one in lists if len(one) == depth)])) for depth in depths}
+    found: Values = {}
+    for key, value in values.items():
+        if isinstance(value, dict) and value and all(str(one).isdigit() for one in value) and depths:
+            value = {one: item for one, item in value.items() if int(one) < keep[max(depths)]}
+        elif isinstance(value, dict):
+            value = shrunk(value)
+        elif isinstance(value, list) and len(value) in keep and len(value) > 8:
+            value = value[: keep[len(value)]]
+        elif counts(key, value):
+            value = keep[value]
+        found[key] = value
+    return found
+
+
+def counts(key: Any, value: Any) -> bool:
+    return isinstance(key, str) and isinstance(value, int) and not isinstance(value, bool) and DEPTH.fullmatch(key) is not None
+
+
+def seen(kinds: list[Any]) -> int:
+    """How many layers it takes until every kind has been there."""
+    return 1 + max(kinds.index(one) for one in set(kinds))
+
+
+__all__ = ["small"]

@@ -1,0 +1,94 @@
+"""Every class that transformers has for text, and for text with images or sounds, through the trace: a training step, and generation.
+
+What is refused is in `refused_classes.txt`, by name and with its reason; a class that passes from one side to the other makes this red.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5.23")
+
+from tests.torch.small_configs import small  # noqa: E402
+from transformers.models.auto import modeling_auto  # noqa: E402
+
+from memfit.errors import InputError  # noqa: E402
+from memfit.job import Job  # noqa: E402
+from memfit.trace import trace_config  # noqa: E402
+
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
+HEADS = {
+    "causal-lm": ("CAUSAL_LM",), "image-text": ("IMAGE_TEXT_TO_TEXT",), "seq2seq-lm": ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),
+    "masked-lm": ("MASKED_LM",), "classification": ("SEQUENCE_CLASSIFICATION",), "token-classification": ("TOKEN_CLASSIFICATION",),
+    "question-answering": ("QUESTION_ANSWERING",),
+}  # fmt: skip
+GENERATING = ("causal-lm", "image-text", "seq2seq-lm")
+READ_FROM = "5.23"
+UNBUILT = ("gemma4_assistant",)  # its own defaults are refused by its own check
+# What these classes want of a job: cuFFT knows no bf16; fewer positions than others; kernels of one number format.
+JOBS: dict[str, dict[str, Any]] = {
+    "fnet": {"precision": "fp32"}, "xlstm": {"precision": "fp32"}, "xlnet": {"precision": "fp32"}, "blip": {"seq": 256}, "florence2": {"seq": 512},
+    "git": {"seq": 512}, "instructblip": {"seq": 256}, "instructblipvideo": {"seq": 256}, "perceiver": {"seq": 2048},
+}  # fmt: skip
+
+
+def classes() -> list[tuple[str, str]]:
+    found = []
+    for head, mappings in HEADS.items():
+        kinds = dict.fromkeys(kind for one in mappings for kind in getattr(modeling_auto, f"MODEL_FOR_{one}_MAPPING_NAMES"))
+        found += [(head, kind) for kind in kinds if kind not in UNBUILT]
+    return found
+
+
+def tasks(head: str, kind: str) -> list[str]:
+    """Training for all; generation for a fixed half."""
+    half = zlib.crc32(f"{head} {kind}".encode()) % 2 == 0
+    return ["finetune", "inference"] if head in GENERATING and half else ["finetune"]
+
+
+def refused() -> dict[str, str]:
+    """What is said of each, by head, model type and task."""
+    found = {}
+    for line in (Path(__file__).parent / "refused_classes.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, _, message = line.partition(" | ")
+            found[name.strip()] = message.strip()
+    return found
+
+
+REFUSED = refused()
+
+
+def outcome(head: str, kind: str, task: str) -> str:
+    """Nothing where the trace is through, else the first words of the one message."""
+    options = {"images": 1, "seq": 1024} if head == "image-text" else {"seq": 64}
+    try:
+        trace_config(small(kind), Job(task=task, head=head, new_tokens=4, **(options | JOBS.get(kind, {}))), steps=1)
+    except InputError as bad:
+        (problem,) = bad.problems
+        return problem.message
+    return ""
+
+
+@pytest.mark.skipif(not transformers.__version__.startswith(READ_FROM), reason=f"the table is of transformers {READ_FROM}")
+@pytest.mark.parametrize(("head", "kind"), classes())
+def test_it_is_traced_or_refused_as_told(head: str, kind: str) -> None:
+    found = {task: outcome(head, kind, task) for task in tasks(head, kind)}
+    for task, message in found.items():
+        told = REFUSED.get(f"{head} {kind} {task}", "")
+        if not message and "Error: " in told and "requires the" in told:
+            continue  # here the package is installed
+        assert bool(message) == bool(told), f"{head} {kind} {task}: {message or 'passes now'}"
+        assert told in message
+
+
+def test_the_table_names_what_there_is() -> None:
+    known = {f"{head} {kind} {task}" for head, kind in classes() for task in tasks(head, kind)}
+    assert set(REFUSED) <= known
+    assert len(known) > 700
+    assert len(REFUSED) < len(known) // 5
