@@ -23,7 +23,7 @@ CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
 CACHES = ("dynamic", "static", "quantized", "none")
 UNSLOTH = ("norms", "rotary", "loss", "adapters")
-HEADS = ("auto", "causal-lm", "image-text", "seq2seq-lm", "masked-lm", "question-answering", "token-classification", "classification")
+HEADS = ("auto", "causal-lm", "image-text", "seq2seq-lm", "masked-lm", "question-answering", "classification", "token-classification")
 QUANTS = ("none", "nf4", "fp4", "int8")
 # The versions that the formulas were read from; `versions` names older ones.
 NEWEST = {
