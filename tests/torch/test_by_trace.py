@@ -96,7 +96,7 @@ def test_the_class_is_that_of_the_architectures() -> None:
 
 
 def test_images_are_told() -> None:
-    from tests.torch.test_classes_cpu import LLAVA
+    from tests.torch.small import LLAVA
 
     told = {
         True: "every sequence has an image of 32 x 32 pixels, 16 of its 64 tokens",

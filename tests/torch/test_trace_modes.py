@@ -12,7 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.torch.real_steps import CONFIGS  # noqa: E402
+from tests.torch.small import CONFIGS  # noqa: E402
 
 from memfit.job import Job  # noqa: E402
 from memfit.tape import Alloc, Mark, Tape, check  # noqa: E402

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from tests.core.tapes import alive as alive_at  # noqa: E402
-from tests.torch.real_steps import CONFIGS  # noqa: E402
+from tests.torch.small import CONFIGS  # noqa: E402
 
 from memfit import kernels  # noqa: E402
 from memfit.errors import InputError  # noqa: E402

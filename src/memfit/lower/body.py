@@ -35,6 +35,7 @@ class Body:
         self.blocks: list[Storage | None] = []  # of a quantized file
         self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
         self.shared: list[Tensor] = []
+        self.batch: tuple[Tensor, ...] = ()  # what the loop's variable holds, until the next one is there
         self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them,
         self.cache: Cache | None = None  # and its keys and values
 

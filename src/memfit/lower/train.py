@@ -112,8 +112,8 @@ class Stretch:
 def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: int) -> None:
     """Forward, loss, backward, as a Trainer runs them: the outputs are dropped before backward."""
     r.mark("forward", "", step)
-    inputs = batch_of(r, program, program.job.batch, tokens)
-    loss = forward_loss(r, program, body, inputs, "forward", step)
+    body.batch = batch_of(r, program, program.job.batch, tokens)
+    loss = forward_loss(r, program, body, body.batch, "forward", step)
     r.mark("backward", "", step)
     seed = r.like(loss, "ones_like")
     r.thread = "backward"
@@ -125,7 +125,6 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: in
     if body.programs.keeps_outputs or program.job.keep_outputs:
         r.former, r.kept = r.kept, []
     r.let_go(r.kept)
-    del inputs
 
 
 def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Tensor, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from memfit.trace import cuda
-from memfit.trace.ops import op
+from memfit.trace.ops import collect, op
 
 LOWER = [
     "_convolution.deprecated",
@@ -210,9 +210,11 @@ def wide_appended(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def promote(func: Any, args: Any, kwargs: Any) -> Any:
-    """Every tensor to the widest dtype among them."""
-    tensors = [one for one in (*args, *kwargs.values()) if isinstance(one, torch.Tensor) and eligible(one)]
-    dtype = torch.float32 if any(one.dtype == torch.float32 for one in tensors) else torch.get_autocast_dtype("cuda")
+    """Every tensor to the widest dtype among them, those in lists (`cat`, `stack`) included."""
+    tensors: list[torch.Tensor] = []
+    collect((*args, *kwargs.values()), tensors)
+    wide = any(eligible(one) and one.dtype == torch.float32 for one in tensors)
+    dtype = torch.float32 if wide else torch.get_autocast_dtype("cuda")
     return called(func, args, kwargs, dtype)
 
 
@@ -235,7 +237,7 @@ def policies(type: str) -> dict[str, Policy]:
 
 def install(type: str = "cuda") -> None:
     """Replace the autocast kernels of the lists, once a process; on a build without CUDA nothing else reaches them."""
-    fresh = [name for name in policies(type) if name not in _NAMES]
+    fresh = [name for name in {**policies("cuda"), **policies(type)} if name not in _NAMES]  # torch's own would turn all casts off inside
     if not fresh:
         return
     with warnings.catch_warnings():
@@ -255,8 +257,12 @@ def registered(names: list[str]) -> Any:
 
 
 def kernel(func: Any, name: str, keys: Any) -> Callable[..., Any]:
+    whole = torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
     def run(*args: Any, **kwargs: Any) -> Any:
         policy = POLICIES[_ACTING[0]].get(name)
+        if policy is None and whole:  # what it is made of is cast
+            return func.decompose(*args, **kwargs)
         with torch._C._ExcludeDispatchKeyGuard(keys):
             return func(*args, **kwargs) if policy is None else policy(func, args, kwargs)
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 from memfit.tape import Comm
-from memfit.trace.recorder import Recorder, collect
+from memfit.trace.ops import collect
+from memfit.trace.recorder import Recorder
 from memfit.trace.rules import NO, RULES
 
 SPACES = ("c10d", "_c10d_functional", "_dtensor")

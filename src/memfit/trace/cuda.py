@@ -111,6 +111,8 @@ def pretended(device: Device) -> Iterator[None]:
     ]
     if device.type == "cuda":
         patches += answers(device)
+    else:
+        patches += draws()
     lifted = torch._C._only_lift_cpu_tensors()
     torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(x, device="cuda")` then shows its copy to the mode
     try:
@@ -194,6 +196,13 @@ def accelerator() -> list[tuple[Any, str, Any]]:
     }  # fmt: skip
     module = getattr(torch, "accelerator", None)
     return [(module, name, value) for name, value in values.items() if hasattr(module, name)]
+
+
+def draws() -> list[tuple[Any, str, Any]]:
+    """The state of the CPU's generator, which checkpointing keeps, is made below the dispatcher; here it is seen."""
+    size = torch.get_rng_state().numel()
+    values: dict[str, Any] = {"get_rng_state": lambda: torch.empty(size, dtype=torch.uint8), "set_rng_state": lambda _: None}
+    return [(torch, name, value) for name, value in values.items()]
 
 
 @contextlib.contextmanager

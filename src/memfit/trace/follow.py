@@ -14,7 +14,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 import torch
 from memfit.trace import cuda
 from memfit.trace.label import settle
-from memfit.trace.recorder import Recorder, collect, plain
+from memfit.trace.ops import collect
+from memfit.trace.recorder import Recorder, plain
 from memfit.trace.steps import own, paths_of, states
 
 PATIENCE = 3

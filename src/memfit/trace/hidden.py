@@ -11,13 +11,15 @@ from memfit.trace.ops import table
 
 
 class Hidden(NamedTuple):
-    """A buffer the kernel allocates. `keep`: it stays until the process ends; `first`: it is there before the result."""
+    """A buffer the kernel allocates. `keep`: it stays until the process ends; `first`: it is there before the result; `brief`: it goes
+    before the kernel takes another."""
 
     name: str
     size: int
     formula: str = ""
     keep: bool = False
     first: bool = False
+    brief: bool = False
 
 
 HIDDEN: dict[Any, Callable[[Any, Any, Any, Any], list[Hidden]]] = {}
@@ -35,8 +37,6 @@ def matmul(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of its own. Operands that
     are neither row- nor column-major are copied (ATen/native/cuda/Blas.cpp `prepare_matrix_for_cublas`)."""
     device = recorder.device
-    if device.type != "cuda":
-        return []
     found = [
         Hidden("contiguous_operand", one.numel() * one.element_size()) for one in args if isinstance(one, torch.Tensor) and scattered(one)
     ]
@@ -73,45 +73,6 @@ def safe_softmax(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hid
 def logsumexp(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """The largest values and the shifted exponentials (ATen/native/ReduceOps.cpp `logsumexp_out_impl`)."""
     return named(maxima=result.numel() * result.element_size(), exponentials=args[0].numel() * args[0].element_size())
-
-
-@row(
-    "add.Tensor", "sub.Tensor", "mul.Tensor", "div.Tensor", "add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor", "pow.Tensor_Tensor",
-    "maximum", "minimum", "bitwise_and.Tensor", "eq.Tensor", "ne.Tensor", "lt.Tensor", "le.Tensor", "gt.Tensor", "ge.Tensor",
-)  # fmt: skip
-def promoted(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    """On a CPU operands of another dtype than the common one are copied to it first, and a result of another is made beside it
-    (ATen/TensorIterator.cpp `compute_types`); CUDA's kernels read them as they are."""
-    if recorder.device.type != "cpu":
-        return []
-    tensors = [one for one in args if isinstance(one, torch.Tensor)]
-    operands = [one for one in tensors if one.dim() or one.numel() > 1]
-    if len({one.dtype for one in tensors}) < 2 or not operands:
-        return []
-    common = tensors[0].dtype
-    for one in operands:
-        common = torch.promote_types(common, one.dtype) if one.dtype != torch.bool or common == torch.bool else common
-    copied = [one for one in operands if one.dtype != common]
-    return [Hidden("promoted", one.numel() * common.itemsize, first=True) for one in copied]
-
-
-@row("_scaled_dot_product_flash_attention_for_cpu")
-def cpu_flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    query, key, threads = args[0], args[1], torch.get_num_threads()
-    sizes = query.shape[2], key.shape[2]
-    half = query.element_size() == 2
-    return named(
-        buffer=kernels.cpu_flash(*sizes, query.shape[3], threads),
-        reduced=kernels.cpu_flash_backward(*sizes, threads, 2) // 2 if half else 0,
-    )
-
-
-@row("_scaled_dot_product_flash_attention_for_cpu_backward")
-def cpu_flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    query, key, threads = args[1], args[2], torch.get_num_threads()
-    sizes = query.shape[2], key.shape[2]
-    half = query.element_size() == 2
-    return named(buffer=kernels.cpu_flash_backward(*sizes, threads), reduced=kernels.cpu_flash_backward(*sizes, threads, 2) if half else 0)
 
 
 @row("_scaled_dot_product_flash_attention")
@@ -168,31 +129,35 @@ def efficient_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> li
 
 @row("embedding_dense_backward")
 def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    if recorder.device.type != "cuda":
-        return []
     gradient, indices, vocabulary = args[0], args[1], args[2]
     buffers = kernels.embedding_backward(indices.numel(), vocabulary, gradient.shape[-1])
     copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
     return named(contiguous_grad=copy, indices=buffers.indices, partial_sums=max(buffers.sorting, buffers.summing))
 
 
+def ordered(tensor: torch.Tensor) -> int:
+    """Bytes of the copy that a kernel makes of a tensor that is not contiguous."""
+    return 0 if tensor.is_contiguous() else tensor.numel() * tensor.element_size()
+
+
+@row("native_layer_norm")
+def layer_norm(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """ATen/native/cuda/layer_norm_kernel.cu `layer_norm_cuda`: `expect_contiguous`."""
+    return [one._replace(first=True) for one in named(contiguous_input=ordered(args[0]))]
+
+
 @row("native_layer_norm_backward")
 def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    if recorder.device.type != "cuda":
-        return []
     gradient, shape = args[0], args[2]
     width = 1
     for one in shape:
         width *= one
     size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms)
-    copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
-    return named(contiguous_grad=copy, dgamma_partial=size, dbeta_partial=size)
+    return named(contiguous_grad=ordered(gradient), contiguous_input=ordered(args[1]), dgamma_partial=size, dbeta_partial=size)
 
 
 @row("_fused_rms_norm_backward")
 def rms_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    if recorder.device.type != "cuda":
-        return []
     gradient, width = args[0], args[1].shape[-1]
     size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms)
     copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
@@ -207,15 +172,11 @@ def softmax_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list
 
 @row("_foreach_norm.Scalar")
 def foreach_norm(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    if recorder.device.type != "cuda":
-        return []
     return named(partial_norms=kernels.foreach_norm(tuple(one.numel() for one in args[0])))
 
 
 @row("index_put", "index_put_", "_index_put_impl_")
 def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    if recorder.device.type != "cuda":
-        return []
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulate:
         return []
@@ -225,8 +186,6 @@ def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden
 
 @row("sort", "sort.stable")
 def sort(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    if recorder.device.type != "cuda":
-        return []
     values = args[0]
     length = values.shape[-1] if values.dim() else 1
     return named(radix=kernels.sort_buffers(values.numel() // max(1, length), length, values.element_size()))

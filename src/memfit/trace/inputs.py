@@ -183,6 +183,7 @@ def seen(model: Any, job: Job, made: Plan, ids: torch.Tensor) -> Inputs:
 
 def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> Inputs:
     """With labels: the ids themselves, those of the decoder, a class of a sequence or of each token, or an answer's first and last place."""
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
     given = prompt(recorder, model, job, made, size)
     device = recorder.device.type
     if made.kind == "classification":

@@ -99,6 +99,14 @@ def take_along_dim(source: torch.Tensor, indices: torch.Tensor, dim: int | None 
     return aten.gather(source.expand(sizes), dim, indices.expand(wide))
 
 
+def linear(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """A bias that no fused product adds is added in place; under a mode the composite would copy (ATen/native/Linear.cpp `linear`)."""
+    if bias is None or source.dim() < 3 or source.is_contiguous():
+        whole: torch.Tensor = aten.linear.default.decompose(source, weight, bias)
+        return whole
+    return torch.matmul(source, weight.t()).add_(bias)
+
+
 def silu_backward(gradient: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """One kernel on CPU and CUDA, a composite of six ops elsewhere (native_functions.yaml, torch 2.13)."""
     with torch._C._AutoDispatchBelowAutograd():
@@ -252,5 +260,6 @@ CHOSEN = known(
     softmax__int=softmax,
     log_softmax__int=log_softmax,
     take_along_dim=take_along_dim,
+    linear=linear,
 )  # fmt: skip
 BACKWARD = known(silu_backward=silu_backward, mish_backward=mish_backward)

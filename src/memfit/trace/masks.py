@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from memfit.trace.ops import aten
-from memfit.trace.recorder import Recorder, collect
+from memfit.trace.ops import aten, collect
+from memfit.trace.recorder import Recorder
 from memfit.trace.rules import RULES
 
 NO = (False, None)

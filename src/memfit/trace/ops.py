@@ -28,3 +28,12 @@ def table(into: dict[Any, Any]) -> Callable[..., Callable[[Function], Function]]
         return add
 
     return under
+
+
+def collect(values: Any, into: list[torch.Tensor]) -> None:
+    """The tensors among the arguments of an operator, those in lists too."""
+    for one in values:
+        if isinstance(one, torch.Tensor):
+            into.append(one)
+        elif isinstance(one, (tuple, list)):
+            collect(one, into)

@@ -73,12 +73,12 @@ def kbit(model: Any, job: Job) -> Any:
 
 
 def adapted(model: Any, job: Job, device: str) -> Any:
-    from peft import LoraConfig, TaskType, get_peft_model
+    from peft import LoraConfig, get_peft_model
 
     targets: Any = job.targets if job.targets == "all-linear" else names(job.targets)
     settings = LoraConfig(
         r=job.rank, lora_alpha=job.alpha, lora_dropout=job.dropout, target_modules=targets, modules_to_save=names(job.modules_to_save) or None,
-        use_rslora=job.rslora, task_type=TaskType.CAUSAL_LM,
+        use_rslora=job.rslora, task_type=purpose(model),
     )  # fmt: skip
     try:
         with torch.device(device), standins.installed():
@@ -87,6 +87,16 @@ def adapted(model: Any, job: Job, device: str) -> Any:
             return as_trl(get_peft_model(model, settings, **{name: value for name, value in wanted.items() if name in known}), job)
     except ValueError as bad:
         raise InputError.one(str(bad).splitlines()[0][:300].rstrip("."), where="job.targets") from None
+
+
+def purpose(model: Any) -> str | None:
+    """The `task_type` that PEFT's documentation gives to models of this kind; it decides which wrapper calls them, and that a
+    classifier's head is trained whole. Encoders and models that hear get the plain wrapper."""
+    if type(model).__name__.endswith("ForSequenceClassification"):
+        return "SEQ_CLS"
+    if getattr(model, "main_input_name", "input_ids") == "input_features" or not hasattr(model, "prepare_inputs_for_generation"):
+        return None
+    return "SEQ_2_SEQ_LM" if getattr(model.config, "is_encoder_decoder", False) else "CAUSAL_LM"
 
 
 def as_trl(model: Any, job: Job) -> Any:

@@ -16,8 +16,9 @@ from memfit.errors import Problem
 from memfit.tape import Alloc, Event, Free, Mark, Part, Phase
 from memfit.trace import cuda
 from memfit.trace.hidden import HIDDEN, Hidden
+from memfit.trace.hidden_cpu import CPU
 from memfit.trace.kernels_of import CHOSEN
-from memfit.trace.ops import aten
+from memfit.trace.ops import aten, collect
 from memfit.trace.rules import RULES
 from memfit.trace.shapes import result_of
 
@@ -66,6 +67,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self, device: cuda.Device, skew: float = 1.0) -> None:
         super().__init__()
         self.device = device
+        self.rows = CPU if device.type == "cpu" else HIDDEN
         self.skew, self.real_limit = skew, REAL_LIMIT
         self.events: list[Block | Event] = []
         self.blocks: dict[int, Block] = {}  # storage address -> block
@@ -215,20 +217,20 @@ class Recorder(TorchDispatchMode):
     def seen(self, func: Any, args: Any, kwargs: Any, result: Any, ruled: bool) -> Any:
         """Record the new storages of a result, and what its kernel allocated unseen."""
         self.follow_node()
-        hidden = HIDDEN.get(func)
+        hidden = self.rows.get(func)
         extra: list[Hidden] = hidden(self, args, kwargs, result) if hidden is not None else []
-        passing = []
+        passing: list[Block] = []
         for one in extra:
-            if one.keep:
-                self.hidden(one, func)
-            elif one.first:
-                passing.append(self.hidden(one, func))
+            if one.keep or one.first:
+                self.hidden(one, func, passing)
         if isinstance(result, torch.Tensor):
             result = self.tensor(result, func, ruled)
             self.constant(result, func, args, kwargs)
         elif isinstance(result, (tuple, list)):
             result = type(result)(self.tensor(one, func, ruled) if isinstance(one, torch.Tensor) else one for one in result)
-        passing += [self.hidden(one, func) for one in extra if not one.keep and not one.first]
+        for one in extra:
+            if not one.keep and not one.first:
+                self.hidden(one, func, passing)
         for block in passing:
             self.free(block)
         return result
@@ -306,10 +308,14 @@ class Recorder(TorchDispatchMode):
             block.alive = False
             self.events.append(Free(block.id, tuple(sorted(block.users))))
 
-    def hidden(self, one: Hidden, func: Any) -> Block:
+    def hidden(self, one: Hidden, func: Any, passing: list[Block]) -> None:
+        """A buffer of a kernel; one that neither stays nor goes at once is put among the `passing`."""
         block = self.block(one.size, f"{func.__name__}: {one.name}", None, one.formula)
         block.part = "workspace"
-        return block
+        if one.brief:
+            self.free(block)
+        elif not one.keep:
+            passing.append(block)
 
     def follow_node(self) -> None:
         """In backward the module is that of the forward op whose gradient is being computed."""
@@ -381,14 +387,6 @@ def layer_of(path: str) -> str:
         if piece.isdigit():
             return ".".join(pieces[: index + 1])
     return ""
-
-
-def collect(values: Any, into: list[torch.Tensor]) -> None:
-    for one in values:
-        if isinstance(one, torch.Tensor):
-            into.append(one)
-        elif isinstance(one, (tuple, list)):
-            collect(one, into)
 
 
 def shadowed(value: Any, swapped: dict[int, torch.Tensor]) -> Any:

@@ -106,6 +106,16 @@ def fused_rms_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) ->
     )
 
 
+@rule("native_layer_norm", "native_layer_norm_backward")
+def layer_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Both kernels work in order, whatever order they are given (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
+    scattered = [one for one in args if isinstance(one, torch.Tensor) and not one.is_contiguous()]
+    if not scattered or not args[0].is_meta:
+        return NO
+    ordered = (torch.empty(one.shape, dtype=one.dtype, device="meta") if any(one is other for other in scattered) else one for one in args)
+    return True, func(*ordered, **kwargs)
+
+
 @rule("_grouped_mm")
 def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Rows are padded to 16 bytes; every float dtype goes (by a loop over the groups where the fast kernel does not).

@@ -69,7 +69,7 @@ def result_of(func: Any, args: Any, kwargs: Any) -> Any:
 
 def kept(result: Any, args: Any) -> Any:
     """How to make the same again: of fresh meta tensors that fill their storage, and share it with nobody."""
-    from memfit.trace.recorder import collect
+    from memfit.trace.ops import collect
 
     whole = [result] if isinstance(result, torch.Tensor) else list(result)
     results = [one for one in whole if one is not None]

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from memfit.trace import cuda
-from memfit.trace.recorder import Recorder, collect, count_of, restored, shadowed
+from memfit.trace.ops import collect
+from memfit.trace.recorder import Recorder, count_of, restored, shadowed
 from memfit.trace.rules import RULES
 from memfit.trace.shapes import result_of
 

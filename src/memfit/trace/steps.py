@@ -76,7 +76,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         own(recorder, "master", optimizer.masters())
         optimizer.tell = lambda gradients: own(recorder, "gradients", gradients)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
-    kept: list[Any] = []
+    kept: dict[str, Any] = {}  # the loop's variables
     lengths = dict.fromkeys(range(options.steps), job.seq) | ({LONGEST: job.longest} if job.longest else {})
     for step, length in lengths.items():
         if job.zero_grad == "before_backward":
@@ -109,16 +109,17 @@ def name_gradients(recorder: Recorder, model: Any, job: Job) -> None:
 
 
 def micro_step(
-    recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int, Any], kept: list[Any]
+    recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int, Any], kept: dict[str, Any]
 ) -> None:
     plan, options, scaler, step, optimizer = how
     recorder.mark("prepare", step=step)
     with options.spread.inputs(inputs.training(recorder, model, job, plan, job.batch)) as given:
+        kept["inputs"] = given  # until the next ones are there
         recorder.mark("forward")
         outputs = forward(**given)
         loss = outputs.loss
         if job.keep_outputs:
-            kept[:] = [outputs]  # the loop's variable is overwritten now
+            kept["outputs"] = outputs  # overwritten now
         if not options.keep_outputs:
             del outputs
         if job.accumulate > 1:
