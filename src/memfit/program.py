@@ -33,8 +33,8 @@ class Stage:
 
 
 class Entry(NamedTuple):
-    """A layer as it runs: `times` identical neighbours that it stands for, and whether it recomputes its activations. Where
-    layers alternate, `period` of them repeat together."""
+    """A layer as it runs: `times` identical neighbours that it stands for, itself among them, and whether it recomputes its
+    activations. Where layers alternate, `period` of them repeat together."""
 
     number: int
     layer: Layer
@@ -190,18 +190,27 @@ class Program:
         return not any(path.endswith(one) or f"{path}.".startswith(f"{one}.") for one in self.quant.skip)
 
 
-def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1, start: int = 0) -> tuple[Entry, ...]:
-    """The layers one by one; or, compact, with one period of each long run standing for its inner repetitions.
+class Ends(NamedTuple):
+    """Which layers of a run of like ones are walked by themselves, because they touch what is not like them."""
 
-    The first and the last period of a run stay themselves: they touch what is not like them. `every`: only each such layer
-    is treated like the one before (a period cannot be shorter). `start`: the number of the first."""
+    first: bool = True
+    last: bool = True
+
+
+BOTH = Ends()
+
+
+def placed(layers: tuple[Layer, ...], compact: bool, every: int = 1, start: int = 0, ends: Ends = BOTH) -> tuple[Entry, ...]:
+    """The layers one by one; or, compact, with one period of each long run standing for all others but its `ends`.
+
+    `every`: only each such layer is treated like the one before (a period cannot be shorter). `start`: the number of the first."""
     entries: list[Entry] = []
     index = 0
     while index < len(layers):
         period, repeats = _run(layers, index, every) if compact else (1, 1)
         if repeats > 3:
-            for block in (0, 1, repeats - 1):
-                times = repeats - 2 if block == 1 else 1
+            inner = (int(ends.first), repeats - ends.first - ends.last)
+            for block, times in (*(((0, 1),) if ends.first else ()), inner, *(((repeats - 1, 1),) if ends.last else ())):
                 entries += [
                     Entry(start + index + block * period + k, layers[index + block * period + k], times, False, period)
                     for k in range(period)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -91,7 +91,8 @@ class Tape:
     """What happens on one rank, in order.
 
     A compact tape stands for a longer one: `repeats[k]` says that the events of the span (first, last) of index k happen
-    `times` times, once for each of the identical layers they stand for. Live sums are exact on a compact tape; a replay
+    `times` times, once for each of the identical layers they stand for; blocks that layers hand to one another or share make
+    some events of a span odd. Live sums are exact on a compact tape; a replay
     of the allocator needs a flat one (`repeats` empty). `notes` say what the producer took for granted; `parameters` are those
     of the model and those trained, where the producer counted them.
     """
@@ -111,12 +112,39 @@ class Tape:
         return len(self.events)
 
 
+NOTHING = Sync(0, 0)  # a stream that waits for itself: holds the place of an event that happens in other runs of a span
+
+
+class Odd(NamedTuple):
+    """The event at `place` happens in one run of its span alone, the first (0) or the last (-1); in the others, `instead` does."""
+
+    place: int
+    run: int
+    instead: Event
+
+
 class Repeat(NamedTuple):
-    """Events `first` up to (not including) `last` stand for `times` identical runs of themselves."""
+    """Events `first` up to (not including) `last` stand for `times` runs of themselves, which are identical but for what is `odd`."""
 
     first: int
     last: int
     times: int
+    odd: tuple[Odd, ...] = ()
+
+    def runs(self, events: Sequence[Event]) -> Iterator[tuple[int, int, Sequence[Event]]]:
+        """(number of the first one, how many, what happens in each) of runs that are alike, in order."""
+        ends = {one.run for one in self.odd} if self.times > 1 else set()
+        at = 0
+        for run, times in ((0, int(0 in ends)), (None, self.times - len(ends)), (-1, int(-1 in ends))):
+            if times:
+                own = events[self.first : self.last]
+                if ends:
+                    own = list(own)
+                    for place, only, instead in self.odd:
+                        if only != run:
+                            own[place - self.first] = instead
+                yield at, times, own
+                at += times
 
 
 Producer: TypeAlias = Callable[[Any, Any, Any, Any], Tape]  # (Model, Job, Strategy, Cluster) -> Tape
@@ -151,8 +179,17 @@ def check(tape: Tape) -> None:
                     raise TapeError(f"event {index}: unknown phase `{event.phase}`")
             case Sync():
                 pass
+    _check_repeats(tape, seen)
+
+
+def _check_repeats(tape: Tape, seen: set[int]) -> None:
     end = 0
     for repeat in tape.repeats:
         if not (end <= repeat.first <= repeat.last <= len(tape.events)) or repeat.times < 1:
             raise TapeError(f"{repeat} overlaps another or leaves the tape")
         end = repeat.last
+        for odd in repeat.odd:
+            if not (repeat.first <= odd.place < repeat.last) or odd.run not in (0, -1):
+                raise TapeError(f"{odd} is outside of its span, or of no run that it can be of")
+            if isinstance(odd.instead, Free) and odd.instead.id not in seen:
+                raise TapeError(f"{odd} frees a block that never was")

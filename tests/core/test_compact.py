@@ -7,12 +7,13 @@ from typing import Any
 import pytest
 
 from memfit.job import Job
-from memfit.lower import lower, walked
+from memfit.lower import lower, walked, whole
 from memfit.lower.expand import expanded
 from memfit.model.families import Family, build, families
 from memfit.model.modules import Model
-from memfit.simulate.memory import memory
-from memfit.tape import Alloc, Event, Free, check
+from memfit.program import BOTH, Ends
+from memfit.simulate.memory import Memory, memory
+from memfit.tape import Alloc, Event, Free, Tape, check
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 9, "num_attention_heads": 4,
@@ -45,12 +46,69 @@ def test_compact_is_flat_in_fewer_events(options: dict[str, Any]) -> None:
     check(flat)
     assert compact.repeats
     assert len(compact) < len(flat)
-    one, other = memory(compact), memory(flat)
+    same(memory(compact), memory(flat))
+
+
+def same(one: Memory, other: Memory) -> None:
     assert one.allocated == other.allocated
     assert one.parts == other.parts
     assert one.groups == other.groups
     assert one.timeline == other.timeline
     assert one.end == other.end
+    assert one.at is not None
+    assert other.at is not None
+    assert one.at.phase == other.at.phase
+
+
+WINDOW = {"sliding_window": 32, "use_sliding_window": True}
+SLIDING = ["sliding_attention", "full_attention"]
+FIRST, LAST, NONE = Ends(last=False), Ends(first=False), Ends(first=False, last=False)
+# Walks that tell nothing less than all layers do, though fewer ends are walked; and those that are found not to tell all.
+TOLD: tuple[tuple[dict[str, Any], dict[str, Any], Ends], ...] = (
+    *(({}, options, ends) for options in JOBS if "method" not in options for ends in (NONE, FIRST, LAST)),
+    *(({}, options, FIRST) for options in JOBS if "method" in options),
+    ({}, {"precision": "bf16-master"}, NONE),
+    ({}, {"optimizer": "adamw_8bit", "clip": 1.0, "zero_grad": "keep"}, NONE),
+    ({}, {"optimizer": "adagrad", "precision": "autocast-fp16"}, NONE),
+    ({}, {"optimizer": "lion", "accumulate": 2}, NONE),
+    ({}, {"checkpointing": "full", "reentrant": True, "precision": "autocast-bf16", "longest": 200}, NONE),
+    ({"num_hidden_layers": 10}, {"checkpointing": "every", "checkpoint_every": 2}, FIRST),
+    ({}, {"liger": True}, LAST),
+    ({"num_hidden_layers": 24, "model_type": "gemma2", "head_dim": 16}, {}, NONE),
+    ({"num_hidden_layers": 24, "model_type": "gemma2", "head_dim": 16}, {"task": "inference", "beams": 3}, NONE),
+    ({"num_hidden_layers": 12, "model_type": "qwen2", "layer_types": SLIDING * 6, **WINDOW}, {"task": "inference"}, NONE),
+    ({"num_hidden_layers": 12, "model_type": "qwen2", "layer_types": SLIDING * 6, **WINDOW}, {"task": "inference"}, BOTH),
+)
+NOT_TOLD: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
+    ({}, {"method": "lora"}),  # the first layer's input needs no gradient
+    ({}, {"method": "freeze", "trainable": "mlp"}),
+    ({}, {"method": "lora", "checkpointing": "full"}),  # it is a leaf that collects one
+    ({}, {"liger": True}),  # the last layer's output gets a gradient that shares its block
+    ({"model_type": "gptj", "n_embd": 64, "n_layer": 9, "n_head": 4, "rotary_dim": 8}, {"checkpointing": "full"}),  # scores are returned
+)
+
+
+def case(changes: dict[str, Any], options: dict[str, Any]) -> tuple[Model, Job]:
+    return build({**LLAMA, **changes}), Job(**{"seq": 128, "new_tokens": 6, **options})
+
+
+@pytest.mark.parametrize(("changes", "options", "ends"), TOLD, ids=str)
+def test_fewer_layers_tell_as_much(changes: dict[str, Any], options: dict[str, Any], ends: Ends) -> None:
+    model, job = case(changes, options)
+    walk = walked(model, job, ends=ends)
+    assert walk is not None
+    assert sum(entry.times for entry in walk.program.entries) == len(model.layers)
+    assert len(walk.program.entries) == (1 + sum(ends)) * walk.program.entries[0].period
+    tape = Tape(events=walk.events, source="formula", repeats=walk.repeats)
+    check(tape)
+    same(memory(tape), memory(lower(model, job)))
+
+
+@pytest.mark.parametrize(("changes", "options"), NOT_TOLD, ids=str)
+def test_a_walk_that_does_not_tell_all_is_noticed(changes: dict[str, Any], options: dict[str, Any]) -> None:
+    model, job = case(changes, options)
+    assert walked(model, job, ends=NONE) is None
+    same(memory(lower(model, job, compact=True)), memory(lower(model, job)))
 
 
 def numbered(events: tuple[Event, ...]) -> list[Event]:
@@ -65,7 +123,7 @@ def numbered(events: tuple[Event, ...]) -> list[Event]:
 
 
 def written_out(model: Model, job: Job) -> tuple[Event, ...] | None:
-    events, spans, program = walked(model, job, None, compact=True)
+    events, spans, program = whole(walked(model, job))
     assert spans
     return expanded(events, spans, program.entries, model.prefix)
 
@@ -75,7 +133,7 @@ def test_a_compact_tape_written_out_is_the_walk_through_every_layer(options: dic
     model, job = build(LLAMA), Job(**{"seq": 128, **options})
     flat = written_out(model, job)
     assert flat is not None
-    assert numbered(flat) == numbered(walked(model, job, None, compact=False)[0])
+    assert numbered(flat) == numbered(whole(walked(model, job, ends=None)).events)
 
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
@@ -95,4 +153,4 @@ def test_every_family_is_written_out_as_it_is_walked(family: Family, task: str) 
     if flat is None:
         assert (family.name, task) == ("gpt_oss", "inference")  # its cache's windows are not alike in neighbours: layers are walked
         return
-    assert numbered(flat) == numbered(walked(model, job, None, compact=False)[0])
+    assert numbered(flat) == numbered(whole(walked(model, job, ends=None)).events)

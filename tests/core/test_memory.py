@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memfit.errors import TapeError
 from memfit.simulate.memory import Memory, memory, starred
 from memfit.simulate.replay import replay
-from memfit.tape import Alloc, Event, Free, Mark, Part, Repeat, Tape, check
+from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Odd, Part, Repeat, Tape, check
 from memfit.units import KIB, MIB
 
 
@@ -22,23 +22,25 @@ def tape(*events: Event, repeats: tuple[Repeat, ...] = ()) -> Tape:
 
 
 def flat(compact: Tape) -> Tape:
-    """The tape that a compact one stands for: every run of a span with ids of its own, a `Free` for the oldest block of its id."""
+    """The tape that a compact one stands for: every run of a span with ids of its own, a `Free` in there for the oldest block of its
+    id, one behind it for the newest."""
     events: list[Event] = []
     live: dict[int, list[int]] = {}
 
-    def emit(part: Iterable[Event]) -> None:
+    def emit(part: Iterable[Event], oldest: int = -1) -> None:
         for event in part:
             if isinstance(event, Alloc):
                 live.setdefault(event.id, []).append(len(events))
                 events.append(event._replace(id=len(events)))
             else:
-                events.append(Free(live[event.id].pop(0)) if isinstance(event, Free) else event)
+                events.append(Free(live[event.id].pop(oldest)) if isinstance(event, Free) else event)
 
     at = 0
-    for first, last, times in compact.repeats:
+    for first, last, times, odd in compact.repeats:
         emit(compact.events[at:first])
-        for _ in range(times):
-            emit(compact.events[first:last])
+        for run in range(times):
+            instead = {one.place: one.instead for one in odd if run != one.run % times}
+            emit((instead.get(index, compact.events[index]) for index in range(first, last)), 0)
         at = last
     emit(compact.events[at:])
     return tape(*events)
@@ -185,6 +187,43 @@ def test_like_says_for_how_many_layers_the_peak_stands() -> None:
 def test_a_span_over_two_phases_is_refused() -> None:
     with pytest.raises(TapeError, match="from one phase to another"):
         memory(tape(Mark("load"), Alloc(0, 1, "weights"), Mark("forward"), Alloc(1, 1, "weights"), repeats=(Repeat(0, 4, 2),)))
+
+
+def handed(times: int, kept: bool) -> Tape:
+    """Layers that hand each other their output: what the first is given lives elsewhere too, what the last puts out is freed behind
+    them; one workspace for all; a table that the last to run backward frees. `kept`: backward needs the layers' inputs."""
+    used = (Free(0), NOTHING) if kept else (NOTHING, Free(0))
+    return tape(
+        Mark("forward"), Alloc(0, 600, "activations", "embed", "out"), Alloc(1, 5000, "activations", "", "table"),
+        Mark("forward", "0"), Alloc(2, 9000, "workspace", "0"), Alloc(3, 700, "activations", "0", "saved"),
+        Alloc(4, 2000, "activations", "0", "out"), used[1],
+        Mark("forward"), Alloc(5, 100, "logits"), Free(4), Mark("backward"), Free(5), Alloc(6, 2000, "temporaries", "", "grad"),
+        Mark("backward", "0"), Alloc(7, 2500, "temporaries", "0", "grad"), Free(6), used[0], Free(3), Free(1), Alloc(8, 900, "gradients", "0"),
+        Mark("backward"), Free(7),
+        repeats=(
+            Repeat(3, 8, times, (Odd(4, 0, NOTHING), *(() if kept else (Odd(7, 0, Free(4)),)))),
+            Repeat(14, 21, times, (Odd(16, 0, Free(7)), *((Odd(17, -1, Free(4)),) if kept else ()), Odd(19, -1, NOTHING))),
+        ),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("times", [1, 2, 3, 32])
+@pytest.mark.parametrize("kept", [False, True])
+def test_runs_that_are_not_quite_alike(times: int, kept: bool) -> None:
+    compact = handed(times, kept)
+    one = memory(compact)
+    same(one, memory(flat(compact)))
+    held = 5120 + 9216 + times * 1024  # the table, the workspace, what is saved
+    forward = held + (1024 + times * 2048 + 512 if kept else 4096 if times > 1 else 1024 + 2048)
+    assert one.timeline[0].allocated == forward
+    assert one.end == 9216 + times * 1024
+
+
+def test_an_odd_event_is_one_of_its_span() -> None:
+    events = (Mark("load"), Alloc(0, 512, "weights"))
+    for odd in (Odd(2, 0, NOTHING), Odd(1, 1, NOTHING), Odd(1, 0, Free(7))):
+        with pytest.raises(TapeError, match=r"outside of its span|never was"):
+            tape(*events, repeats=(Repeat(0, 2, 3, (odd,)),))
 
 
 PARTS: tuple[Part, ...] = ("weights", "activations", "gradients", "temporaries")

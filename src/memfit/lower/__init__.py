@@ -2,44 +2,88 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from memfit import kernels
 from memfit.hardware import Cluster
 from memfit.job import Job
+from memfit.lower.body import runs_sdpa
+from memfit.lower.compact import Notes, repeats
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.layouts import foldable
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
-from memfit.program import Program, placed
+from memfit.optimizers import OPTIMIZERS
+from memfit.program import BOTH, Ends, Program, placed
 from memfit.strategy import ONE, Strategy
-from memfit.tape import Event, Mark, Repeat, Tape
+from memfit.tape import Event, Repeat, Tape
 from memfit.techniques import apply
+
+
+class Walk(NamedTuple):
+    events: tuple[Event, ...]
+    repeats: tuple[Repeat, ...]
+    program: Program
 
 
 def lower(model: Model, job: Job, strategy: Strategy | None = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
-    alike = not model.stored and foldable(strategy or ONE)  # a file's blocks differ from layer to layer
-    events, spans, program = walked(model, job, cluster, strategy or ONE, compact=alike)
-    if spans and not compact:
-        flat = expanded(events, spans, program.entries, model.prefix)
-        events = walked(model, job, cluster, strategy or ONE, compact=False)[0] if flat is None else flat
-    return Tape(events=events, source="formula", rank=0 if strategy is None else strategy.rank, repeats=spans if compact else ())
+    walk = (shortest if compact else full)(model, job, cluster, strategy or ONE)
+    return Tape(events=walk.events, source="formula", rank=0 if strategy is None else strategy.rank, repeats=walk.repeats)
 
 
-def walked(
-    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE, *, compact: bool
-) -> tuple[tuple[Event, ...], tuple[Repeat, ...], Program]:
-    """What happens layer by layer, or with one layer for all that are like it."""
+def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
+    """With as few layers walked as tell all."""
+    ends = unlike(model, job, strategy)
+    walk = None if ends == BOTH else walked(model, job, cluster, strategy, ends)
+    return walk or whole(walked(model, job, cluster, strategy, BOTH))
+
+
+def unlike(model: Model, job: Job, strategy: Strategy = ONE) -> Ends:
+    """Engines that spread the work gather and free what is not one layer's; optimizers that go from parameter to parameter keep variables.
+    Where the first layer's input gets no gradient, as in adapters' training, its backward is not that of the others. Scores that a layer
+    returns and no graph keeps are freed by the next one, and the first has none before it. A norm that writes the gradient of its input
+    over that of its output changes what the last layer may add to."""
+    optimizer = OPTIMIZERS[job.optimizer]
+    one_by_one = optimizer.order == "mixed" or optimizer.when != "after" or any("{" in rule.step for rule in optimizer.rules)
+    if strategy or job.framework == "megatron" or (job.training and one_by_one):
+        return BOTH
+    frozen = job.training and job.method != "full"
+    checkpointed = job.training and job.checkpointing != "none"
+    scores = (checkpointed or job.evaluate or not job.training) and (job.attention == "eager" or not runs_sdpa(model))
+    return Ends(frozen or scores or (checkpointed and job.checkpointing == "every"), job.liger or "norms" in job.unsloth)
+
+
+def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
+    """Layer by layer: written out from the inner ones of each kind, or walked."""
+    walk = whole(walked(model, job, cluster, strategy, BOTH))
+    flat = expanded(walk.events, walk.repeats, walk.program.entries, model.prefix) if walk.repeats else walk.events
+    return whole(walked(model, job, cluster, strategy, None)) if flat is None else walk._replace(events=flat, repeats=())
+
+
+def whole(walk: Walk | None) -> Walk:
+    """Where the ends of every run are walked nothing stays untold."""
+    assert walk is not None
+    return walk
+
+
+def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Strategy = ONE, ends: Ends | None = BOTH) -> Walk | None:
+    """Layer by layer (`ends` None), or with one layer for all that are like it but those at the ends. None where such a walk does not tell
+    what the layers have that it leaves out."""
     every = job.checkpoint_every if job.checkpointing == "every" else 1
     gpu = cluster.gpu if cluster else None
-    entries = placed(model.layers, compact, every)
+    compact = ends is not None and not model.stored and foldable(strategy)  # a file's blocks differ from layer to layer
+    entries = placed(model.layers, compact, every, ends=ends or BOTH)
     program = apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
     r = Recorder()
+    r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     held = run(r, program)
+    spans = repeats(r, program)
     events = tuple(r.events)
     del held  # the tape ends within the run: what is alive then stays so
-    return events, repeats(r, program) if compact else (), program
+    return None if spans is None else Walk(events, spans, program)
 
 
 def run(r: Recorder, program: Program) -> object:
@@ -51,23 +95,3 @@ def run(r: Recorder, program: Program) -> object:
     from memfit.lower.infer import infer
 
     return (programs_of(program).generates or infer)(r, program)
-
-
-def repeats(r: Recorder, program: Program) -> tuple[Repeat, ...]:
-    """The spans between marks that stand for several layers; layers that alternate repeat together, in one span."""
-    standing = {f"{program.model.prefix}.{entry.number}": entry for entry in program.entries if entry.times > 1}
-    spans: list[Repeat] = []
-    gathered, begin = 0, 0
-    for first, last in zip(r.marks, [*r.marks[1:], len(r.events)], strict=True):
-        mark = r.events[first]
-        assert isinstance(mark, Mark)
-        entry = standing.get(mark.where)
-        if entry is None:
-            gathered = 0
-            continue
-        begin = first if gathered == 0 else begin
-        gathered += 1
-        if gathered == entry.period:
-            spans.append(Repeat(begin, last, entry.times))
-            gathered = 0
-    return tuple(spans)

@@ -146,9 +146,17 @@ class Body:
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
         for entry, bound in zip(self.program.entries[chunk.first : chunk.last], self.layers[chunk.first : chunk.last], strict=True):
+            if r.notes is not None:
+                x = r.notes.enter(r, x, entry)
             r.mark(phase, bound.prefix, step)
+            if r.notes is not None:
+                r.notes.keep(r, ctx.results)
             x = self.layer(x, entry, bound, ctx)
+            if r.notes is not None:
+                r.notes.leave(x)
         r.mark(phase, "", step)
+        if r.notes is not None:
+            r.notes.keep(r, ctx.results)
         if chunk.ends:
             x = self.engine.before(TAIL, x)
             x = final(x, self.model, self.ends, ctx)

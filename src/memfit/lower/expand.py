@@ -88,7 +88,7 @@ class Expansion:
 
     def run(self) -> list[Event]:
         at = 0
-        for first, last, times in self.repeats:
+        for first, last, times, _ in self.repeats:
             self.copy(self.events[at:first])
             self.repeat(first, last, times)
             at = last

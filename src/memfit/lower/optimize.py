@@ -87,7 +87,8 @@ class Stepper:
             run(self.r, rule.step, [(where, tensors) for where, tensors in spans if tensors], held, step)
             if self.optimizer.order == "apart":
                 drop(self.r, held, step)
-        for _, tensors in self.spans if self.master else []:
+        for where, tensors in self.spans if self.master else []:
+            self.r.mark("step", where, step)
             for tensor in tensors:
                 tensor.grad = None
         drop(self.r, held, step)
@@ -170,7 +171,7 @@ class Stepper:
         if not (paged and count >= SMALLEST_PAGED):
             self.keep(shape, UINT8)
         if len(self.maps) < 2:
-            self.maps.append(self.r.tensor((256,), FP32, "code", "optimizer"))
+            self.maps.append(self.r.only(self.r.tensor((256,), FP32, "code", "optimizer")))
         self.keep((-(-count // BLOCK),), FP32)
 
     def wide_state(self, shape: Shape, paged: bool = False) -> None:
@@ -231,8 +232,10 @@ def pieces(step: str) -> tuple[tuple[bool, tuple[str, ...]], ...]:
 def run(r: Recorder, step: str, spans: Spans, held: Lists, at: int) -> None:
     for each, words in pieces(step):
         if each:
-            for where, tensors in spans:
+            for where, tensors in (*spans, ("", [])):
                 r.mark("step", where, at)
+                if r.notes is not None:
+                    r.notes.keep(r, [one for _, lists in sorted(held.items()) for _, some in lists for one in some])
                 for tensor in tensors:
                     for word in words:
                         say(r, word, [(where, [tensor])], held)

@@ -12,11 +12,14 @@ import weakref
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from math import prod
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memfit.formats import Format
 from memfit.lower.strides import Strides, kept
 from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Part, Phase
+
+if TYPE_CHECKING:
+    from memfit.lower.compact import Notes
 
 Shape: TypeAlias = tuple[int, ...]
 Grads: TypeAlias = "Sequence[Tensor | None]"
@@ -162,13 +165,22 @@ class Recorder:
         self.former: list[tuple[str, Any]] = []  # and those of the graph before, whose outputs a loop still holds
         self.ready: Callable[[Tensor], None] | None = None  # told of every parameter whose gradient has come,
         self.over: Callable[[], None] = lambda: None  # and when all have
+        self.marked: list[int] = []  # the next block's number at each mark
+        self.once: list[int] = []  # blocks that are made where they are first needed, for all layers
+        self.notes: Notes | None = None  # where a layer stands for many
 
     # ------------------------------------------------------------------------------------------------- what happens
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:
         self.phase, self.where, self.span, self.at = phase, where, where, step
         self.part = "temporaries" if phase in ("backward", "step") else "activations"
         self.marks.append(len(self.events))
+        self.marked.append(self._next_id)
         self.write(Mark(phase, where, step))
+
+    def leave(self) -> None:
+        """What follows is no layer's."""
+        if self.span:
+            self.mark(self.phase, "", self.at)
 
     def tensor(self, shape: Shape, format: Format, op: str, part: Part | None = None) -> Tensor:
         """A new block. An empty tensor has none."""
@@ -218,6 +230,21 @@ class Recorder:
         """A storage without a block so far."""
         return Elastic(size, lambda: self.block(size, op, part, stream), self.write)
 
+    @property
+    def next_id(self) -> int:
+        return self._next_id
+
+    def only(self, tensor: Tensor) -> Tensor:
+        """It is made where it is first needed, and then there for all layers."""
+        if tensor.storage is not None:
+            self.once.append(tensor.storage.id)
+        return tensor
+
+    def number(self) -> int:
+        """For what is no block and yet told apart."""
+        self._next_id += 1
+        return self._next_id - 1
+
     def reserve_ids(self, low: int) -> int:
         """Room for a stretch of events that begins at id `low` to stand once more: by how much its ids move."""
         shift = self._next_id - low
@@ -230,7 +257,8 @@ class Recorder:
 
     def compute(self, op: str, flops: int, bytes: int, math: str) -> None:
         if self.thread not in self._cublas_of and op in ("linear", "matmul"):
-            self._cublas_of[self.thread] = self.scratch(self.cublas, "cublas")
+            self._cublas_of[self.thread] = workspace = self.scratch(self.cublas, "cublas")
+            self.once += [] if workspace is None else [workspace.id]
         self.write(Compute(op, flops, bytes, math, self.where))
 
     def comm(self, op: str, size: int, ranks: int, group: str) -> None:
@@ -381,6 +409,8 @@ class Recorder:
     def _run(self, node: Node, waiting: dict[Any, int], buffers: dict[Any, Tensor], ready: list[tuple[int, Node]]) -> None:
         if node.span != self.span:
             self.mark(self.phase, node.span, self.at)
+            if self.notes is not None:
+                self.notes.cross(len(self.marks) - 1, buffers)
         if node.frame is not None and not node.frame.done:
             self._recompute(node.frame)
         self.where = node.where

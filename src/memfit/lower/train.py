@@ -27,9 +27,11 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     job, engine = program.job, engine_of(r, program)
     body = Body(r, program, engine)
     engine.load(body)
+    r.leave()
     buffers = body.programs.kept(r, program, body.trained()) if body.programs.kept is not None else ()
     r.adds = bool(buffers)
     stepper = engine.stepper(body)
+    r.leave()
     scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
@@ -57,7 +59,7 @@ def run_step(body: Body, stepper: Stepper, pipeline: Pipeline | None, step: int,
     if first is not None and fresh:
         first.again(r, leaves, step)
     else:
-        begin = len(r.events)
+        begin, place = len(r.events), len(r.marks)
         if pipeline is not None:
             body.engine.begin(True)
             pipeline.step(step, tokens)
@@ -66,7 +68,7 @@ def run_step(body: Body, stepper: Stepper, pipeline: Pipeline | None, step: int,
             body.engine.begin(left == 1)
             micro_batch(r, program, body, step, tokens)
         alike = fresh and body.engine.repeats and not (body.programs.keeps_outputs or job.keep_outputs)
-        first = Stretch(r, begin, leaves) if alike else None
+        first = Stretch(r, begin, place, leaves) if alike else None
     r.mark("step", "", step)
     if job.clip and stepper.optimizer.when == "after":
         clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
@@ -81,8 +83,8 @@ class Stretch:
     """The micro-batches of a step that began without gradients. A later step that begins so repeats them: the same events
     under new numbers, without what stays for good (a workspace), and with its own gradients left behind."""
 
-    def __init__(self, r: Recorder, begin: int, leaves: list[Tensor]) -> None:
-        self.events = r.events[begin:]
+    def __init__(self, r: Recorder, begin: int, place: int, leaves: list[Tensor]) -> None:
+        self.events, self.marks, self.marked = r.events[begin:], range(place, len(r.marks)), r.marked[place:]
         self.gradients = [
             tensor.grad.storage.id if tensor.grad is not None and tensor.grad.storage is not None else None for tensor in leaves
         ]
@@ -92,7 +94,9 @@ class Stretch:
 
     def again(self, r: Recorder, leaves: list[Tensor], step: int) -> None:
         shift = r.reserve_ids(self.low)
-        low, staying, write = self.low, self.staying, r.write
+        low, staying, write, marked = self.low, self.staying, r.write, iter(self.marked)
+        if r.notes is not None:
+            r.notes.again(self.marks, low, shift, len(r.marks) - self.marks.start)
         for event in self.events:
             if type(event) is Alloc:
                 if event.id not in staying:
@@ -101,6 +105,7 @@ class Stretch:
                 write(event if event.id < low else tuple.__new__(Free, (event.id + shift, event.streams)))
             elif type(event) is Mark:
                 r.marks.append(len(r.events))
+                r.marked.append(next(marked) + shift)
                 write(event._replace(step=step))
             else:
                 write(event)

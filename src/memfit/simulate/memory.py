@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from memfit.errors import TapeError
 from memfit.simulate.replay import Replay
-from memfit.tape import LONGEST, Alloc, Event, Free, Mark, Tape
+from memfit.tape import LONGEST, Alloc, Event, Free, Mark, Repeat, Tape
 
 MOMENTS = ("load", "first step", "steady step", "longest batch", "evaluate", "save", "prefill", "decode")
 
@@ -126,30 +126,60 @@ def blocks(tape: Tape, index: int, run: int = 0) -> Iterator[tuple[str, Alloc, i
     live: dict[int, int] = {}
     born: dict[int, Alloc] = {}
     fresh: set[int] = set()  # activations of the phase under way
-    settled: set[int] = set()  # and those among them that did not outlive it
+    settled: set[int] = set()  # and those among them of which some run's copy is gone
     phase: tuple[str, int] = ("", 0)
     for times, events in _until(tape, index, run):
         for event in events:
             if type(event) is Alloc:
                 born[event.id] = event
-                live[event.id] = times
+                live[event.id] = live.get(event.id, 0) + times
                 if event.part == "activations":
                     fresh.add(event.id)
             elif type(event) is Free:
-                live[event.id] -= times
+                live[event.id] = live.get(event.id, 0) - times
                 if event.id in fresh:
                     settled.add(event.id)
             elif type(event) is Mark and (event.phase, event.step) != phase:
                 phase = (event.phase, event.step)
                 fresh.clear()
-    for event in tape.events[index + 1 :]:
-        if type(event) is Free and event.id in fresh:
-            settled.add(event.id)
+                settled.clear()
+    leaving = _leaving(tape, index, run, phase) if fresh else {}
+    for id, times in live.items():
+        short = 0
+        if id in fresh:
+            left = leaving.get(id)
+            short = min(times, left) if left is not None else times if id in settled else 0
+            if short:
+                yield "temporaries", born[id], short
+        if times != short:
+            yield born[id].part, born[id], times - short
+
+
+ALL = 2**62
+
+
+def _leaving(tape: Tape, index: int, run: int, phase: tuple[str, int]) -> dict[int, int]:
+    """How many runs' copies of a block, of those alive after event `index` in its `run`, go in what is left of the phase: all that
+    there are, unless runs hand the block on, so that a `Free` behind their span is about the last run's copy alone."""
+    handed = {odd.instead.id for repeat in tape.repeats for odd in repeat.odd if type(odd.instead) is Free}
+    odd = {one.place: (one.instead.id, repeat.times - 1) for repeat in tape.repeats for one in repeat.odd if type(one.instead) is Free}
+    here = next((repeat for repeat in tape.repeats if repeat.first <= index < repeat.last), Repeat(index, index + 1, 1))
+    begin = here.first if run < here.times - 1 else index + 1
+    unborn = {event.id for event in tape.events[begin : here.last] if type(event) is Alloc}  # at least the last run's copy
+    leaving = dict.fromkeys(handed, 0)
+    for place in range(begin, len(tape.events)):
+        event = tape.events[place]
+        if type(event) is Free:
+            if event.id not in handed or place < here.last:
+                leaving[event.id] = ALL
+            elif event.id not in unborn:
+                leaving[event.id] += 1
         elif type(event) is Mark and (event.phase, event.step) != phase:
             break
-    for id, times in live.items():
-        if times:
-            yield ("temporaries" if id in settled else born[id].part), born[id], times
+        if place in odd:
+            id, times = odd[place]
+            leaving[id] += ALL if place < here.last else times
+    return leaving
 
 
 def moment(tape: Tape, index: int) -> Moment:
@@ -168,27 +198,28 @@ def starred(where: str) -> str:
     return ".".join("*" if piece.isdigit() else piece for piece in where.split("."))
 
 
-def _segments(tape: Tape) -> Iterator[tuple[int, int, int]]:
-    """(first, last, times) of all stretches of events, repeated or not, without gaps."""
+def _segments(tape: Tape) -> Iterator[tuple[int, int, int, Sequence[Event]]]:
+    """(index of the first event, number of the first run, runs, events) of all stretches, repeated or not, without gaps."""
     at = 0
-    for first, last, times in tape.repeats:
-        if at < first:
-            yield at, first, 1
-        yield first, last, times
-        at = last
+    for repeat in tape.repeats:
+        if at < repeat.first:
+            yield at, 0, 1, tape.events[at : repeat.first]
+        for run, times, events in repeat.runs(tape.events):
+            yield repeat.first, run, times, events
+        at = repeat.last
     if at < len(tape.events):
-        yield at, len(tape.events), 1
+        yield at, 0, 1, tape.events[at:]
 
 
 def _until(tape: Tape, index: int, run: int) -> Iterator[tuple[int, Sequence[Event]]]:
     """(times, events) for all that has happened after event `index` in its `run`."""
-    for first, last, times in _segments(tape):
-        if last <= index:
-            yield times, tape.events[first:last]
+    for first, before, times, events in _segments(tape):
+        if first + len(events) <= index or (first <= index and before + times <= run):
+            yield times, events
         elif first <= index:
-            yield run + 1, tape.events[first : index + 1]
-            if run:
-                yield run, tape.events[index + 1 : last]
+            yield run - before + 1, events[: index - first + 1]
+            if run > before:
+                yield run - before, events[index - first + 1 :]
             return
 
 
@@ -204,9 +235,9 @@ def _peaks(tape: Tape) -> tuple[int, int | None, int, list[Stretch], int]:
     run = 0
     phase: tuple[str, int] = ("", 0)
     done: list[Stretch] = []
-    for first, last, times in _segments(tape):
+    for first, number, times, events in _segments(tape):
         start, before, inner, at = live, top, live, first
-        for place, event in enumerate(tape.events[first:last], first):
+        for place, event in enumerate(events, first):
             if type(event) is Alloc:
                 sizes[event.id] = size = event.size + 511 & -512
                 live += size
@@ -218,7 +249,7 @@ def _peaks(tape: Tape) -> tuple[int, int | None, int, list[Stretch], int]:
                 if times > 1 and place > first:
                     raise TapeError(f"event {place}: a repeated span goes from one phase to another")
                 if inner > peak:
-                    peak, index, run = inner, at, 0
+                    peak, index, run = inner, at, number
                 if phase[0] or inner:
                     done.append(Stretch("", *phase, max(before, inner)))
                 phase = (event.phase, event.step)
@@ -227,7 +258,7 @@ def _peaks(tape: Tape) -> tuple[int, int | None, int, list[Stretch], int]:
         if rise > 0:
             inner += rise
         if inner > peak:
-            peak, index, run = inner, at, times - 1 if rise > 0 else 0
+            peak, index, run = inner, at, number + (times - 1 if rise > 0 else 0)
         top = max(before, inner)
         live += rise
     if phase[0] or top:

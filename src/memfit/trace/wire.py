@@ -1,4 +1,4 @@
-"""A tape as text, for the way from one interpreter to another: JSON with every word written once."""
+"""A flat tape as text, for the way from one interpreter to another: JSON with every word written once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from memfit.errors import Problem, TapeError
-from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Repeat, Sync, Tape
+from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Sync, Tape
 
 # Each kind of event by its number, and the places of its fields that hold words.
 KINDS: tuple[tuple[Any, frozenset[int]], ...] = tuple(
@@ -33,7 +33,7 @@ def to_text(tape: Tape) -> str:
 
     written = {
         "events": [[CODES[type(event)], *map(coded, event)] for event in tape.events], "words": list(words),
-        "source": tape.source, "rank": tape.rank, "repeats": tape.repeats, "versions": dict(tape.versions),
+        "source": tape.source, "rank": tape.rank, "versions": dict(tape.versions),
         "notes": [dataclasses.asdict(one) for one in tape.notes], "parameters": tape.parameters,
     }  # fmt: skip
     return json.dumps(written, separators=(",", ":"))
@@ -44,9 +44,8 @@ def from_text(text: str) -> Tape:
     try:
         written = json.loads(text)
         events = tuple(event_of(row, written["words"]) for row in written["events"])
-        repeats = tuple(Repeat(*one) for one in written["repeats"])
         return Tape(
-            events=events, source=written["source"], rank=written["rank"], repeats=repeats, versions=written["versions"],
+            events=events, source=written["source"], rank=written["rank"], versions=written["versions"],
             notes=tuple(Problem(**one) for one in written["notes"]), parameters=tuple(written["parameters"]),
         )  # fmt: skip
     except (ValueError, KeyError, IndexError, TypeError) as bad:

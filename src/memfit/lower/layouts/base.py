@@ -178,5 +178,5 @@ def silently(r: Recorder) -> Iterator[None]:
         yield
     finally:
         r.write = write
-        del r.marks[marks:]
+        del r.marks[marks:], r.marked[marks:]
         assert len(r.events) == events
