@@ -150,8 +150,10 @@ JOBS: tuple[dict[str, Any], ...] = (
 @pytest.mark.parametrize("layout", SHAPES, ids=str)
 def test_one_layer_stands_for_all(model: Model, layout: dict[str, Any], options: dict[str, Any]) -> None:
     job, strategy = Job(seq=32, **options), Strategy(fsdp=FSDP(size=W, **layout), ddp=DDP(size=2))
-    events, spans, program = walked(model, job, None, strategy, compact=True)
-    flat = walked(model, job, None, strategy, compact=False)[0]
+    short, long = walked(model, job, None, strategy), walked(model, job, None, strategy, None)
+    assert short is not None
+    assert long is not None
+    (events, spans, program), flat = short, long.events
     assert spans
     written = expanded(events, spans, program.entries, model.prefix)
     if written is not None:  # else every layer is walked

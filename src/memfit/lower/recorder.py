@@ -459,9 +459,9 @@ class Recorder:
         """What became a parameter's gradient is one, whatever it was made as; it was made not long ago."""
         for index in range(len(self.events) - 1, -1, -1):
             event = self.events[index]
-            if type(event) is Alloc and event.id <= id:
-                if event.id == id:
-                    self.events[index] = event._replace(part="gradients")
+            if type(event) is Alloc and event[0] <= id:
+                if event[0] == id:
+                    self.events[index] = Alloc(id, event.size, "gradients", event.where, event.op, event.formula, event.stream)
                 return
 
 

@@ -97,12 +97,14 @@ class Stretch:
         low, staying, write, marked = self.low, self.staying, r.write, iter(self.marked)
         if r.notes is not None:
             r.notes.again(self.marks, low, shift, len(r.marks) - self.marks.start)
+        new = tuple.__new__  # by place, and past the constructors: this is a tenth of a question for the live peak
         for event in self.events:
             if type(event) is Alloc:
-                if event.id not in staying:
-                    write(tuple.__new__(Alloc, (event.id + shift, *event[1:])))
+                if event[0] not in staying:
+                    id, size, part, where, op, formula, stream = event
+                    write(new(Alloc, (id + shift, size, part, where, op, formula, stream)))
             elif type(event) is Free:
-                write(event if event.id < low else tuple.__new__(Free, (event.id + shift, event.streams)))
+                write(event if event[0] < low else new(Free, (event[0] + shift, event[1])))
             elif type(event) is Mark:
                 r.marks.append(len(r.events))
                 r.marked.append(next(marked) + shift)

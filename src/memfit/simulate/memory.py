@@ -131,14 +131,16 @@ def blocks(tape: Tape, index: int, run: int = 0) -> Iterator[tuple[str, Alloc, i
     for times, events in _until(tape, index, run):
         for event in events:
             if type(event) is Alloc:
-                born[event.id] = event
-                live[event.id] = live.get(event.id, 0) + times
-                if event.part == "activations":
-                    fresh.add(event.id)
+                id = event[0]
+                born[id] = event
+                live[id] = live.get(id, 0) + times
+                if event[2] == "activations":
+                    fresh.add(id)
             elif type(event) is Free:
-                live[event.id] = live.get(event.id, 0) - times
-                if event.id in fresh:
-                    settled.add(event.id)
+                id = event[0]
+                live[id] = live.get(id, 0) - times
+                if id in fresh:
+                    settled.add(id)
             elif type(event) is Mark and (event.phase, event.step) != phase:
                 phase = (event.phase, event.step)
                 fresh.clear()
@@ -239,12 +241,12 @@ def _peaks(tape: Tape) -> tuple[int, int | None, int, list[Stretch], int]:
         start, before, inner, at = live, top, live, first
         for place, event in enumerate(events, first):
             if type(event) is Alloc:
-                sizes[event.id] = size = event.size + 511 & -512
+                sizes[event[0]] = size = event[1] + 511 & -512  # by place: a name costs as much as the sum
                 live += size
                 if live > inner:
                     inner, at = live, place
             elif type(event) is Free:
-                live -= sizes[event.id]
+                live -= sizes[event[0]]
             elif type(event) is Mark and (event.phase, event.step) != phase:
                 if times > 1 and place > first:
                     raise TapeError(f"event {place}: a repeated span goes from one phase to another")
