@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from memfit.formats import FP32
 from memfit.lower import head, ops
+from memfit.lower.attention.rotary import picked, turning
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.programs import Programs
@@ -154,7 +155,7 @@ def tables(program: Program) -> tuple[Weight, ...]:
     model = program.model
     if program.job.version("transformers") >= TABLES.get(model.family, (0, 0)) or not model.buffers:
         return ()
-    shape = (model.positions, 2 * model.buffers[0].shape[0])
+    shape = (model.positions, turning(model))
     return tuple(
         Weight(name=f"self_attn.rotary_emb.{one}_cached", shape=shape, role="buffer", format=program.weights) for one in ("cos", "sin")
     )
@@ -170,12 +171,7 @@ def with_own_tables(turn: Rotary) -> Rotary:
     """`turn` after each layer picked the rows of its tables by position; the attention's variables hold them."""
 
     def own(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
-        r, size = ctx.r, ctx.program.model.buffers[0].shape[0] * 2
-        rows = ctx.batch if not ctx.training else 1
-        grad, r.grad = r.grad, False
-        ctx.cos, ctx.sin = (r.tensor((rows, 1, ctx.tokens, size), ctx.format, "index") for _ in range(2))
-        r.grad = grad
-        ctx.held += [ctx.cos, ctx.sin]
+        ctx.cos, ctx.sin = picked(ctx)
         found = turn(q, k, ctx)
         ctx.cos = ctx.sin = None
         return found

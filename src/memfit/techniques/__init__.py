@@ -25,6 +25,7 @@ from memfit.techniques import (
     recompute,
     stored,
     tp,
+    versions,
 )
 from memfit.techniques.base import TRACE, Technique
 
@@ -32,7 +33,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
     framework.TECHNIQUE, tp.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
-    attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
+    attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
 )  # fmt: skip
 
 

@@ -12,15 +12,15 @@ from typing import Any
 import torch
 from memfit import kernels
 from memfit.trace.hidden import HIDDEN, Hidden, named, scattered
-from memfit.trace.ops import aten, table
+from memfit.trace.ops import table
 
 SMALL_PRODUCT = 400  # below it a batched product is a plain loop (ATen/native/LinearAlgebra.cpp `bmm_out_or_baddbmm_`)
 HALVES = (torch.float16, torch.bfloat16)
 # The rows that hold on any device.
+EVERYWHERE = {"logsumexp", "_safe_softmax", "_softmax_backward_data", "_log_softmax_backward_data"}
 CPU: dict[Any, Callable[[Any, Any, Any, Any], list[Hidden]]] = {
-    one: HIDDEN[one] for one in (aten.logsumexp.default, aten._safe_softmax.default, aten._softmax_backward_data.default,
-                                 aten._log_softmax_backward_data.default) if one in HIDDEN
-}  # fmt: skip
+    one: found for one, found in HIDDEN.items() if one.name().removeprefix("aten::") in EVERYWHERE
+}
 
 
 row = table(CPU)

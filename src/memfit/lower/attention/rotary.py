@@ -12,6 +12,7 @@ from memfit.formats import FP32
 from memfit.lower import ops, views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.model.modules import Model
 
 Pair = tuple[Tensor, Tensor]
 Turned = Callable[[Recorder, Tensor], Tensor]
@@ -27,9 +28,25 @@ def rotate(x: Tensor, ctx: Context) -> Tensor:
 
 
 def tables(ctx: Context) -> Pair:
-    assert ctx.cos is not None
-    assert ctx.sin is not None
+    """Those that the model made for all its layers; before 4.45 each layer picked its own."""
+    if ctx.cos is None or ctx.sin is None:
+        return picked(ctx)
     return ctx.cos, ctx.sin
+
+
+def picked(ctx: Context) -> Pair:
+    """Rows of a layer's own tables, by position; the attention's variables hold them."""
+    r, rows = ctx.r, ctx.batch if not ctx.training else 1
+    grad, r.grad = r.grad, False
+    cos, sin = (r.tensor((rows, 1, ctx.tokens, turning(ctx.program.model)), ctx.format, "index") for _ in range(2))
+    r.grad = grad
+    ctx.held += [cos, sin]
+    return cos, sin
+
+
+def turning(model: Model) -> int:
+    """How much of a head is turned: twice the frequencies, the first buffer that is more than a number."""
+    return 2 * next(buffer.shape[0] for buffer in model.buffers if buffer.shape)
 
 
 def with_tables(r: Recorder, x: Tensor, cos: Tensor, sin: Tensor, turned: Turned) -> Tensor:
