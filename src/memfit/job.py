@@ -165,6 +165,9 @@ class Job:
         if isinstance(self.longest, int) and isinstance(self.seq, int) and 0 < self.longest <= self.seq:
             message = f"the longest batch has {self.longest} tokens, no more than `seq`, which has {self.seq}"
             yield Problem(message=message, where="job.longest", hint="`seq` is the usual length, `longest` the one to fear")
+        if self.loss == "te" and self.framework != "megatron":
+            hint = "`--framework megatron`, or another loss"
+            yield Problem(message="the loss of Transformer Engine is Megatron's", where="job.loss", hint=hint)
         named = (
             ("lora", "targets", "`all-linear`, or names like `q_proj,v_proj`"),
             ("freeze", "trainable", "for example `lm_head` or `layers.31.`"),

@@ -81,7 +81,7 @@ class DDP(Engine):
     def make(self, sizes: list[int]) -> None:
         """New buckets; the old ones go first, unless gradients are views of them."""
         self.buckets, self.sizes = [], sizes
-        part: Part = "gradients" if self.layout.bucket_view else "communication"
+        part: Part = "communication"  # also where gradients are views of them
         self.r.where = ""
         for size in sizes:
             self.buckets.append(self.r.scratch(size, "bucket", part))
