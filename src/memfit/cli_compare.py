@@ -19,7 +19,7 @@ HELP = """\
 {help}.
 
 Flags that stand alone hold for all; each `--with` is a variant: flags of `memfit estimate` in quotes, like
-`--with "--use fsdp" --with "--use zero,stage=3 --batch 2"`.
+`--with "--use fsdp" --with "--use ddp --batch 2"`.
 
 Exit code: 0 one of them fits (or may), 1 none does, 2 the input is unusable.
 """

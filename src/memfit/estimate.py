@@ -24,6 +24,7 @@ from memfit.simulate.settings import Settings
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
+from memfit.techniques.base import TRACE
 
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
@@ -297,7 +298,7 @@ def _tape(model: Model, job: Job, place: Place, producer: Producer | None, preci
         raise InputError.one(
             f"no formula yet for {str(missing).partition('(')[0][:80] or 'this job'}",
             where="job",
-            hint="`--by trace` runs the real code instead (extra `trace`)",
+            hint=TRACE,
         ) from missing
 
 

@@ -109,6 +109,7 @@ class EP(Layout):
     imbalance: float = option(1.0, "tokens of the busiest rank over the balanced share", low=1.0, high=1024.0)
 
 
+ORDER = ("tp", "cp", "fsdp", "zero", "ddp", "pp")  # innermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
 LAYOUTS: dict[str, type[Layout]] = {"ddp": DDP, "fsdp": FSDP, "zero": ZeRO, "tp": TP, "cp": CP, "pp": PP, "ep": EP}
 
 
@@ -150,7 +151,7 @@ class Strategy:
         """(name, ranks, distance of neighbours) of the groups that a rank belongs to. Tensor-parallel ranks are neighbours, then come
         context-parallel ones, then shards, replicas and stages, as torchtitan's and Megatron's meshes have it."""
         found, stride = [], 1
-        for name in ("tp", "cp", "fsdp", "zero", "ddp", "pp"):
+        for name in ORDER:
             size = self.size(name)
             if size > 1:
                 found.append((name, size, stride))

@@ -35,7 +35,7 @@ class Ask:
     memory: str = option("", "what the GPU offers, like `24GiB`: of an unlisted one, or instead of the listed figure", group="question")
     use: str = option(
         "",
-        "how the work is spread over several GPUs: `ddp`, `fsdp=8`, `zero=8,stage=3`, `tp=2` …; may stand several times",
+        "how the work is spread over several GPUs: `ddp`, `fsdp=8,reshard=no`, `tp=2` …; may stand several times",
         group="question",
     )
     by: str = option("formula", "formulas, or a trace of the real code (slower, takes any model)", choices=PRODUCERS, group="question")

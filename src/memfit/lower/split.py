@@ -8,9 +8,9 @@ from memfit.formats import BOOL, INT64
 from memfit.lower import ops
 from memfit.lower.context import Context
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.techniques.tp import COLUMNS, ROWS
 
-COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "lm_head"})
-ROWS = frozenset({"o_proj", "down_proj"})
+HEAD = "lm_head"
 
 
 def ranks(ctx: Context) -> int:
@@ -26,7 +26,7 @@ def summed(r: Recorder, x: Tensor, size: int) -> Tensor:
 def entering(x: Tensor, name: str, ctx: Context) -> Tensor:
     """The input of a layer split by columns: its gradient is summed up over the ranks."""
     size = ranks(ctx)
-    if size == 1 or name not in COLUMNS:
+    if size == 1 or name not in COLUMNS | {HEAD}:
         return x
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -40,7 +40,7 @@ def leaving(out: Tensor, name: str, ctx: Context) -> Tensor:
     size, r = ranks(ctx), ctx.r
     if size > 1 and name in ROWS:
         return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
-    if size > 1 and name == "lm_head" and ctx.program.strategy.tp is not None and ctx.program.strategy.tp.vocabulary:
+    if size > 1 and name == HEAD and ctx.program.strategy.tp is not None and ctx.program.strategy.tp.vocabulary:
         return gathered(r, out, size)
     return out
 

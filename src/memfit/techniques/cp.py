@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memfit.errors import Problem
 from memfit.model.modules import Attention
 from memfit.program import Program
-from memfit.techniques.base import Technique
+from memfit.techniques.base import TRACE, Technique
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -16,9 +16,7 @@ def check(program: Program) -> Iterator[Problem]:
     assert cp is not None
     if not program.engine:
         message = f"no formula yet for context parallelism of {job.framework}"
-        yield Problem(
-            message=message, where="use cp", hint="`--framework megatron` has one; `--by trace` runs the real code instead (extra `trace`)"
-        )
+        yield Problem(message=message, where="use cp", hint=f"`--framework megatron` has one; {TRACE}")
         return
     pieces = 2 * cp.size * (program.strategy.size("tp") if program.strategy.tp is not None and program.strategy.tp.sequence else 1)
     if job.seq % pieces:

@@ -16,7 +16,7 @@ def check(program: Program) -> Iterator[Problem]:
     assert ddp is not None
     if ddp.distributed and not program.engine:
         message = "the distributed optimizer is Megatron's"
-        yield Problem(message=message, where="use ddp.distributed", hint="`--framework megatron`, or `zero=8,stage=1` and `fsdp=8`")
+        yield Problem(message=message, where="use ddp.distributed", hint="`--framework megatron`, or `fsdp=8`, which shards states too")
     if program.engine and (ddp.bucket_mb or ddp.bucket_view or ddp.static_graph or ddp.find_unused):
         message = "these are settings of torch's DDP, and Megatron has buffers of its own"
         yield Problem(message=message, where="use ddp", hint="`distributed` is Megatron's")

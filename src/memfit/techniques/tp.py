@@ -13,7 +13,7 @@ from memfit.errors import Problem
 from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Module
 from memfit.program import Program
 from memfit.strategy import TP
-from memfit.techniques.base import Technique
+from memfit.techniques.base import TRACE, Technique
 
 STYLES = {"megatron": "megatron", "transformers": "transformers", "trl": "transformers"}  # of frameworks whose code is written
 
@@ -79,7 +79,7 @@ def problems(program: Program) -> Iterator[Problem]:
     assert tp is not None
     own = STYLES.get(job.framework)
     if own is None:
-        hint = f"there are formulas for {', '.join(sorted(STYLES))}; `--by trace` runs the real code instead (extra `trace`)"
+        hint = f"there are formulas for {', '.join(sorted(STYLES))}; {TRACE}"
         yield Problem(message=f"no formula yet for tensor parallelism of {job.framework}", where="use tp", hint=hint)
         return
     if tp.style not in ("auto", own):
@@ -93,6 +93,7 @@ def problems(program: Program) -> Iterator[Problem]:
     yield from uneven(program, tp)
 
 
+# How transformers' own plan splits the linear layers of models like Llama, by the end of their paths.
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
 ROWS = frozenset({"o_proj", "down_proj"})
 
@@ -121,7 +122,7 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
             yield Problem(
                 message=f"no formula yet for transformers' tensor parallelism {what}",
                 where="use tp",
-                hint="`--by trace` runs the real code instead (extra `trace`)",
+                hint=TRACE,
             )
 
 
@@ -137,7 +138,7 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                 found |= {f"{mixer.kv_heads} key/value heads": min(mixer.kv_heads % tp.size, copied)}
                 if len(mixer.project) != 3:
                     message = "queries, keys and values in one matrix are not split by any formula yet"
-                    yield Problem(message=message, where="use tp", hint="`--by trace` runs the real code instead (extra `trace`)")
+                    yield Problem(message=message, where="use tp", hint=TRACE)
             elif isinstance(mixer, MLP):
                 found |= {f"{mixer.width} values of the feed-forward": mixer.width % tp.size}
             else:

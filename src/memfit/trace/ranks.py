@@ -13,12 +13,11 @@ from typing import Any
 import torch
 from memfit.errors import Problem
 from memfit.job import Job
-from memfit.strategy import TP, Strategy
+from memfit.strategy import ORDER, TP, Strategy
 from memfit.trace import collectives, cuda, streams
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 
-ORDER = ("pp", "ddp", "fsdp", "zero", "cp", "tp")  # outermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
 SERVED = ("ddp", "fsdp", "tp", "cp")
 ALONE = threading.Lock()  # a process has one default group
 
@@ -101,14 +100,14 @@ def group(strategy: Strategy, device: str) -> Iterator[Any]:
 def mesh_of(strategy: Strategy, device: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = [name for name in ORDER if getattr(strategy, name) is not None]
+    names = [name for name in reversed(ORDER) if getattr(strategy, name) is not None]
     return init_device_mesh(device, tuple(strategy.size(name) for name in names), mesh_dim_names=tuple(names))
 
 
 def coordinates(strategy: Strategy) -> dict[str, int]:
     """Where `strategy.rank` stands along each layout."""
     rest, found = strategy.rank, {}
-    for name in reversed(ORDER):
+    for name in ORDER:
         rest, found[name] = divmod(rest, strategy.size(name))
     return found
 

@@ -10,6 +10,7 @@ from memfit.lower.layouts.base import Engine
 from memfit.lower.recorder import Recorder
 from memfit.program import Program
 from memfit.strategy import Strategy
+from memfit.techniques.base import TRACE
 
 
 def engine_of(r: Recorder, program: Program) -> Engine:
@@ -25,7 +26,7 @@ def named(strategy: Strategy) -> str:
 
 def kind(name: str) -> type[Engine]:
     if find_spec(f"memfit.lower.layouts.{name}") is None:
-        raise InputError.one(f"no formula yet for {name}", where="use", hint="`--by trace` runs the real code instead (extra `trace`)")
+        raise InputError.one(f"no formula yet for {name}", where="use", hint=TRACE)
     engine: type[Engine] = import_module(f"memfit.lower.layouts.{name}").ENGINE
     return engine
 
