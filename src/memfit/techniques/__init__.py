@@ -27,7 +27,7 @@ from memfit.techniques import (
     tp,
     versions,
 )
-from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.base import Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
@@ -39,10 +39,10 @@ TECHNIQUES: tuple[Technique, ...] = (
 
 def unserved(program: Program) -> Iterator[Problem]:
     """Layouts for which there is no technique."""
-    known = {technique.layout for technique in TECHNIQUES}
+    known = [technique.layout for technique in TECHNIQUES if technique.layout]
     for name, layout in program.strategy.uses():
         if layout.size > 1 and name not in known:
-            yield Problem(message=f"no formula yet for the layout `{name}`", where="use", hint=TRACE)
+            yield Problem(message=f"no formula yet for the layout `{name}`", where="use", hint="one of " + ", ".join(known))
 
 
 def apply(program: Program) -> Program:

@@ -44,7 +44,7 @@ def check(program: Program) -> Iterator[Problem]:
         )
     if not job.training:
         message = "inference with FSDP gathers every layer for every token, and no formula knows that"
-        yield Problem(message=message, where="use fsdp", hint="`tp` shards a model that is only run")
+        yield Problem(message=message, where="use fsdp", hint="one GPU, without `use`")
     if job.framework in ("megatron", "litgpt"):
         yield Problem(message=f"no formula yet for FSDP under {job.framework}", where="use fsdp", hint="another `framework`")
     if program.model.stored or job.quant == "int8":

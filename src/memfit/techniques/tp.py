@@ -122,7 +122,7 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
             yield Problem(
                 message=f"no formula yet for transformers' tensor parallelism {what}",
                 where="use tp",
-                hint=TRACE,
+                hint="`--method full`, or `fsdp` for adapters" if what == "but of full training" else TRACE,
             )
 
 
