@@ -230,6 +230,8 @@ def _run(layers: tuple[Layer, ...], start: int, every: int) -> tuple[int, int]:
     best = (1, 1)
     same = {id(layer): number for layer, number in _numbered(layers)}
     kinds = [(same[id(layer)], number % every) for number, layer in enumerate(layers)]
+    if kinds.count(kinds[start]) == len(kinds):
+        return (1, len(kinds) - start)
     for period in range(1, LONGEST_PERIOD + 1):
         repeats = 1
         pattern = kinds[start : start + period]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 from memfit.errors import InputError
 from memfit.formats import BF16, BOOL, FP32, UINT8, Format
@@ -34,11 +34,11 @@ class Stepper:
     """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable."""
 
     def __init__(
-        self, r: Recorder, optimizer: Optimizer, spans: Spans, names: Names | None = None, master: bool = False, shares: int = 1
+        self, r: Recorder, optimizer: Optimizer, spans: Spans, names: Callable[[], Names] = Names, master: bool = False, shares: int = 1
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
-        self.r, self.optimizer, self.names = r, optimizer, names or Names()
+        self.r, self.optimizer, self.tell = r, optimizer, names
         self.states: list[Tensor] = []
         self.maps: list[Tensor] = []
         self.model_spans = spans
@@ -50,6 +50,11 @@ class Stepper:
             self.make_states(0)
         if optimizer.when != "after":
             self.hook()
+
+    @cached_property
+    def names(self) -> Names:
+        """Few optimizers ask."""
+        return self.tell()
 
     def check(self) -> None:
         """Some code fails where a parameter has three dimensions, as stacks of experts have."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Mapping
 
 from memfit import kernels
@@ -88,29 +89,37 @@ class Stretch:
         self.gradients = [
             tensor.grad.storage.id if tensor.grad is not None and tensor.grad.storage is not None else None for tensor in leaves
         ]
-        made = [event[0] for event in self.events if type(event) is Alloc]
-        self.staying = set(made).difference([event[0] for event in self.events if type(event) is Free], self.gradients)
-        self.low = min(made, default=0)
+        born: dict[int, int] = {}  # what is never freed, and where it was made
+        for at, event in enumerate(self.events):
+            if type(event) is Alloc:
+                born[event[0]] = at
+            elif type(event) is Free:
+                born.pop(event[0], None)
+        staying = sorted(at for id, at in born.items() if id not in self.gradients)
+        for at in reversed(staying):
+            del self.events[at]
+        self.places = [mark - begin - bisect(staying, mark - begin) for mark in r.marks[place:]]
+        self.low = next((event[0] for event in r.events[begin:] if type(event) is Alloc), 0)
 
     def again(self, r: Recorder, leaves: list[Tensor], step: int) -> None:
-        shift = r.reserve_ids(self.low)
-        low, staying, write, marked = self.low, self.staying, r.write, iter(self.marked)
+        shift, low, begin = r.reserve_ids(self.low), self.low, len(r.events)
         if r.notes is not None:
             r.notes.again(self.marks, low, shift, len(r.marks) - self.marks.start)
         new = tuple.__new__  # by place, and past the constructors: this is a tenth of a question for the live peak
-        for event in self.events:
-            if type(event) is Alloc:
-                if event[0] not in staying:
-                    id, size, part, where, op, formula, stream = event
-                    write(new(Alloc, (id + shift, size, part, where, op, formula, stream)))
-            elif type(event) is Free:
-                write(event if event[0] < low else new(Free, (event[0] + shift, event[1])))
-            elif type(event) is Mark:
-                r.marks.append(len(r.events))
-                r.marked.append(next(marked) + shift)
-                write(event._replace(step=step))
-            else:
-                write(event)
+        r.events += [
+            new(Alloc, (event[0] + shift, *event[1:]))
+            if type(event) is Alloc
+            else (event if event[0] < low else new(Free, (event[0] + shift, event[1])))
+            if type(event) is Free
+            else event
+            for event in self.events
+        ]
+        for place in self.places:
+            mark = self.events[place]
+            assert isinstance(mark, Mark)
+            r.events[begin + place] = mark._replace(step=step)
+        r.marks += [begin + place for place in self.places]
+        r.marked += [number + shift for number in self.marked]
         for tensor, number in zip(leaves, self.gradients, strict=True):
             if number is not None:
                 tensor.grad = Tensor(tensor.shape, tensor.format, r.adopt(number + shift, tensor))

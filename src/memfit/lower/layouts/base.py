@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from memfit.lower.optimize import Names, Spans, Stepper
@@ -69,7 +70,7 @@ class Engine:
         return body.trained()
 
     def stepper(self, body: Body) -> Stepper:
-        return Stepper(self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), names(self.program), self.program.master)
+        return Stepper(self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), partial(names, self.program), self.program.master)
 
     def begin(self, last: bool) -> None:
         pass
