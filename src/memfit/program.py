@@ -101,7 +101,9 @@ class Program:
     split: bool = False  # the model is that of one rank of `strategy.tp`
     stage: Stage | None = None  # of `strategy.pp`; then the model has the layers of this stage alone
     engine: str = ""  # whose data parallelism runs, where it is not torch's or DeepSpeed's
-    shares: int = 1  # ranks among which fp32 copies and states are shared out (Megatron's distributed optimizer)
+    shares: int = 1  # ranks among which fp32 copies and states are shared out (Megatron's distributed optimizer),
+    expert_shares: int = 1  # and those of experts
+    spread: bool = False  # experts are those of one rank of `strategy.ep`
 
     def rebuilt(self, change: Callable[[Layer], Layer], **ends: Any) -> Program:
         """The model of one rank: every layer changed, each once; `ends` are other fields of the model."""

@@ -103,10 +103,22 @@ class PP(Layout):
 
 @dataclass(frozen=True, kw_only=True)
 class EP(Layout):
-    """Expert parallelism: every rank holds some of the experts. Its ranks are among those of the data-parallel ones."""
+    """Expert parallelism: every rank holds some of the experts. Its ranks are among those of the other layouts within a stage. One rank
+    (`ep=1`) leaves the settings to say how Megatron sends tokens to their experts."""
 
     capacity: float = option(0.0, "capacity factor; 0: tokens are never dropped", low=0.0, high=1000.0)
+    padded: bool = option(False, "every expert gets as many rows as its capacity (`--moe-pad-expert-input-to-capacity`)")
     imbalance: float = option(1.0, "tokens of the busiest rank over the balanced share", low=1.0, high=1024.0)
+    tensor: int = option(
+        0, "ranks that share the matrices of an expert (`--expert-tensor-parallel-size`); 0: as `tp` does", low=0, high=1024
+    )
+    dispatcher: str = option(
+        "alltoall", "how tokens get to their experts (`--moe-token-dispatcher-type`; Megatron's own default is `allgather`)",
+        choices=("alltoall", "allgather", "flex"),
+    )  # fmt: skip
+    fused: bool = option(False, "permutation by Transformer Engine's kernels (`--moe-permute-fusion`)")
+    aux_loss: bool = option(True, "the router's loss that balances the experts")
+    router_dtype: str = option("", "of the router's scores (`--moe-router-dtype`); empty: as activations", choices=("", "fp32"))
 
 
 ORDER = ("tp", "cp", "fsdp", "zero", "ddp", "pp")  # innermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
@@ -156,7 +168,7 @@ class Strategy:
             if size > 1:
                 found.append((name, size, stride))
             if name == "ddp" and self.size("ep") > 1:
-                found.append(("ep", self.size("ep"), self.size("tp") * self.size("cp")))
+                found.append(("ep", self.size("ep"), self.expert_tensor))
             stride *= size
         return tuple(found)
 
@@ -181,6 +193,21 @@ class Strategy:
     def data(self) -> int:
         """Ranks that see different sequences."""
         return self.size("ddp") * self.size("fsdp") * self.size("zero")
+
+    @property
+    def within(self) -> int:
+        """Ranks of a stage: those that experts are spread over."""
+        return self.data * self.size("cp") * self.size("tp")
+
+    @property
+    def expert_tensor(self) -> int:
+        """Ranks that share the matrices of one expert: neighbours (megatron-core 0.16.1 parallel_state.py)."""
+        return self.size("tp") if self.ep is None or not self.ep.tensor else self.ep.tensor
+
+    @property
+    def expert_data(self) -> int:
+        """Ranks of a stage that hold the same experts."""
+        return self.within // (self.expert_tensor * self.size("ep"))
 
 
 def from_data(data: Mapping[str, Any]) -> Strategy:
@@ -265,7 +292,16 @@ def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Str
         problems.append(Problem(message="FSDP and ZeRO both shard the same weights", where="use", hint="one of `fsdp` and `zero`"))
     if strategy.ddp is not None and strategy.zero is not None and strategy.ddp.size > 1:
         problems.append(Problem(message="ZeRO replicates by itself", where="use", hint="`zero` over all ranks (MiCS is not known)"))
-    if strategy.ep is not None and strategy.ep.size and strategy.data % strategy.ep.size:
-        message = f"{strategy.ep.size} ranks of experts do not divide the {strategy.data} data-parallel ranks"
-        problems.append(Problem(message=message, where="use ep", hint="experts are spread over data-parallel ranks"))
-    return strategy
+    return strategy if strategy.ep is None or problems else spread(strategy, strategy.ep, problems)
+
+
+def spread(strategy: Strategy, ep: EP, problems: list[Problem]) -> Strategy:
+    """Experts over all ranks of a stage where nothing is said; sizes that do not divide those are told."""
+    within, each = strategy.within, strategy.expert_tensor
+    if within % (each * max(1, ep.size)):
+        message = f"{ep.size or 'no'} ranks of experts" + (f" times {each} that share each" if each > 1 else "")
+        problems.append(
+            Problem(message=f"{message} do not divide the {within} ranks of a stage", where="use ep", hint=f"`ep={within // each}`")
+        )
+        return strategy
+    return dataclasses.replace(strategy, ep=dataclasses.replace(ep, size=ep.size or within // each))

@@ -40,7 +40,7 @@ def test_layouts_are_read(words: list[str], gpus: int | None, meant: Strategy) -
         (["zero=4"], 8, "take 4 of 8 GPUs"),
         (["zero=4", "ddp=2"], 8, "replicates by itself"),
         (["fsdp"], None, "cannot be told without GPUs"),
-        (["fsdp=8", "ep=3"], 8, "do not divide the 8 data-parallel ranks"),
+        (["fsdp=8", "ep=3"], 8, "do not divide the 8 ranks of a stage"),
     ],
 )
 def test_what_makes_no_sense_is_told(words: list[str], gpus: int | None, said: str) -> None:

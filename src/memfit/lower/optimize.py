@@ -14,6 +14,7 @@ from memfit.tape import Phase
 
 Spans = list[tuple[str, list[Tensor]]]
 Lists = dict[str, Spans]  # temporaries of a step by their names
+Shares = Callable[[Tensor], int]  # among how many ranks a tensor's fp32 copy and states are shared out
 SMALLEST_8BIT = 4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size; torchao 0.18 optim/adam.py
 SMALLEST_PAGED = 100_000  # bitsandbytes 0.50 optim/optimizer.py get_state_buffer
 BLOCK = 256  # both: values that share one fp32 constant
@@ -30,11 +31,15 @@ class Names:
     linear: frozenset[tuple[str, str]] = frozenset()
 
 
+def alone(tensor: Tensor) -> int:
+    return 1
+
+
 class Stepper:
     """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable."""
 
     def __init__(
-        self, r: Recorder, optimizer: Optimizer, spans: Spans, names: Callable[[], Names] = Names, master: bool = False, shares: int = 1
+        self, r: Recorder, optimizer: Optimizer, spans: Spans, names: Callable[[], Names] = Names, master: bool = False, shares: Shares = alone
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
@@ -63,14 +68,14 @@ class Stepper:
             message = f"optimizer `{self.optimizer.name}` cannot step `{deep[0]}`, which has three dimensions"
             raise InputError.one(message, where="job.optimizer", hint="use `lomo`")
 
-    def copied(self, spans: Spans, shares: int) -> Spans:
+    def copied(self, spans: Spans, shares: Shares) -> Spans:
         """fp32 master copies, made before the first step (megatron/core/optimizer/optimizer.py
         Float16OptimizerWithFloat16Params); of each the share of one rank, though really each rank has most of them whole and others not at
         all (core/optimizer/distrib_optimizer.py)."""
         copies: Spans = []
         for where, tensors in spans:
             self.r.mark("prepare", where)
-            shapes = [tensor.shape if shares == 1 else (-(-tensor.count // shares),) for tensor in tensors]
+            shapes = [tensor.shape if shares(tensor) == 1 else (-(-tensor.count // shares(tensor)),) for tensor in tensors]
             copies.append((where, [self.r.tensor(shape, FP32, "master", "master") for shape in shapes]))
         for (_, tensors), (_, masters) in zip(spans, copies, strict=True):
             for tensor, copy in zip(tensors, masters, strict=True):

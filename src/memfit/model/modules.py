@@ -246,6 +246,12 @@ class MoE(Module):
     format: str = ""  # of the stored expert matrices, where it differs from the model's dtype (MXFP4)
     router_format: str = ""  # of the router's weight, where it is kept in fp32 (ernie)
     extra: tuple[Weight, ...] = ()  # what else lies in the module, by its full name within the layer
+    local: int = 0  # experts that this rank holds; 0: all of them
+
+    @property
+    def held(self) -> int:
+        """Experts that lie here."""
+        return self.local or self.experts
 
     def own(self) -> Iterator[Weight]:
         yield Weight(name=f"{self.name}.{self.router}.weight", shape=(self.experts, self.inputs), role="router", format=self.router_format)
@@ -257,9 +263,9 @@ class MoE(Module):
         path = f"{self.name}.{self.experts_name}"
         for name, (outputs, inputs) in (("gate_up_proj", up), ("down_proj", down)):
             matrix = (inputs, outputs) if self.transposed else (outputs, inputs)
-            yield Weight(name=f"{path}.{name}", shape=(self.experts, *matrix), role="expert", format=self.format)
+            yield Weight(name=f"{path}.{name}", shape=(self.held, *matrix), role="expert", format=self.format)
             if self.expert_bias:
-                yield Weight(name=f"{path}.{name}_bias", shape=(self.experts, outputs), role="expert")
+                yield Weight(name=f"{path}.{name}_bias", shape=(self.held, outputs), role="expert")
         yield from self.extra
 
 

@@ -11,6 +11,7 @@ from memfit.techniques import (
     cp,
     ddp,
     dequantize,
+    ep,
     experts,
     framework,
     freeze,
@@ -32,7 +33,7 @@ from memfit.techniques.base import Technique
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
-    framework.TECHNIQUE, tp.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
+    framework.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
     attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
 )  # fmt: skip
 

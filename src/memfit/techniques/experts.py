@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from memfit.errors import Problem
 from memfit.model.modules import MoE
 from memfit.program import Program
+from memfit.strategy import EP
 from memfit.techniques.base import Technique
 from memfit.techniques.lora import FUSED, converts
 
@@ -21,7 +22,7 @@ def check(program: Program) -> Iterator[Problem]:
     found = mixtures(program)
     if not found:
         return
-    yield from routed(program, found)
+    yield from megatron(program) if program.engine else routed(program, found)
     if program.quant is not None and not any(one.format for one in found):
         yield from unpacked(program)
     if program.adapter is not None:
@@ -40,6 +41,28 @@ def routed(program: Program, found: list[MoE]) -> Iterator[Problem]:
         message = "every expert is taken to get an equal share of the tokens"
         hint = "`--router-skew 2` gives the busiest one twice its share" if counts else "other shares take the same memory"
         yield Problem(message=message, where=where, hint=hint, level="note")
+
+
+def megatron(program: Program) -> Iterator[Problem]:
+    """What Megatron's dispatchers can do, and what they hold where tokens are not balanced (megatron-core 0.16.1 transformer_config.py,
+    transformer/moe/token_dispatcher.py)."""
+    ep, where = program.strategy.ep or EP(size=1), "use ep.imbalance"
+    if ep.dispatcher == "flex":
+        message = "no formula yet for the dispatcher `flex`: DeepEP's buffers lie outside torch's allocator"
+        yield Problem(message=message, where="use ep.dispatcher", hint="`alltoall` or `allgather`")
+    if ep.padded and not ep.capacity:
+        yield Problem(message="experts are padded to a capacity", where="use ep.padded", hint="`capacity=1`")
+    if ep.padded and ep.imbalance > 1:
+        yield Problem(message="padded experts all get the same rows", where=where, hint="leave it away")
+    if ep.tensor and ep.size == 1:
+        message = "one rank of experts shares their matrices as `tp` says"
+        yield Problem(message=message, where="use ep.tensor", hint="leave it away")
+    if program.job.router_skew != 1:
+        message = "what counts is the busiest rank's share, not the busiest expert's"
+        yield Problem(message=message, where="job.router_skew", hint="`--use ep=8,imbalance=1.5`", level="note")
+    if ep.imbalance == 1 and not ep.padded:
+        message = "every rank is taken to get an equal share of the tokens"
+        yield Problem(message=message, where=where, hint="`imbalance=1.5` gives this rank half as many again", level="note")
 
 
 def unpacked(program: Program) -> Iterator[Problem]:

@@ -56,7 +56,8 @@ FACTS: dict[str, Facts] = {
         packs=True, cite="litgpt 0.5.13 config.py, finetune/full.py setup, generate/base.py main",
     ),
     "megatron": Facts(
-        families=frozenset({"llama", "mistral", "qwen2", "qwen3"}), losses=frozenset({"plain", "te"}), methods=frozenset({"full"}), padded=128,
+        families=frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"}),
+        losses=frozenset({"plain", "te"}), methods=frozenset({"full"}), padded=128,
         attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), checkpointing=frozenset({"none", "full", "selective"}),
         precisions=frozenset({"bf16", "bf16-master"}), optimizers=frozenset({"adamw", "adamw_fused", "adam", "adam_fused", "sgd", "sgd_momentum"}),
         master=True, engine="megatron", told="Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam",
@@ -70,7 +71,8 @@ def apply(program: Program) -> Program:
     keeps fp32 copies (core/optimizer/optimizer.py Float16OptimizerWithFloat16Params)."""
     facts = FACTS[program.job.framework]
     if facts.engine:
-        program = program.replace(engine=facts.engine, shares=shares(program))
+        dense, experts = shares(program)
+        program = program.replace(engine=facts.engine, shares=dense, expert_shares=experts)
     if facts.master:
         program = program.replace(master=True)
     if program.adapter is not None:
@@ -82,11 +84,12 @@ def apply(program: Program) -> Program:
     return padded(program, facts.padded * program.strategy.size("tp")) if facts.padded else program
 
 
-def shares(program: Program) -> int:
-    """Megatron's distributed optimizer shares fp32 copies and states out among the replicas and the ranks of context parallelism
-    (megatron-core 0.16.1 optimizer/distrib_optimizer.py)."""
-    ddp = program.strategy.ddp
-    return ddp.size * program.strategy.size("cp") if ddp is not None and ddp.distributed else 1
+def shares(program: Program) -> tuple[int, int]:
+    """Megatron's distributed optimizer shares fp32 copies and states out among the replicas and the ranks of context parallelism; those of
+    experts, which have buffers of their own, among the ranks that hold the same ones (megatron-core 0.16.1 optimizer/distrib_optimizer.py,
+    distributed/distributed_data_parallel.py)."""
+    ddp, strategy = program.strategy.ddp, program.strategy
+    return (ddp.size * strategy.size("cp"), max(1, strategy.expert_data)) if ddp is not None and ddp.distributed else (1, 1)
 
 
 def padded(program: Program, rows: int) -> Program:

@@ -17,7 +17,10 @@ def check(program: Program) -> Iterator[Problem]:
     job, name = program.job, "gguf" if program.model.stored else method(program.model.config)
     if not name:
         return
-    if job.framework not in ("transformers", "trl"):
+    if job.framework == "megatron" and name == "fp8" and job.training:
+        message = "Megatron trains from a checkpoint of its own in 16 bits, whatever the publisher stores"
+        yield Problem(message=message, where=WHERE, level="note", hint="what converts it is not counted")
+    elif job.framework not in ("transformers", "trl"):
         yield Problem(
             message=f"no formula for weights stored by {name} with {job.framework}", where="job.framework", hint="`transformers` has one"
         )

@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memfit.errors import Problem
-from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Linear, Module
+from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Module, MoE
 from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques.base import TRACE, Technique
 
+Mixer = Attention | Latent | MLP | MoE
 STYLES = {"megatron": "megatron", "transformers": "transformers", "trl": "transformers"}  # of frameworks whose code is written
 
 
@@ -29,28 +30,41 @@ def apply(program: Program) -> Program:
     assert tp is not None
     if any(True for _ in problems(program)):
         return program
-    model, size = program.model, tp.size
+    model, size, alone = program.model, tp.size, program.strategy.size("ep") == 1
     ends = {} if not tp.vocabulary else {
         "embed": tuple(table(module, size) for module in model.embed), "head": replace(model.head, outputs=model.head.outputs // size),
     }  # fmt: skip
-    return program.rebuilt(lambda layer: share(layer, size), **ends).replace(split=True)
+    return program.rebuilt(lambda layer: share(layer, size, alone), **ends).replace(split=True)
 
 
-def share(layer: Layer, size: int) -> Layer:
-    """A rank's part of a layer."""
-    return replace(layer, blocks=tuple(replace(block, mixer=part(block, size)) for block in layer.blocks))
+def share(layer: Layer, size: int, experts: bool) -> Layer:
+    """A rank's part of a layer; `experts`: of each expert's matrices, too."""
+    return replace(layer, blocks=tuple(replace(block, mixer=part(block.mixer, size, experts)) for block in layer.blocks))
 
 
-def part(block: Block, size: int) -> Attention | MLP:
-    mixer = block.mixer
+def part(mixer: Mixer, size: int, experts: bool) -> Mixer:
+    if isinstance(mixer, Latent):
+        return latent(mixer, size)
+    if isinstance(mixer, MoE):
+        shared = None if mixer.shared is None else feed_forward(mixer.shared, size)
+        return replace(mixer, shared=shared, width=mixer.width // size if experts else mixer.width)
     if isinstance(mixer, Attention):
         heads, kv = mixer.heads // size, max(1, mixer.kv_heads // size)
         outputs = (heads * mixer.head, kv * mixer.head, kv * mixer.head)
         project = tuple(replace(one, outputs=count) for one, count in zip(mixer.project, outputs, strict=True))
         return replace(mixer, heads=heads, kv_heads=kv, project=project, out=row(mixer.out, size))
-    assert isinstance(mixer, MLP)
+    return feed_forward(mixer, size)
+
+
+def feed_forward(mixer: MLP, size: int) -> MLP:
     gate = None if mixer.gate is None else column(mixer.gate, size)
     return replace(mixer, gate=gate, up=column(mixer.up, size), down=row(mixer.down, size))
+
+
+def latent(mixer: Latent, size: int) -> Latent:
+    """Heads are shared out; the way down to the latents stands on every rank (core/transformer/multi_latent_attention.py)."""
+    q_proj, q_b = (None if one is None else column(one, size) for one in (mixer.q_proj, mixer.q_b))
+    return replace(mixer, heads=mixer.heads // size, q_proj=q_proj, q_b=q_b, kv_b=column(mixer.kv_b, size), out=row(mixer.out, size))
 
 
 def column(linear: Linear, size: int) -> Linear:
@@ -141,8 +155,15 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                     yield Problem(message=message, where="use tp", hint=TRACE)
             elif isinstance(mixer, MLP):
                 found |= {f"{mixer.width} values of the feed-forward": mixer.width % tp.size}
-            else:
+            elif not program.engine:
                 yield Problem(message=f"no formula yet for a split `{type(mixer).__name__}`", where="use tp")
+            elif isinstance(mixer, Latent):
+                found |= {f"{mixer.heads} query heads": mixer.heads % tp.size}
+            else:
+                found |= routed(mixer, tp, program.strategy.size("ep") == 1)
+                if not tp.sequence:
+                    message = "Megatron trains experts under tensor parallelism with a split sequence alone"
+                    yield Problem(message=message, where="use tp.sequence", hint=f"`tp={tp.size},sequence`")
     if not program.engine:
         found |= {f"{program.model.head.outputs} rows of the vocabulary": program.model.head.outputs % tp.size}
     if tp.sequence:
@@ -150,6 +171,12 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
     for what, rest in found.items():
         if rest:
             yield Problem(message=f"{tp.size} ranks do not divide {what}", where="use tp", hint="a size that divides all of them")
+
+
+def routed(mixer: MoE, tp: TP, experts: bool) -> dict[str, int]:
+    """What is left over of shared experts, and of each expert where ranks share it."""
+    found = {} if mixer.shared is None else {f"{mixer.shared.width} values of the shared experts": mixer.shared.width % tp.size}
+    return found | ({f"{mixer.width} values of an expert": mixer.width % tp.size} if experts else {})
 
 
 TECHNIQUE = Technique(

@@ -15,7 +15,7 @@ from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import ops, views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
-from memfit.lower.strides import Shape, normal
+from memfit.lower.strides import Shape, contiguous, kept, normal
 
 DEFAULT = ("flash", "efficient", "math", "cudnn")  # torch.backends.cuda: all are enabled, the order is the choice's own
 
@@ -192,13 +192,22 @@ def cudnn(call: Call, ctx: Context) -> Tensor:
     batch, heads, _, queries, _, head = call.sizes
     needs = r.grad and (q.needs or k.needs or v.needs)
     chosen = r.chosen("attention")
-    out = r.put_out(lambda: r.like(q, "cudnn_attention"), chosen)
+    out = r.put_out(lambda: like_queries(r, q, v.shape[-1], "cudnn_attention"), chosen)
     lse = r.put_out(lambda: r.tensor((batch, heads, queries, 1), FP32, "cudnn_attention"), chosen) if needs else None
     state = tuple(r.put_out(lambda: r.tensor((1,), INT64, "cudnn_attention"), chosen) for _ in range(2))
     flops = arithmetic(call)
     traffic(r, "cudnn_attention", call, flops, 1)
     saved = (q, k, v, out.detach(), lse, state, mask)
     return r.node("cudnn_attention", out, (q, k, v), back_cudnn, saved, ((batch, heads, queries, head), flops))
+
+
+def like_queries(r: Recorder, q: Tensor, size: int, op: str) -> Tensor:
+    """A result that lies as the queries do, with heads of the values' size."""
+    if size == q.shape[-1]:
+        return r.like(q, op)
+    out = r.tensor((*q.shape[:-1], size), q.format, op)
+    out.strides = None if q.strides is None else normal(out.shape, kept(out.shape, q.strides) or contiguous(out.shape))
+    return out
 
 
 def back_cudnn(r: Recorder, node: Node, g: Tensor) -> Grads:

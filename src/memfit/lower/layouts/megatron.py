@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from memfit.formats import BF16, FP32
 from memfit.lower.layouts.base import Engine
 from memfit.lower.optimize import Stepper
+from memfit.lower.recorder import Tensor
 from memfit.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -24,7 +25,13 @@ class Megatron(Engine):
 
     def stepper(self, body: Body) -> Stepper:
         program = self.program
-        return Stepper(self.r, OPTIMIZERS[program.job.optimizer], self.spans(body), master=program.master, shares=program.shares)
+        apart = frozenset(weight.name for layer, _ in program.model.kinds for weight in layer.weights() if weight.role == "expert")
+        spans = self.spans(body)
+
+        def shares(tensor: Tensor) -> int:
+            return program.expert_shares if tensor.name in apart else program.shares
+
+        return Stepper(self.r, OPTIMIZERS[program.job.optimizer], spans, master=program.master, shares=shares)
 
     def begin(self, last: bool) -> None:
         self.last = last
@@ -32,16 +39,25 @@ class Megatron(Engine):
     def finish(self) -> None:
         """Gradients are summed after the last micro-batch."""
         if self.last:
-            self.tell("reduce_scatter" if self.program.shares > 1 else "all_reduce", FP32.block_bytes)
+            self.tell("reduce_scatter" if self.sharded else "all_reduce", FP32.block_bytes)
 
     def stepped(self, step: int) -> None:
-        if self.program.shares > 1:
+        if self.sharded:
             self.tell("all_gather", BF16.block_bytes)
 
+    @property
+    def sharded(self) -> bool:
+        ddp = self.program.strategy.ddp
+        return ddp is not None and ddp.distributed
+
     def tell(self, op: str, bytes: int) -> None:
-        ranks = self.program.strategy.data * self.program.strategy.size("cp")
-        if ranks > 1:
-            self.r.comm(op, bytes * self.program.model.parameters, ranks, "dp")
+        """Experts' values are summed among the ranks that hold the same ones."""
+        strategy, model = self.program.strategy, self.program.model
+        experts = sum(weight.count for weight in model.weights() if weight.role == "expert")
+        groups = (("dp", strategy.data * strategy.size("cp"), model.parameters - experts), ("edp", strategy.expert_data, experts))
+        for name, ranks, count in groups:
+            if ranks > 1 and count:
+                self.r.comm(op, bytes * count, ranks, name)
 
 
 ENGINE = Megatron

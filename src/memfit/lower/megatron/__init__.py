@@ -7,29 +7,43 @@ TE's norms (a few MiB), and the attention mask that a data loader may bring (--c
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+
 from memfit.formats import BF16, BOOL, FP32
 from memfit.lower import ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.megatron import loss
 from memfit.lower.megatron.attention import HOPPER, attention
+from memfit.lower.megatron.latent import latent
+from memfit.lower.megatron.moe import mixture
 from memfit.lower.megatron.ranks import of, scattered, tensor_parallel
 from memfit.lower.megatron.te import entered, parts_of, product, rms_norm, swiglu
 from memfit.lower.optimize import Spans
-from memfit.lower.programs import Programs
+from memfit.lower.programs import Order, Programs
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Storage, Tensor
-from memfit.model.modules import MLP, Attention, Block, Embedding, Layer, Model, Weight
+from memfit.model.modules import MLP, Attention, Block, Embedding, Latent, Layer, Model, MoE, Weight
 from memfit.program import Program
 
 TABLE = "rotary_pos_emb"
-LARGE, SMALL = 2**25 + 2**10, 2**22  # TE's own cuBLAS workspace on Hopper and later, and before (cpp_extensions/gemm.py)
+LARGE, SMALL = 2**25 + 2**10, 2**22  # TE's own cuBLAS workspace on Hopper and later, and before (cpp_extensions/gemm.py),
+STREAMS = 4  # and one more for each stream of grouped products (common/util/multi_stream.cpp)
 
 
 # ------------------------------------------------------------------------------------------------------------ kept for good
 def buffers(program: Program) -> tuple[Weight, ...]:
     """Angles of every position in fp32 (models/common/embeddings/rotary_pos_embedding.py, whose results are cached)."""
-    mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
-    return (Weight(name=TABLE, shape=(program.job.reach, 1, 1, mixer.rotary), role="buffer", format="float32"),)
+    found = [block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention)]
+    return tuple(Weight(name=TABLE, shape=(program.job.reach, 1, 1, one.rotary), role="buffer", format="float32") for one in found)
+
+
+def layer_buffers(program: Program) -> tuple[Weight, ...]:
+    """Latent attention has tables of its own in each layer: angles in fp32, sines and cosines (yarn_rotary_pos_embedding.py)."""
+    found = [block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Latent)]
+    return tuple(
+        Weight(name=f"{TABLE}.{name}", shape=(program.job.reach, 1, 1, one.rope), role="buffer", format=format)
+        for one in found for name, format in (("angles", "float32"), ("cos_cached", ""), ("sin_cached", ""))
+    )  # fmt: skip
 
 
 def kept(r: Recorder, program: Program, spans: Spans) -> list[Tensor | Storage | None]:
@@ -42,7 +56,8 @@ def kept(r: Recorder, program: Program, spans: Spans) -> list[Tensor | Storage |
         found.append(r.tensor((sum(one.count for one in tensors),), FP32, "main_grad", "gradients"))
     r.mark("prepare")
     found += [r.tensor(shape, BF16, "dummy_wgrad", "workspace") for shape in sorted(matrices(program.model))]
-    found.append(r.scratch(LARGE if program.capability >= HOPPER else SMALL, "cublas"))
+    streams = 1 + (STREAMS if any(isinstance(block.mixer, MoE) for layer, _ in program.model.kinds for block in layer.blocks) else 0)
+    found += [r.scratch(LARGE if program.capability >= HOPPER else SMALL, "cublas") for _ in range(streams)]
     if (
         tensor_parallel(program).sequence and not program.model.headless
     ):  # what the head's product gathers into (core/utils.py GlobalMemoryBuffer)
@@ -57,14 +72,23 @@ def passed(program: Program, tokens: int) -> Shape:
 
 
 def matrices(model: Model) -> set[Shape]:
-    """Shapes of the weights as Megatron joins them: queries, keys and values; gate and up."""
+    """Shapes of the weights as Megatron joins them: queries, keys and values; gate and up; of each expert by itself."""
     found: set[Shape] = set() if model.headless else {(model.head.outputs, model.head.inputs)}
     for layer, _ in model.kinds:
         for block in layer.blocks:
-            assert isinstance(block.mixer, (Attention, MLP))
-            joined, last = parts_of(block.mixer)
-            found |= {(sum(one.outputs for one in joined), joined[0].inputs), (last.outputs, last.inputs)}
+            found |= set(joined(block.mixer))
     return found
+
+
+def joined(mixer: Attention | Latent | MLP | MoE) -> Iterator[Shape]:
+    if isinstance(mixer, Latent):
+        yield from ((one.outputs, one.inputs) for one in mixer.linears())
+    elif isinstance(mixer, MoE):
+        yield from ((2 * mixer.width, mixer.inputs), (mixer.inputs, mixer.width))
+        yield from joined(mixer.shared) if mixer.shared is not None else ()
+    else:
+        first, last = parts_of(mixer)
+        yield from ((sum(one.outputs for one in first), first[0].inputs), (last.outputs, last.inputs))
 
 
 # --------------------------------------------------------------------------------------------------------------- the layers
@@ -97,7 +121,7 @@ def back_masked(r: Recorder, node: Node, g: Tensor) -> Grads:
 def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     """residual + attention, residual + feed-forward (transformer_layer.py, fused_bias_dropout.py)."""
     for block in layer.blocks:
-        out = (attention if isinstance(block.mixer, Attention) else feed_forward)(x, block, bound, ctx)
+        out = RUNS[type(block.mixer)](x, block, bound, ctx)
         ctx.r.where = bound.prefix
         x = ops.add(ctx.r, x, out)
         del out
@@ -111,7 +135,8 @@ def feed_forward(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     return product(swiglu(entered(x, block, bound, ctx), bound.path(mixer.name), ctx.r), mixer.down, bound, ctx)
 
 
+RUNS: Mapping[type, Order] = {Attention: attention, Latent: latent, MLP: feed_forward, MoE: mixture}
 PROGRAMS = Programs(
     norms={"llama": rms_norm}, attention={}, mlps={}, moes={}, orders={}, losses={"plain": loss.plain, "te": loss.fused}, layer=layer,
-    start=start, buffers=buffers, kept=kept, passed=passed, reentrant=True,
+    start=start, buffers=buffers, layer_buffers=layer_buffers, kept=kept, passed=passed, reentrant=True,
 )  # fmt: skip

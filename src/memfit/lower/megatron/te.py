@@ -30,14 +30,20 @@ def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
 
 
 def entered(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
-    """LayerNormLinear: keeps its input, the normed one, and an fp32 number a row; what it gathers goes when the product is made
-    (module/layernorm_linear.py)."""
+    """The norm before a block, and the layers after it that are one product."""
     assert block.norm is not None
     assert isinstance(block.mixer, (Attention, MLP))
-    r, ranks, layers = ctx.r, of(ctx), [bound.linear(one) for one in parts_of(block.mixer)[0]]
+    return normed_product(x, block.norm, parts_of(block.mixer)[0], bound, ctx)
+
+
+def normed_product(x: Tensor, norm: Norm, linears: tuple[Linear, ...], bound: Bound, ctx: Context) -> Tensor:
+    """LayerNormLinear, column-parallel: keeps its input, the normed one, and an fp32 number a row; what it gathers goes when the product is
+    made (module/layernorm_linear.py)."""
+    r, ranks, layers = ctx.r, of(ctx), [bound.linear(one) for one in linears]
     r.where = layers[0].path
-    weight, outputs = bound[f"{block.norm.name}.weight"], sum(one.outputs for one in layers)
-    normed, rows = r.like(x, "layernorm_linear"), r.tensor(x.shape[:-1], FP32, "layernorm_linear")
+    x = ops.packed(r, x)
+    weight, outputs = bound[f"{norm.name}.weight"], sum(one.outputs for one in layers)
+    normed, rows = r.tensor(x.shape, x.format, "layernorm_linear"), r.tensor(x.shape[:-1], FP32, "layernorm_linear")
     whole = ranks.gather(r, normed) if ranks.sequence else normed
     out = r.tensor((*whole.shape[:-1], outputs), x.format, "layernorm_linear")
     flops = cost(r, whole, outputs)
@@ -63,6 +69,33 @@ def back_entered(r: Recorder, node: Node, g: Tensor) -> Grads:
     to_x, to_norm = r.tensor(x.shape, g.format, "layernorm_linear"), r.tensor(x.shape[-1:], g.format, "layernorm_linear")
     del inner, part
     return [to_x, to_norm, *sums, *(None for _ in node.inputs[2 + len(sums) :])]
+
+
+def entering(x: Tensor, linears: tuple[Linear, ...], bound: Bound, ctx: Context, ranks: Ranks) -> Tensor:
+    """TE's Linear: column-parallel over `ranks`, or of one rank, whole on each. Keeps its input as it is, and gathers it again in backward
+    (module/linear.py)."""
+    r, layers = ctx.r, [bound.linear(one) for one in linears]
+    r.where = layers[0].path
+    x = ops.packed(r, x)
+    whole = ranks.gather(r, x) if ranks.sequence else x
+    out = r.tensor((*whole.shape[:-1], sum(one.outputs for one in layers)), x.format, "te_linear")
+    flops = cost(r, whole, out.shape[-1])
+    del whole
+    biases = [one.bias for one in layers if one.bias is not None]
+    extra = (tuple(one.shape for one in biases), flops, ranks)
+    return r.node("te_linear", out, (x, *biases, *(one.weight for one in layers)), back_entering, (x,), extra)
+
+
+def back_entering(r: Recorder, node: Node, g: Tensor) -> Grads:
+    (x,) = node.saved
+    biases, flops, ranks = node.extra
+    sums = [r.tensor(one, g.format, node.op) for one in biases]
+    whole = ranks.gather(r, x) if ranks.sequence else None
+    inner = r.tensor((*g.shape[:-1], x.shape[-1]), g.format, node.op)
+    to_x = summed(r, inner, ranks)
+    r.compute(node.op, 2 * flops, 2 * (g.count + x.count) * g.format.block_bytes, g.format.math)
+    del whole, inner
+    return [to_x, *sums, *(None for _ in node.inputs[1 + len(sums) :])]
 
 
 def summed(r: Recorder, x: Tensor, ranks: Ranks) -> Tensor:

@@ -8,13 +8,14 @@ import json
 import re
 from typing import Any
 
-from memfit.strategy import CP, DDP, PP, TP, Strategy
+from memfit.strategy import CP, DDP, EP, PP, TP, Strategy
 from memfit.truth import words
 from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row, count
 
 LAYOUT = re.compile(r"tp(\d{1,4}) \(sequence parallel\) cp(\d{1,4}) pp(\d{1,4}) dp(\d{1,4}) ep(\d{1,4});")
+END = 1  # NullTokenizer's own token behind the vocabulary (megatron/training/tokenizer/tokenizer.py)
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab")
 
 
@@ -44,9 +45,9 @@ def layout(row: Row) -> tuple[Strategy, int]:
     if found is None:
         raise Unfit("the layout is not stated", row.parallel)
     tp, cp, pp, dp, ep = (int(one) for one in found.groups())
-    if ep > 1:
-        raise Unfit("a strategy for several GPUs: not yet", f"Megatron's experts over {ep} ranks")
+    routed = '"experts"' in str(row.model)
     return Strategy(
+        ep=EP(size=ep, capacity=1.0, padded=True, fused=True) if routed else None,
         tp=TP(size=tp, sequence=True) if tp > 1 else None,
         cp=CP(size=cp, style="ulysses") if cp > 1 else None,
         pp=PP(size=pp) if pp > 1 else None,
@@ -55,18 +56,38 @@ def layout(row: Row) -> tuple[Strategy, int]:
 
 
 def config(row: Row) -> str:
-    """Llama's, in the sizes that the row names behind its model."""
+    """Llama's or DeepSeek-V2's, in the sizes that the row names behind its model."""
     _, _, text = str(row.model).partition(": ")
     try:
         shape = json.loads(text)
+        if "mla" in shape:
+            return json.dumps(deepseek(row, shape), sort_keys=True)
         layers, hidden, heads, groups, head, ffn, vocabulary = (int(shape[name]) for name in SHAPE)
     except (ValueError, KeyError, TypeError):
         raise Unfit("no config of the model", row.model) from None
     return json.dumps(
         {
             "model_type": "llama", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
-            "num_key_value_heads": groups, "head_dim": head, "intermediate_size": ffn, "vocab_size": vocabulary,
-            "tie_word_embeddings": bool(shape.get("tied")), "max_position_embeddings": count(row.seq) or 4096,
+            "num_key_value_heads": groups, "head_dim": head, "intermediate_size": ffn,
+            "vocab_size": vocabulary + END, "tie_word_embeddings": bool(shape.get("tied")), "max_position_embeddings": count(row.seq) or 4096,
         },
         sort_keys=True,
     )  # fmt: skip
+
+
+def deepseek(row: Row, shape: dict[str, Any]) -> dict[str, Any]:
+    """The script routes by softmax within groups, as V2 does, whatever the sizes (run_pretrain_deepseekv2.sh): groups are the ranks of experts,
+    of which three are open."""
+    latent, (experts, chosen) = shape["mla"], (int(shape[name]) for name in ("experts", "topk"))
+    found = LAYOUT.match(row.text("parallel"))
+    assert found is not None
+    return {
+        "model_type": "deepseek_v2", "num_hidden_layers": int(shape["layers"]), "hidden_size": int(shape["hidden"]),
+        "num_attention_heads": int(shape["heads"]), "num_key_value_heads": int(shape["heads"]), "q_lora_rank": int(latent["q_lora"]),
+        "kv_lora_rank": int(latent["kv_lora"]), "qk_nope_head_dim": int(latent["qk_nope"]), "qk_rope_head_dim": int(latent["qk_rope"]),
+        "v_head_dim": int(latent["v"]), "first_k_dense_replace": int(shape["dense_layers"]), "intermediate_size": int(shape["dense_ffn"]),
+        "n_routed_experts": experts, "num_experts_per_tok": chosen, "moe_intermediate_size": int(shape["expert_ffn"]),
+        "n_shared_experts": int(shape["shared_ffn"]) // int(shape["expert_ffn"]), "topk_method": "group_limited_greedy",
+        "n_group": int(found[5]), "topk_group": 3, "vocab_size": int(shape["vocab"]) + END, "tie_word_embeddings": bool(shape.get("tied")),
+        "max_position_embeddings": count(row.seq) or 4096,
+    }  # fmt: skip
