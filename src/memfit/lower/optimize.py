@@ -39,7 +39,13 @@ class Stepper:
     """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable."""
 
     def __init__(
-        self, r: Recorder, optimizer: Optimizer, spans: Spans, names: Callable[[], Names] = Names, master: bool = False, shares: Shares = alone
+        self,
+        r: Recorder,
+        optimizer: Optimizer,
+        spans: Spans,
+        names: Callable[[], Names] = Names,
+        master: bool = False,
+        shares: Shares = alone,
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
