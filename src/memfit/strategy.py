@@ -65,6 +65,7 @@ class ZeRO(Layout):
     overlap: bool = option(False, "`overlap_comm`")
     contiguous: bool = option(True, "`contiguous_gradients`")
     round_robin: bool = option(False, "`round_robin_gradients`")
+    auto: bool = option(False, "bucket sizes and threshold as transformers fills them in for `auto`, from the model's width")
     prefetch_bucket: int = option(50_000_000, "`stage3_prefetch_bucket_size`, values", low=0, high=2**40)
     max_live: int = option(1_000_000_000, "`stage3_max_live_parameters`, values", low=0, high=2**48)
     persistence: int = option(100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40)

@@ -71,7 +71,7 @@ def run_step(body: Body, stepper: Stepper, pipeline: Pipeline | None, step: int,
         alike = fresh and body.engine.repeats and not (body.programs.keeps_outputs or job.keep_outputs)
         first = Stretch(r, begin, place, leaves) if alike else None
     r.mark("step", "", step)
-    if job.clip and stepper.optimizer.when == "after":
+    if job.clip and stepper.optimizer.when == "after" and body.engine.clips:
         clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
     stepper.step(step)
     body.engine.stepped(step)

@@ -27,6 +27,7 @@ from memfit.techniques import (
     stored,
     tp,
     versions,
+    zero,
 )
 from memfit.techniques.base import Technique
 
@@ -35,6 +36,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
     framework.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
     attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
+    zero.TECHNIQUE,
 )  # fmt: skip
 
 

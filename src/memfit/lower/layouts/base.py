@@ -50,6 +50,7 @@ class Engine:
     """One rank alone: nothing happens."""
 
     steps = 2  # until a run repeats itself
+    clips = True  # the training loop clips gradients, by torch's own function
     repeats = True  # a later step's micro-batches are those of the first, if both begin without gradients
 
     def __init__(self, r: Recorder, program: Program) -> None:

@@ -1,0 +1,106 @@
+"""What the stages of DeepSpeed's ZeRO share: parameters in groups, as the optimizer has them, and fp32 copies that step in place of them
+(deepspeed 0.19.8 runtime/zero/, runtime/engine.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from memfit.formats import BF16, FORMATS, FP16, FP32
+from memfit.lower.layouts.base import Engine, names
+from memfit.lower.load import recast
+from memfit.lower.optimize import Names, Stepper
+from memfit.lower.recorder import Recorder, Tensor
+from memfit.optimizers import OPTIMIZERS, Optimizer
+from memfit.program import Program
+from memfit.strategy import Strategy
+
+if TYPE_CHECKING:
+    from memfit.lower.body import Body
+
+NORM = 8  # bytes a value of the copy that a gradient's norm is taken of (runtime/zero/utils.py get_norm_dtype)
+
+
+class ZeRO(Engine):
+    """What is said once for all stages."""
+
+    repeats = False  # gradients stand in buffers that come and go over micro-batches
+    clips = False  # the norm is taken in any case, of partitions
+
+    def __init__(self, r: Recorder, program: Program) -> None:
+        super().__init__(r, program)
+        assert program.strategy.zero is not None
+        self.layout = program.strategy.zero
+        self.ranks, self.rank = self.layout.size, program.strategy.rank % self.layout.size
+        self.format = FORMATS[program.weights]
+        self.last = True
+
+    @staticmethod
+    def foldable(strategy: Strategy) -> bool:
+        """What is in a bucket, or is gathered ahead, differs from layer to layer."""
+        return False
+
+    def cast(self, body: Body) -> None:
+        """Every parameter is in the numbers of the training (runtime/engine.py _cast_module_mixed_precision)."""
+        if self.format is FP32:
+            return
+        for bound in (body.ends, *body.layers):
+            self.r.mark("prepare", bound.prefix)
+            for name in [name for name, tensor in bound.parameters() if tensor.format in (BF16, FP16, FP32)]:
+                if bound[name].format is not self.format:
+                    recast(bound, name, self.format)
+            adapters = [linear.adapter for linear in bound.linears.values()] + list(bound.stacks.values())
+            for adapter in (one for one in adapters if one is not None):
+                adapter.a, adapter.b = self.converted(adapter.a), self.converted(adapter.b)
+        self.r.leave()
+
+    def converted(self, leaf: Tensor) -> Tensor:
+        if leaf.format is self.format:
+            return leaf
+        self.r.where = self.r.span
+        return self.r.leaf(leaf.shape, self.format, leaf.name, "weights", leaf.needs)
+
+    def groups(self, body: Body) -> list[list[Tensor]]:
+        """Trained parameters in the Trainer's two groups, with weight decay and without: norms and biases, which have one dimension
+        (transformers 5.23 trainer.py get_decay_parameter_names)."""
+        trained = [tensor for _, tensors in body.trained() for tensor in tensors]
+        split = [[one for one in trained if len(one.shape) > 1], [one for one in trained if len(one.shape) <= 1]]
+        return [group for group in split if group]
+
+    def begin(self, last: bool) -> None:
+        self.last = last
+
+
+class FlatStepper(Stepper):
+    """Steps flat fp32 partitions, one after the other. `gradient` gives the one of a partition, `before` and `after` stand around them all."""
+
+    def __init__(self, r: Recorder, optimizer: Optimizer, masters: Sequence[Tensor], gradient: Callable[[int], Tensor | None]) -> None:
+        self.masters, self.gradient = list(masters), gradient
+        super().__init__(r, optimizer, [("", list(masters))], Names())
+
+    def step(self, step: int) -> None:
+        for index, master in enumerate(self.masters):
+            master.grad = self.gradient(index)
+            self.spans = [("", [master])]
+            super().step(step)
+            master.grad = None
+        self.spans = self.model_spans
+
+
+def stepper_of(engine: ZeRO, masters: Sequence[Tensor], gradient: Callable[[int], Tensor | None]) -> FlatStepper:
+    return FlatStepper(engine.r, OPTIMIZERS[engine.program.job.optimizer], masters, gradient)
+
+
+def overlap(start: int, size: int, first: int, last: int) -> int:
+    """Values that [start, start + size) has in [first, last)."""
+    return max(0, min(start + size, last) - max(start, first))
+
+
+def norm(r: Recorder, counts: Iterator[int] | Sequence[int]) -> None:
+    """Of each gradient a wide copy, for a moment (runtime/zero/stage_1_and_2.py get_grad_norm_direct)."""
+    for count in counts:
+        copy = r.scratch(NORM * count, "norm", "temporaries")
+        del copy
+
+
+__all__ = ["FlatStepper", "ZeRO", "names", "norm", "overlap", "stepper_of"]

@@ -1,0 +1,78 @@
+"""DeepSpeed's ZeRO under transformers' Trainer: in which numbers it runs, and what it fills in for `auto`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memfit.errors import Problem
+from memfit.optimizers import OPTIMIZERS
+from memfit.program import Program
+from memfit.strategy import ZeRO
+from memfit.techniques.base import Technique
+
+HUGGING = ("transformers", "trl")
+HALF = {"bf16": "bfloat16", "fp16": "float16"}
+TOLD = "DeepSpeed's 16-bit training keeps fp32 copies, each rank those of its partition, and nothing runs under autocast"
+
+
+def apply(program: Program) -> Program:
+    """Where bf16 or fp16 is asked for in any way, DeepSpeed casts every parameter to it, adapters among them, and its optimizer keeps fp32
+    partitions of them; accelerate prepares no autocast for it (deepspeed 0.19 runtime/engine.py _configure_distributed_model,
+    accelerate 1.15 accelerator.py _prepare_deepspeed)."""
+    half = next((HALF[name] for name in HALF if name in program.job.precision), "")
+    changes: dict[str, object] = {"autocast": "", "master": False, "strategy": replace(program.strategy, zero=resolved(program))}
+    if half:
+        changes["weights"] = half
+        if program.quant is not None:
+            changes["quant"] = replace(program.quant, narrowed=())
+    return program.replace(**changes)
+
+
+def resolved(program: Program) -> ZeRO:
+    """What transformers fills in for `auto` (5.23 integrations/deepspeed.py trainer_config_finalize)."""
+    zero = program.strategy.zero
+    assert zero is not None
+    if not zero.auto:
+        return zero
+    width = program.model.width
+    return replace(zero, reduce_bucket=width * width, prefetch_bucket=int(0.9 * width * width), persistence=10 * width)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    zero, job = program.strategy.zero, program.job
+    assert zero is not None
+    if not job.training:
+        message = "inference with ZeRO gathers every layer for every token, and no formula knows that"
+        yield Problem(message=message, where="use zero", hint="`tp` shards a model that is only run")
+    if job.framework not in HUGGING:
+        yield Problem(message=f"no formula yet for ZeRO under {job.framework}", where="use zero", hint="another `framework`")
+    for name in ("tp", "cp", "pp", "ep"):
+        if program.strategy.size(name) > 1:
+            yield Problem(message=f"no formula yet for ZeRO beside `{name}`", where=f"use {name}", hint="`zero` over all ranks")
+    if job.training and OPTIMIZERS[job.optimizer].when != "after":
+        message = f"`{job.optimizer}` steps while backward runs, and ZeRO's partitions step after it"
+        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+    if job.training and job.optimizer == "muon":
+        message = "DeepSpeed steps Muon in a way of its own, over gathered matrices, and no formula knows it"
+        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+    if program.model.stored:
+        yield Problem(message="weights stored as bytes have no partitions", where="use zero", hint="a checkpoint of 16 bits")
+    if job.precision in ("bf16", "fp16"):
+        yield Problem(message=TOLD, where="job.precision", level="note", hint="`bf16-master` says the same")
+    yield from unserved(zero)
+
+
+def unserved(zero: ZeRO) -> Iterator[Problem]:
+    """Settings without a formula."""
+    if zero.stage == 3:
+        yield Problem(message="no formula yet for ZeRO-3", where="use zero.stage", hint="`fsdp` shards weights too")
+    if zero.offload_optimizer != "none" or zero.offload_param != "none":
+        yield Problem(message="no formula yet for ZeRO's offload", where="use zero.offload_optimizer", hint="leave it away")
+    if zero.stage < 3 and (zero.hpz > 1 or zero.qwz):
+        yield Problem(message="ZeRO++ shards weights, as stage 3 does", where="use zero.stage", hint="`stage=3`")
+
+
+TECHNIQUE = Technique(
+    name="zero", cite="deepspeed 0.19.8 runtime/engine.py; transformers 5.23 integrations/deepspeed.py", layout="zero", apply=apply, check=check,
+)  # fmt: skip

@@ -1,0 +1,135 @@
+"""DeepSpeed's ZeRO by formulas: what a rank holds between steps, what its buckets cost, and what is refused. Real DeepSpeed is in tests/torch."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build
+from memfit.model.modules import Model
+from memfit.simulate.memory import memory
+from memfit.strategy import Strategy, ZeRO, strategy_from
+from memfit.tape import Alloc, Free, Mark, Tape, check
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4000,
+    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+}  # fmt: skip
+W = 8
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return build(CONFIG)
+
+
+def run(model: Model, zero: ZeRO, rank: int = 0, **options: Any) -> Tape:
+    tape = lower(model, Job(**{"seq": 32, **options}), Strategy(zero=zero, rank=rank))
+    check(tape)
+    return tape
+
+
+def held(tape: Tape, *parts: str) -> dict[str, int]:
+    """The most that blocks of these parts hold in each phase of the last step."""
+    live, phase = 0, ""
+    sizes: dict[int, int] = {}
+    most: dict[str, int] = {}
+    for event in tape:
+        if isinstance(event, Alloc) and event.part in parts:
+            sizes[event.id] = event.size
+            live += event.size
+        elif isinstance(event, Free):
+            live -= sizes.get(event.id, 0)
+        elif isinstance(event, Mark):
+            phase = f"{event.phase} {event.step}"
+            most.setdefault(phase, live)
+        most[phase] = max(most.get(phase, 0), live)
+    return most
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_between_steps_a_rank_holds_the_weights_and_its_part_of_the_rest(model: Model, stage: int) -> None:
+    found = memory(run(model, ZeRO(size=W, stage=stage, reduce_bucket=10**6)))
+    part = model.parameters / W
+    assert found.parts["weights"] == pytest.approx(2 * model.parameters, rel=1e-4)
+    assert found.parts["master"] == pytest.approx(4 * part, rel=1e-4)
+    assert found.parts["optimizer"] == pytest.approx(8 * part, rel=1e-4)
+
+
+def test_the_second_stage_keeps_no_gradient_but_its_own(model: Model) -> None:
+    first, second = (held(run(model, ZeRO(size=W, stage=stage, reduce_bucket=10**5)), "gradients")["backward 1"] for stage in (1, 2))
+    assert first >= 2 * model.parameters
+    assert second < model.parameters
+
+
+@pytest.mark.parametrize(("settings", "buffers"), [({}, 1), ({"overlap": True}, 2), ({"contiguous": False}, 0)])
+def test_buckets(model: Model, settings: dict[str, Any], buffers: int) -> None:
+    tape = run(model, ZeRO(size=W, reduce_bucket=3 * 10**6, **settings))
+    made = [event.size for event in tape if isinstance(event, Alloc) and event.op == "bucket"]
+    assert made == [2 * 3 * 10**6] * buffers * 2  # steps
+
+
+def test_a_bucket_of_the_library_itself_is_a_gigabyte(model: Model) -> None:
+    assert held(run(model, ZeRO(size=W)), "communication")["backward 1"] >= 10**9
+    assert held(run(model, ZeRO(size=W, auto=True)), "communication")["backward 1"] < 10**6
+
+
+def test_partitions_cover_the_model_once(model: Model) -> None:
+    """Every rank's own gradients are whole parameters, so that together they are more than the model; each value is some rank's."""
+    own = [
+        max(event.size for event in run(model, ZeRO(size=W, reduce_bucket=10**6), rank=rank) if isinstance(event, Alloc) and event.op == "partition")
+        for rank in range(W)
+    ]  # fmt: skip
+    assert sum(own) >= 2 * model.parameters
+    assert all(one >= 2 * model.parameters // W - 256 * W for one in own)
+
+
+def test_a_second_micro_batch_has_a_buffer_of_its_own(model: Model) -> None:
+    zero = ZeRO(size=W, reduce_bucket=10**5)
+    once, twice = (held(run(model, zero, accumulate=times), "gradients")["backward 1"] for times in (1, 2))
+    own = next(event.size for event in run(model, zero) if isinstance(event, Alloc) and event.op == "partition")
+    assert twice - once == pytest.approx(own, rel=0.25)
+
+
+def test_sixteen_bit_training_is_the_same_however_it_is_said(model: Model) -> None:
+    said = ("bf16", "bf16-master", "autocast-bf16", "bf16-autocast")
+    sizes = {memory(run(model, ZeRO(size=W, reduce_bucket=10**6), precision=one)).allocated for one in said}
+    assert len(sizes) == 1
+
+
+def test_adapters_take_the_numbers_of_the_training(model: Model) -> None:
+    tape = run(model, ZeRO(size=W, reduce_bucket=10**5), method="lora")
+    flat = [event.size for event in tape if isinstance(event, Alloc) and event.op == "flat"]
+    count = 8 * 16 * (4 * 2 * 256 + 3 * (256 + 512))
+    assert flat == [2 * count]
+
+
+def test_the_trainer_makes_two_groups(model: Model) -> None:
+    flat = [event.size for event in run(model, ZeRO(size=W, reduce_bucket=10**6)) if isinstance(event, Alloc) and event.op == "flat"]
+    assert flat[1] == 2 * 256 * (2 * 8 + 1)
+
+
+@pytest.mark.parametrize(
+    ("use", "options", "message"),
+    [
+        (f"zero={W}", {"framework": "torchtune"}, "no formula yet for ZeRO under torchtune"),
+        (f"zero={W}", {"optimizer": "lomo"}, "steps while backward runs"),
+        (f"zero={W}", {"task": "inference"}, "inference with ZeRO"),
+        (f"zero={W} tp=2", {}, "beside `tp`"),
+        (f"zero={W},hpz=2", {}, "shards weights"),
+    ],
+)
+def test_what_has_no_formula_is_said(model: Model, use: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        lower(model, Job(**{"seq": 32, **options}), strategy_from(use.split(), None))
+    assert message in str(refused.value)
+
+
+def test_more_ranks_hold_less(model: Model) -> None:
+    sizes = [memory(run(model, ZeRO(size=ranks, reduce_bucket=10**5))).allocated for ranks in (2, 8, 64)]
+    assert all(few > many for few, many in itertools.pairwise(sizes))

@@ -1,0 +1,143 @@
+"""One rank of real DeepSpeed on the CPU: `python -m tests.torch.zero_rank CASES` under a launcher's variables runs each case under torch's
+profiler and prints how many bytes were alive at most in every phase, and at its end."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+import torch
+
+
+def backend() -> Any:
+    """DeepSpeed's own, which compiles a kernel of its own for sums on CPUs unless it is told that there is none. A tensor is given back when
+    gloo's thread has let go of it too: what is freed there the profiler does not see."""
+    import deepspeed
+    from deepspeed.comm import comm
+    from deepspeed.comm.torch import TorchBackend
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+    class Settled(TorchBackend):  # type: ignore[misc, unused-ignore]
+        pass
+
+    def settled(name: str) -> Any:
+        method = getattr(TorchBackend, name)
+
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with alone(*args, *kwargs.values()):
+                work = method(self, *args, **kwargs)
+                if kwargs.get("async_op") and work is not None:
+                    work.wait()
+            return work
+
+        return call
+
+    for name in ("all_reduce", "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "broadcast", "reduce", "all_to_all_single"):
+        setattr(Settled, name, settled(name))
+    torch.distributed.init_process_group("gloo")
+    comm.cdb = Settled("gloo", comm.default_pg_timeout, None)
+
+
+@contextmanager
+def alone(*args: Any) -> Iterator[None]:
+    """Until nobody holds these tensors but those who did."""
+    found = [one for arg in args for one in (arg if isinstance(arg, list) else [arg]) if isinstance(one, torch.Tensor)]
+    before = [one._use_count() for one in found]
+    yield
+    deadline = time.monotonic() + 5
+    while any(one._use_count() > count for one, count in zip(found, before, strict=True)) and time.monotonic() < deadline:
+        time.sleep(0.0002)
+
+
+def mark(name: str) -> None:
+    with record_function(f"phase {name}"):
+        pass
+
+
+def run(case: dict[str, Any]) -> None:
+    import deepspeed
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    values = dict(case["config"])
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case["dtype"]), attn_implementation="eager")
+    if case.get("lora"):
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(**case["lora"]))
+    model.train()
+    model.config.use_cache = False
+    if case.get("checkpointing"):
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        if case.get("lora"):
+            model.enable_input_require_grads()
+    trained = [one for one in model.parameters() if one.requires_grad]
+    groups = [[one for one in trained if one.dim() > 1], [one for one in trained if one.dim() <= 1]]
+    stepper = torch.optim.AdamW([{"params": some} for some in groups if some], foreach=True)
+    mark("prepare 0")
+    engine, *_ = deepspeed.initialize(model=model, optimizer=stepper, config=case["deepspeed"])
+    batch, seq = case["batch"], case["seq"]
+    for step in range(case["steps"]):
+        for _ in range(engine.gradient_accumulation_steps()):
+            ids, labels = (torch.randint(1, config.vocab_size, (batch, seq)) for _ in range(2))
+            mark(f"forward {step}")
+            loss = engine(input_ids=ids, labels=labels).loss
+            mark(f"backward {step}")
+            engine.backward(loss)
+            del loss
+            mark(f"step {step}")
+            engine.step()
+    mark("end 0")
+    engine.destroy()
+
+
+def measured(case: dict[str, Any]) -> list[tuple[str, int, int]]:
+    """(phase, bytes alive at most, at its end), one after the other."""
+    gc.collect()
+    gc.disable()
+    with torch.backends.mkldnn.flags(enabled=False), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        mark("load 0")
+        run(case)
+    gc.enable()
+    events = profiler.profiler.kineto_results.events()
+    times = [(one.start_ns(), one.name(), one.nbytes()) for one in events if one.name() == "[memory]" or one.name().startswith("phase ")]
+    found: list[tuple[str, int, int]] = []
+    phase, live, peak = "", 0, 0
+    for _, name, size in sorted(times, key=lambda one: one[0]):
+        if name == "[memory]":
+            live += size if phase else 0
+            peak = max(peak, live)
+            continue
+        found.append((phase, peak, live))
+        phase, peak = name.removeprefix("phase "), live
+    return found[1:]
+
+
+def main() -> None:
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    backend()
+    import deepspeed
+
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    for case in json.loads(sys.argv[1]):
+        sys.stdout.write("measured " + json.dumps(measured(case)) + "\n")
+        sys.stdout.flush()
+    torch.distributed.barrier()
+    os._exit(0)  # without the end of threads that DeepSpeed leaves behind
+
+
+if __name__ == "__main__":
+    main()
