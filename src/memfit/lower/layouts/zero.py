@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memfit.formats import BF16, FORMATS, FP16, FP32
-from memfit.lower.layouts.base import Engine, names
+from memfit.lower.layouts.base import Engine
 from memfit.lower.load import recast
 from memfit.lower.optimize import Names, Stepper
 from memfit.lower.recorder import Recorder, Tensor
@@ -76,7 +76,7 @@ class FlatStepper(Stepper):
 
     def __init__(self, r: Recorder, optimizer: Optimizer, masters: Sequence[Tensor], gradient: Callable[[int], Tensor | None]) -> None:
         self.masters, self.gradient = list(masters), gradient
-        super().__init__(r, optimizer, [("", list(masters))], Names())
+        super().__init__(r, optimizer, [("", list(masters))], Names)
 
     def step(self, step: int) -> None:
         for index, master in enumerate(self.masters):
@@ -103,4 +103,4 @@ def norm(r: Recorder, counts: Iterator[int] | Sequence[int]) -> None:
         del copy
 
 
-__all__ = ["FlatStepper", "ZeRO", "names", "norm", "overlap", "stepper_of"]
+__all__ = ["FlatStepper", "ZeRO", "norm", "overlap", "stepper_of"]
