@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +20,10 @@ from memfit import band  # noqa: E402
 from memfit.report import accuracy as report  # noqa: E402
 from memfit.report.figures import gib  # noqa: E402
 from memfit.report.markdown import table  # noqa: E402
-from memfit.truth.accuracy import PEAKS, Figures, figures  # noqa: E402
+from memfit.truth.accuracy import CERTAIN, Figures, figures  # noqa: E402
 from memfit.truth.accuracy import accuracy as compare  # noqa: E402
-from memfit.truth.case import CONFIDENCES, METRICS  # noqa: E402
+from memfit.truth.case import CONFIDENCES, METRICS, SERVED  # noqa: E402
+from memfit.truth.statistics import averaged  # noqa: E402
 
 NOTE = "<!-- Written by tools/accuracy.py (`make docs`); changes made here are lost. -->"
 BEGIN, END = "<!-- accuracy: begin, written by tools/accuracy.py -->", "<!-- accuracy: end -->"
@@ -47,6 +49,11 @@ An estimate's band holds nine tenths of what was measured on comparable cases: s
 with the weight of more than 20 cases. It widens what the allocator and the context leave open anyway. Coverage is of what a band never saw:
 for each source in turn, the ends are computed from all others.
 """
+ANSWERED = """\
+## Answered
+
+Of the rows that carry memory and are described completely (confidence high), by what was run; rows on several GPUs are among them.
+"""
 WORST = """\
 ## Where it is off
 
@@ -66,27 +73,30 @@ def of(one: dict[str, Any]) -> Figures:
 
 
 def by_source(rows: list[list[Any]]) -> list[tuple[str, ...]]:
-    """A line a source and counter, from residuals alone."""
-    groups: dict[tuple[str, str], list[float]] = {}
+    """A line a source and counter, from residuals alone, and the average over sources."""
+    groups: dict[str, dict[str, list[float]]] = {}
     for _, source, metric, _, _, measured, predicted, *_ in rows:
-        groups.setdefault((source, metric), []).append(predicted / measured - 1)
-    lines = []
-    for (source, metric), errors in sorted(groups.items()):
-        one = figures(errors)
-        if one is not None:
-            lines.append((source, METRICS[metric], *report.cells(one)))
-    return lines
+        groups.setdefault(source, {}).setdefault(metric, []).append(predicted / measured - 1)
+    found = {source: {metric: figures(errors) for metric, errors in sorted(metrics.items())} for source, metrics in sorted(groups.items())}
+    lines = [(source, METRICS[metric], *report.cells(one)) for source, metrics in found.items() for metric, one in metrics.items() if one]
+    average = averaged([one for one in metrics.values() if one] for metrics in found.values())
+    return [*lines, (report.EVERY_SOURCE, "", *report.cells(average))] if average else lines
+
+
+def certain(rows: list[list[Any]]) -> list[list[Any]]:
+    """Those that describe a run completely."""
+    return [row for row in rows if row[3] == CERTAIN]
 
 
 def summary(data: dict[str, Any]) -> str:
     total = {name: sum(kind["all"][name] for kind in data["shares"].values()) for name in ("answered", "rows")}
-    one = data["shares"]["one GPU"].get("high", {"answered": 0, "rows": 1})
-    ours = data["oom"]["memfit"]
+    tasks, ours, average = data["answered"], data["oom"]["memfit"], data["certain"]
+    told = " and ".join(f"{counts['answered']} of {counts['rows']} for {name}" for name, counts in tasks.items() if name != SERVED)
     return (
-        f"Of {total['rows']} published rows memfit answers {total['answered']}, and refuses the others with a reason. Of those that one GPU\n"
-        f"can answer, and whose job is described completely, it answers {one['answered']} of {one['rows']} "
-        f"({100 * one['answered'] / one['rows']:.0f} %). {ours['seen']} of {ours['asked']} runs out of memory are foreseen;\n"
-        f"of {ours['fitted']} runs that went through, {ours['false_no']} are called too large."
+        f"Of {total['rows']} published rows memfit answers {total['answered']}, and refuses the others with a reason. Of those that carry memory "
+        f"and describe\na run completely, it answers {told}. There, averaged over sources, half of the errors are\nwithin "
+        f"{report.share(average['median'])} %, and 95 % within {report.share(average['p95'])} %. {ours['seen']} of {ours['asked']} runs out of memory "
+        f"are foreseen; of {ours['fitted']} runs that went through, {ours['false_no']} are called too large."
     )
 
 
@@ -120,6 +130,13 @@ def kernels(data: dict[str, Any]) -> list[tuple[str, ...]]:
     return [(name, *report.cells(found)) for name, errors in sorted(groups.items()) if (found := figures(errors))]
 
 
+def tasks(data: dict[str, Any]) -> list[tuple[str, ...]]:
+    return [
+        (name, f"{counts['answered']}/{counts['rows']}", report.share(counts["answered"] / counts["rows"], 0))
+        for name, counts in data["answered"].items()
+    ]
+
+
 def shares(data: dict[str, Any]) -> list[tuple[str, ...]]:
     def ratio(counts: dict[str, int] | None) -> str:
         return f"{counts['answered']}/{counts['rows']}" if counts else ""
@@ -139,6 +156,7 @@ def page(data: dict[str, Any]) -> Iterator[str]:
     rows = residuals(data)
     yield PAGE.format(note=NOTE, summary=summary(data), legend=report.LEGEND)
     for heading, head, body in (
+        ("By source, rows described completely", report.HEAD, by_source(certain(rows))),
         ("By source", report.HEAD, by_source(rows)),
         (
             "Peaks by technique",
@@ -153,8 +171,13 @@ def page(data: dict[str, Any]) -> Iterator[str]:
         ("Peaks by every method", report.METHOD_HEAD, methods(data)),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
         (BAND, ("source left out", "cases", "covered %", "from %", "to %"), coverage(rows)),
+        (ANSWERED, report.TASK_HEAD, tasks(data)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), shares(data)),
-        ("Refused", ("about", "reason", "rows"), [(one["kind"], one["reason"], str(one["rows"])) for one in data["reasons"]]),
+        (
+            "Refused",
+            report.REASON_HEAD,
+            [(one["kind"], one["reason"], str(one["certain"] or ""), str(one["rows"])) for one in data["reasons"]],
+        ),
         (WORST.format(notable=100 * report.NOTABLE), ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst(data)),
     ):
         yield "\n".join([heading if heading.startswith("#") else f"## {heading}\n", *table(head, body, report.WORDS)]) + "\n"
@@ -165,7 +188,7 @@ def readme(text: str, rows: list[list[Any]], words: str) -> str:
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
     head = ("source", "compared", "cases", "median", "p95", "worst")
-    body = [line[:6] for line in by_source(rows) if line[1] in {METRICS[one] for one in PEAKS}]
+    body = [line[:6] for line in by_source(certain(rows))]
     return f"{before}{BEGIN}\n{words}\n\n" + "\n".join(table(head, body, report.WORDS)) + f"\n{END}{after}"
 
 
@@ -176,7 +199,7 @@ def main() -> int:
     if given:
         data = json.loads(Path(given).read_text(encoding="utf-8"))
     else:
-        found = compare()
+        found = compare(processes=os.cpu_count() or 1)
         data = report.data(found)
         from memfit.report.scatter import svg
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,14 @@ FLAGS = (
     ),
     click.Option(["--by"], default="formula", metavar="TEXT", help="formula, or trace: the real code, seconds a case [default: formula]"),
     click.Option(["--peers"], is_flag=True, help="ask other people's tools too, those that are installed: seconds to minutes a case"),
+    click.Option(
+        ["--processes"],
+        type=click.IntRange(1, 64),
+        default=lambda: os.cpu_count() or 1,
+        metavar="N",
+        show_default=False,
+        help="processes that share the work [default: one a CPU]",
+    ),
     click.Option(["--plot"], default="", metavar="FILE.svg", help="draw what was predicted against what was measured"),
 )
 

@@ -276,29 +276,47 @@ def gpus(pattern: str = "") -> tuple[GPU, ...]:
     return found
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Which rows of the published figures are looked at."""
+
+    confidence: str = ""
+    source: str = ""
+    limit: int = 0
+
+
 def accuracy(
-    path: str | os.PathLike[str] = "", *, confidence: str = "", source: str = "", by: str = "formula", limit: int = 0, peers: bool = False,
-    progress: Callable[[int, int, str], None] | None = None, problems: Sequence[Problem] = (),
+    path: str | os.PathLike[str] = "", *, by: str = "formula", peers: bool = False, processes: int = 1,
+    progress: Callable[[int, int, str], None] | None = None, problems: Sequence[Problem] = (), **only: Any,
 ) -> Accuracy:  # fmt: skip
-    """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form.
-    `peers`: other people's tools are asked too, those that are installed. `problems` are those found before."""
+    """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form; `only` are
+    the fields of `Rows`. `peers`: other people's tools are asked too, those that are installed. `processes` share the work; they are started
+    anew, so a program that asks for several has to be importable. `problems` are those found before."""
     from memfit.truth.accuracy import accuracy as compare
     from memfit.truth.case import CONFIDENCES
 
-    problems = list(problems)
+    problems, rows = list(problems), Rows(**only)
     if by not in PRODUCERS:
         problems.append(unknown("producer", by, "by", PRODUCERS))
-    if confidence and confidence not in CONFIDENCES:
-        problems.append(unknown("confidence", confidence, "confidence", CONFIDENCES))
-    if limit < 0:
-        problems.append(Problem(message=f"`{limit}` cases are none", where="limit", hint="0 means all"))
+    if rows.confidence and rows.confidence not in CONFIDENCES:
+        problems.append(unknown("confidence", rows.confidence, "confidence", CONFIDENCES))
+    if rows.limit < 0:
+        problems.append(Problem(message=f"`{rows.limit}` cases are none", where="limit", hint="0 means all"))
+    if processes < 1:
+        problems.append(Problem(message=f"`{processes}` processes do no work", where="processes", hint="1 or more"))
     if path and not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "is no file"
         problems.append(Problem(message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="name a .jsonl file"))
     if problems:
         raise InputError(*problems)
-    rows = Path(path) if path else None
-    return compare(rows, confidence=confidence, source=source, limit=limit, producer=producer_of(by), progress=progress, peers=peers)
+    return compare(
+        Path(path) if path else None,
+        producer=producer_of(by),
+        progress=progress,
+        peers=peers,
+        processes=processes,
+        **dataclasses.asdict(rows),
+    )
 
 
 def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any) -> list[Record]:

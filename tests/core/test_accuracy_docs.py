@@ -12,7 +12,8 @@ import pytest
 from memfit.band import EACH, Residual, coverage, residuals
 from memfit.report.markdown import table
 from memfit.truth import Case, read
-from memfit.truth.accuracy import Outcome, accuracy, asker, figures, outcome
+from memfit.truth.accuracy import Outcome, accuracy, figures
+from memfit.truth.answers import asker, outcome
 from memfit.truth.case import METRICS
 
 ROOT = Path(__file__).resolve().parents[2]

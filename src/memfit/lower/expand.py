@@ -66,6 +66,7 @@ class Expansion:
         self.once: dict[int, int] = {}  # new numbers of blocks that stand once
         self.many: dict[int, Copies] = {}
         self.out: list[Event] = []
+        self.names: dict[tuple[tuple[str, ...], int], dict[str, str]] = {}  # by what a span goes through, and copy: paths as they will be
         self.note()
 
     def note(self) -> None:
@@ -128,9 +129,10 @@ class Expansion:
         mark = span[0]
         assert isinstance(mark, Mark)
         steps = [self.compiled(event) for event in span]
+        marks = tuple(event.where for event in span if type(event) is Mark)
         order = range(times) if self.rising(first, mark) else range(times - 1, -1, -1)
         for copy in order:
-            self.write(steps, copy)
+            self.write(steps, copy, self.names.setdefault((marks, copy), {}))
 
     def rising(self, first: int, mark: Mark) -> bool:
         """Do the layers run from the first to the last? Their neighbour that ran just before says so."""
@@ -162,31 +164,39 @@ class Expansion:
             raise Unclear
         return event, Given(self.many[like[born.place]], self.once.get(event.id, -1), -1 if third == 0 else 1)
 
-    def write(self, steps: Sequence[tuple[Event, Copies | Given | None]], copy: int) -> None:
+    def write(self, steps: Sequence[tuple[Event, Copies | Given | None]], copy: int, names: dict[str, str]) -> None:
         """The events of one layer of the middle."""
-        out, names, old, new = self.out, dict[str, str](), "", ""
+        add, new, fresh, old, here = self.out.append, tuple.__new__, self.fresh, "", ""
 
         def renamed(where: str) -> str:
             own = where == old or where.startswith(f"{old}.")
-            names[where] = name = new + where[len(old) :] if own else where
+            names[where] = name = here + where[len(old) :] if own else where
             return name
 
         for event, place in steps:
             if type(event) is Free:
-                out.append(Free(found(place, copy), event.streams))
+                number = place[copy] if type(place) is list else found(place, copy)
+                if number < 0:
+                    raise Unclear
+                add(new(Free, (number, event[1])))  # by place and without the names of fields: this is a third of all the time
             elif type(event) is Alloc:
-                assert isinstance(place, list)
-                number = place[copy] = self.number()
-                name = names.get(event.where) or renamed(event.where)
-                out.append(Alloc(number, event.size, event.part, name, event.op, event.formula, event.stream))
+                assert type(place) is list
+                _, size, part, where, op, formula, stream = event
+                place[copy] = fresh
+                add(new(Alloc, (fresh, size, part, names.get(where) or renamed(where), op, formula, stream)))
+                fresh += 1
             elif type(event) is Mark:
                 own, group = self.groups[event.where]
-                old, new = event.where, f"{self.prefix}.{own + copy * group.period}"
-                out.append(event._replace(where=renamed(old)))
-            elif isinstance(event, (Compute, Comm)):
-                out.append(event._replace(where=names.get(event.where) or renamed(event.where)))
+                old, here = event.where, f"{self.prefix}.{own + copy * group.period}"
+                add(new(Mark, (event[0], renamed(old), event[2])))
+            elif type(event) is Compute:
+                op, flops, size, math, where, stream = event
+                add(new(Compute, (op, flops, size, math, names.get(where) or renamed(where), stream)))
+            elif type(event) is Comm:
+                add(event._replace(where=names.get(event.where) or renamed(event.where)))
             else:
-                out.append(event)
+                add(event)
+        self.fresh = fresh
 
 
 def found(place: Copies | Given | None, copy: int) -> int:

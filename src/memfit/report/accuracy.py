@@ -10,13 +10,16 @@ from memfit.report.figures import gib
 from memfit.report.markdown import table
 from memfit.report.tables import columns
 from memfit.report.text import job_words
-from memfit.truth.accuracy import METHODS, OURS, PEAKS, Accuracy, Figures, KernelOutcome, Outcome, figures, over_sources, technique
+from memfit.truth.accuracy import CERTAIN, METHODS, OURS, PEAKS, Accuracy, Figures, KernelOutcome, Outcome, figures, over_sources, technique
 from memfit.truth.baselines.peers import PEERS
 from memfit.truth.case import CONFIDENCES, METRICS
 from memfit.truth.causes import why
 
 SCHEMA = 2
 WORDS = frozenset({"compared", "reason", "model", "cause"})  # columns of text
+EVERY_SOURCE = "all, averaged"
+TASK_HEAD = ("rows described completely", "answered", "%")
+REASON_HEAD = ("about", "reason", CERTAIN, "rows")
 HEAD = ("source", "compared", "cases", "median", "p95", "worst", "bias", "under", "deepest")
 METHOD_HEAD = ("method", "cases", "median", "p95", "worst", "bias", "under", "deepest", "OOM seen", "false no", "seconds")
 SHORT = {
@@ -53,15 +56,20 @@ def cells(one: Figures) -> tuple[str, ...]:
     )
 
 
-def rows(found: Accuracy) -> list[tuple[str, ...]]:
-    """A line a source and metric, then the average over them."""
-    lines = []
-    for (source, metric), outcomes in found.groups().items():
+def rows(found: Accuracy, confidence: str = "") -> list[tuple[str, ...]]:
+    """A line a source and metric, then the average over them; with a confidence, of its rows alone."""
+    lines, groups = [], found.groups(confidence)
+    for (source, metric), outcomes in groups.items():
         one = figures(error for case in outcomes if (error := case.error()) is not None)
         if one is not None:
             lines.append((source, METRICS.get(metric, metric), *cells(one)))
-    average = over_sources(found.groups())
-    return [*lines, ("all, averaged", "", *cells(average))] if average is not None else lines
+    average = over_sources(groups)
+    return [*lines, (EVERY_SOURCE, "", *cells(average))] if average is not None else lines
+
+
+def task_rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """Of the rows that carry memory and are described completely, those answered, by task."""
+    return [(name, ratio(counts), share(counts[0] / counts[1], 0)) for name, counts in found.tasks().items()]
 
 
 def technique_rows(found: Accuracy) -> list[tuple[str, ...]]:
@@ -135,7 +143,7 @@ def ratio(counts: tuple[int, int]) -> str:
 
 
 def reason_rows(found: Accuracy) -> list[tuple[str, ...]]:
-    return [(kind, reason, str(count)) for (kind, reason), count in found.reasons().items()]
+    return [(kind, reason, str(certain) if certain else "", str(count)) for (kind, reason), (certain, count) in found.reasons().items()]
 
 
 def worst_rows(worst: Sequence[Outcome]) -> list[tuple[str, ...]]:
@@ -160,6 +168,7 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
     """Columns that stay within the terminal: sources without their owner, no middle error."""
     parts = [fill(summary(found), width)]
     for heading, head, lines, first in (
+        ("by source, rows described completely", HEAD, [short(row) for row in rows(found, CERTAIN)], 2),
         ("by source", HEAD, [short(row) for row in rows(found)], 2),
         ("peaks by technique", ("technique", *HEAD[2:]), technique_rows(found), 1),
         ("peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found), 1),
@@ -168,12 +177,12 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
     ):
         if lines:
             parts.append(f"{heading}\n{plain(head, lines, first)}")
+    if found.tasks():
+        parts.append("answered\n" + columns(TASK_HEAD, task_rows(found), frozenset({1, 2})))
     parts.append("rows answered, by confidence\n" + columns(("about", *CONFIDENCES, "all"), share_rows(found), frozenset(range(1, 5))))
     parts += [fill(line, width) for line in missing(found)]
     if found.refused:
-        parts.append(
-            "refused\n" + columns(("about", "reason", "rows"), [clipped(row, width) for row in reason_rows(found)], frozenset({2}))
-        )
+        parts.append("refused\n" + columns(REASON_HEAD, [clipped(row, width) for row in reason_rows(found)], frozenset({2, 3})))
     if worst:
         parts.append("worst\n" + "\n\n".join("\n".join(case_lines(one, width)) for one in found.worst(worst)))
     return "\n\n".join([*parts, fill(LEGEND, width)])
@@ -191,8 +200,8 @@ def short(row: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def clipped(row: tuple[str, ...], width: int) -> tuple[str, ...]:
-    room = width - 25
-    return (row[0], row[1] if len(row[1]) <= room else row[1][: room - 1] + "…", row[2])
+    room = width - 31
+    return (row[0], row[1] if len(row[1]) <= room else row[1][: room - 1] + "…", *row[2:])
 
 
 def fill(words: str, width: int, indent: str = "") -> str:
@@ -213,13 +222,15 @@ def case_lines(one: Outcome, width: int) -> Iterator[str]:
 def markdown(found: Accuracy, *, worst: int = 0) -> str:
     lines = [f"{summary(found)}.", "", LEGEND]
     for heading, head, body in (
+        ("By source, rows described completely", HEAD, rows(found, CERTAIN)),
         ("By source", HEAD, rows(found)),
         ("Peaks by technique", ("technique", *HEAD[2:]), technique_rows(found)),
         ("Peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found)),
         ("Peaks by every method", METHOD_HEAD, method_rows(found)),
         ("Single kernels", ("kernel", *HEAD[2:]), kernel_rows(found)),
+        ("Answered", TASK_HEAD, task_rows(found)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), share_rows(found)),
-        ("Refused", ("about", "reason", "rows"), reason_rows(found)),
+        ("Refused", REASON_HEAD, reason_rows(found)),
         ("Worst", ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst_rows(found.worst(worst))),
     ):
         if body:
@@ -234,6 +245,7 @@ FIELDS = (
     ("schema", "integer", f"{SCHEMA}; a key that goes, or means something else, raises it"),
     ("rows", "integer", "rows looked at"),
     ("average", "figures?", "memfit over all groups: the mean over sources of the mean over their metrics; null without a case"),
+    ("certain", "figures?", "the same over the rows of confidence `high` alone, which describe a run completely"),
     ("groups", "list", "for each `source` and `metric`, the figures of every method that applies, by its name"),
     ("techniques", "map", "for each technique, memfit's figures over peaks"),
     ("tasks", "map", "the same for training and inference"),
@@ -242,22 +254,24 @@ FIELDS = (
     ("kernels", "list", "single kernels: `id`, `source`, `kernel`, `confidence`, `measured`, `predicted`, `error`"),
     ("oom", "map", "for each method: runs out of memory `seen` of those `asked`, and `false_no` of the runs that `fitted`"),
     ("absent", "list", "tools that were wanted and are not installed"),
+    ("answered", "map", "of the rows that carry memory and are of confidence `high`: `answered` of `rows`, for each task, and for serving engines"),
     ("shares", "map", "for each kind of row and confidence: `answered` of `rows`"),
     ("outcomes", "list", "each case: bytes `measured` and `predicted`, `error`, `parts`, `moment`, `technique`, `baselines`, `seconds`, `cause`, `notes`"),
     ("refused", "list", "each row without an answer: `id`, `source`, `kind`, `reason`, `detail`, `metric`, `confidence`, `task`"),
-    ("reasons", "list", "`kind`, `reason` and number of `rows`"),
+    ("reasons", "list", "`kind`, `reason`, number of `rows`, and how many of them are `certain`: of confidence `high`"),
 )  # fmt: skip
 
 
 def data(found: Accuracy) -> dict[str, Any]:
     """Everything, for programs: each outcome and each refusal, bytes as integers."""
-    average = over_sources(found.groups())
+    average, certain = over_sources(found.groups()), over_sources(found.groups(CERTAIN))
     peaks = {key: outcomes for key, outcomes in found.groups().items() if key[1] in PEAKS}
     methods = {method: one for method in METHODS if (one := over_sources(peaks, method))}
     return {
         "schema": SCHEMA,
         "rows": found.rows,
         "average": None if average is None else vars_of(average),
+        "certain": None if certain is None else vars_of(certain),
         "groups": [
             {"source": source, "metric": metric, **{method: vars_of(one) for method in METHODS if (one := method_figures(outcomes, method))}}
             for (source, metric), outcomes in found.groups().items()
@@ -281,12 +295,13 @@ def data(found: Accuracy) -> dict[str, Any]:
             if method in methods or not peer(method)
         },
         "absent": list(found.absent),
+        "answered": {name: {"answered": counts[0], "rows": counts[1]} for name, counts in found.tasks().items()},
         "shares": {
             kind: {name: {"answered": counts[0], "rows": counts[1]} for name, counts in groups.items()} for kind, groups in found.shares().items()
         },
         "outcomes": [outcome(one) for one in found.outcomes],
         "refused": [vars(one) | {} for one in found.refused],
-        "reasons": [{"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in found.reasons().items()],
+        "reasons": [{"kind": kind, "reason": reason, "rows": count, "certain": certain} for (kind, reason), (certain, count) in found.reasons().items()],
     }  # fmt: skip
 
 

@@ -1,0 +1,59 @@
+"""Statistics of signed errors: nothing is averaged over lines of different sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+NOTICEABLE = 0.01  # an under-estimate of less than this is noise of the figures' last digits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """Of one group: errors are shares of the measured value. `under` is the share of cases under-estimated by more than 1 %."""
+
+    cases: int
+    median: float
+    p95: float
+    worst: float
+    bias: float
+    under: float
+    deepest: float
+
+
+def figures(errors: Iterable[float]) -> Figures | None:
+    """Statistics of signed errors; the p95 is the nearest rank."""
+    found = sorted(errors)
+    if not found:
+        return None
+    sizes = sorted(abs(one) for one in found)
+    under = [one for one in found if one < -NOTICEABLE]
+    return Figures(
+        cases=len(found), median=middle(sizes), p95=sizes[-(-95 * len(sizes) // 100) - 1], worst=max(found, key=abs), bias=middle(found),
+        under=len(under) / len(found), deepest=min(found[0], 0.0),
+    )  # fmt: skip
+
+
+def middle(ordered: list[float]) -> float:
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
+
+
+def averaged(groups: Iterable[Iterable[Figures]]) -> Figures | None:
+    """The mean over sources of the mean over a source's figures, so that no long table drowns the others; worst and deepest are of all."""
+    sources = [found for group in groups if (found := list(group))]
+    every = [one for group in sources for one in group]
+    if not every:
+        return None
+
+    def mean(name: str) -> float:
+        each = [sum(float(getattr(one, name)) for one in group) / len(group) for group in sources]
+        return sum(each) / len(each)
+
+    return Figures(
+        cases=sum(one.cases for one in every), median=mean("median"), p95=mean("p95"), worst=max((one.worst for one in every), key=abs),
+        bias=mean("bias"), under=mean("under"), deepest=min(one.deepest for one in every),
+    )  # fmt: skip
+
+
+__all__ = ["NOTICEABLE", "Figures", "averaged", "figures", "middle"]
