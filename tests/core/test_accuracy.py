@@ -18,6 +18,8 @@ from memfit.hardware import find_gpu
 from memfit.job import Job
 from memfit.report import accuracy as report
 from memfit.report.scatter import svg
+from memfit.strategy import CP, DDP, FSDP, PP, TP, Strategy
+from memfit.strategy import ONE as ONE_GPU
 from memfit.truth.accuracy import Accuracy, KernelOutcome, Outcome, accuracy, figures, over_sources, technique
 from memfit.truth.case import KERNEL, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
 from memfit.truth.causes import CAUSES, OPEN, why
@@ -191,6 +193,48 @@ def test_shares_count_what_was_refused() -> None:
     assert found.shares() == {ONE: {"all": (1, 2), "high": (1, 2)}, SPEED: {"all": (0, 1), "": (0, 1)}}
 
 
+def test_answered_counts_what_is_described_completely_by_task() -> None:
+    """Serving engines are apart, and kernels and speed carry no run's memory."""
+    refused = [
+        Refused(id="a", source="s", reason="r", confidence="high", kind=ONE, task="train"),
+        Refused(id="b", source="s", reason="r", confidence="high", kind=SEVERAL, task="inference"),
+        Refused(id="c", source="s", reason="r", confidence="high", kind=SERVED, task="inference"),
+        Refused(id="d", source="s", reason="r", confidence="high", kind=SPEED, task="train"),
+        Refused(id="e", source="s", reason="r", confidence="medium", kind=ONE, task="train"),
+    ]
+    found = Accuracy(outcomes=(outcome(10, confidence="high"), outcome(10, confidence="low")), refused=tuple(refused))
+    assert found.tasks() == {"training": (1, 2), "inference": (0, 1), SERVED: (0, 1)}
+    assert found.reasons()[ONE, "r"] == (1, 2)
+    assert "1/2" in report.text(found)
+    assert list(found.groups("high")) == [("s/t", "peak_allocated")]
+    assert len(found.groups("high")["s/t", "peak_allocated"]) == 1
+
+
+def test_processes_say_what_one_says(tmp_path: Path) -> None:
+    from memfit.truth.accuracy import answered, gathered, selected, spread_out
+
+    path = file(
+        tmp_path,
+        {},
+        {"id": "b", "metric": "peak_reserved"},
+        {"id": "b", "batch": 2},
+        {"id": "c", "metric": "oom", "value": None, "seq": 2**20},
+    )
+    questions = list(gathered(selected(path, "", "", 0)))
+    assert [[number for number, _ in one] for one in questions] == [[0, 1], [2], [3]]
+    alone, shared = {}, {}
+    for one in questions:
+        alone.update(answered(one))
+    for answers in spread_out(questions, 2):
+        shared.update(answers)
+    said = [
+        {number: (one.predicted, one.others, one.verdict) for number, one in found.items() if isinstance(one, Outcome)}
+        for found in (alone, shared)
+    ]
+    assert said[0] == said[1]
+    assert len(said[0]) == 4
+
+
 def test_statistics_by_hand() -> None:
     found = figures([-0.5, 0.01, 0.02, 0.03])
     assert found is not None
@@ -319,6 +363,43 @@ def test_baselines_by_hand() -> None:
     assert say["DNNMem-style"] > 4 * 2 * 124439808
 
 
+def test_llmem_chooses_as_it_was_published() -> None:
+    """Table 3 of the paper (data/llmem.md), four V100 of 16 GB, 512 tokens: six choices of eight. For OPT-2.7b and bloom-3b the paper takes
+    tensor parallelism, since the others do not fit: its m_base was measured and is not published."""
+    from memfit.truth.baselines.llmem import OFFLOAD, choice
+
+    published = {
+        "facebook/opt-1.3b": "ZeRO-3", "bigscience/bloom-1b1": "ZeRO-3", "microsoft/BioGPT-Large": "ZeRO-3", "bigcode/gpt_bigcode-santacoder": "ZeRO-3",
+        "EleutherAI/gpt-neo-1.3B": "ZeRO-3", "huggyllama/llama-7b": OFFLOAD,
+    }  # fmt: skip
+    gpu = find_gpu("v100-sxm2-16gb")
+    assert {name: choice(built(name), 512, gpu, 4) for name in published} == published
+    assert {choice(built(name), 512, gpu, 4) for name in ("facebook/opt-2.7b", "bigscience/bloom-3b")} == {"ZeRO-3", "DP+TP"}
+
+
+def test_baselines_of_several_gpus_by_hand() -> None:
+    """gpt2 again: the embeddings have 38,597,376 + 786,432 weights, and the head is the first of them."""
+    from memfit.truth.baselines import llmem, megatron
+
+    model, gpu = built("openai-community/gpt2"), find_gpu("a100-sxm-80gb")
+    job = Job(batch=2, seq=100, accumulate=1)
+    terms = llmem.terms(model, 2, 100, gpu)
+    boundary = 2 * 2**20  # 2 x 100 x 768 values of 2 bytes are less than a page
+    assert llmem.spread(model, job, gpu, Strategy(fsdp=FSDP(size=4))) == terms.base + terms.half + (terms.full + terms.states) // 4 + (
+        terms.outputs + terms.head
+    )
+    split = llmem.spread(model, job, gpu, Strategy(tp=TP(size=2)))
+    assert split == terms.base + (terms.half + terms.full + terms.states) // 2 + terms.outputs + terms.head + 12 * boundary // 2
+    assert llmem.spread(model, job, gpu, Strategy(pp=PP(size=2))) is None
+    assert llmem.spread(model, job, gpu, Strategy(fsdp=FSDP(size=4, reshard=False))) is None
+    embed, all_of_it = 38_597_376 + 786_432, 124_439_808
+    layout = Strategy(tp=TP(size=2), pp=PP(size=2), cp=CP(size=2), ddp=DDP(size=2, distributed=True))
+    weights = ((all_of_it - embed) // 2 + embed) // 2
+    kept = 100 * (18 * 768 + 4 * 3072) * 12 // 2  # half of the tokens; one micro-batch in flight of two stages
+    assert megatron.spread(model, job, gpu, layout) == weights * 6 + weights * 12 // 4 + kept // 2
+    assert megatron.spread(model, job, gpu, Strategy(fsdp=FSDP(size=4))) is None
+
+
 def test_tools_that_are_not_installed_are_named_and_nothing_breaks(tmp_path: Path) -> None:
     """Nothing is imported to find out; without `--peers` nobody is asked."""
     from memfit.truth.baselines.peers import PEERS, Peer, say
@@ -331,6 +412,6 @@ def test_tools_that_are_not_installed_are_named_and_nothing_breaks(tmp_path: Pat
     assert all(name in report.text(found, width=10_000) for name in absent)
     assert accuracy(file).absent == ()
     broken = Peer(name="broken", package="json", install="", cite="", estimate=lambda model, job, gpu: 1 // 0)
-    assert say(built("openai-community/gpt2"), Job(), None, broken) == "ZeroDivisionError: integer division or modulo by zero"
+    assert say(built("openai-community/gpt2"), Job(), (None, ONE_GPU), broken) == "ZeroDivisionError: integer division or modulo by zero"
     assert broken.installed
     assert not Peer(name="none", package="no_such_package", install="", cite="", estimate=broken.estimate).installed

@@ -109,9 +109,9 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
     others: dict[str, int] = {}
     failed: dict[str, str] = {}
     spent = {OURS: seconds}
-    for one in methods if case.metric in (*PEAKS, "oom") and not case.strategy else ():  # they know one GPU
+    for one in methods if case.metric in (*PEAKS, "oom") else ():
         began = time.perf_counter()
-        size = say(model, case.job, case.gpu, one)
+        size = say(model, case.job, (case.gpu, case.strategy), one)
         if isinstance(size, str):
             failed[one.name] = size
         elif size is not None:

@@ -8,19 +8,23 @@ from dataclasses import dataclass
 from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.model.modules import Model
+from memfit.strategy import Strategy
 
 Estimator = Callable[[Model, Job, GPU | None], int | None]
+Spread = Callable[[Model, Job, GPU | None, Strategy], int | None]
 WIDTHS = {"fp32": 4, "autocast-bf16": 4, "autocast-fp16": 4}  # bytes of a weight, by precision; 2 for the others
 
 
 @dataclass(frozen=True, kw_only=True)
 class Baseline:
-    """`estimate` gives bytes, or None where the method does not apply. `margin`: it says no above this share of the memory."""
+    """`estimate` gives bytes, or None where the method does not apply; `spread` does of one of several GPUs. `margin`: it says no above this
+    share of the memory."""
 
     name: str
     cite: str
     estimate: Estimator
     margin: float = 1.0
+    spread: Spread | None = None
 
 
 def width(job: Job) -> int:

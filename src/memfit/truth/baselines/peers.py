@@ -12,6 +12,7 @@ from typing import Any
 from memfit.hardware import GPU
 from memfit.job import Job
 from memfit.model.modules import MLP, Attention, Latent, Model
+from memfit.strategy import Strategy
 from memfit.truth.baselines.base import Baseline, width
 
 
@@ -181,10 +182,13 @@ def asked() -> tuple[Peer, ...]:
     return tuple(one for one in PEERS if one.installed)
 
 
-def say(model: Model, job: Job, gpu: GPU | None, one: Baseline) -> int | str | None:
+def say(model: Model, job: Job, place: tuple[GPU | None, Strategy], one: Baseline) -> int | str | None:
     """Its figure, or nothing where it does not apply; words where other people's code failed."""
+    gpu, strategy = place
     try:
-        return one.estimate(model, job, gpu)
+        if not strategy:
+            return one.estimate(model, job, gpu)
+        return None if one.spread is None else one.spread(model, job, gpu, strategy)
     except Exception as failure:
         if not isinstance(one, Peer):
             raise
