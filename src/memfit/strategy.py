@@ -50,6 +50,12 @@ class FSDP(Layout):
         choices=("auto", "layers", "ends", "none"),
     )  # fmt: skip
     prefetch: int = option(0, "groups gathered ahead by hand (`set_modules_to_forward_prefetch`); 0: torch's own way", low=0, high=64)
+    backward_prefetch: str = option(
+        "auto", "FSDP1: when the backward gathers the next unit; auto: as the framework has it", choices=("auto", "pre", "post", "none")
+    )
+    forward_prefetch: bool = option(False, "FSDP1's `forward_prefetch`: the next unit is gathered before this one runs")
+    orig_params: bool = option(True, "FSDP1's `use_orig_params` (no: all of a unit is trained, or nothing)")
+    shard: bool = option(True, "FSDP1: no is NO_SHARD, whole flat weights on every rank")
     packed: bool = option(True, "4-bit weights are sharded (`bnb_4bit_quant_storage` a float); no: bytes, which every rank holds")
     offload: bool = option(False, "`CPUOffloadPolicy`: weights, gradients and states live on the host")
     sync: bool = option(True, "gradients are reduced after every micro-batch (no: `set_requires_gradient_sync(False)` until the last)")

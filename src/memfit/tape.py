@@ -65,10 +65,12 @@ class Comm(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """`stream` waits for `waits_for`; freed blocks that were kept back because of `waits_for` may be used again."""
+    """`stream` waits for `waits_for`; freed blocks that were kept back because of `waits_for` may be used again, but for the last `behind`
+    of them, which were freed after what is waited for."""
 
     stream: int
     waits_for: int
+    behind: int = 0
 
 
 LONGEST = -1  # the step of the longest batch, which may come at any time

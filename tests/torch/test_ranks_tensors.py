@@ -112,7 +112,6 @@ def test_with_fsdp_every_shard_is_split_again() -> None:
         ("tp=2 ddp=2", {}, "DDP takes no DTensors"),
         ("tp=2,style=megatron", {}, "not Megatron's"),
         ("zero=2", {}, "no layout `zero` yet"),
-        ("fsdp=2,version=1", {}, "not FSDP1"),
         ("fsdp=2", {"task": "inference"}, "training"),
     ],
 )

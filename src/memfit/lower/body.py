@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 from memfit.formats import FP32
 from memfit.lower import masks, versions
@@ -22,6 +23,8 @@ from memfit.model.modules import Attention, Latent, Layer, Model, Module
 from memfit.program import Chunk, Entry, Program
 from memfit.tape import Phase
 from memfit.techniques.stored import stays
+
+Run: TypeAlias = Callable[[Tensor, Entry, Bound, Context], Tensor]
 
 
 class Body:
@@ -170,11 +173,17 @@ class Body:
         selective = ctx.job.checkpointing == "selective"
         if not (entry.recompute and ctx.training) or (selective and self.programs.choices is None):
             return wrapped(x, entry, bound, ctx)
+        if not self.engine.around:
+            return self.checkpointed(wrapped, x, entry, bound, ctx)
+        x = self.engine.before(bound.prefix, x)
+        return self.engine.after(bound.prefix, self.checkpointed(bare, x, entry, bound, ctx))
+
+    def checkpointed(self, run: Run, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
         own = narrowed(ctx, entry.layer)
         if ctx.job.reentrant or self.programs.reentrant:
-            return ctx.r.reentrant(lambda given: replayable(given, entry, bound, own), x, own.results)
-        choices = self.programs.choices if selective else None
-        return ctx.r.checkpoint(lambda given: replayable(given, entry, bound, own), x, choices, self.programs.whole)
+            return ctx.r.reentrant(lambda given: replayable(run, given, entry, bound, own), x, own.results)
+        choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
+        return ctx.r.checkpoint(lambda given: replayable(run, given, entry, bound, own), x, choices, self.programs.whole)
 
     def make_masks(self, ctx: Context, held: list[Tensor]) -> None:
         """For a static cache `generate` made them, and keeps them whatever the model makes of them."""
@@ -217,13 +226,17 @@ def wrapped(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
     return ctx.engine.after(bound.prefix, forward(x, entry.layer, bound, ctx))
 
 
-def replayable(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
+def bare(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
+    return forward(x, entry.layer, bound, ctx)
+
+
+def replayable(run: Run, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
     """A layer within a checkpoint: when it is recomputed, it has an autocast of its own (torch/utils/checkpoint.py recompute_fn).
     The keys and values that it returns then are what its backward keeps anyway."""
     if ctx.r.phase == "backward":
         ctx.cache = None
     try:
-        return wrapped(x, entry, bound, ctx)
+        return run(x, entry, bound, ctx)
     finally:
         if ctx.r.phase == "backward":
             ctx.casts.clear()

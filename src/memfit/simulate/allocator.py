@@ -202,9 +202,14 @@ class Allocator:
         if block is not None and block.pool.stream != stream:
             self._uses[id].add(stream)
 
-    def sync(self, waits_for: int) -> None:
-        """What `waits_for` was doing is over; the next request that is served notices (`process_events`)."""
-        self._passed.extend(self._queues.pop(waits_for, ()))
+    def sync(self, waits_for: int, behind: int = 0) -> None:
+        """What `waits_for` was doing is over, but for what uses the last `behind` blocks; the next request that is served notices
+        (`process_events`)."""
+        queue = self._queues.pop(waits_for, [])
+        over = max(0, len(queue) - behind)
+        self._passed.extend(queue[:over])
+        if over < len(queue):
+            self._queues[waits_for] = queue[over:]
 
     def empty_cache(self) -> None:
         """Wait for all streams, then give back every segment, or page of an expandable one, that holds no block in use."""

@@ -73,7 +73,7 @@ def replay(tape: Tape | Iterable[Event], settings: Settings = PLAIN, capacity: i
             elif type(event) is Mark:
                 books.turn((event.phase, event.step))
             elif type(event) is Sync:
-                allocator.sync(event.waits_for)
+                allocator.sync(event.waits_for, event.behind)
     except TapeError as error:
         raise TapeError(f"event {index}: {error}") from None
     books.close()

@@ -27,7 +27,8 @@ def resolved(strategy: Strategy, job: Job) -> Strategy:
     reduce = layout.reduce_dtype or ("fp32" if titan and param else param)
     ends = titan or (layout.version == 2 and job.framework in HUGGING and job.version("accelerate") >= ENDS)
     wrap = layout.wrap if layout.wrap != "auto" else "ends" if ends else "layers"
-    return replace(strategy, fsdp=replace(layout, param_dtype=param, reduce_dtype=reduce, wrap=wrap))
+    backward = layout.backward_prefetch if layout.backward_prefetch != "auto" else "none" if job.framework in HUGGING else "pre"
+    return replace(strategy, fsdp=replace(layout, param_dtype=param, reduce_dtype=reduce, wrap=wrap, backward_prefetch=backward))
 
 
 def apply(program: Program) -> Program:
@@ -38,10 +39,6 @@ def apply(program: Program) -> Program:
 def check(program: Program) -> Iterator[Problem]:
     layout, job = program.strategy.fsdp, program.job
     assert layout is not None
-    if layout.version == 1:
-        yield Problem(
-            message="no formula yet for FSDP1 (`FullyShardedDataParallel`)", where="use fsdp.version", hint="leave it away for FSDP2"
-        )
     if not job.training:
         message = "inference with FSDP gathers every layer for every token, and no formula knows that"
         yield Problem(message=message, where="use fsdp", hint="one GPU, without `use`")

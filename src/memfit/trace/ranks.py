@@ -14,7 +14,7 @@ import torch
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.strategy import ORDER, TP, Strategy
-from memfit.trace import collectives, cuda, streams
+from memfit.trace import collectives, cuda, flat, streams
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 
@@ -31,8 +31,6 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
             yield Problem(message=f"the trace has no layout `{name}` yet", where="use", hint="one of " + ", ".join(SERVED))
     if strategy.rank >= strategy.ranks:
         yield Problem(message=f"there is no rank {strategy.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")
-    if strategy.fsdp is not None and strategy.fsdp.version == 1:
-        yield Problem(message="the trace runs FSDP2, not FSDP1", where="use fsdp.version", hint="leave `version` away")
     if strategy.fsdp is not None and job.quantization != "none":
         yield Problem(message="the trace cannot shard quantized weights", where="job.quant", hint="LoRA on 16-bit weights can be sharded")
     if strategy.fsdp is not None and strategy.fsdp.offload:
@@ -165,6 +163,7 @@ def aside() -> list[tuple[Any, str, Any]]:
             cuda.INSIDE.depth -= 1
 
     found.append((AsyncCollectiveTensor, "__new__", staticmethod(new)))
+    found += flat.answers()
     # DDP compares with the other ranks how many parameters there are: a few numbers, sent and read
     found.append((torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None))
     return found

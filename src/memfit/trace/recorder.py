@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self.parameters = (0, 0)  # of the model, and those that are trained
         self.assumed: dict[str, Problem] = {}
         self.stream = 0
+        self.lent: dict[int, int] = {}  # how many freed blocks a stream was still using
         self.origin: Callable[[], Part | None] = lambda: None  # what a block is for, where those who ask for it say so
         self.groups: dict[str, str] = {}  # process group -> what it is for
         self.resizes: dict[int, Part] = {}  # what a storage of no size was before
@@ -307,6 +308,8 @@ class Recorder(TorchDispatchMode):
         if block.alive:
             block.alive = False
             self.events.append(Free(block.id, tuple(sorted(block.users))))
+            for stream in block.users:
+                self.lent[stream] = self.lent.get(stream, 0) + 1
 
     def hidden(self, one: Hidden, func: Any, passing: list[Block]) -> None:
         """A buffer of a kernel; one that neither stays nor goes at once is put among the `passing`."""
@@ -372,7 +375,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def plain(path: str) -> str:
-    """A module's path without PEFT's wrapping, so that adapted and plain models name their layers alike."""
+    """A module's path without the wrapping of PEFT and FSDP1, so that adapted and plain models name their layers alike."""
+    path = path.replace("_fsdp_wrapped_module.", "").removesuffix("_fsdp_wrapped_module").removesuffix(".")
     return path.removeprefix("base_model").removeprefix(".model").removeprefix(".").replace(".base_layer", "")
 
 

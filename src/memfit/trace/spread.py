@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from memfit.strategy import FSDP, ONE, Strategy
-from memfit.trace import tensors
+from memfit.trace import flat, tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}
 
@@ -30,9 +30,17 @@ class Spread:
         """Before it is loaded: only this rank's part will be."""
         if self.strategy.tp is not None:
             model = tensors.cut(model, base(model), self.strategy.tp, self.mesh["tp"])
-        if self.strategy.fsdp is not None:
-            fully_sharded(model, self.strategy.fsdp, self.shards())
+        fsdp = self.strategy.fsdp
+        if fsdp is not None and fsdp.version == 1:
+            return flat.wrapped(model, fsdp, self.groups(), layers_of(base(model)))
+        if fsdp is not None:
+            fully_sharded(model, fsdp, self.shards())
         return model
+
+    def groups(self) -> Any:
+        """The process group that weights are sharded over, and with replicas theirs beside it."""
+        group = self.mesh.get_group("fsdp")
+        return group if self.strategy.ddp is None else (group, self.mesh.get_group("ddp"))
 
     def shards(self) -> Any:
         """The mesh that weights are sharded over: ranks of a sequence take part (accelerate 1.15 and torchtitan: `dp_shard_cp`)."""
@@ -83,9 +91,9 @@ class Spread:
         that they are split."""
         tp, fsdp = self.strategy.tp, self.strategy.fsdp
         with contextlib.ExitStack() as stack:
-            if hasattr(model, "no_sync") and not last:
+            if hasattr(model, "no_sync") and not last and (fsdp is None or not fsdp.sync):
                 stack.enter_context(model.no_sync())
-            if fsdp is not None and not fsdp.sync:
+            if fsdp is not None and fsdp.version == 2 and not fsdp.sync:
                 model.set_requires_gradient_sync(last)
             if tp is not None and tp.parallel_loss:
                 from torch.distributed.tensor.parallel import loss_parallel

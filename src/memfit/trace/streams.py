@@ -53,16 +53,19 @@ class Streams:
 
         class Event:
             def __init__(self, *_: Any, **__: Any) -> None:
-                self.stream = recorder.stream
+                self.record()
 
             def record(self, stream: Stream | None = None) -> Event:
-                self.stream = recorder.stream if stream is None else stream.stream_id
+                self.stream, self.lent = recorder.stream if stream is None else stream.stream_id, dict(recorder.lent)
                 return self
 
             def wait(self, stream: Stream | None = None) -> None:
                 streams.wait(recorder.stream if stream is None else stream.stream_id, self.stream)
 
-            def synchronize(self) -> None: ...
+            def synchronize(self) -> None:
+                """The program itself waits. What other streams were given before the event is taken to be over, too: they keep pace."""
+                for stream, lent in recorder.lent.items():
+                    recorder.events.append(Sync(recorder.stream, stream, lent - self.lent.get(stream, 0)))
 
             def query(self) -> bool:
                 return True

@@ -12,7 +12,8 @@ in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
     before(name, x)     a module is about to run on x: `root`, `embed`, a layer by its path, `tail` (final norm and head). What it returns is what
                         the module gets: `gate(r, x, act)` hangs `act` into the graph, to be called when the backward has left the module.
     after(name, out)    the module has run; `gate(r, out, act)` has `act` called when the backward is about to enter it. With checkpointing both
-                        stand inside what is run again (`r.frame` and `r.frame.replaying` say so), as hooks of a Hugging Face layer do.
+                        stand inside what is run again (`r.frame` and `r.frame.replaying` say so), as hooks of a Hugging Face layer do; `around`
+                        puts a layer's outside.
     ready(leaf)         a parameter's gradient has come (`leaf.grad`), as torch's accumulate hook has it.
     finish()            the backward is over, before the loop goes on.
     stepped(step)       the optimizer has stepped.
@@ -51,6 +52,7 @@ class Engine:
 
     steps = 2  # until a run repeats itself
     clips = True  # the training loop clips gradients, by torch's own function
+    around = False  # its layers stand around a checkpoint, not inside
     repeats = True  # a later step's micro-batches are those of the first, if both begin without gradients
 
     def __init__(self, r: Recorder, program: Program) -> None:

@@ -1,0 +1,97 @@
+"""FSDP1: the formulas' rank beside the traced one, torch's own wrapper under a process group that sends nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+from memfit.job import Job  # noqa: E402
+from memfit.lower import lower  # noqa: E402
+from memfit.model.families import build  # noqa: E402
+from memfit.simulate.memory import memory  # noqa: E402
+from memfit.simulate.replay import replay  # noqa: E402
+from memfit.strategy import strategy_from  # noqa: E402
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "vocab_size": 4001, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    },
+    "qwen2": {
+        "model_type": "qwen2", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 3000, "max_position_embeddings": 1024, "tie_word_embeddings": True,
+    },
+    "mistral": {
+        "model_type": "mistral", "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
+        "vocab_size": 600, "max_position_embeddings": 1024, "tie_word_embeddings": False,
+    },
+    "mixtral": {
+        "model_type": "mixtral", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 3000, "tie_word_embeddings": False,
+    },
+    "gpt2": {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "vocab_size": 3000, "n_positions": 1024, "tie_word_embeddings": True},
+}  # fmt: skip
+FULL = {"checkpointing": "full"}
+OLD = FULL | {"reentrant": True}
+MIXED = {"precision": "autocast-bf16"}
+CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "fsdp=8", {}),
+    ("qwen2", "fsdp=8", MIXED | FULL),
+    ("mistral", "fsdp=8,backward-prefetch=pre", OLD),
+    ("mixtral", "fsdp=8", {}),
+    ("llama", "fsdp=3,orig-params=no", FULL),
+    ("mistral", "fsdp=8,reshard=no", {}),
+    ("mistral", "fsdp=8,forward-prefetch,backward-prefetch=pre", MIXED),
+    ("gpt2", "fsdp=4 ddp=2", {}),
+    ("llama", "fsdp=8,shard=no", MIXED),
+    ("qwen2", "fsdp=8", {}),
+    ("gpt2", "fsdp=8", {}),
+    ("mistral", "fsdp=8,backward-prefetch=pre", {}),
+    ("mistral", "fsdp=8,backward-prefetch=post", {}),
+    ("mistral", "fsdp=8,forward-prefetch", {}),
+    ("llama", "fsdp=8,backward-prefetch=pre", FULL),
+    ("qwen2", "fsdp=8,param-dtype=bf16,reduce-dtype=fp32", {}),
+    ("llama", "fsdp=8,param-dtype=bf16,reduce-dtype=fp32", {"precision": "fp32"}),
+    ("llama", "fsdp=8", {"precision": "fp32", "optimizer": "sgd"}),
+    ("llama", "fsdp=8", {"accumulate": 2}),
+    ("llama", "fsdp=8,sync=no", {"accumulate": 2}),
+    ("llama", "fsdp=8,sync=no,reshard=no", {"accumulate": 2}),
+    ("qwen2", "fsdp=8,sync=no", MIXED | OLD | {"accumulate": 2}),
+    ("llama", "fsdp=8", {"clip": 1.0, "optimizer": "adamw_fused"}),
+    ("llama", "fsdp=4,reshard=no ddp=2", MIXED),
+    ("llama", "fsdp=8,wrap=none", {}),
+    ("mixtral", "fsdp=8", OLD),
+    ("llama", "fsdp=8,shard=no", {}),
+    ("llama", "fsdp=8", {"evaluate": True, "optimizer": "adamw_loop"}),
+    ("llama", "fsdp=8", {"precision": "bf16-autocast"}),
+    ("llama", "fsdp=8,sync=no", {"zero_grad": "before_backward", "accumulate": 2}),
+    ("llama", "fsdp=3,orig-params=no,reshard=no", MIXED),
+)
+QUICK = 9
+
+
+def cases() -> list[Any]:
+    found = []
+    for place, (name, use, options) in enumerate(CASES):
+        told = " ".join(f"{key}={value}" for key, value in options.items()) or "plain"
+        found.append(pytest.param(name, use, options, id=f"{name} {use} {told}", marks=[] if place < QUICK else [pytest.mark.slow]))
+    return found
+
+
+@pytest.mark.parametrize(("name", "use", "options"), cases())
+def test_a_layout(name: str, use: str, options: dict[str, Any]) -> None:
+    from memfit.trace import trace_config
+
+    first, *rest = use.split()
+    config, job = CONFIGS[name], Job(**{"batch": 2, "seq": 128, **options})
+    strategy = strategy_from([f"{first},version=1", *rest], None)
+    traced, written = trace_config(config, job, strategy=strategy), lower(build(config), job, strategy)
+    truth, found = memory(traced), memory(written)
+    assert abs(found.allocated - truth.allocated) <= 0.001 * truth.allocated, (found.parts, truth.parts)
+    held, reserved = replay(written).peak_reserved, replay(traced).peak_reserved
+    assert abs(held - reserved) <= max(0.01 * reserved, 2 * 2**20), (held, reserved)
