@@ -112,24 +112,27 @@ def adapted(model: Any, loop: Loop) -> Any:
     return model
 
 
-def train(model: Any, trained: list[Any], stepper: Any, small: Small, loop: Loop) -> None:
+def train(model: Any, trained: list[Any], stepper: Any, small: Small, loop: Loop, wrapped: Any = None) -> None:
+    """`wrapped`: the model as a library of many ranks hands it out."""
     from accelerate.utils.operations import convert_outputs_to_fp32
 
     kind = getattr(torch, loop.autocast) if loop.autocast else None
-    forward = model if kind is None else convert_outputs_to_fp32(torch.autocast("cpu", dtype=kind)(model))
+    wrapped = model if wrapped is None else wrapped
+    forward = wrapped if kind is None else convert_outputs_to_fp32(torch.autocast("cpu", dtype=kind)(wrapped))
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=kind is torch.float16)
     for _ in range(loop.steps):
         if loop.zero_grad == "before_backward":
             stepper.zero_grad()
-        for _ in range(loop.accumulate):
+        for left in reversed(range(loop.accumulate)):
             inputs = small.given(model, loop.batch, loop.seq)
-            outputs = forward(**inputs)
-            loss = outputs.loss
-            if not loop.keep_outputs:
-                del outputs
-            if loop.accumulate > 1:
-                loss = loss / loop.accumulate
-            scaler.scale(loss).backward()
+            with wrapped.no_sync() if left and hasattr(wrapped, "no_sync") else contextlib.nullcontext():
+                outputs = forward(**inputs)
+                loss = outputs.loss
+                if not loop.keep_outputs:
+                    del outputs
+                if loop.accumulate > 1:
+                    loss = loss / loop.accumulate
+                scaler.scale(loss).backward()
             del loss
         if loop.clip:
             scaler.unscale_(stepper)

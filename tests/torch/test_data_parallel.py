@@ -12,21 +12,17 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 import torch.distributed as dist  # noqa: E402
+from tests.torch.watch import Watch, told  # noqa: E402
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard  # noqa: E402
-from torch.distributed.tensor import DTensor  # noqa: E402
-from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_iter  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
 from memfit.strategy import DDP, FSDP, Strategy  # noqa: E402
-from memfit.tape import Alloc, Free, Mark, Tape  # noqa: E402
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -34,33 +30,6 @@ CONFIG: dict[str, Any] = {
 }  # fmt: skip
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "": None}
 W, SLACK = 8, 2000  # bytes: scalars that the loop keeps, and tensors of a token or two
-
-
-class Watch(TorchDispatchMode):
-    """Live bytes after every operation, and the most of each phase."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.known: dict[int, StorageWeakRef] = {}
-        self.peaks: dict[str, int] = {}
-        self.phase = "load"
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(one, DTensor) for one in types):
-            return NotImplemented  # its local tensors come by
-        out = func(*args, **(kwargs or {}))
-        for one in tree_iter((args, kwargs, out)):
-            if isinstance(one, torch.Tensor) and one.device.type == "cpu" and type(one).__name__ != "FakeTensor":  # DTensor asks for shapes
-                storage = one.untyped_storage()
-                if storage._cdata not in self.known or self.known[storage._cdata].expired():
-                    self.known[storage._cdata] = StorageWeakRef(storage)
-        self.peaks[self.phase] = max(self.peaks.get(self.phase, 0), self.live())
-        return out
-
-    def live(self) -> int:
-        self.known = {key: ref for key, ref in self.known.items() if not ref.expired()}
-        storages = [torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.known.values()]
-        return sum(storage.nbytes() for storage in storages if storage is not None)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,24 +86,6 @@ def real(strategy: Strategy, job: Job) -> dict[str, int]:
             optimizer.step()
             optimizer.zero_grad()
     return watch.peaks
-
-
-def told(tape: Tape) -> dict[str, int]:
-    """The same of a tape, without what CUDA's kernels take for themselves."""
-    live, phase = 0, "load"
-    sizes: dict[int, int] = {}
-    peaks: dict[str, int] = {}
-    for event in tape:
-        if type(event) is Alloc and event.part != "workspace":
-            sizes[event.id] = event.size
-            live += event.size
-            peaks[phase] = max(peaks.get(phase, 0), live)
-        elif type(event) is Free:
-            live -= sizes.get(event.id, 0)
-        elif type(event) is Mark:
-            phase = f"{event.phase} {event.step}"
-            peaks[phase] = max(peaks.get(phase, 0), live)
-    return peaks
 
 
 MIXED = {"param_dtype": "bf16", "reduce_dtype": "fp32"}

@@ -9,11 +9,13 @@ from typing import Any
 
 import torch
 from memfit.tape import Comm
+from memfit.trace import gloo
 from memfit.trace.ops import collect
 from memfit.trace.recorder import Recorder
 from memfit.trace.rules import NO, RULES
 
 SPACES = ("c10d", "_c10d_functional", "_dtensor")
+IN_A_COPY = {f"_c10d_functional::{name}" for name in ("all_reduce", "all_reduce_coalesced", "broadcast")}
 PENDING = 1  # the stream that stands for NCCL's own, where asynchronous collectives run
 
 
@@ -29,6 +31,7 @@ def install() -> None:
             func = getattr(getattr(getattr(torch.ops, space), name), schema.overload_name or "default")
             RULES.setdefault(func, OWN.get(name, in_place if space == "c10d" else functional))
     RULES.setdefault(torch.ops.fsdp.chunk_cat.default, reduced)
+    gloo.install()
 
 
 def in_place(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
@@ -48,7 +51,8 @@ def in_place(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
 
 
 def functional(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """`_c10d_functional::`: a fresh result, and the operand held until that is waited for (ProcessGroupNCCL `WorkNCCL::stash`)."""
+    """`_c10d_functional::`: a fresh result, and the operand held until that is waited for (ProcessGroupNCCL `WorkNCCL::stash`). A sum is one of
+    a copy, which is the result (Functional.cpp `all_reduce`)."""
     tensors = tensors_of(args)
     if not any(one.is_meta for one in tensors):
         return NO
@@ -56,8 +60,8 @@ def functional(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[b
     results = tensors_of([result])
     note(recorder, func, args, [*tensors, *results])
     for one in results:
-        recorder.waiting[one.untyped_storage()._cdata] = tensors
-    for one in results:
+        if func._schema.name not in IN_A_COPY:
+            recorder.waiting[one.untyped_storage()._cdata] = tensors
         recorder.tensor(one, func, True)
     return True, result
 

@@ -93,6 +93,21 @@ def group(strategy: Strategy, device: str) -> Iterator[Any]:
             yield mesh_of(strategy, device)
         finally:
             dist.destroy_process_group()
+            forget()
+
+
+def forget() -> None:
+    """DTensor remembers what it did on a mesh like this one, and with it the groups that are gone (torch 2.13 distributed/tensor/)."""
+    from torch.distributed.tensor import DTensor, _redistribute
+
+    remembered = (
+        getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None),
+        getattr(DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding, "cache_clear", None),
+        getattr(getattr(_redistribute, "_gen_transform_infos", None), "cache_clear", None),
+    )
+    for clear in remembered:
+        if clear is not None:
+            clear()
 
 
 def mesh_of(strategy: Strategy, device: str) -> Any:
@@ -164,6 +179,15 @@ def aside() -> list[tuple[Any, str, Any]]:
 
     found.append((AsyncCollectiveTensor, "__new__", staticmethod(new)))
     found += flat.answers()
+    true_empty = torch.empty
+
+    def empty(*size: Any, **given: Any) -> torch.Tensor:
+        if cuda.INSIDE.depth or str(given.get("device")) != "meta":
+            return true_empty(*size, **given)
+        with _disable_current_modes():  # asked for its strides (transformers 5.23 distributed/tensor_parallel.py), never on the GPU
+            return true_empty(*size, **given)
+
+    found.append((torch, "empty", empty))
     # DDP compares with the other ranks how many parameters there are: a few numbers, sent and read
     found.append((torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None))
     return found
