@@ -14,6 +14,7 @@ from memfit.trace.pictures import Inputs, Pictures, parameters, pictures, requir
 from memfit.trace.recorder import Recorder
 
 ASCII = 128
+QUESTION = 16  # tokens of a question before its text
 IGNORED = -100  # labels that count for nothing
 TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")  # learned: there is a last position
 
@@ -86,7 +87,8 @@ def notes(model: Any, kind: str, job: Job, found: Pictures | None, target: int) 
         told.append((f"sequences are {job.seq} tokens of text without an image", "job.images", "`--images 1` puts one into each"))
     if target:
         heard = hearing(model)
-        source = f"{job.seq} tokens" if heard is None else f"{max(heard)} frames of sound"
+        source = f"{job.seq} tokens" if heard is None else f"{max(heard)} {'frames' if len(heard) > 1 else 'samples'} of sound"
+        source = source if reads(model) or heard is not None else "an image"
         answers = f"{target} tokens" if job.training else f"{job.new_tokens} new tokens"
         told.append((f"the encoder gets {source}, the decoder {answers}", "job.target_seq" if job.training else "job.seq", ""))
     if not job.training and kind in classes.SILENT:
@@ -98,16 +100,23 @@ def paired(model: Any) -> bool:
     return bool(getattr(model.config, "is_encoder_decoder", False))
 
 
-def hearing(model: Any) -> tuple[int, int] | None:
-    """The shape of one sound for models that hear (Whisper's mel bins by frames; frames by bins)."""
-    if getattr(model, "main_input_name", "") != "input_features":
+WAVE = 480_000  # half a minute at 16 kHz, as Whisper's window
+
+
+def hearing(model: Any) -> tuple[int, ...] | None:
+    """The shape of one sound for models that hear: Whisper's mel bins by frames; frames by bins; a wave."""
+    name = getattr(model, "main_input_name", "")
+    if name == "input_values" and paired(model):
+        return (WAVE,)
+    if name != "input_features":
         return None
     config = model.config
     bins = special(config, "num_mel_bins")
     frames = 2 * (special(config, "max_source_positions") or 1500)
     if bins is not None:
         return bins, frames
-    width = (special(config, "input_feat_per_channel") or 80) * (special(config, "input_channels") or 1)
+    inner = special(getattr(config, "encoder_config", config), "num_mel_bins")
+    width = inner or (special(config, "input_feat_per_channel") or 80) * (special(config, "input_channels") or 1)
     return special(config, "max_source_positions") or frames, width
 
 
@@ -116,15 +125,17 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
     device = recorder.device.type
     heard = hearing(model)
     if heard is not None:
-        return {"input_features": torch.empty((size, *heard), dtype=model.dtype, device=device)}
+        return {model.main_input_name: torch.empty((size, *heard), dtype=model.dtype, device=device)}
     given: Inputs = {}
     if not reads(model):
         given["pixel_values"] = torch.empty((size, 3, *screen(model)), dtype=model.dtype, device=device)
-        return given
+        return given if made.pictures is None else made.pictures.make(size)
     if sees(model) or made.kind in ("classification", "question-answering"):
         given["input_ids"] = written(model, job, made, size).to(device)
     else:
         given["input_ids"] = torch.randint(1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device)
+    if getattr(model.config, "dim_bbox", None):  # BROS: where each word stands
+        given["bbox"] = torch.empty((size, job.seq, model.config.dim_bbox), dtype=model.dtype, device=device)
     if made.pictures is not None:
         given |= made.pictures.make(size)
         given |= seen(model, job, made, given["input_ids"])
@@ -156,6 +167,9 @@ def written(model: Any, job: Job, made: Plan, size: int) -> torch.Tensor:
     ids = torch.full((size, job.seq), ordinary, dtype=torch.int64)
     if made.kind in ("classification", "question-answering"):
         ids[:, -1] = special(config, "eos_token_id") or ordinary  # where BART and T5 look
+        between = special(config, "sep_token_id")
+        if between is not None and made.kind == "question-answering":
+            ids[:, [QUESTION, QUESTION + 1, -1]] = between  # Longformer asks for three
     places = [] if made.pictures is None else made.pictures.places
     if places:
         ids[:, : len(places)] = torch.tensor(places)
@@ -175,6 +189,15 @@ def seen(model: Any, job: Job, made: Plan, ids: torch.Tensor) -> Inputs:
                 : len(made.pictures.places)
             ]
             given[name] = kinds.to(device)
+    if "image_embeds_position_mask" in known:
+        given["image_embeds_position_mask"] = (ids == made.pictures.mark).to(ids.dtype)
+    if "image_attention_mask" in known:
+        given["image_attention_mask"] = torch.ones((size, length, made.pictures.count), dtype=torch.int64, device=device)
+    if "qformer_input_ids" in known:
+        asked = min(length - len(made.pictures.places), special(model.config.qformer_config, "max_position_embeddings") or length)
+        given |= {
+            name: torch.ones((size, asked), dtype=torch.int64, device=device) for name in ("qformer_input_ids", "qformer_attention_mask")
+        }
     if "cross_attention_mask" in known:
         tiles = special(model.config.vision_config, "max_num_tiles") or 1
         given["cross_attention_mask"] = torch.ones((size, length, made.pictures.count, tiles), dtype=torch.int64, device=device)

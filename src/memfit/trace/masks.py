@@ -20,8 +20,7 @@ def selected(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
     found: list[torch.Tensor] = []
     collect(args, found)
     masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
-    small = all(one.numel() <= recorder.real_limit for one in masks)
-    if not masks or not small or not any(one.is_meta for one in found) or filled(func, args):
+    if not masks or not all(within(recorder, one) for one in masks) or not any(one.is_meta for one in found) or filled(func, args):
         return NO
     places: list[torch.Tensor | None] = []
     held = []
@@ -30,15 +29,26 @@ def selected(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
             if one.is_meta:
                 recorder.assume("mask", "a mask whose values only a GPU could compute is taken to select everything")
                 one = torch.ones(one.shape, dtype=torch.bool)
-            truth = recorder.seen(aten.nonzero.default, (one,), {}, torch.nonzero(one), True)
+            truth = recorder.seen(aten.nonzero.default, (one,), {}, places_of(recorder, one), True)
             held.append(truth)
-            places += [part.to("meta") for part in truth.unbind(1)]
+            places += [part if part.is_meta else part.to("meta") for part in truth.unbind(1)]
         else:
             places.append(one if one is None or one.is_meta else one.to("meta"))
     source = args[0] if args[0].is_meta else args[0].to("meta")
     rest = tuple(one.to("meta") if isinstance(one, torch.Tensor) and not one.is_meta else one for one in args[2:])
     result = func(source, places, *rest, **kwargs)
     return True, args[0] if result is source else result
+
+
+def within(recorder: Recorder, mask: torch.Tensor) -> bool:
+    """Whether it is real, or small enough to be taken as one; a row that is seen as many (`expand_as`) is real at any size."""
+    return not mask.is_meta or mask.numel() <= recorder.real_limit
+
+
+def places_of(recorder: Recorder, mask: torch.Tensor) -> torch.Tensor:
+    if mask.numel() <= recorder.real_limit:
+        return torch.nonzero(mask)
+    return torch.empty((int(mask.sum()), mask.dim()), dtype=torch.int64, device="meta")
 
 
 def masked_select(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:

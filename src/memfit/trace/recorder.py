@@ -163,6 +163,8 @@ class Recorder(TorchDispatchMode):
             done, result = rule(self, func, args, kwargs)
             if done:
                 return self.seen(func, args, kwargs, result, True)
+        if func is aten._to_copy.default and self.leaves(args[0], kwargs):
+            return self.fetched(args[0], kwargs.get("dtype"))
         on_gpu, args, kwargs, swapped = self.placed(func, args, kwargs)
         result = result_of(func, args, kwargs)
         if swapped:
@@ -170,6 +172,18 @@ class Recorder(TorchDispatchMode):
         if not on_gpu:
             return result
         return self.seen(func, args, kwargs, result, False)
+
+    def leaves(self, tensor: torch.Tensor, kwargs: Any) -> bool:
+        """Whether a copy goes to the host, of a tensor that has no values."""
+        target = kwargs.get("device")
+        return target is not None and torch.device(target).type == "cpu" != self.device.type and tensor.is_meta
+
+    def fetched(self, tensor: torch.Tensor, kind: Any) -> torch.Tensor:
+        """A copy on the CPU of what was computed on the GPU: its values are assumed, as `.item()` assumes them."""
+        block = self.owned(tensor)
+        value = 1.0 if block is None or block.value is None else block.value
+        kind = tensor.dtype if kind is None else kind
+        return torch.full(tensor.shape, value if kind.is_floating_point else 0, dtype=kind)
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any, dict[int, torch.Tensor]]:
         """Decide where the op runs: `cuda` is meta for floats and large integers, real for small integers."""

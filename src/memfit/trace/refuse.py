@@ -87,8 +87,6 @@ def product(values: list[float | None], _: Any) -> float | None:
 
 Judge = Callable[[list[float | None], Any], float | None]
 KNOWN: dict[Any, Judge] = {
-    aten.isnan.default: lambda values, args: 0.0,
-    aten.isinf.default: lambda values, args: 0.0,
     aten.ne.Scalar: lambda values, args: 1.0 if values[1] in (INF, -INF) else None,
     aten.eq.Scalar: lambda values, args: 0.0 if values[1] in (INF, -INF) else None,
     aten.eq.Tensor: lambda values, args: 1.0 if args[0] is args[1] else None,

@@ -183,12 +183,48 @@ def argmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]
 def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A comparison of a tensor whose one value is known."""
     tensor = args[0]
-    if not tensor.is_meta or tensor.numel() > recorder.real_limit:
-        return NO
-    block = recorder.owned(tensor)
+    block = recorder.owned(tensor) if tensor.is_meta else None
     if block is None or block.value is None:
         return NO
-    return True, func(torch.full(tensor.shape, block.value), args[1])
+    if tensor.numel() <= recorder.real_limit:
+        return True, func(torch.full(tensor.shape, block.value), args[1])
+    result = func(*args, **kwargs)
+    recorder.seen(func, args, kwargs, result, False)
+    recorder.owned(result).value = float(func(torch.tensor(block.value), args[1]))
+    return True, result
+
+
+@rule("isin.Tensor_Tensor", "isin.Tensor_Scalar")
+def among(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Whether an answer has come to its end token: it is taken to go on until it is as long as it may get."""
+    if not args[0].is_meta or args[0].numel() > recorder.real_limit:
+        return NO
+    return True, torch.zeros(args[0].shape, dtype=torch.bool)
+
+
+@rule("isnan", "isinf")
+def finite(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Nothing is, for the program that asks."""
+    if not args[0].is_meta:
+        return NO
+    result = recorder.seen(func, args, kwargs, func(*args, **kwargs), False)
+    if (block := recorder.owned(result)) is not None:
+        block.value = 0.0
+    return True, result
+
+
+@rule("sum", "sum.dim_IntList", "prod", "prod.dim_int")
+def total(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """How many truths or whole numbers there are, where the one value of all of them is known: models count what is no padding."""
+    tensor = args[0]
+    if not tensor.is_meta or tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        return NO
+    block, shape = recorder.owned(tensor), func(*args, **kwargs)
+    if block is None or block.value is None or shape.numel() > recorder.real_limit:
+        return NO
+    count = tensor.numel() // max(1, shape.numel())
+    value = block.value * count if "sum" in func._schema.name else block.value**count
+    return True, torch.full(shape.shape, value, dtype=shape.dtype)
 
 
 @rule("equal")

@@ -83,8 +83,6 @@ def settings_of(model: Any, job: Job) -> dict[str, Any]:
     settings: dict[str, Any] = {
         "do_sample": False,
         "num_beams": job.beams,
-        "pad_token_id": 0,
-        "eos_token_id": None,
         "return_dict_in_generate": True,
         "use_cache": job.cache != "none",
     }
@@ -94,7 +92,7 @@ def settings_of(model: Any, job: Job) -> dict[str, Any]:
         settings |= {"cache_implementation": "static"}
         if hasattr(model.generation_config, "disable_compile"):  # transformers 4.48 does not know it yet
             settings["disable_compile"] = True
-    model.generation_config.eos_token_id = None
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     if job.logits == "all":
         model._supports_logits_to_keep = lambda: False
     if job.beams > 1:

@@ -106,13 +106,6 @@ class Sides(Recorder):
                 self.apart(one, side)
         return result
 
-    def fetched(self, tensor: torch.Tensor, kind: Any) -> torch.Tensor:
-        """A copy on the CPU of what was computed on the GPU: its values are assumed, as `.item()` assumes them."""
-        block = self.owned(tensor)
-        value = 1.0 if block is None or block.value is None else block.value
-        kind = tensor.dtype if kind is None else kind
-        return torch.full(tensor.shape, value if kind.is_floating_point else 0, dtype=kind)
-
     def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether a new tensor is better not made for real: without values from the start, or too many of them."""
         kind = kwargs.get("dtype") or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None) or torch.get_default_dtype()
