@@ -7,12 +7,13 @@ import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from memfit.band import spread, technique
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
-from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
+from memfit.hardware import GPU, Cluster, Span, communicators, context, rates, usable
 from memfit.job import Job, remarks
 from memfit.lower import lower
 from memfit.lower.host import Host, host, paged
@@ -21,6 +22,7 @@ from memfit.program import Program
 from memfit.simulate.memory import Memory, Moment, memory, moment
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
+from memfit.simulate.time import Duration, duration
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
@@ -134,6 +136,16 @@ class Estimate:
     @property
     def device(self) -> int:
         return self.held + self.outside
+
+    @cached_property
+    def time(self) -> Duration | None:
+        """Of one optimizer step, from the same tape; None where no rates are known: inference, several GPUs, a trace, no GPU named."""
+        known = None if self.gpu is None or self.strategy or self.script or not self.job.training else rates(self.gpu)
+        if known is None or self.source != "formula":
+            return None
+        size = FORMATS[self.model.dtype].block_bytes if self.job.method == "full" else FORMATS["float32"].block_bytes
+        wide = self.job.precision == "fp32" or self.job.precision.startswith("autocast")
+        return duration(self.memory.tape, known, self.job, self.parameters.trainable * (4 if wide else size))
 
     @property
     def parts(self) -> dict[str, int]:

@@ -6,12 +6,14 @@ from memfit.hardware.gpu import GPU, MATHS, all_gpus, custom_gpu, find_gpu, gpu_
 from memfit.hardware.link import Link, find_link, links
 from memfit.hardware.nccl import communicators
 from memfit.hardware.outside import Span, context, desktop, usable
+from memfit.hardware.rates import Rates, rates
 
 __all__ = [
     "GPU",
     "MATHS",
     "Cluster",
     "Link",
+    "Rates",
     "Span",
     "all_gpus",
     "auto_gpu",
@@ -25,6 +27,7 @@ __all__ = [
     "gpu_problem",
     "links",
     "parse_cluster",
+    "rates",
     "usable",
     "variants",
 ]

@@ -13,6 +13,7 @@ from typing import Any
 from memfit.errors import Problem
 from memfit.estimate import Estimate
 from memfit.report.explain import workings
+from memfit.report.pace import TIME, time_dict
 from memfit.simulate.memory import MOMENTS, Moment
 
 SCHEMA = 1
@@ -55,6 +56,7 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("memory.peak.step", "integer", "of the run, from 0"),
     ("memory.peak.where", "string", "path of the module"),
     ("memory.peak.op", "string", "the operation whose result did not fit below the peak before it"),
+    *TIME,
     ("band", "object?", "`device` lies in here"),
     ("band.low", "integer", "the least"),
     ("band.high", "integer", "the most; it fits if this is below `usable`"),
@@ -129,6 +131,7 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
             "allocated": memory.allocated, "reserved": memory.reserved, "device": estimate.device,
             "usable": None if usable is None else usable[0], "host": estimate.host.size, "parts": estimate.parts, "peak": moment(memory.at),
         },
+        "time": time_dict(estimate.time),
         "band": {"low": estimate.band.low, "high": estimate.band.high, "origin": estimate.band.origin},
         "parameters": {"total": known.total, "trainable": known.trainable, "active": known.active},
         "source": estimate.source,

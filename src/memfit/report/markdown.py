@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from memfit.estimate import Estimate
 from memfit.report.figures import count, gib, percent
+from memfit.report.pace import pace
 from memfit.report.text import (
     WHAT,
     answer_line,
@@ -22,7 +23,7 @@ from memfit.report.text import (
 
 
 def markdown(estimate: Estimate) -> str:
-    lines = [*_head(estimate), *_numbers(estimate), *_parts(estimate), *_moments(estimate)]
+    lines = [*_head(estimate), *_numbers(estimate), *_pace(estimate), *_parts(estimate), *_moments(estimate)]
     lines += [f"- {escape(answer_line(answer))}" for answer in estimate.answers]
     if estimate.problems:
         lines += ["", *(f"> {escape(line)}  " for line in remarks(estimate.problems))]
@@ -62,6 +63,11 @@ def _numbers(estimate: Estimate) -> Iterator[str]:
     known.append(("host", gib(estimate.host.size), WHAT["host"] + estimate.host.why))
     yield from table(("number", "GiB", "is"), known)
     yield ""
+
+
+def _pace(estimate: Estimate) -> Iterator[str]:
+    lines = [line.strip() for line in pace(estimate)]
+    yield from [f"{lines[0][0].upper()}{lines[0][1:]} ({lines[1]}).", ""] if lines else []
 
 
 def _parts(estimate: Estimate) -> Iterator[str]:

@@ -14,6 +14,7 @@ from memfit.errors import Problem
 from memfit.estimate import Answer, Estimate, Script
 from memfit.job import Job
 from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
+from memfit.report.pace import pace
 from memfit.simulate.memory import Moment, Stretch
 from memfit.units import GIB
 
@@ -35,7 +36,15 @@ OUTER = ("fragmentation", "context", "nccl")
 
 def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
     """The whole report, without a newline at its end."""
-    sections = (verdict(estimate), subject(estimate), numbers(estimate), parts(estimate, width), moments(estimate, width), ranks(estimate))
+    sections = (
+        verdict(estimate),
+        subject(estimate),
+        numbers(estimate),
+        pace(estimate),
+        parts(estimate, width),
+        moments(estimate, width),
+        ranks(estimate),
+    )
     lines: list[str] = []
     for section in (*sections, answers(estimate), remarks(estimate.problems)):
         found = [folded for line in section for folded in fold(line, width)]

@@ -1,0 +1,54 @@
+"""What a kernel moves, told from the block that it makes: an elementwise kernel reads tensors as large as the one it writes.
+
+Kernels that write a `Compute` of their own are priced by that; a tape does not say what is done in place, so that an optimizer's step
+has a row here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+
+from memfit.tape import Alloc
+
+# How many tensors of the output's size a kernel reads; one, unless it stands here.
+READS: Mapping[str, float] = {
+    "add": 2, "sub": 2, "mul": 2, "div": 2, "accumulate": 2, "copy_slices": 2, "scale": 1, "silu": 1, "gelu": 1,
+    "zeros": 0, "ones": 0, "ones_like": 0, "zeros_like": 0, "arange": 0, "nll_loss": 0, "freqs": 0, "full": 0,
+    "log_softmax": 2, "softmax": 2, "layer_norm": 2,  # two passes over the input
+}  # fmt: skip
+# No kernel makes these: memory that something else fills, or that was there before the step.
+NO_KERNEL = frozenset({"parameter", "cublas", "load", "inputs", "empty_like", "new_empty", "end", "contiguous_operand", "state", "code"})
+REDUCTIONS = frozenset({"mean", "sum", "norm", "amax", "max", "argmax", "all"})  # these read what was made last
+
+# Reads and writes of an optimizer's in-place kernels, in tensors like the parameter, counted in the functions cited by its row.
+# torch 2.13 optim/adam.py _multi_tensor_adam: decay 2, lerp 3, mul 2, addcmul 3, div 2, add 2, addcdiv 4; sqrt makes the temporary.
+IN_PLACE: Mapping[str, int] = {
+    "adamw": 18, "adam": 16, "adamw_loop": 18, "adamw_fused": 7, "adam_fused": 7, "sgd": 3, "sgd_fused": 3, "sgd_momentum": 8,
+    "rmsprop": 12, "adagrad": 10, "lion": 9,
+}  # fmt: skip
+
+
+def in_place(optimizer: str, states: int) -> int:
+    """Where nobody counted: parameter, gradient and states read once, parameter and states written once, as a fused kernel does."""
+    return IN_PLACE.get(optimizer, 3 + 2 * states)
+
+
+def moved(event: Alloc, before: int) -> float:
+    """Bytes that the kernel behind this block reads and writes; `before` is the size of the block made before it."""
+    if event.op in NO_KERNEL or event.part == "weights":
+        return 0.0
+    if event.op in REDUCTIONS:
+        return event.size + max(before, event.size)
+    if event.op == "to":  # between 16 and 32 bits
+        return event.size * (1.5 if isinstance(event.formula, tuple) and event.formula[-1] == 4 else 3)
+    return event.size * (1 + READS.get(event.op, 1))
+
+
+def heads(event: Alloc) -> tuple[int, int]:
+    """(width of a head, values) of the output of attention."""
+    if not isinstance(event.formula, tuple) or len(event.formula) < 3:
+        return 128, max(1, event.size // 2)
+    return event.formula[-2], max(1, prod(event.formula[:-1]))
+
+
+__all__ = ["NO_KERNEL", "READS", "heads", "in_place", "moved"]

@@ -1,0 +1,121 @@
+"""Measured kernels of other people -> `src/memfit/hardware/rates.json`: what fraction of its limits a GPU reaches, by the size of the work.
+
+    python tools/rates.py FOLDER        (needs pyarrow)
+
+FOLDER/<system>/{gemm,attention}.<engine>.<version>.parquet are the files `gemm_perf` and `context_attention_perf` of
+ai-dynamo/aiconfigurator@095f58a (Apache-2.0), systems/data. A matrix product's place in the table is its shortest time by the vendor's
+figures (arithmetic or memory, whichever is slower) and its intensity as a multiple of the GPU's own; each engine counts alike.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from memfit.hardware import GPU, find_gpu
+
+SYSTEMS = {
+    "a100_sxm": "a100-sxm4-80gb", "h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200",
+    "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000-server",
+}  # fmt: skip
+TARGET = Path(__file__).resolve().parents[1] / "src/memfit/hardware/rates.json"
+SOURCE = "ai-dynamo/aiconfigurator@095f58a aic-core/src/aiconfigurator_core/systems/data"
+STREAM = {  # GB/s of a triad at its best, te42kyfo/gpu-benches@1c36d50 gpu-stream/*.txt
+    "v100-sxm2-16gb": 812, "a100-sxm-40gb": 1363, "a100-sxm-80gb": 1759, "h100-pcie": 1832, "h200": 3534, "l40": 768, "a40": 655,
+    "mi210": 1248,
+}  # fmt: skip
+BEST = {  # TFLOP/s of the best 16-bit product found by search, mag-/gpu_benchmark@93322b7 README.md
+    "a10g": 69.7, "rtx-3090": 78.0, "rtx-3090-ti": 86.0, "l4": 91.4, "rtx-a5000": 93.9, "v100-sxm2-32gb": 94.0, "v100-sxm2-16gb": 96.1,
+    "rtx-a6000": 131.2, "mi210": 142.8, "l40": 170.3, "rtx-4090": 178.8, "l40s": 252.0, "rtx-6000-ada": 278.5, "a100-pcie-80gb": 256.4,
+    "a100-sxm-80gb": 267.9, "h100-nvl": 488.5, "h100-pcie": 499.5, "mi300x": 788.2, "h100-sxm": 821.2, "gh200-96gb": 852.5,
+}  # fmt: skip
+BF16 = 2  # bytes
+SIZES, INTENSITIES = range(-3, 18), range(-8, 7)  # log2 of the shortest time in us, and of the intensity over the GPU's own
+LENGTHS, HEADS = (256, 512, 1024, 2048, 4096, 8192, 16384), (64, 128, 256)
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet
+
+    yield from pyarrow.parquet.read_table(path).to_pylist()
+
+
+def limits(gpu: GPU) -> tuple[float, float]:
+    assert gpu.bandwidth is not None
+    return gpu.rates["bf16"], gpu.bandwidth
+
+
+def matmul(gpu: GPU, path: Path) -> dict[tuple[int, int], list[float]]:
+    rate, bandwidth = limits(gpu)
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for row in read(path):
+        if row["gemm_dtype"] != "bfloat16":
+            continue
+        m, n, k = (int(row[key]) for key in "mnk")
+        flops, moved = 2 * m * n * k, BF16 * (m * k + k * n + m * n)
+        shortest = max(flops / rate, moved / bandwidth)
+        place = (round(math.log2(shortest * 1e6)), round(math.log2(flops / moved / (rate / bandwidth))))
+        if place[0] in SIZES and place[1] in INTENSITIES:
+            found[place].append(shortest / (float(row["latency"]) / 1e3))
+    return found
+
+
+def attention(gpu: GPU, path: Path) -> dict[tuple[int, int], list[float]]:
+    """Causal prefill without a window or cached tokens, long enough that its launch does not show."""
+    rate, _ = limits(gpu)
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for row in read(path):
+        length, width = int(row["isl"]), int(row["head_dim"])
+        plain = (
+            row["attn_dtype"] == row["kv_cache_dtype"] == "bfloat16"
+            and not int(row.get("window_size") or 0)
+            and not int(row.get("step") or 0)
+        )
+        if not plain or length not in LENGTHS or width not in HEADS:
+            continue
+        shortest = 2 * int(row["batch_size"]) * int(row["num_heads"]) * width * length**2 / rate
+        if shortest >= 64e-6:
+            found[width, length].append(shortest / (float(row["latency"]) / 1e3))
+    return found
+
+
+def pooled(engines: list[dict[tuple[int, int], list[float]]]) -> dict[tuple[int, int], float]:
+    """The median of the engines' medians."""
+    medians: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for engine in engines:
+        for place, values in engine.items():
+            medians[place].append(statistics.median(values))
+    return {place: round(statistics.median(values), 3) for place, values in sorted(medians.items())}
+
+
+def main(folder: Path) -> int:
+    rates: dict[str, Any] = {"source": SOURCE, "matmul": {}, "attention": {}, "copy": {}, "best": {}}
+    for name, best in BEST.items():
+        gpu = find_gpu(name)
+        rates["best"][gpu.id] = round(best * 1e12 / gpu.rates.get("bf16", gpu.rates["fp16"]), 3)
+    for name, measured in STREAM.items():
+        gpu = find_gpu(name)
+        rates["copy"][gpu.id] = round(measured * 1e9 / (gpu.bandwidth or math.nan), 3)
+    for system, name in SYSTEMS.items():
+        gpu = find_gpu(name)
+        files = sorted((folder / system).glob("*.parquet"))
+        for kind, measure in (("matmul", matmul), ("attention", attention)):
+            prefix = "gemm" if kind == "matmul" else kind
+            found = pooled([measure(gpu, path) for path in files if path.name.startswith(f"{prefix}.")])
+            engines = [
+                path.name.removeprefix(f"{prefix}.").removesuffix(".parquet") for path in files if path.name.startswith(f"{prefix}.")
+            ]
+            rates[kind][gpu.id] = {"engines": engines, "reached": [[*place, value] for place, value in found.items()]}
+    TARGET.write_text(json.dumps(rates, separators=(",", ":")).replace('],"', '],\n"') + "\n")
+    print(TARGET.stat().st_size, "bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
