@@ -60,7 +60,7 @@ class Rates:
 
     def moved(self, moved: float) -> float:
         """Bytes that are read and written."""
-        return max(LAUNCH, moved / (self.bandwidth * self.copy))
+        return max(LAUNCH, moved / (self.bandwidth * self.copy)) if moved > 0 else 0.0
 
 
 def rates(gpu: GPU) -> Rates | None:

@@ -1,0 +1,132 @@
+"""How long a step takes: hand-worked kernels, tapes that say the same, speeds that others measured."""
+
+import math
+
+import pytest
+
+from memfit.estimate import estimate
+from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
+from memfit.hardware.rates import LAUNCH, Rates
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.simulate.costs import moved
+from memfit.simulate.time import duration
+from memfit.tape import Alloc, Compute, Event, Mark, Repeat, Tape
+from memfit.truth.models import built
+
+PLAIN = Rates(
+    peak={"bf16": 100e12, "fp32": 10e12}, bandwidth=1e12, matmul={0: ((-8, 1.0), (8, 1.0)), 20: ((-8, 1.0), (8, 1.0))},
+    attention={128: ((256, 0.5), (4096, 0.5))}, copy=0.5, measured=True, origin="made up",
+)  # fmt: skip
+LAYER: tuple[Event, ...] = (
+    Mark("forward", "layer", 1),
+    Alloc(1, 10**9, "activations", "layer", "linear", (5, 10**8, 2)),
+    Compute("linear", 10**12, 10**6, "bf16", "layer"),  # 10 ms
+    Alloc(2, 10**9, "activations", "layer", "mul", (5, 10**8, 2)),  # two read, one written, at half of 1e12: 6 ms
+    Mark("backward", "layer", 1),
+    Compute("linear", 2 * 10**12, 10**6, "bf16", "layer"),  # 20 ms
+)
+
+
+def timed(events: tuple[Event, ...], job: Job = Job(), trained: int = 0, repeats: tuple[Repeat, ...] = ()):
+    return duration(Tape(events=(*events, Mark("step", "", 1)), source="handwritten", repeats=repeats), PLAIN, job, trained)
+
+
+def test_hand_worked():
+    found = timed(LAYER, Job(batch=2, seq=500), trained=10**9)
+    assert found.parts["matmul"] == pytest.approx(0.030)
+    assert found.parts["memory"] == pytest.approx(0.006)
+    assert found.parts["optimizer"] == pytest.approx(18 * 10**9 / 0.5e12)  # AdamW's in-place kernels
+    assert found.seconds == pytest.approx(0.072)
+    assert found.tokens_per_second == pytest.approx(1000 / 0.072)
+    assert found.model_flops == 3e12
+    assert found.mfu == pytest.approx(3e12 / 0.072 / 100e12)
+
+
+def test_a_repeated_span_counts_as_often_as_it_stands_for():
+    one, many = timed(LAYER), timed(LAYER, repeats=(Repeat(0, 4, 7), Repeat(4, 6, 7)))
+    assert many.seconds == pytest.approx(7 * one.seconds)
+    assert many.kernels == 7 * one.kernels
+
+
+def test_only_the_last_step_counts():
+    earlier = tuple(event._replace(step=0) if isinstance(event, Mark) else event for event in LAYER)
+    assert timed((*earlier, Mark("step", "", 0), *LAYER)).seconds == pytest.approx(timed(LAYER).seconds)
+
+
+def test_an_accumulation_is_as_long_as_its_micro_batches():
+    double = (*LAYER, Mark("forward", "", 1), *LAYER[1:])
+    assert timed(double, Job(accumulate=8)).seconds == pytest.approx(8 * timed(LAYER).seconds)
+
+
+def test_a_step_without_arithmetic_has_no_time():
+    assert timed((Mark("forward", "", 1), Alloc(1, 512, "activations", "", "mul", (256, 2)))) is None
+    assert duration(Tape(events=(Compute("linear", 1, 1, "bf16", ""),), source="handwritten"), PLAIN, Job(), 0) is None
+
+
+def test_kernels_move_what_they_read_and_write():
+    def block(op: str, size: int = 1000, last: int = 2) -> Alloc:
+        return Alloc(1, size, "activations", "", op, (size // last, last))
+
+    assert moved(block("neg"), 0) == 2000
+    assert moved(block("add"), 0) == 3000
+    assert moved(block("zeros"), 0) == 1000
+    assert moved(block("to", last=4), 0) == 1500  # from 16 bits
+    assert moved(block("to", last=2), 0) == 3000  # from 32 bits
+    assert moved(block("mean", size=8), 4096) == 8 + 4096  # a reduction reads what was made before it
+    assert moved(block("parameter"), 0) == 0
+
+
+@pytest.mark.parametrize("compact", [True, False])
+def test_compact_and_flat_tapes_take_as_long(compact):
+    model, gpu = built("meta-llama/Llama-3.1-8B"), find_gpu("h100-sxm")
+    job = Job(checkpointing="full", batch=2)
+    tape = lower(model, job, None, parse_cluster("h100-sxm"), compact=compact)
+    found = duration(tape, rates(gpu), job, 2 * model.parameters)
+    assert found.seconds == pytest.approx(estimate(model, job, parse_cluster("h100-sxm")).time.seconds, rel=1e-3)
+
+
+def test_more_work_takes_longer():
+    model, cluster = built("meta-llama/Llama-3.2-1B"), parse_cluster("a100-sxm-80gb")
+
+    def seconds(**options) -> float:
+        return estimate(model, Job(**options), cluster).time.seconds
+
+    assert seconds() < seconds(batch=2) < seconds(batch=4) < seconds(batch=4, checkpointing="full")
+    assert seconds(batch=4, attention="eager") > seconds(batch=4)
+    assert seconds(optimizer="sgd") < seconds(optimizer="adamw_fused") < seconds()
+    assert seconds(precision="fp32") > 3 * seconds()
+
+
+def test_no_gpu_beats_its_own_figures():
+    """Whatever the work, no product is faster than the vendor's peak or its memory allows, but where the cache helps."""
+    for gpu in all_gpus():
+        known = rates(gpu)
+        if known is None:
+            continue
+        for power in range(6, 16):
+            flops, moved = 10.0**power, 10.0 ** (power - 2)
+            least = max(flops / known.rate("bf16"), moved / known.bandwidth)
+            assert known.product(flops, moved, "bf16") >= min(LAUNCH, least / 1.6), gpu.id
+        assert 0.5 < known.copy < 1
+
+
+def test_a_gpu_that_nobody_measured_says_so():
+    own, lent = rates(find_gpu("h100-sxm")), rates(find_gpu("rtx-4090"))
+    assert own.measured and "H100" in own.origin
+    assert not lent.measured and "L40S" in lent.origin
+    assert rates(GPU(id="custom", name="custom", memory=1, memory_range=(1, 1))) is None
+
+
+def test_arithmetic_that_a_gpu_does_not_have_is_done_in_fp32():
+    turing = rates(find_gpu("t4"))
+    assert turing.rate("bf16") == turing.rate("fp32") < turing.rate("fp16")
+    assert turing.product(1e12, 1e6, "bf16") > 4 * turing.product(1e12, 1e6, "fp16")
+
+
+def test_attention_takes_longer_backward_and_for_small_heads():
+    known = rates(find_gpu("h100-sxm"))
+    wide = known.attended(1e13, 1e6, "bf16", 128, 4096, backward=False)
+    assert wide < known.attended(1e13, 1e6, "bf16", 64, 4096, backward=False)
+    assert known.attended(1e13, 1e6, "bf16", 128, 4096, backward=True) == pytest.approx(wide * 73 / 63)
+    assert math.isfinite(known.attended(0, 0, "bf16", 0, 0, backward=True))
