@@ -113,8 +113,9 @@ def test_no_gpu_beats_its_own_figures():
 
 def test_a_gpu_that_nobody_measured_says_so():
     own, lent = rates(find_gpu("h100-sxm")), rates(find_gpu("rtx-4090"))
-    assert own.measured and "H100" in own.origin
-    assert not lent.measured and "L40S" in lent.origin
+    assert (own.measured, lent.measured) == (True, False)
+    assert "H100" in own.origin
+    assert "L40S" in lent.origin
     assert rates(GPU(id="custom", name="custom", memory=1, memory_range=(1, 1))) is None
 
 
