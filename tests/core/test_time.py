@@ -18,6 +18,7 @@ PLAIN = Rates(
     peak={"bf16": 100e12, "fp32": 10e12}, bandwidth=1e12, matmul={0: ((-8, 1.0), (8, 1.0)), 20: ((-8, 1.0), (8, 1.0))},
     attention={128: ((256, 0.5), (4096, 0.5))}, copy=0.5, measured=True, origin="made up",
 )  # fmt: skip
+JOB = Job()
 LAYER: tuple[Event, ...] = (
     Mark("forward", "layer", 1),
     Alloc(1, 10**9, "activations", "layer", "linear", (5, 10**8, 2)),
@@ -28,7 +29,7 @@ LAYER: tuple[Event, ...] = (
 )
 
 
-def timed(events: tuple[Event, ...], job: Job = Job(), trained: int = 0, repeats: tuple[Repeat, ...] = ()):
+def timed(events: tuple[Event, ...], job: Job = JOB, trained: int = 0, repeats: tuple[Repeat, ...] = ()):
     return duration(Tape(events=(*events, Mark("step", "", 1)), source="handwritten", repeats=repeats), PLAIN, job, trained)
 
 
