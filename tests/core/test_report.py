@@ -207,7 +207,7 @@ def test_names_bring_no_markup_along() -> None:
 
 def problems_of(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[str]:
     """As much of JSON Schema as ours uses; unknown keys of an object that lists its own are problems, too."""
-    kinds = {"object": dict, "array": list, "string": str, "integer": int, "null": type(None)}
+    kinds = {"object": dict, "array": list, "string": str, "integer": int, "number": (int, float), "boolean": bool, "null": type(None)}
     if "enum" in schema:
         if value not in schema["enum"]:
             yield f"{path}: {value!r} is none of {schema['enum']}"
@@ -216,7 +216,7 @@ def problems_of(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[
     if wanted is None:
         return
     names = [wanted] if isinstance(wanted, str) else wanted
-    if isinstance(value, bool) or not isinstance(value, tuple(kinds[name] for name in names)):
+    if isinstance(value, bool) != ("boolean" in names) or not isinstance(value, tuple(kinds[name] for name in names)):
         yield f"{path}: {value!r} is no {wanted}"
     elif isinstance(value, dict):
         listed = schema.get("properties", {})
