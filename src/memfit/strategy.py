@@ -268,6 +268,17 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
     return kind(**good)
 
 
+def instead(strategy: Strategy, known: int, gpus: int) -> str:
+    """The same layouts with a size of the outer ones that fits: `fsdp=64 tp=8` of 64 GPUs may mean `fsdp=8 tp=8`. It is not read so:
+    torchtitan and accelerate refuse it, too."""
+    for name in ("ddp", "zero", "fsdp", "pp"):
+        size = strategy.size(name)
+        if size > 1 and gpus % (known // size) == 0:
+            sizes = {one: gpus // (known // size) if one == name else layout.size for one, layout in strategy.uses() if layout.size}
+            return ": " + " ".join(f"`--use {one}={count}`" for one, count in sizes.items())
+    return ""
+
+
 def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Strategy:
     """Sizes left open are filled; their product must be the number of GPUs."""
     left_open = [name for name, layout in strategy.uses() if layout.size == 0 and name != "ep"]
@@ -285,7 +296,9 @@ def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Str
     gpus = known if gpus is None else gpus
     if gpus % known:
         message = f"{known} ranks do not divide {gpus} GPUs"
-        problems.append(Problem(message=message, where="use", hint="the sizes multiply to the number of GPUs"))
+        problems.append(
+            Problem(message=message, where="use", hint=f"the sizes multiply to the number of GPUs{instead(strategy, known, gpus)}")
+        )
         return strategy
     rest = gpus // known
     if left_open:

@@ -29,6 +29,7 @@ def test_layouts_are_read(words: list[str], gpus: int | None, meant: Strategy) -
     ("words", "gpus", "said"),
     [
         (["fsdp=3"], 8, "3 ranks do not divide 8 GPUs"),
+        (["fsdp=64", "tp=8"], 64, "`--use fsdp=8` `--use tp=8`"),
         (["fsdp", "ddp"], 8, "both leave their size open"),
         (["fdsp=8"], 8, "unknown layout `fdsp`"),
         (["fsdp=8", "fsdp=8"], 8, "stands there twice"),

@@ -130,10 +130,10 @@ CASES = (
     Case(use="fsdp=2,wrap=layers,reshard=no", wrap=Sharded({"reshard_after_forward": False})),
     Case(use=f"fsdp=4,wrap=layers,reshard=no,{MIXED}", wrap=Sharded({"reshard_after_forward": False}, POLICY)),
     Case(use=f"fsdp=2,wrap=layers,{MIXED}", wrap=Sharded({}, POLICY), **TWICE),
-    Case(use="tp=2", wrap=Split(), formulas=False),
-    Case(use="tp=2,style=transformers", wrap=Split(own=True), formulas=False),
-    Case(use="tp=4,style=transformers", wrap=Split(own=True), formulas=False, **AGAIN),
-    Case(use="tp=2 fsdp=2,wrap=layers", wrap=Split(shards=2), formulas=False),
+    Case(use="tp=2", wrap=Split()),
+    Case(use="tp=2,style=transformers", wrap=Split(own=True)),
+    Case(use="tp=4,style=transformers", wrap=Split(own=True), **AGAIN),
+    Case(use="tp=2 fsdp=2,wrap=layers", wrap=Split(shards=2)),
 )
 
 

@@ -364,9 +364,10 @@ def back_softmax(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 # ------------------------------------------------------------------------------------------------------- tables and tokens
-def embedding(r: Recorder, ids: Tensor, weight: Tensor) -> Tensor:
+def embedding(r: Recorder, ids: Tensor, weight: Tensor, rows: int = 0) -> Tensor:
+    """`rows`: those of the gradient, where they are not the weight's own."""
     out = r.tensor((*ids.shape, weight.shape[-1]), weight.format, "embedding")
-    return r.node("embedding", out, (weight,), back_embedding, (ids,), (weight.shape, ids.count))
+    return r.node("embedding", out, (weight,), back_embedding, (ids,), ((rows or weight.shape[0], weight.shape[-1]), ids.count))
 
 
 def back_embedding(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -24,10 +24,11 @@ RANK = 128  # of GaLore and APOLLO (transformers 5.23 trainer_optimizer.py)
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """What optimizers tell apart: the tensors that bitsandbytes' keep in fp32 (the Trainer asks that for embeddings), the head's weight,
-    and those of `torch.nn.Linear` with their spans."""
+    those of `torch.nn.Linear` with their spans, and those that tensor parallelism cuts, which no list holds beside whole ones."""
 
     wide: frozenset[str] = frozenset()
     head: str = ""
+    cut: frozenset[str] = frozenset()
     linear: frozenset[tuple[str, str]] = frozenset()
 
 
@@ -94,20 +95,39 @@ class Stepper:
         if self.master and not self.r.adds:
             self.raise_gradients(step)
         self.make_states(step)
+        self.own_rows(step)
         held: Lists = {}
-        if self.optimizer.order == "mixed":
-            for where, tensor in ((where, one) for where, tensors in self.spans for one in tensors):
-                run(self.r, self.rule_of(where, tensor).step, [(where, [tensor])], held, step)
-        for rule in self.optimizer.rules if self.optimizer.order != "mixed" else ():
-            spans = [(where, [one for one in tensors if self.rule_of(where, one) is rule]) for where, tensors in self.spans]
-            run(self.r, rule.step, [(where, tensors) for where, tensors in spans if tensors], held, step)
-            if self.optimizer.order == "apart":
-                drop(self.r, held, step)
+        for group in self.groups():
+            drop(self.r, held, step)
+            if self.optimizer.order == "mixed":
+                for where, tensor in ((where, one) for where, tensors in group for one in tensors):
+                    run(self.r, self.rule_of(where, tensor).step, [(where, [tensor])], held, step)
+            for rule in self.optimizer.rules if self.optimizer.order != "mixed" else ():
+                spans = [(where, [one for one in tensors if self.rule_of(where, one) is rule]) for where, tensors in group]
+                run(self.r, rule.step, [(where, tensors) for where, tensors in spans if tensors], held, step)
+                if self.optimizer.order == "apart":
+                    drop(self.r, held, step)
         for where, tensors in self.spans if self.master else []:
             self.r.mark("step", where, step)
             for tensor in tensors:
                 tensor.grad = None
         drop(self.r, held, step)
+
+    def groups(self) -> list[Spans]:
+        """All tensors, or cut ones and then whole ones."""
+        cut = self.names.cut
+        if not cut:
+            return [self.spans]
+        return [[(where, [one for one in tensors if (one.name in cut) is way]) for where, tensors in self.spans] for way in (True, False)]
+
+    def own_rows(self, step: int) -> None:
+        """Of a gradient that is whole where the tensor is split, each operation takes a copy of this rank's rows (torch 2.13
+        distributed/tensor/_redistribute.py)."""
+        for where, tensors in self.spans:
+            for tensor in tensors:
+                if tensor.grad is not None and tensor.grad.shape != tensor.shape:
+                    self.r.mark("step", where, step)
+                    self.r.scratch(tensor.grad.format.bytes(tensor.count), "clone", "temporaries")
 
     def raise_gradients(self, step: int) -> None:
         """Each 16-bit gradient becomes fp32 and goes."""

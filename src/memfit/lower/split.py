@@ -60,9 +60,20 @@ def gathered(r: Recorder, x: Tensor, size: int) -> Tensor:
 
 
 def table(ids: Tensor, weight: Tensor, ctx: Context) -> Tensor:
-    """Rows of other ranks are zeroed, then all are summed up (torch 2.13 distributed/tensor/_ops/_embedding_ops.py MaskPartial)."""
+    """Rows of other ranks are zeroed, then all are summed up (torch 2.13 distributed/tensor/_ops/_embedding_ops.py MaskPartial). The gradient is
+    that of the whole table on every rank: the operator is told how many rows there are in all (`embedding_dense_backward`)."""
     r, size = ctx.r, ranks(ctx)
     mask, moved = r.tensor(ids.shape, BOOL, "or", "activations"), r.tensor(ids.shape, INT64, "sub", "activations")
-    out = ops.embedding(r, moved, weight)
+    if ctx.program.model.tied:
+        weight = r.node("own_rows", weight.view(*weight.shape), (weight,), own_rows, extra=weight.shape)
+    out = ops.embedding(r, moved, weight, weight.shape[0] * size)
     del mask
     return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
+
+
+def own_rows(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """The head's gradient is that of this rank's rows: a copy of the same rows is added to it, out of place."""
+    rows = r.tensor(node.extra, g.format, "clone")
+    total = r.like(rows, "add")
+    del total
+    return (rows,)

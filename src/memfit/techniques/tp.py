@@ -10,19 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memfit.errors import Problem
-from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Module, MoE
+from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Model, Module, MoE
 from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques.base import TRACE, Technique
 
 Mixer = Attention | Latent | MLP | MoE
-STYLES = {"megatron": "megatron", "transformers": "transformers", "trl": "transformers"}  # of frameworks whose code is written
-
-
-def style(program: Program) -> str:
-    """Whose code splits the model: that of the framework, where nothing is said."""
-    tp = program.strategy.tp
-    return STYLES.get(program.job.framework, "") if tp is None or tp.style == "auto" else tp.style
+# Of frameworks whose code is written; torch's styles on the same layers do what transformers' own plan does.
+STYLES = {"megatron": ("megatron",), "transformers": ("transformers", "dtensor"), "trl": ("transformers", "dtensor")}
+WHOLE = frozenset({"stablelm"})  # attention that reshapes to the heads of the whole model, and stops (transformers 5.23)
 
 
 def apply(program: Program) -> Program:
@@ -96,9 +92,11 @@ def problems(program: Program) -> Iterator[Problem]:
         hint = f"there are formulas for {', '.join(sorted(STYLES))}; {TRACE}"
         yield Problem(message=f"no formula yet for tensor parallelism of {job.framework}", where="use tp", hint=hint)
         return
-    if tp.style not in ("auto", own):
+    if tp.style not in ("auto", *own):
         yield Problem(
-            message=f"{job.framework} splits a model its own way, not `{tp.style}`", where="use tp.style", hint=f"`{own}`, or leave it away"
+            message=f"{job.framework} splits a model its own way, not `{tp.style}`",
+            where="use tp.style",
+            hint=f"`{own[0]}`, or leave it away",
         )
     if not tp.vocabulary and program.engine:
         yield Problem(message="Megatron always splits the vocabulary", where="use tp.vocabulary", hint="leave it away")
@@ -112,22 +110,34 @@ COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
 ROWS = frozenset({"o_proj", "down_proj"})
 
 
+def cut(model: Model) -> frozenset[str]:
+    """The names of the weights that every rank has a part of: what a layer split by rows adds, each adds whole."""
+    linears = [one for layer, _ in model.kinds for one in layer.linears()]
+    names = {f"{one.name}.weight" for one in linears if one.name.rpartition(".")[2] in COLUMNS | ROWS}
+    names |= {f"{one.name}.bias" for one in linears if one.name.rpartition(".")[2] in COLUMNS}
+    ends = {weight.name for module in (*model.embed, model.head) for weight in module.weights()}
+    return frozenset(names | ends)
+
+
 def planned(program: Program, tp: TP) -> Iterator[Problem]:
-    """What transformers' own plan does to models like Llama, trained whole, and nothing beside it."""
+    """What transformers' own plan does to models like Llama, trained whole, with FSDP2 beside it or not."""
     job, model, strategy = program.job, program.model, program.strategy
     names = {linear.name.rpartition(".")[2] for layer, _ in model.kinds for linear in layer.linears()}
     norms = {mixer.q_norm.width != mixer.head for layer, _ in model.kinds for block in layer.blocks
              if isinstance(mixer := block.mixer, Attention) and mixer.q_norm is not None}  # fmt: skip
+    styles = {block.mixer.style for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
     odd = (
         (tp.sequence, "with a split sequence"),
         (tp.parallel_loss, "with a loss on split logits"),
         (not tp.vocabulary, "with the table and the head whole"),
         (not job.training or job.method != "full" or program.quant is not None, "but of full training"),
         (job.loss != "plain" or job.liger or bool(job.unsloth), "with fused kernels"),
-        (job.precision.find("autocast") >= 0, "under autocast"),
-        (strategy.data * strategy.size("cp") * strategy.size("pp") > 1, "beside other layouts"),
         (
-            not names <= COLUMNS | ROWS or True in norms or model.head.name != "lm_head" or model.tied,
+            strategy.size("cp") * strategy.size("pp") * strategy.size("zero") > 1 or (strategy.fsdp is None and strategy.data > 1),
+            "beside other layouts than FSDP2",
+        ),
+        (
+            not names <= COLUMNS | ROWS or True in norms or model.head.name != "lm_head" or bool(model.towers) or bool(styles & WHOLE),
             f"of the family `{model.family}` as it is here",
         ),
     )

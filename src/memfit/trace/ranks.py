@@ -41,7 +41,7 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield from of_tensors(job, strategy.tp)
         if strategy.ddp is not None and strategy.fsdp is None:
             yield Problem(message="DDP takes no DTensors", where="use ddp", hint="`fsdp` beside `tp`, as torchtitan and accelerate have it")
-    if not job.training:
+    if not job.training and [name for name, layout in strategy.uses() if layout.size > 1] != ["tp"]:
         yield Problem(message="the trace follows training over many GPUs, not inference", where="job.mode", hint="leave `use` away")
 
 

@@ -37,6 +37,7 @@ from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import Strategy
+from memfit.techniques.tp import cut
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -115,7 +116,8 @@ def names(program: Program) -> Names:
     places = [("", one) for module in (*model.embed, *model.final, model.head) for one in module.linears()]
     places += [(f"{model.prefix}.{entry.number}", one) for entry in program.entries for one in entry.layer.linears()]
     linear = frozenset((where, f"{one.name}.weight") for where, one in places if not one.conv1d)
-    return Names(wide=wide, head=f"{model.head.name}.weight", linear=linear)
+    parts = cut(model) if program.split and not program.engine else frozenset()
+    return Names(wide=wide, head=f"{model.head.name}.weight", cut=parts, linear=linear)
 
 
 def units(body: Body) -> Iterator[Unit]:

@@ -252,7 +252,8 @@ class FSDP2(Engine):
             grads: list[Tensor] = []
             arrived: list[Param] = []
             for param in trained:
-                grad, param.leaf.grad = group.added.pop(id(param), None) or param.leaf.grad, None
+                grad = self.own_rows(param, group.added.pop(id(param), None) or param.leaf.grad)
+                param.leaf.grad = None
                 if grad is not None:
                     grads.append(grad)
                     arrived.append(param)
@@ -266,12 +267,19 @@ class FSDP2(Engine):
             self.widen(group, trained)
         r.where = where
 
+    def own_rows(self, param: Param, grad: Tensor | None) -> Tensor | None:
+        """Of a gradient that is whole where tensor parallelism splits the parameter, a copy of this rank's rows (_fsdp_param.py
+        _get_grad_inner_tensor)."""
+        if grad is None or grad.shape[0] <= param.leaf.shape[0]:
+            return grad
+        return self.r.tensor(param.leaf.shape, grad.format, "clone", "gradients")
+
     def widen(self, group: Group, trained: list[Param]) -> None:
         """Whole gradients wait for the micro-batch that is reduced, in the dtype of the reduction."""
         format = self.reduction(trained[0].leaf.format) if trained else FP32
         for param in trained:
             if param.leaf.grad is not None and param.leaf.grad.format is not format:
-                group.added[id(param)] = self.r.tensor(param.leaf.shape, format, "to", "gradients")
+                group.added[id(param)] = self.r.tensor(param.leaf.grad.shape, format, "to", "gradients")
                 param.leaf.grad = None
 
     def reduction(self, format: Format) -> Format:
