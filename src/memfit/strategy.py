@@ -202,6 +202,11 @@ class Strategy:
         return self.size("ddp") * self.size("fsdp") * self.size("zero")
 
     @property
+    def replica(self) -> int:
+        """Which of the replicas and the ranks of context parallelism this rank is, as Megatron counts them together."""
+        return self.rank // self.size("tp") % (self.size("cp") * self.data)
+
+    @property
     def within(self) -> int:
         """Ranks of a stage: those that experts are spread over."""
         return self.data * self.size("cp") * self.size("tp")
@@ -215,6 +220,11 @@ class Strategy:
     def expert_data(self) -> int:
         """Ranks of a stage that hold the same experts."""
         return self.within // (self.expert_tensor * self.size("ep"))
+
+    @property
+    def expert_replica(self) -> int:
+        """Which of those this rank is."""
+        return self.rank % self.within // (self.expert_tensor * self.size("ep"))
 
 
 def from_data(data: Mapping[str, Any]) -> Strategy:

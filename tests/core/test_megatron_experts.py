@@ -2,6 +2,7 @@
 layer keeps for its backward, byte by byte; what each rank holds, over all of them."""
 
 import dataclasses
+import math
 
 import pytest
 from hypothesis import given, settings
@@ -11,6 +12,7 @@ from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.lower.layouts.megatron import part_of
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.program import Program, placed
@@ -18,6 +20,7 @@ from memfit.simulate.memory import memory
 from memfit.strategy import CP, DDP, EP, PP, TP, Strategy
 from memfit.tape import Alloc, Free, Mark, Tape
 from memfit.techniques import apply, marked
+from memfit.truth.accuracy import accuracy
 
 BASE = {"hidden_size": 256, "num_hidden_layers": 4, "vocab_size": 1024, "max_position_embeddings": 4096, "tie_word_embeddings": False}
 MLA = {
@@ -176,19 +179,58 @@ def test_the_worst_rank_is_the_worst_of_all(pp: int) -> None:
 
     every = [held(rank) for rank in range(strategy.ranks)]
     apart = {rank: held(rank) for rank, _ in strategy.distinct()}
-    assert max(every) == max(apart.values())
-    assert [apart[rank] for rank, alike in strategy.distinct() for _ in range(alike)] == every
+    assert max(every) == pytest.approx(max(apart.values()), abs=2**12)  # shares of the buffer round up to blocks
+    assert [apart[rank] for rank, alike in strategy.distinct() for _ in range(alike)] == pytest.approx(every, abs=2**12)
 
 
+@pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("dispatcher", ["alltoall", "allgather"])
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
-def test_compact_tapes_agree(dispatcher: str, fused: bool, checkpointing: str) -> None:
+def test_compact_tapes_agree(dispatcher: str, fused: bool, checkpointing: str, shared: bool) -> None:
     job = dataclasses.replace(JOB, checkpointing=checkpointing)
-    strategy = Strategy(tp=TP(size=2, sequence=True), ddp=DDP(size=4), ep=EP(size=4, dispatcher=dispatcher, fused=fused))
+    ddp = DDP(size=4, distributed=shared)
+    strategy = Strategy(tp=TP(size=2, sequence=True), ddp=ddp, ep=EP(size=4, dispatcher=dispatcher, fused=fused), rank=5 if shared else 0)
     which = model(num_hidden_layers=8)
     short, flat = (memory(lower(which, job, strategy, CLUSTER, compact=compact)) for compact in (True, False))
     assert short.parts == flat.parts
+    assert short.reserved == flat.reserved
+
+
+# ----------------------------------------------------------------------------------------------------- the distributed optimizer
+@given(counts=st.lists(st.integers(1, 5000), min_size=1, max_size=40), ranks=st.integers(1, 16))
+@settings(max_examples=60, deadline=None)
+def test_parts_of_the_buffer_are_the_whole(counts: list[int], ranks: int) -> None:
+    """Every value lies with one rank; no rank has more than an even share of the padded buffer."""
+    parts = [part_of(counts, ranks, rank) for rank in range(ranks)]
+    assert [sum(some) for some in zip(*parts, strict=True)] == counts
+    most = -(-sum(-(-count // 64) * 64 for count in counts) // math.lcm(ranks, 128)) * math.lcm(ranks, 128) // ranks
+    assert max(sum(part) for part in parts) <= most
+
+
+def test_the_last_tensors_lie_with_the_first_rank() -> None:
+    """The buffer begins with what the model has last: 256 + 64 + 100 values, from multiples of 64 on."""
+    assert part_of([256, 60, 100], 2, 0) == [64, 60, 100]
+    assert part_of([256, 60, 100], 2, 1) == [192, 0, 0]
+
+
+def test_built_blocks_serve_what_comes_after() -> None:
+    """Weights are built matrix by matrix, then move into a buffer on another stream: what they lay in is reserved and free, so that the first
+    copies take no new memory where they fit."""
+    tape = lower(model(), JOB, Strategy(ddp=DDP(size=2, distributed=True)), CLUSTER)
+    built = [event.size for event in tape if type(event) is Alloc and event.op == "parameter" and event.part == "weights"]
+    moved = [(event.size, event.stream) for event in tape if type(event) is Alloc and event.op == "param_data"]
+    assert sum(built) == sum(size for size, _ in moved) == 2 * model().parameters
+    assert {stream for _, stream in moved} == {1}
+    experts = [event for event in tape if type(event) is Alloc and event.op == "parameter" and event.where.endswith("experts")]
+    assert len(experts) == 3 * 16 * 2
+    alive = {event.id for event in experts}
+    for event in tape:
+        if type(event) is Mark and event.phase == "forward":
+            break
+        if type(event) is Free:
+            alive.discard(event.id)
+    assert not alive
 
 
 # ----------------------------------------------------------------------------------------------------------- what there is not
@@ -223,3 +265,14 @@ def test_a_balanced_share_is_said() -> None:
         model=which, job=JOB, entries=placed(which.layers, False), weights=which.dtype, strategy=Strategy(ddp=DDP(size=2), ep=EP(size=2))
     )
     assert any("equal share" in problem.message for problem in marked(start)[1])
+
+
+# ------------------------------------------------------------------------------------------------------------ measured stages
+def test_simumax_stages() -> None:
+    """Fifteen stages on eight B200, the most of any rank: live peaks within 0.3 %, reserved ones within 1.5 %."""
+    found = accuracy(source="SimuMax").outcomes
+    assert len(found) == 30
+    for one in found:
+        assert one.case.value is not None
+        error = one.predicted / one.case.value - 1
+        assert abs(error) < (0.003 if one.case.metric == "peak_allocated" else 0.015), one.case.id

@@ -148,10 +148,10 @@ def test_all_to_all_buffers() -> None:
 
 
 def test_a_hundred_thousand_gpus_are_no_more_work() -> None:
-    """The events are those of the rank."""
+    """The events are those of the rank, whose share of the optimizer has fewer tensors the more ranks there are."""
     few = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2, distributed=True)), compact=True)
     many = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2**14, distributed=True)), compact=True)
-    assert len(few) == len(many)
+    assert len(few) >= len(many) > len(few) * 0.9
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from memfit.tape import Phase
 
 Spans = list[tuple[str, list[Tensor]]]
 Lists = dict[str, Spans]  # temporaries of a step by their names
-Shares = Callable[[Tensor], int]  # among how many ranks a tensor's fp32 copy and states are shared out
+Copies = list[tuple[str, list[Shape]]]  # shapes of fp32 copies by span
 SMALLEST_8BIT = 4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size; torchao 0.18 optim/adam.py
 SMALLEST_PAGED = 100_000  # bitsandbytes 0.50 optim/optimizer.py get_state_buffer
 BLOCK = 256  # both: values that share one fp32 constant
@@ -32,10 +32,6 @@ class Names:
     linear: frozenset[tuple[str, str]] = frozenset()
 
 
-def alone(tensor: Tensor) -> int:
-    return 1
-
-
 class Stepper:
     """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable."""
 
@@ -46,7 +42,7 @@ class Stepper:
         spans: Spans,
         names: Callable[[], Names] = Names,
         master: bool = False,
-        shares: Shares = alone,
+        copies: Copies | None = None,
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
@@ -54,7 +50,7 @@ class Stepper:
         self.states: list[Tensor] = []
         self.maps: list[Tensor] = []
         self.model_spans = spans
-        self.spans = self.copied(spans, shares) if master else spans
+        self.spans = self.copied(spans, copies) if master else spans
         self.master = master
         self.ready: set[int] = set()
         self.check()
@@ -75,18 +71,21 @@ class Stepper:
             message = f"optimizer `{self.optimizer.name}` cannot step `{deep[0]}`, which has three dimensions"
             raise InputError.one(message, where="job.optimizer", hint="use `lomo`")
 
-    def copied(self, spans: Spans, shares: Shares) -> Spans:
-        """fp32 master copies, made before the first step (megatron/core/optimizer/optimizer.py
-        Float16OptimizerWithFloat16Params); of each the share of one rank, though really each rank has most of them whole and others not at
-        all (core/optimizer/distrib_optimizer.py)."""
+    def copied(self, spans: Spans, shapes: Copies | None) -> Spans:
+        """fp32 master copies, made before the first step, each by way of a 16-bit one (megatron/core/optimizer/optimizer.py
+        Float16OptimizerWithFloat16Params, distrib_optimizer.py)."""
         copies: Spans = []
-        for where, tensors in spans:
+        for where, each in shapes or [(where, [one.shape for one in tensors]) for where, tensors in spans]:
             self.r.mark("prepare", where)
-            shapes = [tensor.shape if shares(tensor) == 1 else (-(-tensor.count // shares(tensor)),) for tensor in tensors]
-            copies.append((where, [self.r.tensor(shape, FP32, "master", "master") for shape in shapes]))
-        for (_, tensors), (_, masters) in zip(spans, copies, strict=True):
-            for tensor, copy in zip(tensors, masters, strict=True):
-                copy.name = tensor.name
+            copies.append((where, []))
+            for shape in each:
+                clone = self.r.tensor(shape, BF16, "clone", "temporaries")
+                copies[-1][1].append(self.r.tensor(shape, FP32, "master", "master"))
+                del clone
+        if shapes is None:
+            for (_, tensors), (_, masters) in zip(spans, copies, strict=True):
+                for tensor, copy in zip(tensors, masters, strict=True):
+                    copy.name = tensor.name
         return copies
 
     def step(self, step: int) -> None:

@@ -11,7 +11,6 @@ from memfit.lower.recorder import Choices, Recorder, Tensor
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound
     from memfit.lower.context import Context
-    from memfit.lower.optimize import Spans
     from memfit.model.modules import Block, Layer, Model, Weight
     from memfit.program import Program
 
@@ -23,7 +22,7 @@ Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
 Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
 Buffers: TypeAlias = "Callable[[Program], tuple[Weight, ...]]"
 Generates: TypeAlias = "Callable[[Recorder, Program], tuple[object, ...]]"
-Kept: TypeAlias = "Callable[[Recorder, Program, Spans], Sequence[object]]"
+Kept: TypeAlias = "Callable[[Recorder, Program], Sequence[object]]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +45,7 @@ class Programs:
     kernels: tuple[str, ...] = ()  # SDPA's backends in the order in which the framework has torch ask for them; () is torch's own
     choices: Choices | None = None  # of selective checkpointing
     passed: Callable[[Program, int], tuple[int, ...]] | None = None  # the shape of what stages of a pipeline hand on; None: (B, S, D)
-    kept: Kept | None = None  # gradients are added as they come into what this makes, before the optimizer
+    kept: Kept | None = None  # gradients are added up elsewhere as they come; what stays beside that for good
     reentrant: bool = False  # its own checkpoints run a backward inside the backward
     whole: bool = False  # a recomputation is not stopped early
     keeps_outputs: bool = False  # the loop's variable holds the logits through backward, until the next forward is over

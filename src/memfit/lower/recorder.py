@@ -157,6 +157,7 @@ class Recorder:
         self._next_seq = 0
         self.thread = "forward"  # backward runs on a thread of its own
         self.cublas, self._cublas_of = 0, dict[str, Storage | None]()
+        self._standing: dict[tuple[str, Shape], Tensor] = {}
         self.frame: Frame | None = None
         self.shared: set[str] = set()  # names of leaves that get several gradients, which are added into another tensor
         self.span, self.at = "", 0  # the layer that is running, and the step
@@ -239,6 +240,11 @@ class Recorder:
         if tensor.storage is not None:
             self.once.append(tensor.storage.id)
         return tensor
+
+    def standing(self, shape: Shape, format: Format, op: str, part: Part) -> None:
+        """A block of this shape, made where it is first needed, that stays."""
+        if (op, shape) not in self._standing:
+            self._standing[op, shape] = self.only(self.tensor(shape, format, op, part))
 
     def number(self) -> int:
         """For what is no block and yet told apart."""

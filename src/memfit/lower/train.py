@@ -29,10 +29,10 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     body = Body(r, program, engine)
     engine.load(body)
     r.leave()
-    buffers = body.programs.kept(r, program, body.trained()) if body.programs.kept is not None else ()
-    r.adds = bool(buffers)
+    r.adds = body.programs.kept is not None
     stepper = engine.stepper(body)
     r.leave()
+    buffers = body.programs.kept(r, program) if body.programs.kept is not None else ()
     scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)

@@ -69,7 +69,7 @@ Ask = Callable[[Case], tuple[Model, Estimate, float]]
 
 def question(case: Case) -> tuple[object, ...]:
     """What tells one run from another; rows that have it in common differ only in what of it they tell."""
-    return case.model, case.stored, case.config, case.job, case.gpu, case.strategy, case.rank
+    return case.model, case.stored, case.config, case.job, case.gpu, case.strategy, case.rank, case.alike
 
 
 def asker(producer: Producer | None) -> Ask:
@@ -77,16 +77,18 @@ def asker(producer: Producer | None) -> Ask:
 
     @lru_cache(maxsize=1)
     def asked(
-        model: tuple[str, str, str], job: Job, gpu: GPU | None, strategy: Strategy, rank: int | None
+        model: tuple[str, str, str], job: Job, gpu: GPU | None, strategy: Strategy, ranks: range | None
     ) -> tuple[Model, Estimate, float]:
         found, began = built(*model), time.perf_counter()
         cluster = None if gpu is None else nodes_of(gpu, strategy.ranks)
-        if rank is not None:
-            return found, of_rank(found, job, cluster, replace(strategy, rank=rank), producer=producer), time.perf_counter() - began
+        if ranks is not None:
+            each = [of_rank(found, job, cluster, replace(strategy, rank=rank), producer=producer) for rank in ranks]
+            return found, max(each, key=lambda one: one.held), (time.perf_counter() - began) / len(ranks)
         return found, estimate(found, job, cluster, strategy, producer=producer), time.perf_counter() - began
 
     def ask(case: Case) -> tuple[Model, Estimate, float]:
-        return asked((case.model, case.stored, case.config), case.job, case.gpu, case.strategy, case.rank)
+        ranks = None if case.rank is None else range(case.rank, case.rank + case.alike)
+        return asked((case.model, case.stored, case.config), case.job, case.gpu, case.strategy, ranks)
 
     return ask
 

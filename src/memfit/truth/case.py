@@ -47,6 +47,7 @@ class Case:
     stored: str = ""  # `quantization_config` of the checkpoint, as JSON
     strategy: Strategy = ONE_GPU
     rank: int | None = None  # whose memory the figure is; None: the worst rank's
+    alike: int = 1  # with `rank`: the most of so many ranks from it on
     config: str = ""  # of a model that is in no catalog, as JSON; `model` then is what it is called
 
     @property

@@ -46,7 +46,8 @@ class Reading:
     options: Options
     notes: list[str] = field(default_factory=list)
     strategy: Strategy = ONE_GPU
-    rank: int | None = None  # whose memory the figure is
+    rank: int | None = None  # whose memory the figure is,
+    alike: int = 1  # or the most of so many ranks from it on
     config: str = ""  # of a model that is in no catalog, as JSON
 
 
@@ -105,7 +106,8 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
     return Case(
         id=row.id, source=row.origin, model=model, job=job, gpu=device, metric=str(row.metric), value=value, scope=str(row.scope or ""),
         confidence=str(row.confidence or ""), notes=tuple(filter(None, (*reading.notes, remark))),
-        stored=json.dumps(stored, sort_keys=True) if stored else "", strategy=reading.strategy, rank=reading.rank, config=reading.config,
+        stored=json.dumps(stored, sort_keys=True) if stored else "", strategy=reading.strategy, rank=reading.rank, alike=reading.alike,
+        config=reading.config,
     )  # fmt: skip
 
 

@@ -1,37 +1,102 @@
 """Megatron's own data parallelism (megatron-core 0.16.1): fp32 gradients lie in one buffer on every rank and are summed up in place, so that
-nothing comes and goes; with the distributed optimizer every rank keeps a share of the fp32 copies and of the states
-(distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py).
+nothing comes and goes; with the distributed optimizer every rank keeps a share of the fp32 copies and of the states, and the weights move into
+a buffer, too (distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py).
 
-Left out: the padding of that buffer (each tensor's start to 64 values, its end to a multiple of the ranks), the parameters' own buffer before
-they are moved into it (a moment of loading), and what buckets overlap.
+Both buffers are made on a stream of their own (training/training.py get_model), so that the blocks in which the weights were built serve
+nobody but what comes after: copies, states, activations. The buffers stand here as a block for each span. Left out: their padding (each
+tensor's start to 64 values, the end to a multiple of the ranks), and what buckets overlap.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from math import lcm
+from typing import TYPE_CHECKING, NamedTuple
 
 from memfit.formats import BF16, FP32
-from memfit.lower.layouts.base import Engine
-from memfit.lower.optimize import Stepper
-from memfit.lower.recorder import Tensor
+from memfit.lower.layouts.base import Engine, Unit, unfolded, units
+from memfit.lower.layouts.shards import bring, settled
+from memfit.lower.optimize import Copies, Stepper
+from memfit.lower.recorder import Shape, Storage, Tensor
+from memfit.model.modules import MLP, Attention, Latent, Layer, Linear
 from memfit.optimizers import OPTIMIZERS
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
 
+SIDE = 1  # the stream on which the buffers are made
+ALIGNED, END = 64, 128  # values
+
 
 class Megatron(Engine):
     last = True
 
+    def load(self, body: Body) -> None:
+        bring(self, body)
+        layers = {bound.prefix: entry.layer for entry, bound in zip(self.program.entries, body.layers, strict=True)}
+        self.built: dict[str, list[Storage | None]] = {}
+        for unit in settled(self, body):
+            blocks = self.built.setdefault(unit.span, [])
+            for path, group in together(unit.leaves, layers.get(unit.span)):
+                self.r.where = f"{unit.span}.{path}" if unit.span else path
+                blocks += self.build(group)
+        self.buffers = self.buffered(body)
+        if self.sharded:
+            for span, blocks in self.built.items():
+                self.r.mark("prepare", span)
+                blocks.clear()
+        self.r.leave()
+
+    def build(self, group: Sequence[Tensor]) -> Iterator[Storage | None]:
+        """A block for what is one matrix, for each expert one; it is the tensors' own until they move."""
+        size = sum(one.format.bytes(one.count) for one in group)
+        times = group[0].shape[0] if len(group[0].shape) > 2 else 1
+        for _ in range(times):
+            block = self.r.scratch(size // times, "parameter", "weights")
+            for one in group if times == 1 else ():
+                one.storage = block
+            yield block
+
+    def buffered(self, body: Body) -> list[Storage | None]:
+        """Of a span's trained tensors: their weights, where the optimizer is distributed, and their gradients in fp32."""
+        found: list[Storage | None] = []
+        for span, tensors in self.spans(body):
+            self.r.mark("prepare", span)
+            count = sum(one.count for one in tensors)
+            if self.sharded:
+                found.append(self.r.scratch(BF16.bytes(count), "param_data", "weights", SIDE))
+                for one in tensors:
+                    one.storage = found[-1]
+            found.append(self.r.scratch(FP32.bytes(count), "main_grad", "gradients", SIDE))
+        return found
+
     def stepper(self, body: Body) -> Stepper:
-        program = self.program
-        apart = frozenset(weight.name for layer, _ in program.model.kinds for weight in layer.weights() if weight.role == "expert")
-        spans = self.spans(body)
+        return Stepper(
+            self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), master=self.program.master, copies=self.copies(body)
+        )
 
-        def shares(tensor: Tensor) -> int:
-            return program.expert_shares if tensor.name in apart else program.shares
+    def copies(self, body: Body) -> Copies:
+        """Shapes of what this rank keeps in fp32: of every matrix, in its layer, or where ranks share them, of those in its part of the buffer,
+        experts after the rest (they have an optimizer of their own)."""
+        program, strategy = self.program, self.program.strategy
+        matrices = [(unit.span, one) for unit in units(body) for one in self.matrices(unit, body)]
+        if max(program.shares, program.expert_shares) == 1:
+            spans = dict.fromkeys(span for span, _ in matrices)
+            return [(span, [(one.values,) for where, one in matrices if where == span]) for span in spans]
+        every = unfolded(program, matrices)
+        found: list[Shape] = []
+        for expert, ranks, index in ((False, program.shares, strategy.replica), (True, program.expert_shares, strategy.expert_replica)):
+            counts = [one.values for one in every if one.expert == expert]
+            found += [(count,) for count in part_of(counts, ranks, index) if count]
+        return [("", found)]
 
-        return Stepper(self.r, OPTIMIZERS[program.job.optimizer], spans, master=program.master, shares=shares)
+    def matrices(self, unit: Unit, body: Body) -> Iterator[Matrix]:
+        """Of a unit, in the order in which the model has them."""
+        layers = {bound.prefix: entry.layer for entry, bound in zip(self.program.entries, body.layers, strict=True)}
+        for _, group in together(unit.leaves, layers.get(unit.span)):
+            count, stacked = sum(one.count for one in group), len(group[0].shape) > 2
+            times = group[0].shape[0] if stacked else 1
+            yield from (Matrix(count // times, stacked) for _ in range(times))
 
     def begin(self, last: bool) -> None:
         self.last = last
@@ -58,6 +123,52 @@ class Megatron(Engine):
         for name, ranks, count in groups:
             if ranks > 1 and count:
                 self.r.comm(op, bytes * count, ranks, name)
+
+
+class Matrix(NamedTuple):
+    """How many values; is it an expert's."""
+
+    values: int
+    expert: bool
+
+
+def part_of(counts: Sequence[int], ranks: int, rank: int) -> list[int]:
+    """How many values of each tensor lie in a rank's part of the buffer, which has the last one first, each from a multiple of 64 on, and in all
+    as many values as the ranks, and 128, divide (param_and_grad_buffer.py, distrib_optimizer.py _build_model_gbuf_param_range_map)."""
+    starts: list[int] = []
+    end = 0
+    for count in reversed(counts):
+        starts.append(-(-end // ALIGNED) * ALIGNED)
+        end = starts[-1] + count
+    whole = -(-end // lcm(ranks, END)) * lcm(ranks, END)
+    low, high = rank * whole // ranks, (rank + 1) * whole // ranks
+    return [max(0, min(start + count, high) - max(start, low)) for start, count in zip(reversed(starts), counts, strict=True)]
+
+
+def together(leaves: Sequence[Tensor], layer: Layer | None) -> Iterator[tuple[str, list[Tensor]]]:
+    """Tensors by the matrix that they are in Megatron, with the path of its first: queries, keys and values; gate and up."""
+    first = {} if layer is None else dict(firsts(layer))
+    found: dict[str, list[Tensor]] = {}
+    for leaf in leaves:
+        module, _, kind = leaf.name.rpartition(".")
+        found.setdefault(f"{first.get(module, module)}.{kind}", []).append(leaf)
+    last = set() if layer is None else {block.mixer.out.name for block in layer.blocks if isinstance(block.mixer, (Attention, Latent))}
+    paths = [name.rpartition(".")[0] for name in found]
+    place = next((at for at, path in enumerate(paths) if path.startswith("self_attn")), 0)
+    order = sorted(range(len(paths)), key=lambda at: (place - 0.5) if paths[at] in last else at)
+    groups = list(found.values())
+    yield from ((paths[at], groups[at]) for at in order)
+
+
+def firsts(layer: Layer) -> Iterator[tuple[str, str]]:
+    for block in layer.blocks:
+        for one in (block.mixer, getattr(block.mixer, "shared", None)):
+            joined: tuple[Linear, ...] = ()
+            if isinstance(one, Attention):
+                joined = one.project
+            elif isinstance(one, MLP) and one.gate is not None:
+                joined = (one.gate, one.up)
+            yield from ((linear.name, joined[0].name) for linear in joined)
 
 
 ENGINE = Megatron

@@ -7,9 +7,9 @@ TE's norms (a few MiB), and the attention mask that a data loader may bring (--c
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from memfit.formats import BF16, BOOL, FP32
+from memfit.formats import BF16, BOOL
 from memfit.lower import ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -18,8 +18,7 @@ from memfit.lower.megatron.attention import HOPPER, attention
 from memfit.lower.megatron.latent import latent
 from memfit.lower.megatron.moe import mixture
 from memfit.lower.megatron.ranks import of, scattered, tensor_parallel
-from memfit.lower.megatron.te import entered, parts_of, product, rms_norm, swiglu
-from memfit.lower.optimize import Spans
+from memfit.lower.megatron.te import entered, product, rms_norm, swiglu
 from memfit.lower.programs import Order, Programs
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Storage, Tensor
 from memfit.model.modules import MLP, Attention, Block, Embedding, Latent, Layer, Model, MoE, Weight
@@ -46,21 +45,13 @@ def layer_buffers(program: Program) -> tuple[Weight, ...]:
     )  # fmt: skip
 
 
-def kept(r: Recorder, program: Program, spans: Spans) -> list[Tensor | Storage | None]:
-    """fp32 gradients of everything, in one buffer from the start, a span's share at a time here (core/distributed
-    param_and_grad_buffer.py); what the products' backward returns in place of a gradient: a block for each shape of matrix, made once (TE
-    module/base.py get_dummy_wgrad); and TE's workspace."""
-    found: list[Tensor | Storage | None] = []
-    for where, tensors in spans:
-        r.mark("prepare", where)
-        found.append(r.tensor((sum(one.count for one in tensors),), FP32, "main_grad", "gradients"))
+def kept(r: Recorder, program: Program) -> list[Tensor | Storage | None]:
+    """TE's workspaces, and what the head's product gathers into (core/utils.py GlobalMemoryBuffer)."""
     r.mark("prepare")
-    found += [r.tensor(shape, BF16, "dummy_wgrad", "workspace") for shape in sorted(matrices(program.model))]
     streams = 1 + (STREAMS if any(isinstance(block.mixer, MoE) for layer, _ in program.model.kinds for block in layer.blocks) else 0)
-    found += [r.scratch(LARGE if program.capability >= HOPPER else SMALL, "cublas") for _ in range(streams)]
-    if (
-        tensor_parallel(program).sequence and not program.model.headless
-    ):  # what the head's product gathers into (core/utils.py GlobalMemoryBuffer)
+    size = LARGE if program.capability >= HOPPER else SMALL
+    found: list[Tensor | Storage | None] = [r.scratch(size, "cublas") for _ in range(streams)]
+    if tensor_parallel(program).sequence and not program.model.headless:
         tokens = program.job.reach // program.strategy.size("cp")
         found.append(r.tensor((tokens, program.job.batch, program.model.width), BF16, "mpu", "communication"))
     return found
@@ -69,26 +60,6 @@ def kept(r: Recorder, program: Program, spans: Spans) -> list[Tensor | Storage |
 def passed(program: Program, tokens: int) -> Shape:
     """(S, B, D), of which each rank of sequence parallelism has a part."""
     return (tokens // tensor_parallel(program).parts, program.job.batch, program.model.width)
-
-
-def matrices(model: Model) -> set[Shape]:
-    """Shapes of the weights as Megatron joins them: queries, keys and values; gate and up; of each expert by itself."""
-    found: set[Shape] = set() if model.headless else {(model.head.outputs, model.head.inputs)}
-    for layer, _ in model.kinds:
-        for block in layer.blocks:
-            found |= set(joined(block.mixer))
-    return found
-
-
-def joined(mixer: Attention | Latent | MLP | MoE) -> Iterator[Shape]:
-    if isinstance(mixer, Latent):
-        yield from ((one.outputs, one.inputs) for one in mixer.linears())
-    elif isinstance(mixer, MoE):
-        yield from ((2 * mixer.width, mixer.inputs), (mixer.inputs, mixer.width))
-        yield from joined(mixer.shared) if mixer.shared is not None else ()
-    else:
-        first, last = parts_of(mixer)
-        yield from ((sum(one.outputs for one in first), first[0].inputs), (last.outputs, last.inputs))
 
 
 # --------------------------------------------------------------------------------------------------------------- the layers

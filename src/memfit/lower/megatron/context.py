@@ -1,7 +1,8 @@
 """Context parallelism around Transformer Engine's attention: every rank has two pieces of each sequence, one from either end (TE 2.11
 pytorch/attention/dot_product_attention/context_parallel.py).
 
-Left out: TE's streams (copies beside the kernels lie in another pool), sequence lengths on the device.
+What the all-to-all's results are put in order in is made on a stream of TE's own, and so lies in another pool. Left out: sequence lengths on the
+device.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from memfit.lower.context import Context
 from memfit.lower.megatron.ranks import Ranks, bytes_of
 from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
 
+STREAM = 2  # TE's cp_stream
 Core: TypeAlias = "Callable[[Tensor, Tensor, Tensor], Tensor]"
 
 
@@ -63,7 +65,8 @@ def exchanged(r: Recorder, ranks: Ranks, given: list[Tensor], whole: bool) -> li
             sent.append(r.tensor(given[index].shape, given[index].format, "contiguous", "communication"))
         if index > 1:
             one = arrived[index - 2]
-            done.append(r.tensor(turned(one.shape, ranks.size, whole), one.format, "index_select"))
+            shape = turned(one.shape, ranks.size, whole)
+            done.append(Tensor(shape, one.format, r.scratch(one.format.bytes(one.count), "index_select", r.part, STREAM)))
             arrived[index - 2] = one = done[-1]
             del one
     return done

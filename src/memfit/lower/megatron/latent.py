@@ -50,7 +50,7 @@ def projected(x: Tensor, mixer: Latent, bound: Bound, ctx: Context) -> tuple[Ten
     else:
         assert mixer.q_proj is not None
         q = entering(x, (mixer.q_proj,), bound, ctx, of(ctx))
-    q = q.view(*q.shape[:2], mixer.heads, mixer.nope + mixer.rope)  # turned in place
+    q = views.reshape(r, q, *q.shape[:2], mixer.heads, mixer.nope + mixer.rope)  # turned in place
     wide = normed_product(low, mixer.kv_norm, (mixer.kv_b,), bound, ctx)
     r.where = bound.path(mixer.name)
     return (q, *keys_and_values(r, wide, position, mixer))

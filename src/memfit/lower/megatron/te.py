@@ -68,6 +68,7 @@ def back_entered(r: Recorder, node: Node, g: Tensor) -> Grads:
     node.saved = (x,)
     to_x, to_norm = r.tensor(x.shape, g.format, "layernorm_linear"), r.tensor(x.shape[-1:], g.format, "layernorm_linear")
     del inner, part
+    dummy(r, g, x.shape[-1])
     return [to_x, to_norm, *sums, *(None for _ in node.inputs[2 + len(sums) :])]
 
 
@@ -95,6 +96,7 @@ def back_entering(r: Recorder, node: Node, g: Tensor) -> Grads:
     to_x = summed(r, inner, ranks)
     r.compute(node.op, 2 * flops, 2 * (g.count + x.count) * g.format.block_bytes, g.format.math)
     del whole, inner
+    dummy(r, g, x.shape[-1])
     return [to_x, *sums, *(None for _ in node.inputs[1 + len(sums) :])]
 
 
@@ -126,6 +128,7 @@ def back_product(r: Recorder, node: Node, g: Tensor) -> Grads:
     whole = ranks.gather(r, g) if ranks.sequence else g
     to_x = r.tensor(x.shape, g.format, node.op)
     r.compute(node.op, 2 * flops, 2 * (whole.count + x.count) * g.format.block_bytes, g.format.math)
+    dummy(r, whole, x.shape[-1])
     return [to_x, None]
 
 
@@ -147,7 +150,14 @@ def back_head(r: Recorder, node: Node, g: Tensor) -> Grads:
     flops, ranks = node.extra
     r.compute(node.op, 2 * flops, 2 * (g.count + x.count) * g.format.block_bytes, g.format.math)
     to_x = r.tensor((*g.shape[:-1], x.shape[-1]), g.format, node.op)
-    return [summed(r, to_x, ranks), None]
+    out = summed(r, to_x, ranks)
+    dummy(r, g, x.shape[-1])
+    return [out, None]
+
+
+def dummy(r: Recorder, g: Tensor, inputs: int) -> None:
+    """What stands for a matrix's gradient, which is added into a buffer: a block for each shape, made once (module/base.py get_dummy_wgrad)."""
+    r.standing((g.shape[-1], inputs), g.format, "dummy_wgrad", "workspace")
 
 
 def cost(r: Recorder, x: Tensor, outputs: int, op: str = "te_linear") -> int:

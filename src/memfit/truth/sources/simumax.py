@@ -1,6 +1,7 @@
 """SimuMax's measured stages: Megatron-LM 23e00ed0 with TE 2.11 on eight B200, layers of Llama-3 and DeepSeek cut to a few (docs/b200 and
 simu_tools/megatron_scripts of MooreThreads/SimuMax: sequence parallelism, the distributed optimizer, TE's cross-entropy, all-to-all
-context parallelism; no recomputation, since `--recompute-num-layers` is 0). Ranks of a stage follow one another, the first stage first."""
+context parallelism; no recomputation, since `--recompute-num-layers` is 0). Ranks of a stage follow one another, the first stage first; a
+figure is the most that any of a stage reports."""
 
 from __future__ import annotations
 
@@ -33,8 +34,9 @@ def read(row: Row) -> Reading:
     stage = {"first": 0, "only": 0, "last": stages - 1}.get(str(row.more("pipeline_stage")))
     if stage is None:
         raise Unfit("whose memory it is, is not stated", row.more("pipeline_stage"))
+    alike = strategy.ranks // stages
     return Reading(
-        options=options, strategy=strategy, rank=stage * (strategy.ranks // stages), config=config(row),
+        options=options, strategy=strategy, rank=stage * alike, alike=alike, config=config(row),
         notes=["the stage that the publisher names, not the worst"] if stages > 1 else [],
     )  # fmt: skip
 
