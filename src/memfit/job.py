@@ -69,7 +69,10 @@ class Job:
     zero_grad: str = option("after_step", "when gradients are dropped", choices=("after_step", "before_backward", "keep"))
 
     checkpointing: str = option(
-        "none", "gradient checkpointing: which layers recompute their activations", choices=CHECKPOINTING, group="memory"
+        "none",
+        "gradient checkpointing: which layers recompute; `selective` keeps what attention and every second product put out",
+        choices=CHECKPOINTING,
+        group="memory",
     )
     checkpoint_every: int = option(1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory")
     reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")

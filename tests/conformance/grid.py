@@ -82,6 +82,8 @@ MORE: tuple[dict[str, Any], ...] = (
     {"optimizer": "muon", "clip": 1.0},
     {"optimizer": "adafactor_torch", "checkpointing": "full", "precision": "fp32"},
     {"method": "lora", "optimizer": "lorafa", "checkpointing": "full"},
+    {"checkpointing": "selective", "optimizer": "sgd", "seq": 384},
+    {"checkpointing": "selective", "attention": "efficient", "packing": False},
 )
 KINDS = ("llama", "gpt2", "gemma2", "mixtral", "deepseek_v3", "falcon", "opt")
 

@@ -16,7 +16,7 @@ from tests.torch.small import MODELS  # noqa: E402
 
 from memfit.job import Job  # noqa: E402
 from memfit.tape import check  # noqa: E402
-from memfit.trace import trace_config  # noqa: E402
+from memfit.trace import selective, trace_config  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning"
@@ -57,6 +57,7 @@ MODES = {
     "lora-bf16": Mode(job={**ADAPTERS, "precision": "bf16"}, loop={"dtype": "bfloat16", "lora": LORA}),
     "checkpointed": Mode(job={"checkpointing": "full"}, loop={"checkpoint": {"use_reentrant": False}}),
     "reentrant": Mode(job={"checkpointing": "full", "reentrant": True}, loop={"checkpoint": {"use_reentrant": True}}),
+    "selective": Mode(job={"checkpointing": "selective"}, loop={"checkpoint": {"use_reentrant": False, "context_fn": selective.contexts}}),
     "accumulated": Mode(job={"accumulate": 2}, loop={"accumulate": 2}),
     "clipped": Mode(job={"clip": 1.0, "zero_grad": "before_backward"}, loop={"clip": 1.0, "zero_grad": "before_backward"}),
     "frozen": Mode(job={"method": "freeze", "trainable": "1."}, loop={"frozen": "1."}),

@@ -7,7 +7,7 @@ from importlib import import_module
 from memfit.lower import liger, versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
-from memfit.lower.layers import ORDERS
+from memfit.lower.layers import ORDERS, choices
 from memfit.lower.losses import LOSSES
 from memfit.lower.mlp import MLPS
 from memfit.lower.moe import MOES
@@ -15,7 +15,7 @@ from memfit.lower.norms import NORMS
 from memfit.lower.programs import Programs
 from memfit.program import Program
 
-TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES)
+TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES, choices=choices)
 # Each has a file, loaded when it is asked for, which says in `PROGRAMS` what it runs.
 OWN = ("torchtune", "torchtitan", "litgpt", "megatron")
 

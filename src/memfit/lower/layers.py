@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -116,3 +118,16 @@ def mix(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
 
 ORDERS = {"pre": pre, "post": post, "normed": normed}
 PARALLEL = {"falcon": in_one}  # by the style of the feed-forward
+
+
+def choices() -> Callable[[str], bool]:
+    """Selective checkpoints: results of attention and of products are kept, of matrix products every second one not (torchtitan
+    distributed/activation_checkpoint.py SelectiveAC; transformers' `activation_checkpointing_kwargs` take such a policy as `context_fn`)."""
+    products = 0
+
+    def keeps(op: str) -> bool:
+        nonlocal products
+        products += op == "mm"
+        return op != "mm" or products % 2 == 1
+
+    return keeps

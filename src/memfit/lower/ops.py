@@ -266,7 +266,10 @@ def linear(r: Recorder, x: Tensor, weight: Tensor, bias: Tensor | None, outputs:
     """`F.linear`: x and W are kept for each other's gradient; the bias keeps nothing."""
     x = packed(r, x)
     shape = (*x.shape[:-1], outputs)
-    out = r.tensor(shape, x.format, "linear") if r.frame is None else r.put_out(lambda: r.tensor(shape, x.format, "linear"), r.chosen("mm"))
+    if r.frame is None:
+        out = r.tensor(shape, x.format, "linear")
+    else:
+        out = r.put_out(lambda: r.tensor(shape, x.format, "linear"), r.chosen("mm" if bias is None else "addmm"))
     rows = x.count // x.shape[-1]
     r.compute("linear", 2 * rows * x.shape[-1] * outputs, (x.count + out.count + weight.count) * x.format.block_bytes, x.format.math)
     inputs = (x, weight) if bias is None else (x, weight, bias)

@@ -126,7 +126,7 @@ class Frame:
     Selective: `choices` makes the policy of a run, which says of each operation in turn whether its results are kept; `kept` holds
     them until the recomputation takes them (create_selective_checkpoint_contexts). `whole`: it is not stopped early."""
 
-    __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done", "choices", "keeps", "kept", "whole")
+    __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done", "choices", "keeps", "kept", "taken", "whole")
 
     def __init__(self, again: Callable[[Tensor], Any], given: Tensor, choices: Choices | None = None, whole: bool = False) -> None:
         self.again: Callable[[Tensor], Any] | None = again
@@ -137,6 +137,7 @@ class Frame:
         self.choices, self.whole = choices, whole
         self.keeps = None if choices is None else choices()
         self.kept: list[Tensor] = []
+        self.taken = -1  # the block of the last of them that the recomputation took
 
 
 class StopRecompute(Exception):
@@ -205,13 +206,26 @@ class Recorder:
         """Whether a selective checkpoint keeps what `op` puts out; asked once for every operation that it may keep."""
         return self.frame is not None and self.frame.keeps is not None and self.frame.keeps(op)
 
+    @property
+    def replaying(self) -> bool:
+        """Whether a checkpoint is being run again."""
+        return self.frame is not None and self.frame.replaying
+
+    @property
+    def watched(self) -> bool:
+        """Whether a selective checkpoint looks on: composites then copy where they would write in place
+        (torch 2.13 ATen/TensorSubclassLikeUtils.h areAnyTensorSubclassLike)."""
+        return self.frame is not None and self.frame.keeps is not None
+
     def put_out(self, make: Callable[[], Tensor], chosen: bool) -> Tensor:
         """A result that a selective checkpoint keeps, or takes from what it kept."""
         frame = self.frame
         if not chosen or frame is None:
             return make()
         if frame.replaying:
-            return frame.kept.pop(0)
+            out = frame.kept.pop(0)
+            frame.taken = -1 if out.storage is None else out.storage.id
+            return out
         out = make()
         frame.kept.append(out.detach())
         return out
@@ -312,7 +326,9 @@ class Recorder:
             return
         frame.fresh.append(None if frame.nodes[len(frame.fresh)]() is None else node)
         if len(frame.fresh) == len(frame.nodes) and not frame.whole:
-            if out.storage is not None and newest(node.saved) < out.storage.id:
+            if out.storage is not None and out.storage.id == frame.taken:
+                frame.kept.append(out.detach())  # nobody has come to take it: it goes with the frame
+            elif out.storage is not None and newest(node.saved) < out.storage.id:
                 self._unwrite(out.storage)
             raise StopRecompute
 
@@ -364,7 +380,7 @@ class Recorder:
     def keep(self, tensor: Tensor) -> Tensor | None:
         """A node's context holds the tensor as a plain attribute: until its graph goes, with or without a checkpoint around it. The
         double of a recomputation goes with its own extras, for which the tensor is returned."""
-        if self.frame is not None and self.frame.replaying:
+        if self.replaying:
             return tensor
         if self.grad:
             self.kept.append((self.span, tensor))

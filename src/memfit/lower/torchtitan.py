@@ -6,15 +6,13 @@ One GPU, so nothing is sharded, and weights have the job's precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from memfit.formats import FP32
 from memfit.lower import functional, head, ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.attention.rotary import half_turned, with_tables
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.layers import ORDERS
+from memfit.lower.layers import ORDERS, choices
 from memfit.lower.linears import linear
 from memfit.lower.mlp import MLPS
 from memfit.lower.programs import Programs
@@ -139,20 +137,6 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
 
 def back_given(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (node.saved[0],)
-
-
-# -------------------------------------------------------------------------------------------------- selective checkpointing
-def choices() -> Callable[[str], bool]:
-    """Results of attention and of products are kept, of matrix products every second one not (distributed/activation_checkpoint.py
-    SelectiveAC)."""
-    products = 0
-
-    def keeps(op: str) -> bool:
-        nonlocal products
-        products += op == "mm"
-        return op != "mm" or products % 2 == 1
-
-    return keeps
 
 
 PROGRAMS = Programs(

@@ -8,7 +8,6 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
 from memfit.techniques.base import Technique
-from memfit.techniques.framework import FACTS
 
 
 def apply(program: Program) -> Program:
@@ -27,12 +26,9 @@ def hooked(job: Job) -> bool:
 
 
 def check(program: Program) -> Iterator[Problem]:
-    """Which operations' results are kept is a policy that the training code passes, and a Trainer passes none (torch 2.13
-    torch/utils/checkpoint.py create_selective_checkpoint_contexts)."""
+    """Which results a selective checkpoint keeps is a policy; transformers and TRL hand one on to torch as `context_fn`
+    (torch 2.13 torch/utils/checkpoint.py create_selective_checkpoint_contexts), others say in their rows what they can do."""
     job = program.job
-    if job.checkpointing == "selective" and job.framework not in FACTS:  # others say in their rows what they can do
-        message = f"{job.framework} has no policy for selective checkpointing"
-        yield Problem(message=message, where="job.checkpointing", hint="`torchtitan` has one; `every` checkpoints one layer in so many")
     if job.checkpointing == "selective" and job.reentrant:
         yield Problem(message="selective checkpointing is not reentrant", where="job.reentrant")
 

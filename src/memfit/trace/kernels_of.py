@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
 import torch
 from memfit import kernels
 from memfit.trace import cuda, older
@@ -104,7 +106,14 @@ def linear(source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     if bias is None or source.dim() < 3 or source.is_contiguous():
         whole: torch.Tensor = aten.linear.default.decompose(source, weight, bias)
         return whole
-    return torch.matmul(source, weight.t()).add_(bias)
+    product = torch.matmul(source, weight.t())
+    return product + bias if watched() else product.add_(bias)
+
+
+def watched() -> bool:
+    """Whether the program has a dispatch mode of its own beside the recorder (selective checkpoints have one): composites then copy where
+    they would write in place (ATen/TensorSubclassLikeUtils.h `areAnyTensorSubclassLike`)."""
+    return len(_get_current_dispatch_mode_stack()) > 1
 
 
 def silu_backward(gradient: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -187,7 +196,7 @@ def math_attention(
         key, value = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3)
     weights = torch.matmul(scaled, key.transpose(-2, -1) * root)
     if bias is not None:
-        weights.add_(bias)
+        weights = weights + bias if watched() else weights.add_(bias)
     safe = op("_safe_softmax")  # since torch 2.5
     weights = aten._softmax(weights, -1, False) if safe is None else safe(weights, -1)
     if dropout_p > 0:

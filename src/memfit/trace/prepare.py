@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError
 from memfit.job import Job
-from memfit.trace import standins, versions
+from memfit.trace import selective, standins, versions
 
 
 def names(text: str) -> list[str]:
@@ -121,9 +121,9 @@ def checkpointed(model: Any, job: Job) -> None:
     """Gradient checkpointing by the model's own method, with the arguments that its version takes."""
     if job.checkpointing == "none":
         return
+    settings: dict[str, Any] = {"use_reentrant": job.reentrant}
     if job.checkpointing == "selective":
-        raise InputError.one("transformers has no selective checkpointing", where="job.checkpointing", hint="use `full` or `every`")
-    settings = {"use_reentrant": job.reentrant}
+        settings["context_fn"] = selective.contexts
     every = job.checkpoint_every if job.checkpointing == "every" else 1
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     try:

@@ -95,7 +95,7 @@ def flash(call: Call, ctx: Context) -> Tensor:
     out = r.put_out(lambda: r.like(q, "flash_attention"), chosen)
     lse = r.put_out(lambda: r.tensor((batch, heads, queries), FP32, "flash_attention"), chosen)
     state = tuple(r.put_out(partial(r.tensor, (size,), INT64, "flash_attention"), chosen) for size in (2, 1))
-    if call.dropout == 0.0:  # a single query's heads are folded into its group's length
+    if call.dropout == 0.0 and not (chosen and r.replaying):  # a single query's heads are folded into its group's length
         folded = (groups, heads // groups) if queries == 1 and heads != groups else (heads, queries)
         held = [
             r.scratch(size, "flash_attention")
@@ -144,11 +144,13 @@ def efficient(call: Call, ctx: Context) -> Tensor:
     mask = aligned(r, additive(r, call.mask, q))
     batch, heads, _, queries, keys, head = call.sizes
     value = v.shape[-1]
-    out = by_tokens(r, (batch, heads, queries, value), q, "efficient_attention")
-    needs = r.grad and (q.needs or k.needs or v.needs)
-    lse = r.scratch(kernels.efficient_lse(batch, heads, queries) if needs else 0, "efficient_attention", "activations")
-    held = r.scratch(kernels.efficient_accumulator(batch, heads, queries, head, value, q.format.block_bytes), "efficient_attention")
-    del held
+    chosen, needs = r.chosen("attention"), r.grad and (q.needs or k.needs or v.needs)
+    out = r.put_out(lambda: by_tokens(r, (batch, heads, queries, value), q, "efficient_attention"), chosen)
+    rows = kernels.efficient_lse(batch, heads, queries) // FP32.block_bytes if needs else 0
+    lse = r.put_out(lambda: r.tensor((rows,), FP32, "efficient_attention", "activations"), chosen)
+    if not (chosen and r.replaying):
+        held = r.scratch(kernels.efficient_accumulator(batch, heads, queries, head, value, q.format.block_bytes), "efficient_attention")
+        del held
     flops = arithmetic(call)
     traffic(r, "efficient_attention", call, flops, 1)
     sizes = (batch, heads, queries, keys, head, value)
@@ -237,7 +239,7 @@ def math(call: Call, ctx: Context) -> Tensor:
         k, v = repeated(r, k, q.shape[1]), repeated(r, v, q.shape[1])
     scores = views.matmul(r, scaled, ops.scale(r, views.transpose(r, k, 2, 3)))
     if mask is not None:
-        scores = ops.add_in_place(r, scores, mask)
+        scores = ops.add(r, scores, mask) if r.watched else ops.add_in_place(r, scores, mask)
     probabilities = safe_softmax(r, scores)
     del scores
     probabilities = ops.dropout(r, probabilities, call.dropout)
