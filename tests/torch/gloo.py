@@ -118,6 +118,24 @@ def trained(small: Small, loop: Loop, wrap: Wrap) -> Rank:
     return Rank(changes=changes(profiler), peaks=watch.peaks)
 
 
+def answered(small: Small, loop: Loop, wrap: Wrap, new: int) -> Changes:
+    """A prompt and some tokens of every rank."""
+    warnings.simplefilter("ignore")
+    settled()
+    with torch.backends.mkldnn.flags(enabled=False), measured() as profiler:
+        torch.manual_seed(0)
+        model = wrap(built(small, loop))
+        model.eval()
+        model.generation_config.eos_token_id = None
+        prompt = small.given(model, loop.batch, loop.seq)["input_ids"]
+        with uncollected(), record_function("first step"):
+            answer = model.generate(
+                prompt, max_new_tokens=new, do_sample=False, pad_token_id=0, use_cache=True, return_dict_in_generate=True
+            )
+        del answer
+    return changes(profiler)
+
+
 def measured() -> Any:
     return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 

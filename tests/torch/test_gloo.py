@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.torch.gloo import Wrap, ranks, trained  # noqa: E402
+from tests.torch.gloo import Wrap, answered, ranks, trained  # noqa: E402
 from tests.torch.real_steps import Loop, traced  # noqa: E402
 from tests.torch.small import Small  # noqa: E402
 from tests.torch.watch import told  # noqa: E402
@@ -154,6 +154,18 @@ def test_every_rank_holds_what_is_said(case: Case) -> None:
         if case.formulas:
             said = max(size for phase, size in told(lower(build(LLAMA), job, strategy)).items() if not phase.startswith("load"))
             assert abs(said - truth.peaks["steps"]) <= FORMULAS * truth.peaks["steps"], rank
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+def test_every_rank_that_answers_holds_what_is_said(size: int) -> None:
+    """The model and the peak of a prompt and four tokens."""
+    strategy = strategy_from([f"tp={size}"], None)
+    job = Job(batch=4, seq=64, precision="fp32", task="inference", new_tokens=4)
+    found = told(trace_config(LLAMA, job, device="cpu", strategy=strategy), workspace=True)
+    real = ranks(size, answered, Small(config=LLAMA), Loop(seq=64, batch=4), Split(own=True), 4)
+    for truth in real:
+        assert abs(max(found.values()) - truth.peak) <= TRACE * truth.peak
 
 
 def test_a_rank_that_fails_is_told() -> None:

@@ -41,13 +41,13 @@ class Watch(TorchDispatchMode):
         return sum(storage.nbytes() for storage in storages if storage is not None)
 
 
-def told(tape: Tape) -> dict[str, int]:
-    """The same of a tape, without what CUDA's kernels take for themselves."""
+def told(tape: Tape, workspace: bool = False) -> dict[str, int]:
+    """The same of a tape, without what CUDA's kernels take for themselves, or with it."""
     live, phase = 0, "load"
     sizes: dict[int, int] = {}
     peaks: dict[str, int] = {}
     for event in tape:
-        if type(event) is Alloc and event.part != "workspace":
+        if type(event) is Alloc and (workspace or event.part != "workspace"):
             sizes[event.id] = event.size
             live += event.size
             peaks[phase] = max(peaks.get(phase, 0), live)

@@ -36,8 +36,11 @@ def entering(x: Tensor, name: str, ctx: Context) -> Tensor:
 
 
 def leaving(out: Tensor, name: str, ctx: Context) -> Tensor:
-    """The result of a layer split by rows is summed up; the head's is gathered."""
+    """The result of a layer split by rows is summed up, by inference in place; the head's is gathered."""
     size, r = ranks(ctx), ctx.r
+    if size > 1 and name in ROWS and not r.grad:
+        r.comm("all_reduce", out.format.bytes(out.count), size, "tp")  # in place
+        return out
     if size > 1 and name in ROWS:
         return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
     if size > 1 and name == HEAD and ctx.program.strategy.tp is not None and ctx.program.strategy.tp.vocabulary:

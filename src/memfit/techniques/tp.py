@@ -130,7 +130,9 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         (tp.sequence, "with a split sequence"),
         (tp.parallel_loss, "with a loss on split logits"),
         (not tp.vocabulary, "with the table and the head whole"),
-        (not job.training or job.method != "full" or program.quant is not None, "but of full training"),
+        (job.training and job.method != "full", "but of full training"),
+        (program.quant is not None or bool(model.stored), "of packed weights"),
+        (not job.training and strategy.data > 1, "beside other layouts"),
         (job.loss != "plain" or job.liger or bool(job.unsloth), "with fused kernels"),
         (
             strategy.size("cp") * strategy.size("pp") * strategy.size("zero") > 1 or (strategy.fsdp is None and strategy.data > 1),

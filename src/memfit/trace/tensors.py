@@ -21,21 +21,28 @@ def cut(model: Any, body: Any, tp: TP, mesh: Any) -> Any:
     if heads % tp.size:
         message = f"{tp.size} ranks do not divide {heads} key/value heads"
         raise InputError.one(message, where="use tp", hint="torch's DTensor does not copy heads")
-    if tp.style == "transformers":
+    plain = tp.vocabulary and not tp.sequence and not tp.parallel_loss
+    if tp.style == "transformers" or (tp.style == "auto" and plain and body.supports_tp_plan):
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-        plans = body._resolve_parallel_plans(DistributedConfig(tp_size=tp.size))
-        return apply_tensor_parallelism(model, mesh, plans[0])
+        paths = {name for name, _ in (*model.named_parameters(), *model.named_modules())}
+        plan = body._resolve_parallel_plans(DistributedConfig(tp_size=tp.size))[0]
+        model = apply_tensor_parallelism(
+            model, mesh, {name: kind for name, kind in plan.items() if name in paths}
+        )  # a tied head has no own
+        if config.tie_word_embeddings:
+            body.tie_weights()
+        return model
     from torch.distributed.tensor.parallel import parallelize_module
 
-    parallelize_module(model, mesh, dict(plan(model, body, tp)), src_data_rank=None)
+    parallelize_module(model, mesh, dict(styles(model, body, tp)), src_data_rank=None)
     if config.tie_word_embeddings:
         body.tie_weights()
     return model
 
 
-def plan(model: Any, body: Any, tp: TP) -> Iterator[tuple[str, Any]]:
+def styles(model: Any, body: Any, tp: TP) -> Iterator[tuple[str, Any]]:
     """Module path → style, as torchtitan lays a dense decoder out (models/llama3/parallelize.py; docs.pytorch.org TP tutorial)."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
