@@ -13,16 +13,17 @@ from typing import TypeAlias
 from memfit.band import spread, technique
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
-from memfit.hardware import GPU, Cluster, Span, communicators, context, rates, usable
+from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
 from memfit.job import Job, remarks
 from memfit.lower import lower
 from memfit.lower.host import Host, host, paged
 from memfit.model.modules import Model
 from memfit.program import Program
 from memfit.simulate.memory import Memory, Moment, memory, moment
+from memfit.simulate.pace import step_time
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
-from memfit.simulate.time import Duration, duration
+from memfit.simulate.time import Duration
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
@@ -139,13 +140,10 @@ class Estimate:
 
     @cached_property
     def time(self) -> Duration | None:
-        """Of one optimizer step, from the same tape; None where no rates are known: inference, several GPUs, a trace, no GPU named."""
-        known = None if self.gpu is None or self.strategy or self.script or not self.job.training else rates(self.gpu)
-        if known is None or self.source != "formula":
+        """Of one optimizer step, from the same tape; None where that is not known: inference, pipelines, a trace, no GPU or link named."""
+        if self.cluster is None or self.script or not self.job.training or self.source != "formula":
             return None
-        size = FORMATS[self.model.dtype].block_bytes if self.job.method == "full" else FORMATS["float32"].block_bytes
-        wide = self.job.precision == "fp32" or self.job.precision.startswith("autocast")
-        return duration(self.memory.tape, known, self.job, self.parameters.trainable * (4 if wide else size))
+        return step_time(self.memory, self.cluster, self.job, self.strategy, self.parameters.trainable, self.model.dtype)
 
     @property
     def parts(self) -> dict[str, int]:

@@ -1,30 +1,38 @@
 """A tape's time: every kernel by what it computes and moves, at the rates that GPUs were measured to reach.
 
-Kernels follow each other on one stream. What the host does between them a tape does not tell: a step of many small kernels takes longer.
+Kernels follow each other on one stream. Collectives of FSDP and DDP run beside them, on streams of their own: what does not fit behind the
+kernels of its phase is waited for. All others are waited for in full. What the host does between kernels a tape does not tell: a step of many
+small kernels takes longer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from memfit.hardware.rates import Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.costs import heads, in_place, moved
-from memfit.tape import Alloc, Compute, Mark, Tape
+from memfit.tape import Alloc, Comm, Compute, Mark, Phase, Tape
 
-PHASES = ("forward", "backward", "step")
+PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
+BESIDE = frozenset({"fsdp", "ddp"})  # groups whose collectives have streams of their own
+Calls = Callable[[Comm], float | None]  # seconds of a collective; None: not known
+BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """One optimizer step of `tokens` tokens. `parts` sum to `seconds`. `flops` are all that is computed, `model_flops` those of the passes
-    without what checkpointing computes again, the backward counted twice the forward; `peak` is what the GPU could do of them in a second."""
+    """One optimizer step of `tokens` tokens, on `ranks` GPUs together. `parts` sum to `seconds`. `flops` are all that one of them computes,
+    `model_flops` those of the passes without what checkpointing computes again, the backward counted twice the forward; `peak` is what the
+    GPU could do of them in a second. `hidden`: seconds of communication behind kernels."""
 
     seconds: float
     tokens: int
+    ranks: int
     parts: Mapping[str, float]
+    hidden: float
     flops: float
     model_flops: float
     peak: float
@@ -44,14 +52,16 @@ class Duration:
 
 @dataclass
 class Meter:
-    """Adds up one phase."""
+    """Adds up one phase. `told`: ops whose kernels write a Compute."""
 
     rates: Rates
-    told: frozenset[str]  # ops whose kernels write a Compute
+    told: frozenset[str]
+    calls: Calls
     parts: dict[str, float] = field(default_factory=dict)
     math: dict[str, float] = field(default_factory=dict)  # flops by the kind of arithmetic
-    flops: float = 0.0
+    beside: float = 0.0  # seconds of collectives on other streams
     kernels: int = 0
+    unknown: bool = False  # a collective's links are
     before: int = 0  # the block made last
     made: Alloc | None = None  # and the last one of attention
 
@@ -63,14 +73,11 @@ class Meter:
         if event.op in self.told:
             if "attention" in event.op and event.part != "workspace":
                 self.made = event
-            self.before = event.size
-            return
-        if bytes := moved(event, self.before):
+        elif event.part != "communication" and (bytes := moved(event, self.before)):
             self.add("memory", self.rates.moved(bytes), times)
         self.before = event.size
 
     def compute(self, event: Compute, times: float, *, backward: bool) -> None:
-        self.flops += event.flops * times
         self.math[event.math] = self.math.get(event.math, 0.0) + event.flops * times
         if "attention" in event.op and self.made is not None:
             width, values = heads(self.made)
@@ -82,42 +89,89 @@ class Meter:
         else:
             self.add("memory", self.rates.moved(event.bytes), times)
 
+    def call(self, event: Comm, times: float) -> None:
+        seconds = self.calls(event)
+        if seconds is None:
+            self.unknown = True
+        elif event.group in BESIDE:
+            self.beside += seconds * times
+        else:
+            self.add("communication", seconds, times)
 
-def duration(tape: Tape, rates: Rates, job: Job, trained: int) -> Duration | None:
-    """Of the last optimizer step on the tape; None where it has none. `trained`: bytes of the parameters that the optimizer steps."""
+    def finish(self) -> float:
+        """What does not fit behind the kernels is waited for; returns what does."""
+        hidden = min(self.beside, sum(self.parts.values()))
+        if self.beside > hidden:
+            self.add("communication", self.beside - hidden, 1)
+        return hidden
+
+    @property
+    def flops(self) -> float:
+        return sum(self.math.values())
+
+
+def alone(event: Comm) -> float | None:
+    """The calls of one GPU."""
+    return None
+
+
+def duration(tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls = alone, shares: int = 1, ranks: int = 1) -> Duration | None:
+    """Of the last optimizer step on the tape; None where it has none, or links are not known. `trained`: bytes of the parameters that the
+    optimizer of this rank steps; `shares`: ranks with batches of their own, of `ranks` in all."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
     step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
     if step is None or not told:
         return None
-    passes, stepping, forward = Meter(rates, told), Meter(rates, told), 0.0
+    meters = {phase: Meter(rates, told, calls) for phase in PHASES}
+    micro = walk(tape, step, meters)
+    if any(meter.unknown for meter in meters.values()):
+        return None
+    optimizer = OPTIMIZERS[job.optimizer]
+    if trained:
+        meters["step"].add("optimizer", rates.moved(in_place(optimizer.name, len(optimizer.states)) * trained), 1)
+    parts: dict[str, float] = {}
+    hidden = 0.0
+    share = job.accumulate / max(1, micro)  # of an accumulation the tape has two micro-batches
+    for phase, meter in meters.items():
+        times = 1.0 if phase == "step" else share
+        hidden += times * meter.finish()
+        for kind, seconds in meter.parts.items():
+            name = "optimizer" if phase == "step" and kind != "communication" else kind
+            parts[name] = parts.get(name, 0.0) + times * seconds
+    forward, backward = meters["forward"], meters["backward"]
+    return Duration(
+        seconds=sum(parts.values()),
+        tokens=job.batch * job.seq * job.accumulate * shares,
+        ranks=ranks,
+        parts=dict(sorted(parts.items(), key=lambda one: -one[1])),
+        hidden=hidden,
+        flops=(forward.flops + backward.flops) * share + meters["step"].flops,
+        model_flops=(1 + BACKWARD) * forward.flops * share,
+        peak=rates.rate(max(forward.math, key=lambda math: forward.math[math], default="bf16")),
+        kernels=round((forward.kernels + backward.kernels) * share) + meters["step"].kernels,
+        measured=rates.measured,
+        origin=rates.origin,
+    )
+
+
+def walk(tape: Tape, step: int, meters: Mapping[Phase, Meter]) -> int:
+    """Every event of the step, as often as it happens; returns how many micro-batches there were."""
     often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
-    phase, now, micro = "", -2, 0
+    phase: Phase = "load"
+    now, micro = -2, 0
     for place, event in enumerate(tape):
         if type(event) is Mark:
             micro += event.step == step and event.phase == "forward" and phase != "forward"
             phase, now = event.phase, event.step
-        elif now == step and phase in PHASES:
-            meter, times = stepping if phase == "step" else passes, often.get(place, 1)
+        elif now == step and phase in meters:
+            meter, times = meters[phase], often.get(place, 1)
             if type(event) is Alloc:
                 meter.block(event, times)
             elif type(event) is Compute:
-                forward += event.flops * times if phase == "forward" else 0
                 meter.compute(event, times, backward=phase == "backward")
-    share = job.accumulate / max(1, micro)  # of an accumulation the tape has two micro-batches
-    parts = {kind: seconds * share for kind, seconds in passes.parts.items()}
-    optimizer = OPTIMIZERS[job.optimizer]
-    parts["optimizer"] = sum(stepping.parts.values()) + rates.moved(in_place(optimizer.name, len(optimizer.states)) * trained)
-    return Duration(
-        seconds=sum(parts.values()),
-        tokens=job.batch * job.seq * job.accumulate,
-        parts=dict(sorted(parts.items(), key=lambda one: -one[1])),
-        flops=passes.flops * share + stepping.flops,
-        model_flops=3 * forward * share,
-        peak=rates.rate(max(passes.math, key=lambda math: passes.math[math], default="bf16")),
-        kernels=round(passes.kernels * share) + stepping.kernels,
-        measured=rates.measured,
-        origin=rates.origin,
-    )
+            elif type(event) is Comm:
+                meter.call(event, times)
+    return micro
 
 
 __all__ = ["Duration", "duration"]

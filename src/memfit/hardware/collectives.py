@@ -1,0 +1,76 @@
+"""How long a collective takes among ranks of a cluster: measured bus bandwidths within a node (links.toml), ports between nodes.
+
+Bus bandwidth is NCCL's word (NVIDIA/nccl-tests doc/PERFORMANCE.md): what a link carries, however many ranks share the work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.hardware.cluster import Cluster
+from memfit.hardware.link import Link, find_link
+
+# What a call's size must travel, as a multiple of (ranks - 1) / ranks.
+TRAFFIC = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1}
+PORT = 0.94  # of the line rate that a port was found to carry (NVIDIA/nccl-tests#290: 46 to 48 of 50 GB/s)
+# Where no network is named: a port for each GPU, as the vendor's own machines of that generation have it (DGX A100, DGX H100, DGX B200).
+PORTS = {7: "infiniband-edr", 8: "infiniband-hdr", 9: "infiniband-ndr", 10: "infiniband-ndr"}
+HOP = 5e-6  # seconds to another node and its memory, beyond the link's own latency
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """`size` ranks, `stride` apart, on nodes of `per_node` GPUs."""
+
+    size: int
+    stride: int
+    per_node: int
+
+    @property
+    def near(self) -> int:
+        """Of its ranks, those on one node."""
+        return min(self.size, max(1, self.per_node // self.stride))
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.size // self.near)
+
+
+def seconds(op: str, size: int, group: Group, cluster: Cluster) -> float | None:
+    """None where the links are not known. `size`: bytes as the call states them, the whole of what is gathered or scattered."""
+    if group.size < 2:
+        return 0.0
+    inside = None if group.near < 2 else bus(op, group.near, cluster)
+    if group.near > 1 and inside is None:
+        return None
+    latency, rate = inside or (0.0, float("inf"))
+    if group.nodes > 1:
+        port = network(cluster)
+        if port is None or port.bandwidth is None:
+            return None
+        rate = min(rate, PORT * port.bandwidth * group.near)
+        latency += (group.nodes - 1) * (HOP + (port.latency or 0.0))
+    if op in ("send", "recv", "send_recv"):
+        return latency + size / rate
+    return latency + TRAFFIC.get(op, 1) * size * (group.size - 1) / group.size / rate
+
+
+def bus(op: str, ranks: int, cluster: Cluster) -> tuple[float, float] | None:
+    """(latency, bus bandwidth) among so many GPUs of a node: of the next larger number that was measured, else what the wire gives."""
+    link = cluster.gpu.link
+    if link is None:
+        return None
+    known = link.measured.get(op) or link.measured.get("all_gather")
+    if known:
+        return known[next((count for count in sorted(known) if count >= ranks), max(known))]
+    rate = link.peer or link.bandwidth
+    return None if rate is None else (10e-6, rate)
+
+
+def network(cluster: Cluster) -> Link | None:
+    if cluster.network is not None:
+        return cluster.network
+    name = PORTS.get(cluster.gpu.sm[0]) if cluster.gpu.sm else None
+    return None if name is None else find_link(name)
+
+
+__all__ = ["Group", "network", "seconds"]
