@@ -14,8 +14,10 @@ from memfit.cli_trace import Life
 from memfit.errors import InputError, Problem
 
 
-def run(path: str, worst: int, plot: str, as_json: bool, form: str, **given: Any) -> tuple[int, str]:
+def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool, **given: Any) -> tuple[int, str]:
     """Exit code 0: there is a table, whatever it says."""
+    if speed:
+        return 0, of_speeds(path, "json" if as_json else form, given)
     from memfit.report import accuracy as report
     from memfit.verbs import accuracy
 
@@ -45,7 +47,18 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, **given: Any
     return 0, report.text(found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns)))
 
 
+def of_speeds(path: str, form: str, given: dict[str, Any]) -> str:
+    from memfit.report import speed as report
+    from memfit.verbs import speeds
+
+    found = speeds(path, **{key: given[key] for key in ("source", "confidence")})
+    return (
+        json.dumps(report.data(found), indent=2) if form == "json" else report.markdown(found) if form == "markdown" else report.text(found)
+    )
+
+
 FLAGS = (
+    click.Option(["--speed"], is_flag=True, help="training speeds in place of memory: tokens a second, predicted against measured"),
     click.Option(
         ["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"
     ),

@@ -50,6 +50,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.tape import Producer, Tape
     from memfit.trace.launch import Answer, Progress
     from memfit.truth.accuracy import Accuracy
+    from memfit.truth.speed import Speeds
 
 TRACED_TOKENS = 2**26  # half a GiB of token ids, a few times over
 
@@ -293,20 +294,15 @@ def accuracy(
     the fields of `Rows`. `peers`: other people's tools are asked too, those that are installed. `processes` share the work; they are started
     anew, so a program that asks for several has to be importable. `problems` are those found before."""
     from memfit.truth.accuracy import accuracy as compare
-    from memfit.truth.case import CONFIDENCES
 
-    problems, rows = list(problems), Rows(**only)
+    rows = Rows(**only)
+    problems = [*problems, *_unread(path, rows)]
     if by not in PRODUCERS:
         problems.append(unknown("producer", by, "by", PRODUCERS))
-    if rows.confidence and rows.confidence not in CONFIDENCES:
-        problems.append(unknown("confidence", rows.confidence, "confidence", CONFIDENCES))
     if rows.limit < 0:
         problems.append(Problem(message=f"`{rows.limit}` cases are none", where="limit", hint="0 means all"))
     if processes < 1:
         problems.append(Problem(message=f"`{processes}` processes do no work", where="processes", hint="1 or more"))
-    if path and not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "is no file"
-        problems.append(Problem(message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="name a .jsonl file"))
     if problems:
         raise InputError(*problems)
     return compare(
@@ -317,6 +313,25 @@ def accuracy(
         processes=processes,
         **dataclasses.asdict(rows),
     )
+
+
+def speeds(path: str | os.PathLike[str] = "", *, source: str = "", confidence: str = "") -> Speeds:
+    """How far predicted training speeds are off, on the same rows."""
+    from memfit.truth.speed import speeds as compare
+
+    if problems := list(_unread(path, Rows(confidence=confidence, source=source))):
+        raise InputError(*problems)
+    return compare(Path(path) if path else None, source=source, confidence=confidence)
+
+
+def _unread(path: str | os.PathLike[str], rows: Rows) -> Iterator[Problem]:
+    from memfit.truth.case import CONFIDENCES
+
+    if rows.confidence and rows.confidence not in CONFIDENCES:
+        yield unknown("confidence", rows.confidence, "confidence", CONFIDENCES)
+    if path and not Path(path).is_file():
+        what = "is a folder" if Path(path).is_dir() else "is no file"
+        yield Problem(message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="name a .jsonl file")
 
 
 def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any) -> list[Record]:

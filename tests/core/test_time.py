@@ -16,7 +16,7 @@ from memfit.truth.models import built
 
 PLAIN = Rates(
     peak={"bf16": 100e12, "fp32": 10e12}, bandwidth=1e12, matmul={0: ((-8, 1.0), (8, 1.0)), 20: ((-8, 1.0), (8, 1.0))},
-    attention={128: ((256, 0.5), (4096, 0.5))}, copy=0.5, measured=True, origin="made up",
+    attention={128: ((256, 0.5), (4096, 0.5))}, flash_2={128: ((256, 0.25), (4096, 0.25))}, copy=0.5, measured=True, origin="made up",
 )  # fmt: skip
 JOB = Job()
 LAYER: tuple[Event, ...] = (
@@ -132,3 +132,21 @@ def test_attention_takes_longer_backward_and_for_small_heads():
     assert wide < known.attended(1e13, 1e6, "bf16", 64, 4096, backward=False)
     assert known.attended(1e13, 1e6, "bf16", 128, 4096, backward=True) == pytest.approx(wide * 73 / 63)
     assert math.isfinite(known.attended(0, 0, "bf16", 0, 0, backward=True))
+
+
+def test_attention_is_told_by_its_output():
+    """Heads of 128 and 1000 tokens: 4e9 flops of a causal kernel over 1e6 values; the row sums that it makes beside are none of its shape."""
+    shape = (1, 2, 1000, 500, 2)
+    made = (
+        Mark("forward", "layer", 1),
+        Alloc(1, 2 * 10**6, "activations", "layer", "flash_attention", shape),
+        Alloc(2, 8000, "activations", "layer", "flash_attention", (1, 2, 1000, 4)),
+        Compute("flash_attention", 10**12, 10**6, "bf16", "layer"),
+    )
+    assert timed(made).seconds == pytest.approx(1e12 / 100e12 / 0.25)
+    assert timed(made, Job(attention="flash-attn-3")).seconds == pytest.approx(1e12 / 100e12 / 0.5)
+    newer, older = rates(find_gpu("h100-sxm")), rates(find_gpu("a100-sxm-80gb"))
+    assert older.flash_2 == older.attention
+    assert newer.attended(1e13, 1, "bf16", 128, 8192, backward=False, flash_2=True) > newer.attended(
+        1e13, 1, "bf16", 128, 8192, backward=False
+    )

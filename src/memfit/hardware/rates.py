@@ -33,6 +33,7 @@ class Rates:
     bandwidth: float
     matmul: Reached = field(repr=False)
     attention: Reached = field(repr=False)
+    flash_2: Reached = field(repr=False)  # the same of FlashAttention-2, which knows nothing newer than an A100
     copy: float
     measured: bool
     origin: str
@@ -51,11 +52,12 @@ class Rates:
         intensity = log2(max(flops, 1) / max(moved, 1) / (rate / self.bandwidth))
         return max(LAUNCH, shortest / _between(self.matmul, log2(shortest * 1e6), intensity))
 
-    def attended(self, flops: float, moved: float, math: str, width: int, length: int, *, backward: bool) -> float:
+    def attended(self, flops: float, moved: float, math: str, width: int, length: int, *, backward: bool, flash_2: bool = False) -> float:
         """Fused attention over heads of `width`."""
+        table = self.flash_2 if flash_2 else self.attention
         rate = self.rate(math)
-        column = min(self.attention, key=lambda one: abs(log2(one / max(width, 1))))
-        reached = _along(self.attention[column], float(length)) * (BACKWARD if backward else 1)
+        column = min(table, key=lambda one: abs(log2(one / max(width, 1))))
+        reached = _along(table[column], float(length)) * (BACKWARD if backward else 1)
         return max(LAUNCH, flops / rate / reached, self.moved(moved))
 
     def moved(self, moved: float) -> float:
@@ -76,10 +78,18 @@ def rates(gpu: GPU) -> Rates | None:
         bandwidth=gpu.bandwidth,
         matmul=_by_first(table["matmul"][like]["reached"], scale),
         attention=_by_first(table["attention"][like]["reached"], scale),
+        flash_2=_by_first(_flash_2(table, like), scale),
         copy=table["copy"].get(gpu.id) or _copy(gpu),
         measured=like == gpu.id,
         origin=f"kernels measured on {find_gpu(like).name} ({table['source']})",
     )
+
+
+def _flash_2(table: Mapping[str, Any], like: str) -> list[list[float]]:
+    """On architectures up to Ada's it is what was measured; newer ones run it as an H100 does."""
+    own = (find_gpu(like).sm or (0, 0)) < (9, 0)
+    places: list[list[float]] = table["attention"][like]["reached"] if own else table["flash_2"]["h100-sxm"]["reached"]
+    return places
 
 
 def _like(gpu: GPU, best: Mapping[str, float]) -> str | None:

@@ -36,13 +36,13 @@ def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype:
 
 
 def calls(cluster: Cluster, strategy: Strategy) -> Calls:
-    """Of a group that the layout does not name, the ranks lie beyond those that share a batch."""
+    """Megatron's data-parallel group holds context-parallel ranks too, that of experts the ranks beyond those of one copy of them."""
     strides = {name: stride for name, _, stride in strategy.groups}
-    beyond = strategy.size("tp") * strategy.size("cp")
+    strides |= {"dp": strategy.size("tp"), "edp": strategy.size("ep") * strategy.expert_tensor}
 
     @cache
     def known(op: str, size: int, ranks: int, group: str) -> float | None:
-        where = Group(size=ranks, stride=strides.get(group, beyond), per_node=cluster.gpus_per_node)
+        where = Group(size=ranks, stride=strides.get(group, strategy.size("tp")), per_node=cluster.gpus_per_node)
         return seconds(op, size, where, cluster)
 
     def call(event: Comm) -> float | None:

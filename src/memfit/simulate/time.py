@@ -18,6 +18,7 @@ from memfit.tape import Alloc, Comm, Compute, Mark, Phase, Tape
 
 PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
 BESIDE = frozenset({"fsdp", "ddp"})  # groups whose collectives have streams of their own
+ONCE = frozenset({"ddp", "dp", "edp", "zero"})  # and those that sum gradients after the last micro-batch alone
 Calls = Callable[[Comm], float | None]  # seconds of a collective; None: not known
 BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
@@ -57,13 +58,15 @@ class Meter:
     rates: Rates
     told: frozenset[str]
     calls: Calls
+    newest: bool = False  # attention that is called flash is FlashAttention-3's
     parts: dict[str, float] = field(default_factory=dict)
     math: dict[str, float] = field(default_factory=dict)  # flops by the kind of arithmetic
-    beside: float = 0.0  # seconds of collectives on other streams
+    beside: float = 0.0  # seconds of collectives on other streams,
+    last: float = 0.0  # and of those that run beside the last micro-batch alone
     kernels: int = 0
     unknown: bool = False  # a collective's links are
     before: int = 0  # the block made last
-    made: Alloc | None = None  # and the last one of attention
+    made: Alloc | None = None  # and the largest one of attention since its last kernel
 
     def add(self, kind: str, seconds: float, times: float) -> None:
         self.parts[kind] = self.parts.get(kind, 0.0) + seconds * times
@@ -71,7 +74,7 @@ class Meter:
 
     def block(self, event: Alloc, times: float) -> None:
         if event.op in self.told:
-            if "attention" in event.op and event.part != "workspace":
+            if "attention" in event.op and event.part != "workspace" and (self.made is None or event.size > self.made.size):
                 self.made = event
         elif event.part != "communication" and (bytes := moved(event, self.before)):
             self.add("memory", self.rates.moved(bytes), times)
@@ -82,8 +85,10 @@ class Meter:
         if "attention" in event.op and self.made is not None:
             width, values = heads(self.made)
             length = event.flops / (5 if backward else 2) / values
-            seconds = self.rates.attended(event.flops, event.bytes, event.math, width, round(length), backward=backward)
+            flash_2 = event.op == "flash_attention" and not self.newest
+            seconds = self.rates.attended(event.flops, event.bytes, event.math, width, round(length), backward=backward, flash_2=flash_2)
             self.add("attention", seconds, times)
+            self.made = None
         elif event.flops:
             self.add("matmul", self.rates.product(event.flops, event.bytes, event.math), times)
         else:
@@ -93,17 +98,20 @@ class Meter:
         seconds = self.calls(event)
         if seconds is None:
             self.unknown = True
+        elif event.group in BESIDE & ONCE:
+            self.last += seconds * times
         elif event.group in BESIDE:
             self.beside += seconds * times
         else:
             self.add("communication", seconds, times)
 
-    def finish(self) -> float:
-        """What does not fit behind the kernels is waited for; returns what does."""
-        hidden = min(self.beside, sum(self.parts.values()))
+    def finish(self, micro: int) -> tuple[float, float, float]:
+        """(hidden, hidden behind the last of the micro-batches, not hidden behind that): what does not fit behind kernels is waited for."""
+        kernels = sum(self.parts.values())
+        hidden, last = min(self.beside, kernels), min(self.last, max(0.0, kernels - self.beside) / max(1, micro))
         if self.beside > hidden:
             self.add("communication", self.beside - hidden, 1)
-        return hidden
+        return hidden, last, self.last - last
 
     @property
     def flops(self) -> float:
@@ -122,7 +130,7 @@ def duration(tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls =
     step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
     if step is None or not told:
         return None
-    meters = {phase: Meter(rates, told, calls) for phase in PHASES}
+    meters = {phase: Meter(rates, told, calls, job.attention == "flash-attn-3") for phase in PHASES}
     micro = walk(tape, step, meters)
     if any(meter.unknown for meter in meters.values()):
         return None
@@ -134,7 +142,10 @@ def duration(tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls =
     share = job.accumulate / max(1, micro)  # of an accumulation the tape has two micro-batches
     for phase, meter in meters.items():
         times = 1.0 if phase == "step" else share
-        hidden += times * meter.finish()
+        often, last, waited = meter.finish(micro)
+        hidden += times * often + last
+        if waited:
+            parts["communication"] = parts.get("communication", 0.0) + waited
         for kind, seconds in meter.parts.items():
             name = "optimizer" if phase == "step" and kind != "communication" else kind
             parts[name] = parts.get(name, 0.0) + times * seconds
@@ -170,7 +181,7 @@ def walk(tape: Tape, step: int, meters: Mapping[Phase, Meter]) -> int:
             elif type(event) is Compute:
                 meter.compute(event, times, backward=phase == "backward")
             elif type(event) is Comm:
-                meter.call(event, times)
+                (meters["step"] if event.group in ONCE - BESIDE else meter).call(event, times)
     return micro
 
 

@@ -49,6 +49,7 @@ class Row:
     notes: Any = None
     value_gib: Any = None
     scope: Any = None
+    speed: Any = None
 
     def text(self, *names: str) -> str:
         """Fields as one text in small letters, to look for words in."""

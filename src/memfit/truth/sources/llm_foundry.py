@@ -1,0 +1,51 @@
+"""MosaicML's llm-foundry: speeds of pre-training its MPT models under Composer's FSDP (torch's FSDP1, scripts/train/benchmarking/README.md).
+A model is GPT-2's architecture without biases, in the sizes of scripts/train/yamls/pretrain/mpt-*.yaml, with flash attention and a vocabulary
+of 50,368; weights lie in fp32 and are gathered in bf16."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from memfit.strategy import FSDP, Strategy
+from memfit.truth import words
+from memfit.truth.case import Unfit
+from memfit.truth.published import Reading, reader
+from memfit.truth.rows import Row, count
+
+SIZES = {  # width, layers, heads
+    "125m": (768, 12, 12), "350m": (1024, 24, 16), "760m": (1536, 24, 12), "1b": (2048, 24, 16), "3b": (2560, 32, 20), "7b": (4096, 32, 32),
+    "13b": (5120, 40, 40), "30b": (7168, 48, 56), "70b": (8192, 80, 64),
+}  # fmt: skip
+MODEL = re.compile(r"mpt-(\d+m|\d+b)\b")
+SHARDS = re.compile(r"fsdp(\d{1,5}) full_shard")
+VOCABULARY = 50368
+
+
+@reader("mosaicml/llm-foundry", layouts=True)
+def read(row: Row) -> Reading:
+    name, layout = MODEL.match(row.text("model")), SHARDS.fullmatch(row.text("parallel"))
+    gpus, length, micro = count(row.gpus), count(row.seq), count(row.more("grad_accum")) or 1
+    if name is None or name[1] not in SIZES:
+        raise Unfit("no config of the model", row.model)
+    if layout is None or int(layout[1]) != gpus:
+        raise Unfit("a strategy for several GPUs: not yet", row.text("parallel"))
+    if length is None:
+        raise Unfit("the length of the longest sequence is not stated", row.seq)
+    if row.more("act_cpu_offload") == "True" or "fp8" in row.text("dtype"):
+        raise Unfit("a technique without formula", "activations on the host, or fp8")
+    options: words.Options = {
+        "task": "pretrain", "batch": words.batch(row), "seq": length, "precision": "autocast-bf16", "accumulate": micro, "optimizer": "adamw",
+        "attention": "flash-attn-2", "checkpointing": "full" if row.grad_checkpointing == "True" else "none",
+    }  # fmt: skip
+    reduced = "bf16" if row.more("mp_mode") == "PURE" else "fp32"
+    strategy = Strategy(fsdp=FSDP(size=int(layout[1]), version=1, param_dtype="bf16", reduce_dtype=reduced))
+    return Reading(options=options, strategy=strategy, config=config(name[1], length), notes=["GPT-2 in the sizes of MPT, with its biases"])
+
+
+def config(size: str, length: int) -> str:
+    width, layers, heads = SIZES[size]
+    return json.dumps({
+        "model_type": "gpt2", "n_embd": width, "n_layer": layers, "n_head": heads, "n_positions": length, "vocab_size": VOCABULARY,
+        "activation_function": "gelu", "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "tie_word_embeddings": True,
+    })  # fmt: skip

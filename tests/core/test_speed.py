@@ -1,0 +1,99 @@
+"""Predicted speeds against published ones: reading what a row says of its speed, and the record itself."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.hardware import Cluster, find_gpu, find_link
+from memfit.hardware.collectives import PORT, Group, seconds
+from memfit.report import speed as report
+from memfit.truth.rows import Row
+from memfit.truth.speed import Speeds, correlation, said, speeds
+from memfit.verbs import speeds as asked
+
+ROW = {
+    "id": "one", "source": "foundation-model-stack/fms-acceleration:scripts/benchmarks/refs/a100_80gb.csv line 2", "model": "mistralai/Mistral-7B-v0.1",
+    "task": "train", "engine": "fms-hf-tuning / TRL SFTTrainer", "gpu": "NVIDIA A100-SXM4-80GB", "gpus": 1, "batch": 4, "seq": 4096,
+    "dtype": "weights bfloat16; no autocast", "method": "full", "optimizer": "AdamW (HF default adamw_torch)", "grad_checkpointing": True,
+    "attention": "flash_attn2", "parallel": "none", "extra": {"plugin": "", "grad_accum": 1}, "metric": "throughput_only", "confidence": "high",
+}  # fmt: skip
+
+
+def test_a_row_without_memory_tells_a_speed():
+    found = said(Row(**ROW, speed={"tokens_per_s_per_gpu": 3447.0}))
+    assert found.measured == 3447.0
+    assert abs(found.error) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("speed", "measured"),
+    [({"tokens_per_s": 3000}, 3000), ({"step_ms": 4000}, 4 * 4096 / 4), ({"tokens_per_s_per_gpu": 1, "step_ms": 9}, 1)],
+)
+def test_units_of_speed(speed, measured):
+    assert said(Row(**ROW, speed=speed)).measured == measured
+
+
+@pytest.mark.parametrize("speed", [{}, {"samples_per_s": 3.0}, {"tokens_per_s": "fast"}, {"tokens_per_s": float("nan")}])
+def test_what_is_no_speed_in_tokens_is_refused_by_name(speed):
+    assert said(Row(**ROW, speed=speed)).reason == "the speed is not in tokens of full sequences"
+
+
+def test_serving_and_inference_are_refused():
+    assert said(Row(**ROW | {"engine": "vllm"}, speed={"tokens_per_s": 1})).reason == "serving engines: not yet"
+    generation = {
+        "source": "QwenLM/Qwen3:docs/source/benchmark/speed_benchmark.rst", "task": "inference", "engine": "transformers", "batch": 1,
+        "model": "Qwen/Qwen2.5-7B-Instruct", "seq": {"input": 1, "new_tokens": 2048}, "dtype": "BF16",
+    }  # fmt: skip
+    assert "inference" in said(Row(**ROW | generation, speed={"tokens_per_s": 1})).reason
+
+
+def test_rank_correlation():
+    assert correlation([(1, 10), (2, 20), (3, 25)]) == 1
+    assert correlation([(1, 3), (2, 2), (3, 1)]) == -1
+    assert correlation([(1, 1), (2, 1), (3, 1)]) == 1  # nothing to put in order
+    assert 0 < correlation([(1, 1), (2, 3), (3, 2), (4, 4)]) < 1
+
+
+def test_a_file_that_is_not_there():
+    with pytest.raises(InputError, match="is no file"):
+        asked("no such file", confidence="highest")
+
+
+def test_collectives_by_hand():
+    node = Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8)
+    latency, bus = find_link("nvlink4").measured["all_gather"][8]
+    assert seconds("all_gather", 8 * 10**9, Group(size=8, stride=1, per_node=8), node) == pytest.approx(latency + 7 * 10**9 / bus)
+    assert seconds("all_gather", 10**9, Group(size=1, stride=1, per_node=8), node) == 0
+    two = Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8, nodes=2, network=find_link("ethernet-100"))
+    wire = PORT * 12.5e9 * 8  # eight ports of the node share the ring
+    assert seconds("all_gather", 16 * 10**9, Group(size=16, stride=1, per_node=8), two) == pytest.approx(15 * 10**9 / wire, rel=1e-3)
+    apart = Group(size=2, stride=8, per_node=8)  # one rank a node
+    assert seconds("all_reduce", 10**9, apart, two) == pytest.approx(2 * 10**9 / 2 / (PORT * 12.5e9), rel=1e-3)
+
+
+@pytest.fixture(scope="module")
+def record() -> Speeds:
+    return speeds(confidence="high")
+
+
+@pytest.mark.slow
+def test_the_record_stays_within_its_bounds(record: Speeds):
+    """Of runs described completely; not one constant is fitted to them."""
+    fms = "foundation-model-stack/fms-acceleration"
+    assert len(record.sources()[fms]) >= 120
+    assert record.figures(fms).median <= 0.09
+    assert record.order(fms) >= 0.7
+    assert record.figures("pytorch/torchtune").median <= 0.06
+    assert record.figures("mosaicml/llm-foundry").median <= 0.26
+    assert record.figures("MooreThreads/SimuMax").median <= 0.45
+
+
+@pytest.mark.slow
+def test_the_page_shows_the_record(record: Speeds):
+    page = (Path(__file__).parents[2] / "docs" / "speed.md").read_text(encoding="utf-8")
+    assert report.markdown(speeds()).replace("\n", "") in page.replace("\n", "")
+    data = report.data(record)
+    assert len(json.dumps(data)) > 1000
+    assert report.text(record).splitlines()[0].startswith("source")

@@ -1,0 +1,49 @@
+"""Writes docs/speed.md: how far predicted training speeds are off. `python tools/speed.py`, a minute."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from memfit.report import speed as report  # noqa: E402
+from memfit.report.markdown import table  # noqa: E402
+from memfit.truth.speed import Speeds, reasons, speeds  # noqa: E402
+
+TARGET = ROOT / "docs" / "speed.md"
+PAGE = """\
+# Speed
+
+<!-- Written by tools/speed.py (`make docs`); changes made here are lost. -->
+
+How far predicted training speeds are off figures that other people measured and published. Print it with `memfit accuracy --speed`.
+[Where the time comes from](concepts/time.md); no constant is fitted to these runs.
+
+{table}
+
+What is behind the larger errors, as far as is known: the rates are those of kernels in short loops ([rates.json](../src/memfit/hardware/rates.json)
+names them). Runs on an A100 agree with them; runs on H100 and B200 are a quarter to a half slower, as clocks that fall at the power limit would
+have it, but no measured rate of long runs is at hand to show that. The host's work between kernels is not told: small models and Transformer
+Engine's layers split eight ways wait for it.
+
+## By GPU
+
+{gpus}
+
+## Without an answer
+
+{reasons}
+"""
+
+
+def page(found: Speeds) -> str:
+    without = table(("rows", "because"), [(str(count), reason) for reason, count in reasons(found)])
+    return PAGE.format(
+        table=report.markdown(found), gpus="\n".join(table(report.GPU_HEAD, report.gpu_rows(found))), reasons="\n".join(without)
+    )
+
+
+if __name__ == "__main__":
+    TARGET.write_text(page(speeds()), encoding="utf-8")
