@@ -74,6 +74,8 @@ class ZeRO(Layout):
     auto: bool = option(False, "bucket sizes and threshold as transformers fills them in for `auto`, from the model's width")
     prefetch_bucket: int = option(50_000_000, "`stage3_prefetch_bucket_size`, values", low=0, high=2**40)
     max_live: int = option(1_000_000_000, "`stage3_max_live_parameters`, values", low=0, high=2**48)
+    max_reuse: int = option(1_000_000_000, "`stage3_max_reuse_distance`, values", low=0, high=2**48)
+    sub_group: int = option(1_000_000_000, "`sub_group_size`, values of a rank that are stepped together (stage 3)", low=1, high=2**48)
     persistence: int = option(100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40)
     hpz: int = option(1, "`zero_hpz_partition_size`: ranks of the secondary shard of ZeRO++", low=1, high=1024)
     qwz: bool = option(False, "`zero_quantized_weights` of ZeRO++")

@@ -26,8 +26,8 @@ from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Alloc, Free, Mark, Tape, check
 
 ROOT = Path(__file__).resolve().parents[2]
-RANKS = 2
-WITHIN = 0.005  # of the measured peak; what is asked for is 2 %
+RANKS, STEPS = 2, 3
+WITHIN = 0.01  # of the measured peak; what is asked for is 2 %
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {
         "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -57,10 +57,23 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "1, accumulating": ("gpt2", {"stage": 1, **BUCKET}, {"accumulate": 2}),
     "1, adapters": ("llama", {"stage": 1, "reduce_bucket": 50_000}, {"method": "lora", "seq": 64}),
 }
+EARLY = {"persistence": 0, "prefetch_bucket": 0, "max_reuse": 0}
+CASES |= {
+    "3, one by one": ("llama", {"stage": 3, **BUCKET, **EARLY}, {}),
+    "3": ("llama", {"stage": 3, **BUCKET}, {}),
+    "3, few alive": ("llama", {"stage": 3, **BUCKET, **EARLY, "prefetch_bucket": 300_000, "max_live": 1_500_000}, {}),
+    "3, all in pieces": ("llama", {"stage": 3, **BUCKET, **EARLY, "sub_group": 600_000, "contiguous": False}, {}),
+    "3, small ones kept": ("gpt2", {"stage": 3, **BUCKET, **EARLY, "persistence": 1000}, {}),
+    "3 in fp32": ("llama", {"stage": 3, **BUCKET, **EARLY}, {"precision": "fp32"}),
+    "3, checkpointed": ("llama", {"stage": 3, **BUCKET, **EARLY}, {"checkpointing": "full", "seq": 128}),
+    "3, accumulating": ("llama", {"stage": 3, **BUCKET, **EARLY}, {"accumulate": 2}),
+    "3, adapters": ("llama", {"stage": 3, "reduce_bucket": 50_000, **EARLY}, {"method": "lora", "seq": 64}),
+}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}  # the CPU knows no fp16
 SECTION = {
     "reduce_bucket": "reduce_bucket_size", "overlap": "overlap_comm", "contiguous": "contiguous_gradients", "round_robin": "round_robin_gradients",
-    "stage": "stage",
+    "stage": "stage", "persistence": "stage3_param_persistence_threshold", "prefetch_bucket": "stage3_prefetch_bucket_size",
+    "max_reuse": "stage3_max_reuse_distance", "max_live": "stage3_max_live_parameters", "sub_group": "sub_group_size",
 }  # fmt: skip
 
 
@@ -75,7 +88,7 @@ def real_case(name: str) -> dict[str, Any]:
     section = {SECTION[key]: value for key, value in zero.items()}
     numbers = {job.precision: {"enabled": True}} if job.precision != "fp32" else {}
     return {
-        "config": CONFIGS[config], "dtype": DTYPES[job.precision], "batch": job.batch, "seq": job.seq, "steps": 2,
+        "config": CONFIGS[config], "dtype": DTYPES[job.precision], "batch": job.batch, "seq": job.seq, "steps": STEPS,
         "checkpointing": job.checkpointing == "full", "lora": LORA if job.method == "lora" else None,
         "deepspeed": {
             "train_micro_batch_size_per_gpu": job.batch, "gradient_accumulation_steps": job.accumulate, "zero_allow_untested_optimizer": True,
@@ -153,7 +166,11 @@ def told(tape: Tape) -> Phases:
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank(measured: dict[str, list[Phases]], name: str, rank: int) -> None:
     truth, found = measured[name][rank], told(written(name, rank))
-    for phase in ("prepare 0", "forward 1", "backward 1", "step 1"):
+    staged = name.startswith("3")  # on its way to one buffer a partition passes the host, which here is the device too
+    for phase in (
+        *(() if staged else ("prepare 0",)),
+        *(f"{one} {step}" for step in range(2 + staged) for one in ("forward", "backward", "step")),
+    ):
         said, seen = found[phase][0], truth[phase][0]
         assert abs(said - seen) <= WITHIN * seen, (phase, said, seen)
     assert abs(found["step 1"][1] - truth["step 1"][1]) <= WITHIN * truth["step 1"][1]

@@ -7,9 +7,7 @@ import gc
 import json
 import os
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function
@@ -18,13 +16,15 @@ import torch
 
 
 def backend() -> Any:
-    """DeepSpeed's own, which compiles a kernel of its own for sums on CPUs unless it is told that there is none. A tensor is given back when
-    gloo's thread has let go of it too: what is freed there the profiler does not see."""
+    """DeepSpeed's own, which compiles a kernel of its own for sums on CPUs unless it is told that there is none. Collectives run in a thread
+    that the profiler does not see: gloo copies what NCCL does not."""
     import deepspeed
     from deepspeed.comm import comm
     from deepspeed.comm.torch import TorchBackend
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    pool = ThreadPoolExecutor(1)
+    pool.submit(int).result()
 
     class Settled(TorchBackend):  # type: ignore[misc, unused-ignore]
         pass
@@ -33,11 +33,11 @@ def backend() -> Any:
         method = getattr(TorchBackend, name)
 
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with alone(*args, *kwargs.values()):
-                work = method(self, *args, **kwargs)
-                if kwargs.get("async_op") and work is not None:
-                    work.wait()
-            return work
+            given, named = [self, *args], dict(kwargs)
+            done = pool.submit(finished, method, given, named).result()
+            given.clear()  # the pool's thread holds them a moment longer
+            named.clear()
+            return done
 
         return call
 
@@ -47,15 +47,32 @@ def backend() -> Any:
     comm.cdb = Settled("gloo", comm.default_pg_timeout, None)
 
 
-@contextmanager
-def alone(*args: Any) -> Iterator[None]:
-    """Until nobody holds these tensors but those who did."""
-    found = [one for arg in args for one in (arg if isinstance(arg, list) else [arg]) if isinstance(one, torch.Tensor)]
-    before = [one._use_count() for one in found]
-    yield
-    deadline = time.monotonic() + 5
-    while any(one._use_count() > count for one, count in zip(found, before, strict=True)) and time.monotonic() < deadline:
-        time.sleep(0.0002)
+class Done:
+    """A collective that is over; unlike gloo's own it holds no tensors."""
+
+    def wait(self) -> None:
+        pass
+
+
+def finished(method: Any, args: list[Any], kwargs: dict[str, Any]) -> Done:
+    """The collective on copies: gloo's threads let go of what they are given a moment late, and what they free the profiler does not see."""
+    pairs: list[tuple[Any, Any]] = []
+    with torch.no_grad():
+        work = method(*[copied(one, pairs) for one in args], **{name: copied(one, pairs) for name, one in kwargs.items()})
+        if hasattr(work, "wait"):
+            work.wait()
+        for original, copy in pairs:
+            original.detach().copy_(copy)
+    return Done()
+
+
+def copied(one: Any, pairs: list[tuple[Any, Any]]) -> Any:
+    if isinstance(one, list):
+        return [copied(item, pairs) for item in one]
+    if not isinstance(one, torch.Tensor):
+        return one
+    pairs.append((one, one.detach().clone()))
+    return pairs[-1][1]
 
 
 def mark(name: str) -> None:
@@ -69,6 +86,7 @@ def run(case: dict[str, Any]) -> None:
 
     values = dict(case["config"])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
+    known = told_of_partitions(case["deepspeed"])
     model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case["dtype"]), attn_implementation="eager")
     if case.get("lora"):
         from peft import LoraConfig, get_peft_model
@@ -98,6 +116,14 @@ def run(case: dict[str, Any]) -> None:
             engine.step()
     mark("end 0")
     engine.destroy()
+    del known
+
+
+def told_of_partitions(settings: dict[str, Any]) -> Any:
+    """Where transformers knows of ZeRO-3, and for as long as what is returned lives, models are made in parts."""
+    from transformers.integrations import HfDeepSpeedConfig
+
+    return HfDeepSpeedConfig(settings) if settings["zero_optimization"]["stage"] == 3 else None
 
 
 def measured(case: dict[str, Any]) -> list[tuple[str, int, int]]:

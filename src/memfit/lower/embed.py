@@ -49,17 +49,21 @@ def style(model: Model) -> str:
 def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Tensor:
     ctx.r.where = module.name
     weight = bound[f"{module.name}.weight"]
+    ids = ctx.engine.enter((weight,), ids)
     x = split.table(ids, weight, ctx) if weight.shape[0] < module.rows * split.ranks(ctx) else ops.embedding(ctx.r, ids, weight)
     x = ops.scale(ctx.r, x) if module.scaled and not module.outside else x
     if ctx.program.input_gradients:
         x.needs = True  # enable_input_require_grads: the output becomes a leaf
+    x = ctx.engine.leave((weight,), x)
     return ops.scale(ctx.r, x) if module.outside else x
 
 
 def learned(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
     """One row for all sequences, and the variable `position_embeds` holds it."""
     assert positions is not None
-    held.append(ops.embedding(ctx.r, positions, bound[f"{module.name}.weight"]))
+    weight = bound[f"{module.name}.weight"]
+    rows = ops.embedding(ctx.r, ctx.engine.enter((weight,), positions), weight)
+    held.append(ctx.engine.leave((weight,), rows))
     return held[-1]
 
 

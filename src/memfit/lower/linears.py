@@ -27,6 +27,13 @@ def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
 
 def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Tensor:
     """The layer without its adapter."""
+    if ctx.engine.inner:
+        leaves = layer.weight, layer.bias
+        return ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart))
+    return product(x, layer, ctx, apart)
+
+
+def product(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
     if layer.packed is not None:
         return bnb.forward(x, layer, ctx)
     if stored.is_stored(layer.weight):
@@ -97,10 +104,17 @@ def adapted_packed(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context
 
 def low_rank(r: Recorder, x: Tensor, outputs: int, adapter: Adapted, ctx: Context) -> Tensor:
     """dropout(x)·Aᵀ·Bᵀ, scaled."""
-    low = plain(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, None, adapter.rank, ctx)
-    high = plain(low, adapter.b, None, outputs, ctx)
+    low = matrix(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, adapter.rank, ctx)
+    high = matrix(low, adapter.b, outputs, ctx)
     del low
     return ops.scale(r, high)
+
+
+def matrix(x: Tensor, weight: Tensor, outputs: int, ctx: Context) -> Tensor:
+    """One of the two layers of an adapter."""
+    if ctx.engine.inner:
+        return ctx.engine.leave((weight,), plain(ctx.engine.enter((weight,), x), weight, None, outputs, ctx))
+    return plain(x, weight, None, outputs, ctx)
 
 
 __all__ = ["linear", "plain"]

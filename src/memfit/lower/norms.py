@@ -12,6 +12,9 @@ from memfit.model.modules import Norm
 
 def norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
     ctx.r.where = bound.path(module.name)
+    if ctx.engine.inner:
+        leaves = tuple(bound.tensors.get(f"{module.name}.{name}") for name in ("weight", "bias"))
+        return ctx.engine.leave(leaves, ctx.programs.norms[module.style](ctx.engine.enter(leaves, x), module, bound, ctx))
     return ctx.programs.norms[module.style](x, module, bound, ctx)
 
 

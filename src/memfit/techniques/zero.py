@@ -33,6 +33,8 @@ def resolved(program: Program) -> ZeRO:
     """What transformers fills in for `auto` (5.23 integrations/deepspeed.py trainer_config_finalize)."""
     zero = program.strategy.zero
     assert zero is not None
+    if zero.stage == 3:  # where nobody says otherwise (deepspeed 0.19 runtime/zero/config.py overlap_comm_valid)
+        zero = replace(zero, overlap=True)
     if not zero.auto:
         return zero
     width = program.model.width
@@ -65,12 +67,10 @@ def check(program: Program) -> Iterator[Problem]:
 
 def unserved(zero: ZeRO) -> Iterator[Problem]:
     """Settings without a formula."""
-    if zero.stage == 3:
-        yield Problem(message="no formula yet for ZeRO-3", where="use zero.stage", hint="`fsdp` shards weights too")
+    if zero.hpz > 1 or zero.qwz:
+        yield Problem(message="no formula yet for ZeRO++", where="use zero.hpz", hint="leave it away")
     if zero.offload_optimizer != "none" or zero.offload_param != "none":
         yield Problem(message="no formula yet for ZeRO's offload", where="use zero.offload_optimizer", hint="leave it away")
-    if zero.stage < 3 and (zero.hpz > 1 or zero.qwz):
-        yield Problem(message="ZeRO++ shards weights, as stage 3 does", where="use zero.stage", hint="`stage=3`")
 
 
 TECHNIQUE = Technique(

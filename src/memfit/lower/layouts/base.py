@@ -14,6 +14,8 @@ in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
     after(name, out)    the module has run; `gate(r, out, act)` has `act` called when the backward is about to enter it. With checkpointing both
                         stand inside what is run again (`r.frame` and `r.frame.replaying` say so), as hooks of a Hugging Face layer do; `around`
                         puts a layer's outside.
+    enter(leaves, x), leave(leaves, out)  the same around every linear layer, norm and embedding, for an engine that is `inner`: modules by
+                        their own parameters, `r.where` being their path.
     ready(leaf)         a parameter's gradient has come (`leaf.grad`), as torch's accumulate hook has it.
     finish()            the backward is over, before the loop goes on.
     stepped(step)       the optimizer has stepped.
@@ -30,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from memfit.lower.optimize import Names, Spans, Stepper
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
@@ -46,12 +48,14 @@ if TYPE_CHECKING:
 
 ROOT, EMBED, TAIL = "root", "embed", "tail"
 T = TypeVar("T")
+Leaves: TypeAlias = "tuple[Tensor | None, ...]"  # the parameters of a module, None for those that it lacks
 
 
 class Engine:
     """One rank alone: nothing happens."""
 
     steps = 2  # until a run repeats itself
+    inner = False  # is told of linear layers, norms and embeddings too (`enter`, `leave`)
     clips = True  # the training loop clips gradients, by torch's own function
     around = False  # its layers stand around a checkpoint, not inside
     repeats = True  # a later step's micro-batches are those of the first, if both begin without gradients
@@ -83,6 +87,12 @@ class Engine:
         return x
 
     def after(self, name: str, out: Tensor) -> Tensor:
+        return out
+
+    def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
+        return x
+
+    def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
         return out
 
     def ready(self, leaf: Tensor) -> None:
@@ -163,8 +173,9 @@ def unfolded(program: Program, items: Sequence[tuple[str, T]]) -> list[T]:
     return out
 
 
-def gate(r: Recorder, x: Tensor, act: Callable[[], None]) -> Tensor:
-    """x, and `act` in the graph: it is called when x's gradient is there, which goes on as it is. Without a graph there is none: then x itself."""
+def gate(r: Recorder, x: Tensor, act: Callable[[], None], *, keeps: bool = False) -> Tensor:
+    """x, and `act` in the graph: it is called when x's gradient is there, which goes on as it is. Without a graph there is none: then x itself.
+    `keeps`: x is saved for the backward, whatever else needs it."""
     if not (r.grad and x.needs):
         return x
 
@@ -172,7 +183,7 @@ def gate(r: Recorder, x: Tensor, act: Callable[[], None]) -> Tensor:
         act()
         return [g]
 
-    return r.node("gate", x.view(*x.shape), (x,), back)
+    return r.node("gate", x.view(*x.shape), (x,), back, (x,) if keeps else ())
 
 
 @contextmanager

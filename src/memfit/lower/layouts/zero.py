@@ -25,6 +25,7 @@ class ZeRO(Engine):
     """What is said once for all stages."""
 
     repeats = False  # gradients stand in buffers that come and go over micro-batches
+    casts_adapters = True
     clips = False  # the norm is taken in any case, of partitions
 
     def __init__(self, r: Recorder, program: Program) -> None:
@@ -49,6 +50,8 @@ class ZeRO(Engine):
             for name in [name for name, tensor in bound.parameters() if tensor.format in (BF16, FP16, FP32)]:
                 if bound[name].format is not self.format:
                     recast(bound, name, self.format)
+            if not self.casts_adapters:
+                continue
             adapters = [linear.adapter for linear in bound.linears.values()] + list(bound.stacks.values())
             for adapter in (one for one in adapters if one is not None):
                 adapter.a, adapter.b = self.converted(adapter.a), self.converted(adapter.b)

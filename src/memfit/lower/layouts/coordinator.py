@@ -1,0 +1,191 @@
+"""When ZeRO-3 gathers parameters and when it gives them up: DeepSpeed's coordinator, which learns the order of modules in the first pass and
+gathers ahead in the later ones (deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py, partition_parameters.py)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from memfit.lower.layouts.shards import COMPUTE, GATHER
+from memfit.lower.recorder import Elastic, Recorder, Storage, Tensor
+from memfit.strategy import ZeRO
+
+AWAY, FLYING, HERE = range(3)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Param:
+    """A parameter, `part` its values on one rank, those that fill up among them; `stays`: it is small, and kept once gathered."""
+
+    leaf: Tensor
+    part: int
+    stays: bool
+    state: int = AWAY
+    users: set[str] = field(default_factory=set)
+    fetched_for: int = -1
+
+    @property
+    def count(self) -> int:
+        return self.leaf.count
+
+    @property
+    def storage(self) -> Elastic:
+        assert isinstance(self.leaf.storage, Elastic)
+        return self.leaf.storage
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Bundle:
+    """Parameters that are gathered together, in one buffer that goes when all of them were asked for."""
+
+    params: list[Param]
+    buffer: Storage | None
+    done: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Module:
+    name: str
+    params: tuple[Param, ...] = ()
+
+
+class Coordinator:
+    def __init__(self, r: Recorder, layout: ZeRO) -> None:
+        self.r, self.layout = r, layout
+        self.order: list[Module] = []  # of a whole pass
+        self.records, self.complete = False, False
+        self.queue: deque[tuple[Param, int]] = deque()
+        self.flying: dict[Param, Bundle] = {}
+        self.at = 0
+        self.available = 0
+        self.backward: dict[str, Module] = {}  # modules whose backward is not over
+        self.stream = GATHER if layout.overlap else COMPUTE
+
+    def reset(self) -> None:
+        """A pass begins (reset_step)."""
+        for param in tuple(self.flying):
+            self.wait(param)
+            self.give_up(param)
+        if self.records:
+            self.complete, self.records = True, False
+        elif not self.complete:
+            self.records = True
+        self.queue = deque((param, step) for step, module in enumerate(self.order) for param in module.params)
+        for param, _ in self.queue:
+            param.fetched_for = -1
+        self.at = self.available = 0
+
+    # ---------------------------------------------------------------------------------------------------------------- fetching
+    def fetch(self, module: Module, forward: bool) -> None:
+        """What the module needs, now; then what comes after it (fetch_sub_module)."""
+        if self.records:
+            self.order.append(module)
+        if not forward:
+            self.backward[module.name] = module
+        self.gather([param for param in module.params if param.state == AWAY])
+        for param in module.params:
+            param.users.add(module.name)
+            if param in self.flying:
+                self.wait(param)
+        if self.complete:
+            self.ahead(module)
+        self.at += 1
+
+    def ahead(self, module: Module) -> None:
+        asked = [param for param in module.params if param.fetched_for < self.at]
+        seen: set[Param] = set()
+        while self.queue and len(seen) < len(asked):
+            param, step = self.queue.popleft()
+            param.fetched_for = step
+            seen.add(param)
+        room = min(self.layout.max_live - self.available, self.layout.prefetch_bucket)
+        chosen: list[Param] = []
+        count = 0
+        while self.layout.prefetch_bucket and self.queue and count < room:
+            param, step = self.queue.popleft()
+            wanted = param.state == AWAY and param not in chosen
+            param.fetched_for = max(param.fetched_for, step)
+            if wanted:
+                chosen.append(param)
+                count += param.count
+        self.gather(chosen)
+
+    def gather(self, params: Sequence[Param]) -> None:
+        """One comes into its own block; several into a buffer, from which each is copied when the first of them is asked for."""
+        if not params:
+            return
+        r = self.r
+        where, r.where = r.where, r.span
+        buffer = None
+        size = sum(param.leaf.format.bytes(param.part * self.layout.size) for param in params)
+        if len(params) == 1:
+            params[0].storage.take()
+        else:
+            buffer = r.scratch(size, "all_gather", "communication", self.stream)
+        r.comm("all_gather", size, self.layout.size, "zero")
+        bundle = Bundle(params=list(params), buffer=buffer)
+        for param in params:
+            param.state = FLYING
+            self.flying[param] = bundle
+            self.available += param.count
+        r.where = where
+
+    def wait(self, param: Param) -> None:
+        bundle = self.flying.pop(param)
+        if bundle.done:
+            return
+        where, self.r.where = self.r.where, self.r.span
+        for one in bundle.params:
+            one.storage.take()
+            one.state = HERE
+        bundle.done = True
+        self.r.where = where
+
+    # --------------------------------------------------------------------------------------------------------------- releasing
+    def release(self, module: Module, forward: bool) -> None:
+        """release_sub_module"""
+        going = self.going(module) if self.complete else set(module.params)
+        if not forward:
+            self.backward.pop(module.name, None)
+        for param in module.params:
+            param.users.discard(module.name)
+            if param in going:
+                self.give_up(param)
+
+    def going(self, module: Module) -> set[Param]:
+        """Those that stay: small ones, ones that were asked for ahead again, and ones that come again soon."""
+        going = {param for param in module.params if not param.stays and param.fetched_for <= self.at}
+        passed = 0
+        for later in self.order[self.at :]:
+            if passed >= self.layout.max_reuse or not going:
+                break
+            for param in later.params:
+                going.discard(param)
+                passed += param.count
+        return going
+
+    def give_up(self, param: Param) -> None:
+        if param.state == HERE and not param.users:
+            param.storage.drop()
+            param.state = AWAY
+            self.available -= param.count
+
+    def leftovers(self) -> None:
+        """Modules whose input has no gradient are not told of the end of their backward (release_backward_leftovers)."""
+        while self.backward:
+            _, module = self.backward.popitem()
+            for param in module.params:
+                param.users.discard(module.name)
+                if not param.stays:
+                    self.give_up(param)
+
+    def all_away(self, params: Iterable[Param]) -> None:
+        for param in params:
+            if param in self.flying:
+                self.wait(param)
+            param.users.clear()
+            self.give_up(param)
+
+
+__all__ = ["AWAY", "HERE", "Bundle", "Coordinator", "Module", "Param"]

@@ -1,0 +1,254 @@
+"""DeepSpeed's ZeRO-3 (deepspeed 0.19.8 runtime/zero/stage3.py, parameter_offload.py, partition_parameters.py).
+
+Every parameter is cut into equal parts, the trained ones' of a rank lie in one buffer; modules gather what they need and give it up (see
+`coordinator`). Gradients go through one bucket that is always there; what a full bucket leaves of them after the sum over the ranks goes into a
+buffer of this rank's parts that is always there as well. The model is built part by part (`zero.Init`, as transformers does where it knows of
+ZeRO-3 before it loads), and never was on one GPU.
+
+Modules are linear layers, norms, embeddings and what holds them; other parameters (stacks of experts, say) are gathered with their layer. Left out:
+modules without parameters inside these (activations), which only ask for what comes next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memfit.formats import FP32
+from memfit.lower.layouts.base import EMBED, ROOT, Leaves, gate, silently
+from memfit.lower.layouts.coordinator import AWAY, HERE, Coordinator, Module, Param
+from memfit.lower.layouts.shards import COMPUTE, REDUCE, settled
+from memfit.lower.layouts.zero import ZeRO, norm, stepper_of
+from memfit.lower.optimize import Stepper
+from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.program import Program
+
+if TYPE_CHECKING:
+    from memfit.lower.body import Body
+
+
+class ZeRO3(ZeRO):
+    inner = True
+    casts_adapters = False  # nothing is cast where the model was made in parts
+    steps = 3  # the first pass is learnt from, the second gathers ahead for the first time
+
+    def __init__(self, r: Recorder, program: Program) -> None:
+        super().__init__(r, program)
+        self.coordinator = Coordinator(r, self.layout)
+        self.params: dict[int, Param] = {}
+        self.wholes: dict[str, Module] = {}  # what is gathered with a layer, or an end of the model
+        self.groups_of: list[list[Param]] = []
+        self.masters: list[Tensor] = []
+        self.kept: list[Storage | None] = []  # parts, buckets: there all the time
+        self.products: frozenset[int] = frozenset()
+        self.stored = self.format  # what trained parts are in
+        self.inside = ""  # which of a layer's holders of modules runs
+        self.bucket: list[Tensor] = []
+        self.count = 0
+        self.buffer: Storage | None = None
+        self.stream = REDUCE if self.layout.overlap else COMPUTE
+
+    # ----------------------------------------------------------------------------------------------------------------- the start
+    def load(self, body: Body) -> None:
+        r = self.r
+        with silently(r):
+            body.load()
+            body.adapt()
+            self.cast(body)
+        told, self.products = told_of(body), products(body)
+        parts: dict[int, Storage | None] = {}
+        for unit in settled(self, body):
+            for leaf in unit.leaves:
+                parts[id(leaf)] = self.cut(leaf)
+            alone = tuple(self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told)
+            self.wholes[unit.name] = Module(f"{unit.name} itself", alone)
+        r.mark("prepare")
+        self.arrange(self.groups(body), parts)
+        self.kept += parts.values()
+
+    def cut(self, leaf: Tensor) -> Storage | None:
+        """A parameter is there whole for a moment (zero.Init)."""
+        r = self.r
+        leaf.shape = leaf.shape or (1,)
+        r.where = leaf.name.rpartition(".")[0]
+        part = -(-leaf.count // self.ranks)
+        whole = r.scratch(leaf.format.bytes(leaf.count), "empty", "weights")
+        own = r.scratch(leaf.format.bytes(part), "part", "weights")
+        del whole
+        leaf.storage = r.elastic(leaf.format.bytes(part * self.ranks), "gather", "communication", self.coordinator.stream)
+        stays = leaf.count <= self.layout.persistence
+        self.params[id(leaf)] = Param(leaf=leaf, part=part, stays=stays)
+        return own
+
+    def arrange(self, groups: list[list[Tensor]], parts: dict[int, Storage | None]) -> None:
+        """Trained parts move over the host into one buffer; fp32 copies are cast from it and cloned; then come the bucket and the buffer of
+        gradients."""
+        r = self.r
+        for leaf in (leaf for group in groups for leaf in group):
+            del parts[id(leaf)]
+        self.stored = groups[0][0].format
+        self.groups_of = [part for group in groups for part in self.divided([self.params[id(leaf)] for leaf in group])]
+        self.kept.append(r.scratch(self.stored.bytes(sum(map(size_of, self.groups_of))), "flat", "weights"))
+        for group in self.groups_of:
+            cast = r.scratch(4 * size_of(group), "to", "temporaries") if self.stored is not FP32 else None
+            self.masters.append(r.tensor((size_of(group),), FP32, "master", "master"))
+            del cast
+        zeros = r.scratch(4 * max(map(size_of, self.groups_of)), "zeros", "gradients")
+        del zeros
+        if self.layout.contiguous:
+            self.buffer = r.scratch(self.format.bytes(self.layout.reduce_bucket), "bucket", "communication")
+        self.kept.append(r.scratch(self.format.bytes(sum(map(size_of, self.groups_of))), "gradients", "gradients"))
+
+    def divided(self, group: list[Param]) -> list[list[Param]]:
+        """Groups of the optimizer in pieces of `sub_group_size` (_create_fp16_sub_groups)."""
+        pieces: list[list[Param]] = [[]]
+        for param in group:
+            if size_of(pieces[-1]) >= self.layout.sub_group:
+                pieces.append([])
+            pieces[-1].append(param)
+        return pieces
+
+    def stepper(self, body: Body) -> Stepper:
+        return stepper_of(self, self.masters, self.gradient)
+
+    # ----------------------------------------------------------------------------------------------------------------- modules
+    def before(self, name: str, x: Tensor) -> Tensor:
+        if name == ROOT:
+            self.coordinator.reset()
+        module = self.wholes.get(name)
+        if module is None:
+            return x
+        self.coordinator.fetch(module, True)
+        return gate(self.r, x, lambda: self.coordinator.release(module, False))
+
+    def after(self, name: str, out: Tensor) -> Tensor:
+        module = self.wholes.get(name)
+        if module is None or name == EMBED:
+            return out
+        self.coordinator.release(module, True)
+        return gate(self.r, out, lambda: self.coordinator.fetch(module, False))
+
+    def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
+        module = self.module(leaves)
+        self.holder(True)
+        self.coordinator.fetch(module, True)
+        frozen = any(leaf is not None and not leaf.needs and id(leaf) in self.products for leaf in leaves)
+        return gate(self.r, x, lambda: self.coordinator.release(module, False), keeps=frozen)
+
+    def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
+        module, where = self.module(leaves), self.r.where
+        self.coordinator.release(module, True)
+
+        def back() -> None:
+            self.r.where = where
+            self.holder(False)
+            self.coordinator.fetch(module, False)
+
+        return gate(self.r, out, back)
+
+    def module(self, leaves: Leaves) -> Module:
+        params = tuple(self.params[id(leaf)] for leaf in leaves if leaf is not None)
+        return Module(f"{self.r.where} {params[0].leaf.name if params else ''}", params)
+
+    def holder(self, forward: bool) -> None:
+        """A module that holds others, as attention does, has no parameters, and yet asks for what comes next."""
+        holder = self.r.where.rpartition(".")[0]
+        if holder != self.inside:
+            self.inside = holder
+            if holder and holder != self.r.span:
+                self.coordinator.fetch(Module(holder), forward)
+                self.coordinator.backward.pop(holder, None)
+
+    # ---------------------------------------------------------------------------------------------------------------- gradients
+    def ready(self, leaf: Tensor) -> None:
+        """Into the bucket, if there is room once it was emptied (reduce_independent_p_g_buckets_and_remove_grads)."""
+        if id(leaf) not in self.params:
+            return
+        where, self.r.where = self.r.where, self.r.span
+        if self.bucket and self.count + leaf.count > self.layout.reduce_bucket:
+            self.reduce()
+        if self.layout.contiguous and self.count + leaf.count <= self.layout.reduce_bucket:
+            leaf.grad = Tensor(leaf.shape, leaf.format, self.buffer)
+        self.bucket.append(leaf)
+        self.count += leaf.count
+        self.r.where = where
+
+    def reduce(self) -> None:
+        """All ranks' parts are put together, summed up and copied to where they stay (reduce_scatter_coalesced, partition_grads)."""
+        if not self.bucket:
+            return
+        size = sum(self.params[id(leaf)].part for leaf in self.bucket) * self.ranks
+        alone = len(self.bucket) == 1 and size == self.bucket[0].count
+        wide = [leaf.count for leaf in self.bucket if leaf.grad is not None and leaf.grad.storage is not self.buffer]
+        wide = wide if self.stored is not self.format else []
+        casts = [self.r.scratch(self.format.bytes(count), "to", "communication", self.stream) for count in wide]
+        together = None if alone else self.r.scratch(self.format.bytes(size), "cat", "communication", self.stream)
+        self.r.comm("reduce_scatter", self.format.bytes(size), self.ranks, "zero")
+        for leaf in self.bucket:
+            leaf.grad = None
+        del together, casts
+        self.bucket, self.count = [], 0
+
+    def finish(self) -> None:
+        self.reduce()
+        self.coordinator.leftovers()
+        self.inside = ""
+
+    # ----------------------------------------------------------------------------------------------------------------- the step
+    def gradient(self, index: int) -> Tensor | None:
+        r, group = self.r, self.groups_of[index]
+        r.where = ""
+        if index == 0:
+            self.coordinator.all_away(self.params.values())
+            norm(r, [param.part for some in self.groups_of for param in some])
+        together: Storage | None = None
+        if len(group) > 1:
+            together = r.scratch(self.format.bytes(size_of(group)), "flatten", "gradients")
+        if self.format is not FP32:
+            together = r.scratch(4 * size_of(group), "float", "gradients")
+        return Tensor((size_of(group),), FP32, together)
+
+    def stepped(self, step: int) -> None:
+        """Small parameters are gathered again (_post_step)."""
+        for param in self.params.values():
+            if param.stays and param.state == AWAY:
+                param.storage.take()
+                param.state = HERE
+                self.r.comm("all_gather", param.leaf.format.bytes(param.count), self.ranks, "zero")
+
+
+def size_of(group: list[Param]) -> int:
+    return sum(param.part for param in group)
+
+
+def told_of(body: Body) -> frozenset[int]:
+    """Parameters of modules that engines are told of: linear layers, norms, embeddings, adapters."""
+    found: set[int] = set()
+    bounds = (body.ends, *body.layers)
+    layers = [entry.layer for entry in body.program.entries]
+    for bound, modules in zip(
+        bounds, ((*body.model.embed, *body.model.final, body.model.head), *((layer,) for layer in layers)), strict=True
+    ):
+        for module in modules:
+            linears = {f"{one.name}.{kind}" for one in module.linears() for kind in ("weight", "bias")}
+            for weight in module.weights():
+                if (weight.name in linears or weight.role in ("norm", "embedding")) and weight.name in bound.tensors:
+                    found.add(id(bound.tensors[weight.name]))
+        found |= {id(packed.weight) for packed in bound.packed.values()}
+        adapters = [linear.adapter for linear in bound.linears.values()]
+        found |= {id(matrix) for one in adapters if one is not None for matrix in (one.a, one.b)}
+    head = body.model.head.name
+    if body.program.job.loss not in ("plain", "chunked"):  # these multiply by the head themselves
+        found -= {id(body.ends.tensors[name]) for name in (f"{head}.weight", f"{head}.bias") if name in body.ends.tensors}
+    return frozenset(found)
+
+
+def products(body: Body) -> frozenset[int]:
+    """Weights that torch's `linear` multiplies by, which DeepSpeed replaces by a function that always saves its input (runtime/zero/linear.py
+    LinearFunctionForZeroStage3)."""
+    modules = [(body.ends, (*body.model.embed, *body.model.final, body.model.head))]
+    modules += [(bound, (entry.layer,)) for entry, bound in zip(body.program.entries, body.layers, strict=True)]
+    named = [(bound, f"{one.name}.weight") for bound, some in modules for module in some for one in module.linears() if not one.conv1d]
+    return frozenset(id(bound.tensors[name]) for bound, name in named if name in bound.tensors)
+
+
+ENGINE = ZeRO3
