@@ -88,6 +88,21 @@ def test_ranks(use: str) -> None:
     assert median(abs(share) for share, _ in found.values()) <= MEDIAN
 
 
+@pytest.mark.parametrize("use", ["ddp=2,find_unused=yes", "ddp=2,static_graph=yes"])
+@pytest.mark.parametrize("job", [{}, {"method": "lora", "keep_outputs": True}, {"evaluate": True}], ids=str)
+def test_outputs_that_ddp_copies(use: str, job: dict[str, Any]) -> None:
+    """Logits that count for most of what is held, in fp32: every phase's peak, not only the highest."""
+    from tests.torch.watch import told
+
+    from memfit.trace import trace_config
+
+    config, strategy = {**LLAMA, "vocab_size": 16000, "num_hidden_layers": 1}, strategy_from([use], None)
+    wanted = Job(**{"batch": 2, "seq": 128, "precision": "fp32", "optimizer": "sgd", "clip": 0.0, **job})
+    real, ours = (told(tape) for tape in (trace_config(config, wanted, strategy=strategy), lower(build(config), wanted, strategy)))
+    for phase in ("forward 0", "forward 1", "backward 1"):
+        assert abs(ours[phase] - real[phase]) <= PART * real[phase], phase
+
+
 def test_layouts_are_many() -> None:
     assert len(list(cases())) >= LEAST
 

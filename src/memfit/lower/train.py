@@ -159,6 +159,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     ids = body.engine.before(ROOT, ids)
     loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
     loss = body.engine.after(ROOT, loss)
+    body.engine.handed(ctx.returned)
     leave_autocast(ctx)
     wide = in_fp32(ctx, step)
     if program.job.keep_outputs and training:

@@ -16,6 +16,7 @@ in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
                         puts a layer's outside.
     enter(leaves, x), leave(leaves, out)  the same around every linear layer, norm and embedding, for an engine that is `inner`: modules by
                         their own parameters, `r.where` being their path.
+    handed(outputs)     what the model returns beside its loss: the list is what the caller gets.
     ready(leaf)         a parameter's gradient has come (`leaf.grad`), as torch's accumulate hook has it.
     finish()            the backward is over, before the loop goes on.
     stepped(step)       the optimizer has stepped.
@@ -94,6 +95,9 @@ class Engine:
 
     def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
         return out
+
+    def handed(self, outputs: list[Tensor]) -> None:
+        pass
 
     def ready(self, leaf: Tensor) -> None:
         pass

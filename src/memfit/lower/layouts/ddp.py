@@ -1,9 +1,8 @@
 """torch's DistributedDataParallel: gradients are copied into buckets, which are summed up over the ranks (torch 2.13
 torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp).
 
-Left out: communication hooks, DDP's own mixed precision, buckets in NCCL's memory, and the copy of the logits that `_DDPSink` makes at the end of
-a forward with `find_unused`, or of a static graph's first (seen: nothing at the peak). The sum of
-a bucket starts when its last gradient has come; here all are told of at the end of the backward.
+Left out: communication hooks, DDP's own mixed precision, and buckets in NCCL's memory. The sum of a bucket starts when its last gradient has come;
+here all are told of at the end of the backward.
 """
 
 from __future__ import annotations
@@ -99,6 +98,15 @@ class DDP(Engine):
         if self.r.grad and self.last and self.others:
             self.broadcast(self.others)
         return x
+
+    def handed(self, outputs: list[Tensor]) -> None:
+        """Copies of all (`_DDPSink`), with `find_unused` and in the first forward of a static graph."""
+        wanted = not self.order if self.layout.static_graph else self.layout.find_unused
+        if not wanted:
+            return
+        copies = [self.r.tensor(one.shape, one.format, "clone", "logits") for one in outputs]
+        if self.r.grad:
+            outputs[:] = copies
 
     def ready(self, leaf: Tensor) -> None:
         """The gradient is copied into its bucket; with `gradient_as_bucket_view` it is a view of that from here on. In the first backward of a
