@@ -45,9 +45,9 @@ form may follow ([JSON format](reference/json.md)). No constant is fitted to the
 BAND = """\
 ## The band
 
-An estimate's band holds nine tenths of what was measured on comparable cases: same task and kind of weights, described completely, no source
-with the weight of more than 20 cases. It widens what the allocator and the context leave open anyway. Coverage is of what a band never saw:
-for each source in turn, the ends are computed from all others.
+An estimate's band holds nine tenths of what was measured on the device or as reserved, in runs described completely, with each source weighed
+alike: a question is about a machine that memfit never saw, so that sources are exchangeable, not their cases. It widens what the allocator and
+the context leave open anyway. Coverage is of what a band never saw: for each source in turn, the ends are computed from all others.
 """
 ANSWERED = """\
 ## Answered

@@ -1,11 +1,16 @@
-"""How far an estimate may be off: what was measured on comparable cases, as a share of what memfit says of them.
+"""How far an estimate may be off: what was measured on published cases, as a share of what memfit says of them.
 
-`residuals.json` is written by `tools/accuracy.py` from published figures; a line is a case: what it is, bytes measured, bytes predicted.
+A question is about a machine and a software that memfit never saw, so sources are what may be exchanged, not cases: each source's distribution
+weighs the same, and the band is read off their mean (pooled distributions: Dunn, Wasserman and Ramdas, arXiv 1809.07441; for fewer than 19
+sources their correction for few samples would make it endless, and is left out). What is compared is what the band is about: counters that see
+what the allocator holds, or the device. `residuals.json` is written by `tools/accuracy.py` from published figures; a line is a case: what it
+is, bytes measured, bytes predicted.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,14 +19,12 @@ from typing import NamedTuple
 
 TABLE = Path(__file__).with_name("residuals.json")
 COVERED = 0.9  # of what was measured lies within
-MOST = 20  # cases that one source counts for, so that no long table drowns the others
-FEWEST, SOURCES = 40, 2  # cases (two beyond each end) and sources that a group must have; else the next wider one speaks
 EACH, EVERY = "all, averaged over sources", "all, averaged over cases"
-PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_allocated_plus_context")
+DEVICE = ("peak_reserved", "nvidia-smi", "peak_allocated_plus_context")  # counters that see more than live tensors
 
 
 class Residual(NamedTuple):
-    """One published case. `technique` is what `technique` below calls it. `least` and `most`: what memfit says before anybody was off,
+    """One published case. `least` and `most`: what memfit says before anybody was off,
     from live tensors and the least context to all that the allocator holds and the most; both are `predicted` for live tensors."""
 
     id: str
@@ -36,20 +39,18 @@ class Residual(NamedTuple):
 
     @property
     def counts(self) -> bool:
-        """Peaks of runs that are described completely: other cases say as much about what was not published as about memfit."""
-        return self.confidence == "high" and self.metric in PEAKS and self.measured > 0 < self.least
+        """Runs that are described completely: other cases say as much about what was not published as about memfit."""
+        return self.confidence == "high" and self.metric in DEVICE and self.measured > 0 < self.least
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Of what was measured, nine tenths were between `low` times the least and `high` times the most that memfit says; `group` says of
-    which cases."""
+    """Of what was measured, nine tenths were between `low` times the least and `high` times the most that memfit says."""
 
     low: float
     high: float
     cases: int
     sources: int
-    group: str
 
     def holds(self, one: Residual) -> bool:
         return self.low * one.least <= one.measured <= self.high * one.most
@@ -65,47 +66,28 @@ class Coverage:
     high: float
 
 
-def technique(training: bool, method: str, quant: str, precision: str, savings: Sequence[str] = ()) -> str:
-    """What distinguishes a case for someone who looks for his own: what is trained or served, over what, with which savings."""
-    over = f" over {quant}" if quant else ""
-    if not training:
-        return f"inference{over or ' ' + precision}"
-    return ", ".join([f"{method}{over}", *savings])
-
-
-def groups(name: str) -> tuple[str, ...]:
-    """What a technique is compared with, the narrowest group first."""
-    task = "inference" if name.startswith("inference") else "training"
-    return f"{task}, {'quantized' if ' over ' in name else 'plain'} weights", task, "all"
-
-
 @lru_cache(maxsize=1)
 def residuals() -> tuple[Residual, ...]:
     return tuple(Residual(*row) for row in json.loads(TABLE.read_bytes()))
 
 
-@lru_cache(maxsize=64)
-def spread(name: str) -> Spread:
-    """Of the narrowest group with enough cases."""
-    return of(name, residuals())
+@lru_cache(maxsize=1)
+def spread() -> Spread:
+    """Of the bundled residuals."""
+    return of(residuals())
 
 
-def of(name: str, known: Iterable[Residual]) -> Spread:
+def of(known: Iterable[Residual]) -> Spread:
     usable = [one for one in known if one.counts]
-    for group in groups(name):
-        chosen = [one for one in usable if group in groups(one.technique)]
-        sources = {one.source for one in chosen}
-        if group == "all" or (len(chosen) >= FEWEST and len(sources) >= SOURCES):
-            low, high = ends(chosen)
-            return Spread(low=low, high=high, cases=len(chosen), sources=len(sources), group=group)
-    raise AssertionError("`all` is among the groups of every technique")
+    low, high = ends(usable)
+    return Spread(low=low, high=high, cases=len(usable), sources=len({one.source for one in usable}))
 
 
 def ends(chosen: Sequence[Residual]) -> tuple[float, float]:
-    """The 5 % point of measured to least, and the 95 % point of measured to most; never beyond what memfit says itself. A source counts for
-    `MOST` cases at most."""
-    each = {source: min(1.0, MOST / sum(one.source == source for one in chosen)) for source in {one.source for one in chosen}}
-    tail = (1 - COVERED) / 2 * sum(each[one.source] for one in chosen)
+    """The 5 % point of measured to least, and the 95 % point of measured to most, of the mean over sources of their distributions; never
+    beyond what memfit says itself."""
+    each = {source: 1 / count for source, count in Counter(one.source for one in chosen).items()}
+    tail = (1 - COVERED) / 2 * len(each)
     below = sorted((one.measured / one.least, each[one.source]) for one in chosen)
     above = sorted(((one.measured / one.most, each[one.source]) for one in chosen), reverse=True)
     return min(1.0, reached(below, tail)), max(1.0, reached(above, tail))
@@ -126,11 +108,10 @@ def coverage(known: Sequence[Residual]) -> dict[str, Coverage]:
     usable = [one for one in known if one.counts]
     found: dict[str, Coverage] = {}
     for source in sorted({one.source for one in usable}):
-        others = [one for one in usable if one.source != source]
-        mine = [(one, of(one.technique, others)) for one in usable if one.source == source]
-        inside = sum(said.holds(one) for one, said in mine)
-        low, high = (sorted(getattr(said, end) for _, said in mine)[len(mine) // 2] - 1 for end in ("low", "high"))
-        found[source] = Coverage(cases=len(mine), covered=inside / len(mine), low=low, high=high)
+        mine = [one for one in usable if one.source == source]
+        said = of(one for one in usable if one.source != source)
+        inside = sum(said.holds(one) for one in mine)
+        found[source] = Coverage(cases=len(mine), covered=inside / len(mine), low=said.low - 1, high=said.high - 1)
     if found:
         every = list(found.values())
         cases = sum(one.cases for one in every)
@@ -141,17 +122,15 @@ def coverage(known: Sequence[Residual]) -> dict[str, Coverage]:
 
 
 __all__ = [
+    "DEVICE",
     "EACH",
     "EVERY",
-    "PEAKS",
     "TABLE",
     "Coverage",
     "Residual",
     "Spread",
     "coverage",
-    "groups",
     "of",
     "residuals",
     "spread",
-    "technique",
 ]

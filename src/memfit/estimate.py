@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
-from memfit.band import spread, technique
+from memfit.band import spread
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
@@ -201,11 +201,11 @@ def _of_rank(
     limited = None
     if room and found.reserved is not None and found.reserved + outside.low > room[1]:
         limited = replay(tape, settings, max(0, room[1] - outside.low), total=_total(settings, gpu))
-    band = _band(found, outside, limited, _technique(model, job))
+    band = _band(found, outside, limited)
     verdict = _verdict(band, room, limited)
     program, notes = _marked(model, job, gpu, strategy)
     known = _parameters(_marked(model, job, gpu)[0] if strategy else program, tape, total)  # of the whole model
-    advice = _advice(tape, job, found, (band, room, verdict), spread(_technique(model, job)).high) if precise else ()
+    advice = _advice(tape, job, found, (band, room, verdict), spread().high) if precise else ()
     return Estimate(
         model=model,
         job=job,
@@ -241,7 +241,7 @@ def surplus(
 def _beyond(model: Model, job: Job, place: tuple[Cluster, Strategy], producer: Producer | None, precise: bool) -> int:
     _, _, found = _simulated(model, job, place, producer, precise)
     (outside, _), (low, high) = _outside(job, place), _room(place[0].gpu)
-    return _band(found, outside, None, _technique(model, job)).high - low if precise else found.allocated + outside.low - high
+    return _band(found, outside, None).high - low if precise else found.allocated + outside.low - high
 
 
 def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
@@ -321,25 +321,18 @@ def _total(settings: Settings, gpu: GPU | None) -> int | None:
     return gpu.memory
 
 
-def _band(found: Memory, outside: Span, limited: Replay | None, name: str) -> Band:
-    """Below, the allocator may give back all that it caches; above, it keeps it. Both ends move by as much as comparable cases were off."""
-    said = spread(name)
+def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
+    """Below, the allocator may give back all that it caches; above, it keeps it. Both ends move by as much as published cases were off."""
+    said = spread()
     low = round(said.low * found.allocated) + outside.low
     off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
-    origin = f"nine tenths of {said.cases} published peaks of {said.sources} sources ({said.group}) are {off} from what memfit says of them"
+    origin = f"of {said.cases} published peaks of {said.sources} sources, each weighed alike, nine tenths are {off} from what memfit says of them"
     if found.reserved is None:
         passing = sum(found.parts.get(part, 0) for part in PASSING)
         high = round(said.high * found.allocated) + outside.high + passing // 4
         return Band(low=low, high=high, origin=f"{origin}; live peak only: and a quarter of what comes and goes, for the allocator's gaps")
     held = found.reserved if limited is None or limited.oom else limited.peak_reserved
     return Band(low=low, high=round(said.high * max(held, found.reserved)) + outside.high, origin=f"{origin}; and the context's own range")
-
-
-def _technique(model: Model, job: Job) -> str:
-    """As the published cases are sorted."""
-    stored = model.config.get("quantization_config")
-    quant = job.quant if job.quant != "none" else str(stored.get("quant_method", "")) if isinstance(stored, Mapping) else ""
-    return technique(job.training, job.method, quant, job.precision)
 
 
 def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -> str | None:

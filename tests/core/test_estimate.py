@@ -66,9 +66,9 @@ def test_the_four_numbers_and_their_parts() -> None:
     assert found.parts == {"weights": 10 * GIB, "rounding": 0, "fragmentation": 0, "context": found.outside}
     assert sum(found.parts.values()) == found.device
     assert found.usable == (12 * GIB, 12 * GIB + 100 * MIB)
-    said = spread("full")
+    said = spread()
     assert (found.band.low, found.band.high) == (round(said.low * 10 * GIB) + low, round(said.high * 10 * GIB) + high)
-    assert f"nine tenths of {said.cases} published peaks" in found.band.origin
+    assert f"of {said.cases} published peaks of {said.sources} sources" in found.band.origin
     assert (found.source, found.versions) == ("handwritten", {"torch": "9.9"})
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from memfit import band
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, of_rank
 from memfit.hardware import GPU, Cluster, usable
@@ -139,13 +138,14 @@ def of_kernel(kernel: Kernel) -> KernelOutcome | Refused:
 
 
 def technique(case: Case) -> str:
-    """As the band sorts it, with what saves memory."""
+    """What distinguishes a case for someone who looks for his own: what is trained or served, over what, with which savings."""
     job = case.job
     quant = json.loads(case.stored)["quant_method"] if case.stored else "" if job.quant == "none" else job.quant
-    savings = [
-        name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", bool(job.unsloth or job.liger))) if on
-    ]
-    return band.technique(job.training, job.method, quant, job.precision, savings)
+    over = f" over {quant}" if quant else ""
+    if not job.training:
+        return f"inference{over or ' ' + job.precision}"
+    savings = [name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", job.unsloth or job.liger)) if on]
+    return ", ".join([f"{job.method}{over}", *savings])
 
 
 def unanswered(case: Case, reason: str, detail: str) -> Refused:
