@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
-from memfit.strategy import ONE, Strategy
+from memfit.strategy import ONE, Strategy, strategy_from
 from memfit.units import parse_seconds
 from memfit.words import (
     PRODUCERS,
@@ -354,10 +354,20 @@ def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = 
         return campaigns.run(todo, folder, budget=budget, limit=how.case_limit, told=told or (lambda case, record: None))
     job = job_of(values, problems)
     source, built = gather(problems, lambda: (None, None), lambda: model_of(model, Ask(by="trace", offline=True)))
+    layout = tuple(how.use.split()) or ((f"fsdp={how.world},param_dtype=bf16,reduce_dtype=fp32",) if how.world > 1 else ())
+    if how.use and how.world > 1:
+        problems.append(Problem(message="`--world` and `--use` both say how the work is spread", where="world", hint="one of them"))
+    strategy = gather(problems, lambda: ONE, lambda: strategy_from(layout, None) if layout else ONE)
+    if how.rank >= strategy.ranks:
+        problems.append(
+            Problem(message=f"there is no rank {how.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")
+        )
     raise_errors(problems)
     assert built is not None
     name = source.name if source is not None else built.name
-    case = Case(model=name or "model", config=dict(built.config), job=job, steps=how.measured_steps, world=how.world, history=how.history)
+    case = Case(
+        model=name or "model", config=dict(built.config), job=job, steps=how.measured_steps, use=layout, rank=how.rank, history=how.history
+    )
     return [one(case, Path(how.out) if how.out else None, limit=how.case_limit)]
 
 

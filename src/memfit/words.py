@@ -67,7 +67,15 @@ class Measuring:
     case_limit: float = option(600.0, "seconds that one case may take", low=1.0, high=10**6, group="measure")
     measured_steps: int = option(3, "optimizer steps of a training case", low=1, high=1000, group="measure")
     history: bool = option(False, "keep every event of CUDA's allocator beside the record", group="measure")
-    world: int = option(1, "measure one rank of so many: FSDP2, whose collectives do nothing", low=1, high=2**20, group="measure")
+    use: str = option(
+        "",
+        "measure one rank of a layout: `fsdp=8`, `ddp=4`, `tp=2` …, whose collectives do nothing; may stand several times",
+        group="measure",
+    )
+    world: int = option(
+        1, "short for `--use fsdp=N` with weights gathered in bf16 and gradients reduced in fp32", low=1, high=2**20, group="measure"
+    )
+    rank: int = option(0, "which rank of the layout is measured", low=0, high=2**24, group="measure")
 
 
 def options() -> dict[str, dataclasses.Field[Any]]:

@@ -14,7 +14,7 @@ from memfit.job import Job
 from memfit.measure.campaign import cases, read
 from memfit.measure.child import failure
 from memfit.measure.record import Case, Peak, Record, record_of, records, write
-from memfit.measure.run import recorded, step_seconds
+from memfit.measure.run import per_token, recorded, step_seconds
 from memfit.units import parse_seconds
 from memfit.verbs import planned
 
@@ -35,7 +35,8 @@ def test_the_campaign_has_its_cases_and_spans_what_it_must() -> None:
         "optimizer": {"adamw", "adamw_fused", "adamw_loop", "sgd", "adafactor"},
     }.items():  # fmt: skip
         assert wanted <= {getattr(job, name) for job in jobs}, name
-    assert {case.world for case in found} >= {1, 2, 4, 8, 64}
+    assert {case.strategy.ranks for case in found} >= {1, 2, 4, 8, 64}
+    assert {name for case in found for name, _ in case.strategy.uses()} >= {"fsdp", "tp", "ddp"}
     assert found[0].history
 
 
@@ -44,7 +45,7 @@ def test_every_case_of_the_campaign_can_be_predicted() -> None:
     from memfit.lower import lower
     from memfit.model.families import build
 
-    kinds = {(case.model, case.job.task, case.job.method): case for case in planned(str(BENCH)) if case.world == 1}
+    kinds = {(case.model, case.job.task, case.job.method): case for case in planned(str(BENCH)) if not case.use}
     for case in list(kinds.values())[::5]:
         assert lower(build(case.config, name=case.model), case.job, compact=True).events
 
@@ -94,7 +95,7 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-@pytest.mark.parametrize("change", [{"schema": 2}, {"what": 1}, {"phases": [{"phase": "x"}]}])
+@pytest.mark.parametrize("change", [{"schema": 1}, {"what": 1}, {"phases": [{"phase": "x"}]}])
 def test_what_is_no_record_is_refused(change: dict[str, Any]) -> None:
     good = json.loads(json.dumps(dataclasses.asdict(recorded(case(), {"result": "ok", "by": "cuda"}, 1.0))))
     assert isinstance(record_of(good, "here"), Record)
@@ -113,6 +114,35 @@ def test_running_out_of_memory_says_how_much_was_asked_for() -> None:
     found = failure(OutOfMemoryError(text))
     assert (found["result"], found["asked"], found["free"]) == ("oom", int(2.5 * 2**30), 512 * 2**20)
     assert failure(ValueError("no"))["result"] == "error"
+    older = "Tried to allocate 2.50 GiB (GPU 0; 79.10 GiB total capacity; 70.00 GiB already allocated; 512.00 MiB free; 71.00 GiB reserved)"
+    found = failure(OutOfMemoryError(f"CUDA out of memory. {older}"))
+    assert (found["asked"], found["free"]) == (int(2.5 * 2**30), 512 * 2**20)
+
+
+def test_operations_of_a_token_by_hand() -> None:
+    """gpt2: 124,439,808 weights, of which 786,432 are looked up by position and the embedding is the head's; 12 layers of 12 heads of 64."""
+    from memfit.model.source import from_catalog
+
+    config = from_catalog("openai-community/gpt2").config
+    one = Case(model="gpt2", config=config, job=Job(seq=100))
+    forward = 2 * (124_439_808 - 786_432) + 12 * 4 * 768 * 100
+    assert per_token(one) == 3 * forward
+    assert per_token(dataclasses.replace(one, job=Job(seq=100, method="lora"))) == 2 * forward
+    assert per_token(dataclasses.replace(one, job=Job(task="inference", seq=90, new_tokens=10))) == forward
+    assert per_token(dataclasses.replace(one, use=("tp=2",))) == 3 * forward // 2
+
+
+def test_ranks_are_counted_from_nought(capsys: pytest.CaptureFixture[str]) -> None:
+    from memfit.cli import main
+
+    for words, said in (
+        (["measure", "openai-community/gpt2", "--world", "4", "--rank", "4"], "there is no rank 4 among 4"),
+        (["measure", "openai-community/gpt2", "--world", "4", "--use", "tp=2"], "both say how the work is spread"),
+        (["measure", "openai-community/gpt2", "--use", "tpp=2"], "unknown layout `tpp`"),
+        (["measure", "openai-community/gpt2", "--framework", "vllm"], "vllm"),
+    ):
+        assert main(words) == 2
+        assert said in capsys.readouterr().err
 
 
 def test_steps_are_summed_over_their_phases() -> None:

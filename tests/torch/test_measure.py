@@ -54,10 +54,80 @@ def test_a_run_holds_what_the_trace_foretells(options: dict[str, Any]) -> None:
 
 
 def test_one_rank_of_several_holds_its_share() -> None:
-    whole, share = (measure(case(world=world), device="cpu") for world in (1, 4))
+    whole, share = (measure(case(use=use), device="cpu") for use in ((), ("fsdp=4",)))
     assert share.result == "ok", share.error
     held = {record.world: min(one.allocated for one in record.phases if one.step == 2) for record in (whole, share)}
     assert held[4] < 0.6 * held[1]
+
+
+@pytest.mark.parametrize("use", ["ddp=4", "tp=2,sequence=yes"])
+def test_a_rank_holds_what_the_trace_foretells(use: str) -> None:
+    """torch's own wrappers over a group that sends nothing, on real tensors."""
+    found = measure(case(use=(use,), batch=2), device="cpu")
+    assert found.result == "ok", found.error
+    assert (found.use, found.world) == ((use,), int(use.partition("=")[2].partition(",")[0]))
+    expected = predicted(found)
+    assert expected is not None
+    assert found.allocated is not None
+    assert abs(expected.allocated / found.allocated - 1) < 0.005
+
+
+class Counters:
+    """What `torch.cuda` tells, scripted: each phase allocates more."""
+
+    def __init__(self) -> None:
+        self.reset = 0
+
+    def synchronize(self, device: Any) -> None:
+        """Nothing to wait for."""
+
+    def max_memory_allocated(self, device: Any) -> int:
+        return 100 * self.reset
+
+    def max_memory_reserved(self, device: Any) -> int:
+        return 1000 - self.reset
+
+    def memory_stats(self, device: Any) -> dict[str, int]:
+        return {"requested_bytes.all.peak": 90 * self.reset, "num_alloc_retries": 3}
+
+    def reset_peak_memory_stats(self, device: Any) -> None:
+        self.reset += 1
+
+    def get_device_properties(self, device: Any) -> Any:
+        import types
+
+        return types.SimpleNamespace(total_memory=5000)
+
+
+def test_counters_are_read_before_they_start_again() -> None:
+    import torch
+    from memfit.measure.meter import CudaMeter
+
+    used = iter([70, 90, 80])
+    meter = CudaMeter(torch.device("cpu"), Counters(), lambda: next(used))
+    for phase in ("load", "forward", "backward"):
+        meter.mark(phase)
+    meter.close()
+    assert [(one.phase, one.allocated, one.reserved) for one in meter.peaks] == [
+        ("load", 100, 999),
+        ("forward", 200, 998),
+        ("backward", 300, 997),
+    ]
+    assert meter.device_peak == 90
+    assert meter.figures() == {"allocated": 300, "reserved": 999, "requested": 270, "retries": 3, "total": 5000}
+
+
+def test_the_counters_are_those_of_torch() -> None:
+    """Every name that the meter asks for, with the parameters that it gives."""
+    import inspect
+
+    import torch
+
+    for name in (one for one in vars(Counters) if not one.startswith("_")):
+        assert "device" in inspect.signature(getattr(torch.cuda, name)).parameters, name
+    assert callable(torch.cuda._get_nvml_device_index)
+    history = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    assert {"max_entries", "context"} <= set(history) or "kwargs" in history
 
 
 def test_a_campaign_runs_the_best_first_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
@@ -74,7 +144,7 @@ def test_a_campaign_runs_the_best_first_and_goes_on_where_it_stopped(tmp_path: P
     run(todo, tmp_path / "out", budget=300.0, limit=120.0, told=hear)
     assert told == [("high", False), ("high", True), ("low", False), ("low", True)]
     assert {one.model: one.result for one in records(tmp_path / "out")} == {"high": "ok", "low": "ok"}
-    assert json.loads((tmp_path / "out" / todo[0].file).read_text())["schema"] == 1
+    assert json.loads((tmp_path / "out" / todo[0].file).read_text())["schema"] == 2
 
 
 def test_what_cannot_be_measured_is_refused_all_at_once() -> None:

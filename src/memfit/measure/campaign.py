@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import InputError, Problem
+from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import job_from
 from memfit.measure.record import Case, Record
 from memfit.measure.run import device_here, measure
 from memfit.registry import nearest
 
-KEYS = ("models", "value", "job", "jobs", "steps", "world", "reshard", "history", "layers")
+KEYS = ("models", "value", "job", "jobs", "steps", "use", "rank", "history", "layers")
 SHORTEST = 20.0  # seconds: with less of the budget left no further case is begun
 Configs = Callable[[str], Mapping[str, Any]]
 
@@ -63,19 +63,24 @@ def cases(table: Mapping[str, Any], configs: Configs, where: str) -> Iterator[Pl
     for model, alternative in itertools.product(models, table.get("jobs", [{}])):
         options = {**table.get("job", {}), **alternative}
         lists = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
-        worlds = table.get("world", 1)
+        layouts = table.get("use", "")
         for values in itertools.product(*lists.values()):
-            for world in worlds if isinstance(worlds, list) else [worlds]:
+            for layout in layouts if isinstance(layouts, list) else [layouts]:
                 case = Case(
                     model=model if "layers" not in table else f"{model}:{table['layers']}",
                     config=shortened(configs(model), table.get("layers")),
                     job=job_from(dict(zip(lists, values, strict=True))),
                     steps=int(table.get("steps", 3)),
-                    world=int(world),
-                    reshard=bool(table.get("reshard", True)),
+                    use=tuple(str(layout).split()),
+                    rank=int(table.get("rank", 0)),
                     history=bool(table.get("history", False)),
                 )
+                raise_errors([] if case.strategy.rank < case.strategy.ranks else [no_rank(case)])
                 yield Planned(value=float(table.get("value", 0)), case=case)
+
+
+def no_rank(case: Case) -> Problem:
+    return Problem(message=f"there is no rank {case.rank} among {case.strategy.ranks}", where="rank", hint="ranks are counted from 0")
 
 
 def shortened(config: Mapping[str, Any], layers: int | None) -> dict[str, Any]:

@@ -21,13 +21,14 @@ from memfit.measure.record import Case
 PREFIX = "RECORD "
 LIBRARIES = ("peft", "accelerate", "bitsandbytes", "trl")
 EVENTS = 2_000_000
-_SIZE = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB)")
+_ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
+_FREE = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) (?:is )?free")  # torch 2.1 and newer; before
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
 def main() -> int:
     asked = json.load(sys.stdin)
-    case = Case(**{**asked["case"], "job": Job(**asked["case"]["job"])})
+    case = Case(**{**asked["case"], "job": Job(**asked["case"]["job"]), "use": tuple(asked["case"]["use"])})
     try:
         answer = run(case, asked["device"], Path(asked["events"]) if asked["events"] else None)
     except InputError as bad:
@@ -44,8 +45,8 @@ def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
     meter = meter_of(device)
     found: dict[str, Any] = {"versions": versions(torch), "by": "cuda" if kind == "cuda" else "profiler", "device": {}}
     if isinstance(meter, CudaMeter):
+        note(found, "before", meter.used())  # first: whatever else is asked may make a context
         found["gpu"] = torch.cuda.get_device_name(device)
-        note(found, "before", meter.used())
         torch.zeros(1, device=device)
         torch.cuda.synchronize()
         note(found, "context", meter.used())
@@ -61,6 +62,8 @@ def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
         raise
     except Exception as problem:  # noqa: BLE001 - whatever ends a run is its result
         found |= failure(problem)
+        with contextlib.suppress(Exception):
+            meter.close()  # the phase that it ended in
     found |= meter.figures()
     found["phases"] = [vars(peak) for peak in meter.peaks]
     if isinstance(meter, CudaMeter):
@@ -81,8 +84,8 @@ def failure(problem: Exception) -> dict[str, Any]:
     """An OOM says how much was asked for and how much was free."""
     text = " ".join(str(problem).split())
     out = "OutOfMemory" in type(problem).__name__ or "out of memory" in text
-    sizes = [int(float(number) * UNITS[unit]) for number, unit in _SIZE.findall(text)]
-    told = {"asked": sizes[0], "free": sizes[2]} if out and len(sizes) > 2 else {}
+    said = {"asked": _ASKED.search(text), "free": _FREE.search(text)} if out else {}
+    told = {name: int(float(found[1]) * UNITS[found[2]]) for name, found in said.items() if found is not None}
     return {"result": "oom" if out else "error", "error": f"{type(problem).__name__}: {text}"[:500], **told}
 
 

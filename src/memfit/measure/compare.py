@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from memfit.errors import InputError
@@ -12,6 +13,7 @@ from memfit.measure.record import Record
 from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.simulate.replay import replay
+from memfit.strategy import ONE, strategy_from
 from memfit.tape import Alloc, Free, Tape
 
 
@@ -22,17 +24,18 @@ class Predicted(NamedTuple):
 
 
 def predicted(record: Record) -> Predicted | None:
-    """None where memfit has nothing to say: several ranks, a run that failed, a model or GPU that it does not know."""
-    if record.result != "ok" or record.world > 1:
+    """None where memfit has nothing to say: a run that failed, a model or GPU that it does not know."""
+    if record.result != "ok":
         return None
     job = job_from(record.job)
+    strategy = replace(strategy_from(record.use, None), rank=record.rank) if record.use else ONE
     try:
         if record.by == "profiler":
             from memfit.trace import trace_config
 
-            return Predicted("trace", live(trace_config(record.config, job, device="cpu", decode_all=True)), None)
-        tape = lower(build(record.config, name=record.model), job, None, Cluster(gpu=find_gpu(record.gpu)))
-    except InputError:
+            return Predicted("trace", live(trace_config(record.config, job, device="cpu", decode_all=True, strategy=strategy)), None)
+        tape = lower(build(record.config, name=record.model), job, strategy, Cluster(gpu=find_gpu(record.gpu), nodes=strategy.ranks))
+    except (InputError, NotImplementedError):
         return None
     found = memory(tape, replay(tape))
     return Predicted("formulas", found.allocated, found.reserved)

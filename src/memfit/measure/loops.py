@@ -12,7 +12,6 @@ from memfit.errors import Problem, raise_errors
 from memfit.measure.meter import Meter
 from memfit.measure.record import Case
 from memfit.optimizers import OPTIMIZERS
-from memfit.strategy import FSDP, ONE, Strategy
 from memfit.trace import inputs, prepare, ranks, serve, steps
 from memfit.trace.optimizers import OWN, TORCH
 from memfit.trace.program import DTYPES, Options, loaded, made, quiet
@@ -26,7 +25,7 @@ def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
     job = case.job
     raise_errors(refusals(case, device))
     torch.manual_seed(0)
-    strategy = strategy_of(case)
+    strategy = case.strategy
     with quiet(), forced(job.attention), ranks.group(strategy, device.type) as mesh:
         meter.mark("load")
         kind, model = made(case.config, job, None, device)
@@ -39,7 +38,7 @@ def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
         meter.mark("prepare")
         values = [one.numel() for one in model.parameters()]
         found = {"parameters": sum(values), "trainable": sum(one.numel() for one in model.parameters() if one.requires_grad)}
-        spread = Spread(strategy, mesh)
+        spread = Alone(strategy, mesh)
         model = spread.cut(model)
         options: Any = Options(steps=case.steps, decode_all=True, spread=spread)
         if job.training:
@@ -48,6 +47,18 @@ def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
             watch(model, meter)
             serve.infer(meter, model, job, options, plan)  # type: ignore[arg-type]
     return found
+
+
+class Alone(Spread):
+    """One rank without its neighbours. The fake group's all-reduce has no result, which DDP waits for; torch's own hook has one."""
+
+    def wrapped(self, model: Any) -> Any:
+        found = super().wrapped(model)
+        if isinstance(found, torch.nn.parallel.DistributedDataParallel):
+            from torch.distributed.algorithms.ddp_comm_hooks.debugging_hooks import noop_hook
+
+            found.register_comm_hook(None, noop_hook)
+        return found
 
 
 def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
@@ -66,8 +77,9 @@ def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
         yield Problem(message=f"optimizer `{job.optimizer}` cannot be measured yet", where="job.optimizer", hint="one of torch's own")
     if device.type == "cpu" and job.attention not in ("sdpa", "eager"):
         yield Problem(message=f"a CPU has no attention kernel `{job.attention}`", where="job.attention", hint="`sdpa` or `eager`")
-    if case.world > 1 and (not job.training or job.method != "full"):
-        yield Problem(message="one rank of several is measured in full training", where="world", hint="world 1")
+    if device.type == "cpu" and case.strategy.fsdp is not None and case.strategy.fsdp.version == 1:
+        yield Problem(message="FSDP1 does not run on a CPU", where="use fsdp.version", hint="`fsdp` is FSDP2, which does")
+    yield from ranks.refusals(job, case.strategy)
 
 
 @contextlib.contextmanager
@@ -80,13 +92,6 @@ def forced(attention: str) -> Iterator[None]:
 
     with sdpa_kernel(getattr(SDPBackend, KERNELS[attention])):
         yield
-
-
-def strategy_of(case: Case) -> Strategy:
-    """FSDP2 as one of `world` ranks: the process group does nothing, what it would fill is allocated."""
-    if case.world == 1:
-        return ONE
-    return Strategy(fsdp=FSDP(size=case.world, reshard=case.reshard, param_dtype="bf16", reduce_dtype="fp32"))
 
 
 def watch(model: Any, meter: Meter) -> None:

@@ -40,39 +40,45 @@ class Meter:
 
 
 class CudaMeter(Meter):
-    """Counters of the caching allocator, and NVML's figure of the whole device."""
+    """Counters of the caching allocator, and NVML's figure of the whole device. `cuda` is `torch.cuda`, or what acts as it."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda, used: Callable[[], int | None] | None = None) -> None:
         super().__init__(device)
-        self.used = driver(device)
-        self.device_peak = 0
+        self.cuda = cuda
+        self.used = used or driver(device)
+        self.device_peak = self.requested = 0
 
     def close(self) -> None:
-        torch.cuda.synchronize(self.device)
+        self.cuda.synchronize(self.device)
         now = time.perf_counter()
         if self.phase:
-            held, cached = torch.cuda.max_memory_allocated(self.device), torch.cuda.max_memory_reserved(self.device)
+            held, cached = self.cuda.max_memory_allocated(self.device), self.cuda.max_memory_reserved(self.device)
             self.peaks.append(Peak(phase=self.phase, step=self.step, allocated=held, reserved=cached, seconds=now - self.since))
+            self.requested = max(self.requested, self.cuda.memory_stats(self.device).get("requested_bytes.all.peak", 0))
             self.device_peak = max(self.device_peak, self.used() or 0)
-        torch.cuda.reset_peak_memory_stats(self.device)
+        self.cuda.reset_peak_memory_stats(self.device)
 
     def figures(self) -> dict[str, Any]:
-        stats = torch.cuda.memory_stats(self.device)
+        stats = self.cuda.memory_stats(self.device)
         return {
             "allocated": max((one.allocated for one in self.peaks), default=None),
             "reserved": max((one.reserved or 0 for one in self.peaks), default=None),
+            "requested": self.requested or None,
             "retries": stats.get("num_alloc_retries"),
-            "total": torch.cuda.get_device_properties(self.device).total_memory,
+            "total": self.cuda.get_device_properties(self.device).total_memory,
         }
 
 
 def driver(device: torch.device) -> Callable[[], int | None]:
-    """Bytes in use on the device as nvidia-smi shows them; without NVML the driver's own figure, which needs a context."""
+    """Bytes in use on the device as nvidia-smi shows them; without NVML the driver's own figure, which needs a context.
+
+    NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves: torch knows which is meant
+    (torch/cuda/__init__.py _get_nvml_device_index, from 2.1 on)."""
     with contextlib.suppress(Exception):
         import pynvml
 
         pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByIndex(device.index or 0)
+        handle = pynvml.nvmlDeviceGetHandleByIndex(torch.cuda._get_nvml_device_index(device))
         pynvml.nvmlDeviceGetMemoryInfo(handle)
         return lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
 

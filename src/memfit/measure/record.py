@@ -13,21 +13,26 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.job import Job
+from memfit.strategy import ONE, Strategy, strategy_from
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`config` is the model's own; `world`: the ranks of which this is one (FSDP2, collectives that do nothing)."""
+    """`config` is the model's own; `use` and `rank`: one rank of this layout is run, with collectives that do nothing."""
 
     model: str
     config: Mapping[str, Any] = field(repr=False)
     job: Job
     steps: int = 3
-    world: int = 1
-    reshard: bool = True
+    use: tuple[str, ...] = ()
+    rank: int = 0
     history: bool = False
+
+    @property
+    def strategy(self) -> Strategy:
+        return dataclasses.replace(strategy_from(self.use, None), rank=self.rank) if self.use else ONE
 
     @property
     def changes(self) -> dict[str, Any]:
@@ -37,7 +42,7 @@ class Case:
     @property
     def name(self) -> str:
         """The same for the same case, whenever it is asked."""
-        known = {**self.changes, **{name: getattr(self, name) for name in ("world", "reshard") if getattr(self, name) not in (1, True)}}
+        known = {**self.changes, **({"use": "+".join(self.use)} if self.use else {}), **({"rank": self.rank} if self.rank else {})}
         return "/".join([self.model, ",".join(f"{key}={value}" for key, value in known.items()) or "default"])
 
     @property
@@ -67,8 +72,9 @@ class Record:
     model: str
     config: Mapping[str, Any] = field(repr=False)
     job: Mapping[str, Any]
+    use: tuple[str, ...] = ()
+    rank: int = 0
     world: int = 1
-    reshard: bool = True
     by: str
     gpu: str = ""
     total: int | None = None
@@ -87,6 +93,7 @@ class Record:
     phases: tuple[Peak, ...] = ()
     step_seconds: tuple[float, ...] = ()
     tokens_per_second: float | None = None
+    flops_per_second: float | None = None  # of the model: what recomputation does again is not counted
     seconds: float = 0.0  # of the whole process
     events: str = ""  # the file of the allocator's own events, beside this one
     schema: int = SCHEMA
@@ -110,7 +117,9 @@ def record_of(values: Any, where: str) -> Record:
         raise InputError.one(f"this is no record of schema {SCHEMA}", where=where[:200], hint="records are what `memfit measure` writes")
     try:
         phases = tuple(Peak(**one) for one in values.get("phases", ()))
-        return Record(**{**values, "phases": phases, "step_seconds": tuple(values.get("step_seconds", ()))})
+        return Record(
+            **{**values, "phases": phases, "use": tuple(values.get("use", ())), "step_seconds": tuple(values.get("step_seconds", ()))}
+        )
     except TypeError as bad:
         raise InputError.one(f"the record does not hold together: {bad}"[:200], where=where[:200]) from None
 

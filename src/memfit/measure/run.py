@@ -15,6 +15,8 @@ from typing import Any
 from memfit.errors import InputError, Problem
 from memfit.measure.child import PREFIX
 from memfit.measure.record import Case, Peak, Record, write
+from memfit.model.families import build
+from memfit.model.modules import Attention
 
 
 def measure(case: Case, folder: Path | None = None, *, device: str = "", limit: float = 600.0) -> Record:
@@ -64,9 +66,28 @@ def recorded(case: Case, answer: Mapping[str, Any], whole: float) -> Record:
         tokens = job.batch * (job.seq * job.accumulate if job.training else job.new_tokens - 1)
         per_second = tokens / seconds if seconds else None
     return Record(
-        case=case.name, model=case.model, config=case.config, job=case.changes, world=case.world, reshard=case.reshard,
+        case=case.name, model=case.model, config=case.config, job=case.changes, use=case.use, rank=case.rank, world=case.strategy.ranks,
         **{**answer, "phases": phases}, step_seconds=steps, tokens_per_second=per_second, seconds=whole,
+        flops_per_second=None if per_second is None else per_second * per_token(case),
     )  # fmt: skip
+
+
+def per_token(case: Case) -> int:
+    """Operations of the model for one token (Chowdhery et al., PaLM, appendix B): 2 for each weight that multiplies and 4·L·H·N·T for
+    attention going forward, twice that for gradients of weights and inputs; with frozen weights only those of inputs. What an
+    embedding looks up is none. Of a rank that shares the matrices: its part."""
+    try:
+        model = build(case.config)
+    except InputError:
+        return 0
+    job = case.job
+    looked_up = sum(weight.count for module in model.embed for weight in module.weights())
+    weights = model.active - looked_up + (model.head.inputs * model.head.outputs if model.tied else 0)
+    mixers = [block.mixer for layer in model.layers for block in layer.blocks if isinstance(block.mixer, Attention)]
+    tokens = job.seq if job.training else job.seq + job.new_tokens
+    forward = 2 * weights + sum(4 * mixer.heads * mixer.head * tokens for mixer in mixers)
+    passes = 1 if not job.training else 3 if job.method == "full" else 2
+    return passes * forward // case.strategy.size("tp")
 
 
 def step_seconds(phases: tuple[Peak, ...]) -> tuple[float, ...]:

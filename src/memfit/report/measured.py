@@ -52,7 +52,8 @@ def text(record: Record, predicted: Predicted | None) -> str:
     for name, count in record.device.items():
         lines.append(f"{name:<11}{size(count):>12} on the device")
     if record.tokens_per_second:
-        lines.append(f"{'speed':<11}{record.tokens_per_second:>8,.0f} tokens/s")
+        rate = f", {record.flops_per_second / 1e12:.3g} TFLOP/s of the model" if record.flops_per_second else ""
+        lines.append(f"{'speed':<11}{record.tokens_per_second:>8,.0f} tokens/s{rate}")
     if record.phases:
         lines += ["", f"  {'phase':<22}{'allocated':>12}{'reserved':>12}{'seconds':>10}"]
         for peak in record.phases:
