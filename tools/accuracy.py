@@ -26,6 +26,7 @@ from memfit.truth.case import CONFIDENCES, METRICS, SERVED  # noqa: E402
 from memfit.truth.statistics import averaged  # noqa: E402
 
 NOTE = "<!-- Written by tools/accuracy.py (`make docs`); changes made here are lost. -->"
+PEERS_FILE = ROOT / "docs" / "peers.json"
 BEGIN, END = "<!-- accuracy: begin, written by tools/accuracy.py -->", "<!-- accuracy: end -->"
 PAGE = """\
 # Accuracy
@@ -49,6 +50,14 @@ An estimate's band holds nine tenths of what was measured on the device or as re
 alike: a question is about a machine that memfit never saw, so that sources are exchangeable, not their cases. It widens what the allocator and
 the context leave open anyway. Coverage is of what a band never saw: for each source in turn, the ends are computed from all others.
 """
+PEERS = """\
+## Other people's tools
+
+Asked once, on {date}, as pip installs them ([figures](peers.json)), about peaks on one GPU that are described completely; memfit on the same
+cases beside. DeepSpeed's estimator speaks of states alone, accelerate's of loading, or of Adam's states; torch's MemTracker takes minutes a case
+and was asked about one. hf-mem reads headers from the hub, and had no network. `memfit accuracy --peers` asks them anew.
+"""
+PEER_HEAD = ("tool", "version", "cases", "median", "p95", "worst", "under", "memfit median", "memfit p95", "seconds")
 ANSWERED = """\
 ## Answered
 
@@ -130,6 +139,21 @@ def kernels(data: dict[str, Any]) -> list[tuple[str, ...]]:
     return [(name, *report.cells(found)) for name, errors in sorted(groups.items()) if (found := figures(errors))]
 
 
+def peers(rows: list[list[Any]]) -> list[tuple[str, ...]]:
+    """A line a tool, over its cases that memfit answers too."""
+    known = {row[0]: (row[5], row[6]) for row in rows}
+    lines = []
+    for tool in json.loads(PEERS_FILE.read_text(encoding="utf-8"))["tools"]:
+        both = [(said, *known[name]) for name, said in tool["predicted"].items() if name in known]
+        theirs, ours = (
+            figures(one) for one in ([said / value - 1 for said, value, _ in both], [own / value - 1 for _, value, own in both])
+        )
+        if theirs is not None and ours is not None:
+            cells, own = report.cells(theirs), report.cells(ours)
+            lines.append((tool["method"], tool["version"], *cells[:4], cells[5], *own[1:3], report.brief(tool["seconds"])))
+    return lines
+
+
 def tasks(data: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
         (name, f"{counts['answered']}/{counts['rows']}", report.share(counts["answered"] / counts["rows"], 0))
@@ -169,6 +193,7 @@ def page(data: dict[str, Any]) -> Iterator[str]:
             [(name, *report.cells(of(one))) for name, one in (*data["tasks"].items(), *data["gpus"].items())],
         ),
         ("Peaks by every method", report.METHOD_HEAD, methods(data)),
+        (PEERS.format(**json.loads(PEERS_FILE.read_text(encoding="utf-8"))), PEER_HEAD, peers(rows)),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
         (BAND, ("source left out", "cases", "covered %", "from %", "to %"), coverage(rows)),
         (ANSWERED, report.TASK_HEAD, tasks(data)),

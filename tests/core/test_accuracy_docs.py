@@ -64,6 +64,7 @@ def test_the_tables_of_the_docs_are_those_of_the_residuals() -> None:
     assert "\n".join(table(made.report.HEAD, made.by_source(made.certain(rows())), words)) in page
     assert "\n".join(table(("source left out", "cases", "covered %", "from %", "to %"), made.coverage(rows()))) in page
     summary = text.partition(made.BEGIN)[2].strip().partition("\n\n")[0]
+    assert "\n".join(table(made.PEER_HEAD, made.peers(rows()), words)) in page
     assert made.readme(text, rows(), summary) == text
     assert summary in page
 

@@ -16,7 +16,7 @@ from memfit.truth.case import CONFIDENCES, METRICS
 from memfit.truth.causes import why
 
 SCHEMA = 2
-WORDS = frozenset({"compared", "reason", "model", "cause"})  # columns of text
+WORDS = frozenset({"compared", "reason", "model", "cause", "version"})  # columns of text
 EVERY_SOURCE = "all, averaged"
 TASK_HEAD = ("rows described completely", "answered", "%")
 REASON_HEAD = ("about", "reason", CERTAIN, "rows")
