@@ -201,7 +201,7 @@ def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
     ("job", "where"),
     [
         ({"framework": "megatron"}, "job.framework"),
-        ({"checkpointing": "selective"}, "job.checkpointing"),
+        ({"checkpointing": "selective", "reentrant": True}, "job.reentrant"),
         ({"loss": "chunked"}, "job.loss"),
         ({"method": "qlora", "merge": True}, "job.merge"),
         ({"versions": "torch=2.1"}, "job.versions"),

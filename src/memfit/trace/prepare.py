@@ -123,6 +123,8 @@ def checkpointed(model: Any, job: Job) -> None:
         return
     settings: dict[str, Any] = {"use_reentrant": job.reentrant}
     if job.checkpointing == "selective":
+        if job.reentrant:
+            raise InputError.one("selective checkpointing is not reentrant", where="job.reentrant", hint="`--no-reentrant`")
         settings["context_fn"] = selective.contexts
     every = job.checkpoint_every if job.checkpointing == "every" else 1
     base = model.get_base_model() if hasattr(model, "get_base_model") else model

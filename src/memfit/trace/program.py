@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib.metadata
+import importlib.util
 import re
 import traceback
 import warnings
@@ -84,6 +85,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     """Trace `job` on the model of `config`."""
     import transformers
 
+    if job.training and importlib.util.find_spec("peft") is not None:
+        importlib.import_module("peft")  # it imports bitsandbytes, if that is there, which must still see the true machine
     raise_errors([*refusals(job), *ranks.refusals(job, options.strategy)])
     options = dataclasses.replace(options, strategy=resolved(options.strategy, job))
     device = device_of(options)
@@ -94,8 +97,6 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     with quiet(), flash_attn.installed(job.attention):
         with failing():
             kind, model = built(config, job, options)
-        if job.quantization != "none":
-            prepare.quantized(model, job)
         recorder = Recorder(device, job.router_skew)
         if options.watch is not None:
             options.watch(recorder)
@@ -110,7 +111,9 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
             failing(),
         ):
             with Recorder(device):
-                plan = inputs.plan(model, kind, job, device.type)
+                plan = inputs.plan(model, kind, job, device.type)  # of the model before its weights are packed
+                if job.quantization != "none":
+                    prepare.quantized(model, job)
             with ranks.group(options.strategy, device.type) as mesh, ranks.followed(recorder, mesh), liger.applied(model, job):
                 options = dataclasses.replace(options, spread=Spread(options.strategy, mesh))
                 perform(recorder, model, job, options, plan)
