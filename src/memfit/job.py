@@ -29,6 +29,7 @@ QUANTS = ("none", "nf4", "fp4", "int8")
 NEWEST = {
     "transformers": (5, 23), "torch": (2, 13), "peft": (0, 21), "accelerate": (1, 15), "bitsandbytes": (0, 50), "flash-attn": (2, 8),
     "liger-kernel": (0, 8), "trl": (1, 16), "litgpt": (0, 5), "torchtune": (0, 6),
+    "torchtitan": (0, 3),
 }  # fmt: skip
 _VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40

@@ -25,7 +25,7 @@ DRIFT = 0.02  # of it; beyond that the docs tell another story
 BOUNDS = {
     ("Lightning-AI/litgpt", "peak_allocated"): (0.5, 1.0),
     ("MooreThreads/SimuMax", "peak_allocated"): (0.1, 0.3),
-    ("MooreThreads/SimuMax", "peak_reserved"): (1.0, 5.5),
+    ("MooreThreads/SimuMax", "peak_reserved"): (0.4, 1.6),
     ("QwenLM/Qwen3", "peak_allocated"): (0.6, 4.0),
     ("QwenLM/Qwen3", "allocated_end_of_generation"): (0.2, 14.5),
     ("foundation-model-stack/fms-acceleration", "peak_allocated"): (0.3, 4.0),
@@ -35,7 +35,7 @@ BOUNDS = {
     ("huggingface/peft", "allocated_end_of_step"): (0.1, 0.2),
     ("huggingface/transformers", "peak_allocated"): (1.5, 26.0),
     ("pytorch/ao", "peak_reserved"): (0.5, 0.5),
-    ("pytorch/torchtitan", "peak_reserved"): (6.0, 15.0),
+    ("pytorch/torchtitan", "peak_reserved"): (1.0, 9.5),
     ("pytorch/torchtune", "peak_active"): (0.5, 0.5),
 }
 AVERAGE = (1.2, 4.5)  # 3 and 10 are what memfit set out to reach

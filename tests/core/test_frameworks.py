@@ -13,6 +13,7 @@ from memfit.kernels import cublas_workspace
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import Memory, memory
+from memfit.tape import Alloc, Free, Mark
 
 SMALL: dict[str, Any] = {
     "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 8192,
@@ -247,3 +248,21 @@ def test_the_longest_batch_holds_what_a_run_of_such_batches_holds(framework: str
     one, other = (memory(lower(model, job)) for job in (mixed, alike))
     assert one.allocated == other.allocated
     assert one.parts == other.parts
+
+
+def test_the_older_loss_in_chunks_keeps_the_probabilities_of_all() -> None:
+    """Eight chunks of fp32 beside the model's own logits when the backward begins; the newer one has run its backward by then."""
+    model = build({**CONFIGS["llama"], "model_type": "llama"})
+    found = {}
+    for version in ("0.1", "0.3"):
+        tape = lower(model, Job(framework="torchtitan", seq=64, loss="chunked", versions=f"torchtitan={version}"))
+        alive: dict[int, int] = {}
+        for event in tape:
+            if type(event) is Mark and event.phase == "backward":
+                break
+            if type(event) is Alloc and event.op == "log_softmax":
+                alive[event.id] = event.size
+            elif type(event) is Free:
+                alive.pop(event.id, None)
+        found[version] = sorted(alive.values())
+    assert found == {"0.1": [8 * model.head.outputs * 4] * 8, "0.3": []}

@@ -268,6 +268,7 @@ def test_a_balanced_share_is_said() -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ measured stages
+@pytest.mark.slow
 def test_simumax_stages() -> None:
     """Fifteen stages on eight B200, the most of any rank: live peaks within 0.3 %, reserved ones within 1.5 %."""
     found = accuracy(source="SimuMax").outcomes

@@ -21,6 +21,7 @@ from memfit.model.modules import Attention, Embedding, Model, Norm, Weight
 from memfit.program import Program
 
 CACHE = "rope.cache"
+OWN_BACKWARD = (0, 3)  # the version since which each chunk of the loss runs a backward of its own
 CHUNKS = 8  # components/loss.py ChunkedLossWrapper.Config
 HALVES = frozenset({"qwen3"})  # families whose halves make the pairs that turn
 KERNELS = ("cudnn", "flash", "math")  # in this order (models/common/attention.py ScaledDotProductAttention)
@@ -109,6 +110,8 @@ def cross_entropy(scores: Tensor, labels: Tensor, ctx: Context) -> Tensor:
 def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """Head, loss and backward over an eighth of each sequence at a time; the gradients are gathered in fp32 and handed on, cast, when the
     graph of the layers runs (components/loss.py ChunkedLossWrapper)."""
+    if ctx.job.version("torchtitan") < OWN_BACKWARD:
+        return in_turn(hidden, labels, model, bound, ctx)
     r = ctx.r
     part, r.part = r.part, "logits"
     size = -(-ctx.tokens // CHUNKS)
@@ -133,6 +136,27 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
         total = r.node("loss", total, (hidden,), back_given, (ops.cast(r, gathered, hidden.format),))
     r.part = part
     return total
+
+
+def in_turn(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """The older loss in chunks: of all logits, an eighth after the other, in one graph, which keeps the probabilities of each (commit e23bb707,
+    components/loss.py chunked_cross_entropy_loss)."""
+    r = ctx.r
+    part, r.part = r.part, "logits"
+    scores = head.logits(hidden, model, bound, ctx)
+    size = -(-ctx.tokens // CHUNKS)
+    pieces = views.split(r, scores, 1, *(min(size, ctx.tokens - first) for first in range(0, ctx.tokens, size)))
+    del hidden, scores
+    total = r.tensor((1,), FP32, "loss")
+    while pieces:
+        piece = pieces.pop(0)
+        flat = views.reshape(r, piece, piece.count // piece.shape[-1], piece.shape[-1])
+        wide = ops.cast(r, flat, FP32)
+        del flat
+        total = ops.add(r, total, ops.cross_entropy(r, wide, labels))
+        del wide
+    r.part = part
+    return ops.scale(r, total)
 
 
 def back_given(r: Recorder, node: Node, g: Tensor) -> Grads:

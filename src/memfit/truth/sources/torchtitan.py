@@ -1,6 +1,7 @@
 """Meta's torchtitan: FSDP2 over Llama as its configs of 2025 run it (llama3_8b.toml: batch 1, 8192 tokens, selective checkpoints by operation,
-AdamW fused, norms clipped at 1, weights in fp32 and products in bf16, parallelize_llama.py apply_fsdp). What Inductor compiles, fp8, and
-other implementations of FSDP are not what the formulas say; nor is its code of 2024, which nobody here has read."""
+AdamW fused, norms clipped at 1, weights in fp32 and products in bf16, parallelize_llama.py apply_fsdp), started by its run_train.sh, which
+asks for expandable segments (since 2025 at the latest). What Inductor compiles, fp8, and other implementations of FSDP are not what the formulas
+say; nor is its code of 2024, which nobody here has read."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row, count
 
 SHARDS = re.compile(r"fsdp(\d{1,5})")
+ENDS = "2025-07-28"  # since then the ends are units of their own (commit 83e694105); before, the root's
 EAGER = ("FSDP2", "FSDP2 eager", "eager FSDP2")
 
 
@@ -34,7 +36,9 @@ def read(row: Row) -> Reading:
         raise Unfit("the length of the longest sequence is not stated", row.seq)
     options: words.Options = {
         "framework": "torchtitan", "task": "pretrain", "batch": words.batch(row), "seq": length, "precision": "fp32", "optimizer": "adamw_fused",
-        "clip": 1.0, "loss": "chunked" if str(row.more("loss") or "").startswith("chunked") else "plain",
+        "clip": 1.0, "alloc_conf": "expandable_segments:True", "versions": "torchtitan=0.1",
+        "loss": "chunked" if str(row.more("loss") or "").startswith("chunked") else "plain",
         "checkpointing": "selective" if row.text("grad_checkpointing").startswith("selective") else words.checkpointing(row.grad_checkpointing),
     }  # fmt: skip
-    return Reading(options=options, strategy=Strategy(fsdp=FSDP(size=gpus, param_dtype="bf16", reduce_dtype="fp32", wrap="ends")))
+    wrap = "ends" if row.text("engine_version") >= ENDS else "layers"
+    return Reading(options=options, strategy=Strategy(fsdp=FSDP(size=gpus, param_dtype="bf16", reduce_dtype="fp32", wrap=wrap)))
