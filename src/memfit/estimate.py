@@ -71,6 +71,26 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Rung:
+    """A change to the job, beside those before it: bytes of the device that it frees, how much longer a token then takes than as it was
+    (None where no time is known), and what is needed then."""
+
+    name: str
+    freed: int
+    slower: float | None
+    device: int
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What makes it fit: no rungs where it fits as it is, and where none of the known changes helps (`helps` is False)."""
+
+    rungs: tuple[Rung, ...]
+    helps: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Script:
     """A program that was traced in the place of a model and a job, and the optimizer steps it was followed for."""
 
@@ -113,6 +133,7 @@ class Estimate:
     versions: Mapping[str, str] = field(default_factory=dict)
     ranks: tuple[Rank, ...] = ()
     answers: tuple[Answer, ...] = ()
+    advice: Advice | None = None
     script: Script | None = None  # then `model` has only its name, and `job` nothing but the allocator's options
 
     @property
@@ -242,6 +263,13 @@ def _beyond(model: Model, job: Job, place: tuple[Cluster, Strategy], producer: P
     _, _, found = _simulated(model, job, place, producer, precise)
     (outside, _), (low, high) = _outside(job, place), _room(place[0].gpu)
     return _band(found, outside, None).high - low if precise else found.allocated + outside.low - high
+
+
+def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> int:
+    """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas never say `fits` where this is positive."""
+    _, _, found = _simulated(model, job, (cluster, strategy), None, False)
+    (outside, _), (low, _) = _outside(job, (cluster, strategy)), _room(cluster.gpu)
+    return round(spread(_technique(model, job)).high * found.allocated) + outside.high - low
 
 
 def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
@@ -431,4 +459,20 @@ def _remarks(program: Program) -> list[Problem]:
     return found
 
 
-__all__ = ["Answer", "Band", "Estimate", "Failure", "Host", "Parameters", "Rank", "Script", "estimate", "of_rank", "surplus", "trainable"]
+__all__ = [
+    "Advice",
+    "Answer",
+    "Band",
+    "Estimate",
+    "Failure",
+    "Host",
+    "Parameters",
+    "Rank",
+    "Rung",
+    "Script",
+    "estimate",
+    "of_rank",
+    "shortfall",
+    "surplus",
+    "trainable",
+]

@@ -229,7 +229,7 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
         message = f"{job.batch * job.beams * job.reach} tokens are too many to trace: their numbers would be real"
         yield Problem(message=message, where="by", hint=f"at most {TRACED_TOKENS}; the formulas have no limit")
     if not values.get("gpu") and not values.get("memory"):
-        for name in ("largest_batch", "longest_seq", "cheapest_precision"):
+        for name in ("largest_batch", "longest_seq", "cheapest_precision", "advise"):
             if getattr(ask, name):
                 message = f"`{name}` depends on the GPU, and none is named"
                 yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
@@ -248,6 +248,10 @@ def answer(asked: Question, producer: Producer | None = None) -> Estimate:
 
         answers = tuple(solve(model, job, cluster, producer, asked.strategy) for name, solve in QUESTIONS.items() if getattr(ask, name))
         found = dataclasses.replace(found, answers=answers)
+    if ask.advise and cluster is not None:
+        from memfit.plan.advice import advice
+
+        found = dataclasses.replace(found, advice=advice(model, job, cluster, asked.strategy))
     return found
 
 

@@ -44,6 +44,7 @@ class Ask:
     longest_seq: bool = option(False, "find the longest sequence that fits; of long ones a multiple of 64", group="question")
     smallest_gpu: bool = option(False, "find the smallest GPU that fits", group="question")
     cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
+    advise: bool = option(False, "find the shortest ladder of changes that makes it fit: what each frees and costs", group="question")
 
 
 @dataclass(frozen=True, kw_only=True)

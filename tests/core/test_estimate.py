@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import memfit
 from memfit.band import spread
 from memfit.errors import InputError
-from memfit.estimate import Estimate, estimate, surplus, trainable
+from memfit.estimate import Estimate, estimate, shortfall, surplus, trainable
 from memfit.hardware import Cluster, custom_gpu, find_gpu, usable
 from memfit.job import COUNTS, NEWEST, Job
 from memfit.lower import lower
@@ -282,6 +282,8 @@ def test_the_surplus_decides_as_the_estimate_does(memory: int, batch: int) -> No
     assert (surplus(MODEL, job, cluster) <= 0) == (verdict(job, cluster) == "fits")
     if surplus(MODEL, job, cluster, precise=False) > 0:
         assert verdict(job, cluster) == "no"
+    if shortfall(MODEL, job, cluster) > 0:
+        assert verdict(job, cluster) != "fits"
 
 
 def test_gaps_that_are_uneven_are_looked_beyond_and_told() -> None:

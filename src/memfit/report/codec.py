@@ -90,6 +90,14 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("answers[].tried[].setting", "string", "which"),
     ("answers[].tried[].verdict", "string", "fits, tight, no, or why there is none"),
     ("answers[].tried[].device", "integer", "what it takes"),
+    ("advice", "object?", "the shortest ladder of changes that makes it fit; null where it was not asked for"),
+    ("advice.helps", "boolean", "false where none does"),
+    ("advice.rungs", "[]object", "the least painful first; none where it fits as it is"),
+    ("advice.rungs[].name", "string", "the flags"),
+    ("advice.rungs[].freed", "integer", "bytes of the device, beside the rungs before"),
+    ("advice.rungs[].slower", "number?", "how much longer a token then takes than as it was, 0.3 for 30 %"),
+    ("advice.rungs[].device", "integer", "what is needed then"),
+    ("advice.rungs[].verdict", "fits|tight|no", "as `verdict`"),
     ("problems", "[]object", "what is wrong (level `error`), doubtful or assumed"),
     ("problems[].level", "error|warning|note", "how bad"),
     ("problems[].where", "string", "path into the input"),
@@ -146,6 +154,7 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
             }
             for one in estimate.answers
         ],
+        "advice": None if estimate.advice is None else dataclasses.asdict(estimate.advice),
         "problems": [problem_dict(problem) for problem in estimate.problems],
     }  # fmt: skip
     if estimate.failure is not None:

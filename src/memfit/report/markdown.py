@@ -11,6 +11,7 @@ from memfit.report.text import (
     WHAT,
     answer_line,
     job_words,
+    ladder,
     layout_words,
     merged,
     moment_words,
@@ -25,6 +26,7 @@ from memfit.report.text import (
 def markdown(estimate: Estimate) -> str:
     lines = [*_head(estimate), *_numbers(estimate), *_pace(estimate), *_parts(estimate), *_moments(estimate)]
     lines += [f"- {escape(answer_line(answer))}" for answer in estimate.answers]
+    lines += [f"- {escape(line.strip())}" for line in ladder(estimate)]
     if estimate.problems:
         lines += ["", *(f"> {escape(line)}  " for line in remarks(estimate.problems))]
     return "\n".join(lines)

@@ -46,7 +46,7 @@ def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
         ranks(estimate),
     )
     lines: list[str] = []
-    for section in (*sections, answers(estimate), remarks(estimate.problems)):
+    for section in (*sections, answers(estimate), ladder(estimate), remarks(estimate.problems)):
         found = [folded for line in section for folded in fold(line, width)]
         lines += ["", *found] if lines and found else found
     return "\n".join([paint(lines[0], estimate.verdict), *map(paint, lines[1:])] if colour else lines)
@@ -237,6 +237,20 @@ def answers(estimate: Estimate) -> Iterator[str]:
         yield answer_line(answer)
         for name, found, device in answer.tried:
             yield f"  {name:<28}{gib(device):>8} GiB  {VERDICTS[found]}" if found in VERDICTS else f"  {name:<28}{found}"
+
+
+def ladder(estimate: Estimate) -> Iterator[str]:
+    """What makes it fit."""
+    advice = estimate.advice
+    if advice is None:
+        return
+    if not advice.rungs:
+        yield "it fits as it is" if advice.helps else "none of the changes that memfit knows makes it fit: a larger GPU, or more of them"
+        return
+    yield "to make it fit:"
+    for rung in advice.rungs:
+        slower = "" if rung.slower is None else f", {100 * rung.slower:+.0f} % time"
+        yield f"  {rung.name}: {gib(rung.device)} GiB, {VERDICTS[rung.verdict]} (frees {gib(rung.freed)} GiB{slower})"
 
 
 def answer_line(answer: Answer) -> str:
