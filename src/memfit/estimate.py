@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TypeAlias
 
+from memfit.answers import Advice, Answer, Band, Failure, Parameters, Rank, Rung, Script
 from memfit.band import spread
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
@@ -19,7 +20,7 @@ from memfit.lower import lower
 from memfit.lower.host import Host, host, paged
 from memfit.model.modules import Model
 from memfit.program import Program
-from memfit.simulate.memory import Memory, Moment, memory, moment
+from memfit.simulate.memory import Memory, memory, moment
 from memfit.simulate.pace import step_time
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
@@ -32,82 +33,6 @@ from memfit.techniques.base import TRACE
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
 Place: TypeAlias = "tuple[Cluster | None, Strategy]"  # which GPUs, and how they share the work
-
-
-@dataclass(frozen=True, kw_only=True)
-class Band:
-    """The `device` figure lies in here; `origin` says what that claim rests on."""
-
-    low: int
-    high: int
-    origin: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parameters:
-    total: int
-    trainable: int
-    active: int  # of the total, those that one token passes through
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """The request that the allocator could not serve on this GPU: bytes asked for, and bytes that were left."""
-
-    at: Moment
-    asked: int
-    left: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answer:
-    """To a reverse question: `value` is None where nothing fits. `tried` are (what, verdict, device) for the settings looked at."""
-
-    question: str
-    value: int | str | None
-    device: int | None = None
-    limit: str = ""  # what else ended the search
-    tried: tuple[tuple[str, str, int], ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rung:
-    """A change to the job, beside those before it: bytes of the device that it frees, how much longer a token then takes than as it was
-    (None where no time is known), and what is needed then."""
-
-    name: str
-    freed: int
-    slower: float | None
-    device: int
-    verdict: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Advice:
-    """What makes it fit: no rungs where it fits as it is, and where none of the known changes helps (`helps` is False)."""
-
-    rungs: tuple[Rung, ...]
-    helps: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Script:
-    """A program that was traced in the place of a model and a job, and the optimizer steps it was followed for."""
-
-    path: str
-    arguments: tuple[str, ...]
-    steps: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rank:
-    """One of the ranks whose memory differs, and how many are like it."""
-
-    rank: int
-    alike: int
-    allocated: int
-    device: int
-    verdict: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,7 +194,7 @@ def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE
     """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas never say `fits` where this is positive."""
     _, _, found = _simulated(model, job, (cluster, strategy), None, False)
     (outside, _), (low, _) = _outside(job, (cluster, strategy)), _room(cluster.gpu)
-    return round(spread(_technique(model, job)).high * found.allocated) + outside.high - low
+    return round(spread().high * found.allocated) + outside.high - low
 
 
 def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:

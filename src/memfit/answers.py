@@ -1,0 +1,83 @@
+"""What an estimate consists of beside its memory: the band, what it counted, and answers to what was asked beside."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.simulate.memory import Moment
+
+
+@dataclass(frozen=True, kw_only=True)
+class Band:
+    """The `device` figure lies in here; `origin` says what that claim rests on."""
+
+    low: int
+    high: int
+    origin: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parameters:
+    total: int
+    trainable: int
+    active: int  # of the total, those that one token passes through
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The request that the allocator could not serve on this GPU: bytes asked for, and bytes that were left."""
+
+    at: Moment
+    asked: int
+    left: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """To a reverse question: `value` is None where nothing fits. `tried` are (what, verdict, device) for the settings looked at."""
+
+    question: str
+    value: int | str | None
+    device: int | None = None
+    limit: str = ""  # what else ended the search
+    tried: tuple[tuple[str, str, int], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """A change to the job, beside those before it: bytes of the device that it frees, how much longer a token then takes than as it was
+    (None where no time is known), and what is needed then."""
+
+    name: str
+    freed: int
+    slower: float | None
+    device: int
+    verdict: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What makes it fit: no rungs where it fits as it is, and where none of the known changes helps (`helps` is False)."""
+
+    rungs: tuple[Rung, ...]
+    helps: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Script:
+    """A program that was traced in the place of a model and a job, and the optimizer steps it was followed for."""
+
+    path: str
+    arguments: tuple[str, ...]
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One of the ranks whose memory differs, and how many are like it."""
+
+    rank: int
+    alike: int
+    allocated: int
+    device: int
+    verdict: str | None
