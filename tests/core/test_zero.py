@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from memfit.errors import InputError
+from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
-from memfit.strategy import Strategy, ZeRO, strategy_from
+from memfit.strategy import FSDP, Strategy, ZeRO, strategy_from
 from memfit.tape import Alloc, Free, Mark, Tape, check
 
 CONFIG = {
@@ -167,3 +168,26 @@ def test_small_parameters_stay_gathered(model: Model) -> None:
 def test_pieces_of_a_step(model: Model) -> None:
     whole, pieces = (held(run(model, ZeRO(size=W, sub_group=size, **FEW)), "gradients", "temporaries")["step 2"] for size in (10**9, 10**5))
     assert pieces < 0.5 * whole
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_states_on_the_host_are_not_on_the_gpu(model: Model, stage: int) -> None:
+    found = memory(run(model, ZeRO(size=W, stage=stage, reduce_bucket=10**5, offload_optimizer="cpu")))
+    assert not {"master", "optimizer"} & set(found.parts)
+
+
+def test_the_host_of_an_offload(model: Model) -> None:
+    """Eight ranks of a node share what two of four GPUs would have each."""
+    few, many = (estimate(model, Job(seq=32), None, Strategy(zero=ZeRO(size=size, offload_optimizer="cpu"))).host for size in (2, 8))
+    assert few.size > 18 * model.parameters // 2
+    assert 2 * many.size < few.size
+    assert "offload" in many.why
+    sharded = estimate(model, Job(seq=32, precision="fp32"), None, Strategy(fsdp=FSDP(size=2, offload=True))).host
+    assert sharded.size >= 16 * model.parameters // 2
+
+
+def test_offloaded_weights_are_gathered_from_the_host(model: Model) -> None:
+    settings = {"prefetch_bucket": 0, "max_reuse": 0, "offload_optimizer": "cpu", **FEW}
+    here, away = (held(run(model, ZeRO(size=W, offload_param=where, **settings)), "weights")["step 2"] for where in ("none", "cpu"))
+    assert here == pytest.approx(2 * model.parameters / W, rel=1e-2)
+    assert away == 0

@@ -21,9 +21,12 @@ if importlib.util.find_spec("deepspeed") is None:
 
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.lower.host import of_zero
 from memfit.model.families import build
+from memfit.program import Program, placed
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Alloc, Free, Mark, Tape, check
+from memfit.techniques import apply
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS, STEPS = 2, 3
@@ -69,6 +72,16 @@ CASES |= {
     "3, accumulating": ("llama", {"stage": 3, **BUCKET, **EARLY}, {"accumulate": 2}),
     "3, adapters": ("llama", {"stage": 3, "reduce_bucket": 50_000, **EARLY}, {"method": "lora", "seq": 64}),
 }
+CASES |= {
+    "2, states away": ("llama", {"stage": 2, "offload_optimizer": "cpu", **BUCKET}, {}),
+    "1, states away": ("llama", {"stage": 1, "offload_optimizer": "cpu", **BUCKET}, {}),
+    "3, states away": ("llama", {"stage": 3, "offload_optimizer": "cpu", **BUCKET, **EARLY}, {}),
+    "3, all away": (
+        "llama",
+        {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu", **BUCKET, **EARLY},
+        {"checkpointing": "full"},
+    ),
+}
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}  # the CPU knows no fp16
 SECTION = {
     "reduce_bucket": "reduce_bucket_size", "overlap": "overlap_comm", "contiguous": "contiguous_gradients", "round_robin": "round_robin_gradients",
@@ -85,7 +98,7 @@ def real_case(name: str) -> dict[str, Any]:
     """The same, in DeepSpeed's words."""
     config, zero, _ = CASES[name]
     job = job_of(name)
-    section = {SECTION[key]: value for key, value in zero.items()}
+    section = {SECTION.get(key, key): {"device": value} if key.startswith("offload") else value for key, value in zero.items()}
     numbers = {job.precision: {"enabled": True}} if job.precision != "fp32" else {}
     return {
         "config": CONFIGS[config], "dtype": DTYPES[job.precision], "batch": job.batch, "seq": job.seq, "steps": STEPS,
@@ -166,6 +179,9 @@ def told(tape: Tape) -> Phases:
 @pytest.mark.parametrize("name", CASES)
 def test_a_rank(measured: dict[str, list[Phases]], name: str, rank: int) -> None:
     truth, found = measured[name][rank], told(written(name, rank))
+    if "away" in name:
+        offloaded(name, truth, found)
+        return
     staged = name.startswith("3")  # on its way to one buffer a partition passes the host, which here is the device too
     for phase in (
         *(() if staged else ("prepare 0",)),
@@ -174,3 +190,30 @@ def test_a_rank(measured: dict[str, list[Phases]], name: str, rank: int) -> None
         said, seen = found[phase][0], truth[phase][0]
         assert abs(said - seen) <= WITHIN * seen, (phase, said, seen)
     assert abs(found["step 1"][1] - truth["step 1"][1]) <= WITHIN * truth["step 1"][1]
+
+
+def offloaded(name: str, truth: Phases, found: Phases) -> None:
+    """On the CPU the host is the device: what is kept there stands beside the formulas' device all the time, and is what `host` says of it
+    without the rounding of pinned blocks. What goes to a device and back costs nothing there (ZeRO-3's parts of gradients, offloaded weights)."""
+    config, zero, _ = CASES[name]
+    model = build(CONFIGS[config])
+    part = model.parameters // RANKS
+    held = (4 + 4 + 8 + 2) * part  # copies, gradients, states, and what is on its way back, or was summed up
+    held += 2 * max(weight.count for weight in model.weights()) if zero["stage"] < 3 else 0
+    held += 2 * part if "offload_param" in zero else 0
+    assert held == pytest.approx(of_zero(program_of(name), ZeRO(size=RANKS, **zero), exact), rel=1e-3)
+    for phase in ("forward 1", "backward 1"):
+        said, seen = found[phase][0] + held, truth[phase][0]
+        assert -WITHIN * seen <= said - seen <= (0.02 if zero["stage"] == 3 else WITHIN) * seen, (phase, said, seen)
+    assert abs(found["step 1"][1] + held - truth["step 1"][1]) <= WITHIN * truth["step 1"][1]
+
+
+def exact(size: int) -> int:
+    return size
+
+
+def program_of(name: str) -> Program:
+    config, zero, _ = CASES[name]
+    model = build(CONFIGS[config])
+    blank = Program(model=model, job=job_of(name), entries=placed(model.layers, False), weights=model.dtype)
+    return apply(blank.replace(strategy=Strategy(zero=ZeRO(size=RANKS, **zero))))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from memfit.formats import FORMATS
 from memfit.lower.optimize import SMALLEST_PAGED
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
+from memfit.strategy import ZeRO
 
 PAGED = {"int8_paged": 1, "fp32_paged": 4}  # bytes a value of the states that are managed memory
 
@@ -29,6 +31,9 @@ def host(program: Program, total: int) -> Host:
         loading, why = largest * width, "the largest tensor on its way to the GPU"
     else:
         loading, why = total * width, "a copy of the weights while they are loaded without a device_map"
+    offloaded = offload(program)
+    if offloaded > max(states, loading):
+        return Host(size=offloaded, why="what this rank's offload keeps there, pinned; a node holds that of all its GPUs")
     if states > loading:
         return Host(size=states, why="paged optimizer states, where the GPU has no room for them")
     return Host(size=loading, why=why)
@@ -46,3 +51,51 @@ def paged(program: Program) -> int:
         if count >= SMALLEST_PAGED
         for width in states
     )
+
+
+def offload(program: Program) -> int:
+    """What one rank keeps on the host all the time. Pinned blocks are as large as the next power of two (torch 2.13
+    aten/src/ATen/core/CachingHostAllocator.h)."""
+    zero, fsdp = program.strategy.zero, program.strategy.fsdp
+    if not program.job.training:
+        return 0
+    if zero is not None and "cpu" in (zero.offload_optimizer, zero.offload_param):
+        return of_zero(program, zero)
+    return of_fsdp(program, program.strategy.shards) if fsdp is not None and fsdp.offload else 0
+
+
+def pinned(size: int) -> int:
+    return 1 << (size - 1).bit_length() if size > 0 else 0
+
+
+def of_zero(program: Program, zero: ZeRO, pinned: Callable[[int], int] = pinned) -> int:
+    """Stages 1 and 2: fp32 copies and gradients, a 16-bit copy on its way back, the largest parameter's gradient, with accumulation the sum of
+    16-bit gradients (deepspeed 0.19.8 runtime/zero/stage_1_and_2.py). Stage 3: the same without those ways, and 16-bit gradients in any case;
+    weights where they are offloaded (runtime/zero/stage3.py)."""
+    width = FORMATS[program.weights].block_bytes
+    trained = [(count, times) for count, _, times in program.trained_tensors()]
+    part = sum(count * times for count, times in trained) // zero.size
+    size = 0
+    if zero.offload_optimizer == "cpu":
+        size += pinned(4 * part) + part * kept_states(program, 4)
+        if zero.stage == 3:
+            size += 4 * part + pinned(width * part)
+        else:
+            size += pinned(4 * part) + pinned(width * part) + pinned(width * max(count for count, _ in trained))
+            size += width * part if program.job.accumulate > 1 else 0
+    if zero.offload_param == "cpu":
+        size += pinned(width * part) + width * (program.model.parameters // zero.size - part)
+    return size
+
+
+def of_fsdp(program: Program, shards: int) -> int:
+    """FSDP2: each parameter's shard is pinned, and so is its gradient; states are not (torch 2.13 distributed/fsdp/_fully_shard/_fsdp_param.py)."""
+    width = FORMATS[program.weights].block_bytes
+    weights = sum(pinned(width * -(-weight.count // shards)) for weight in program.model.weights() if weight.role != "buffer")
+    trained = [(-(-count // shards), times) for count, _, times in program.trained_tensors()]
+    return weights + sum(times * (pinned(width * part) + part * kept_states(program, width)) for part, times in trained)
+
+
+def kept_states(program: Program, width: int) -> int:
+    """Bytes of states that an optimizer keeps for a value."""
+    return sum({"like": width, "fp32": 4}.get(state, 0) for state in OPTIMIZERS[program.job.optimizer].states)

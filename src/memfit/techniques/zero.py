@@ -69,8 +69,10 @@ def unserved(zero: ZeRO) -> Iterator[Problem]:
     """Settings without a formula."""
     if zero.hpz > 1 or zero.qwz:
         yield Problem(message="no formula yet for ZeRO++", where="use zero.hpz", hint="leave it away")
-    if zero.offload_optimizer != "none" or zero.offload_param != "none":
-        yield Problem(message="no formula yet for ZeRO's offload", where="use zero.offload_optimizer", hint="leave it away")
+    if "nvme" in (zero.offload_optimizer, zero.offload_param):
+        yield Problem(message="no formula yet for ZeRO's offload to NVMe", where="use zero.offload_optimizer", hint="`cpu`")
+    if zero.stage < 3 and zero.offload_param != "none":
+        yield Problem(message="weights are offloaded by stage 3 alone", where="use zero.offload_param", hint="`stage=3`")
 
 
 TECHNIQUE = Technique(

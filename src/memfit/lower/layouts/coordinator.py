@@ -123,6 +123,9 @@ class Coordinator:
             params[0].storage.take()
         else:
             buffer = r.scratch(size, "all_gather", "communication", self.stream)
+        if self.layout.offload_param != "none":
+            there = [r.scratch(param.leaf.format.bytes(param.part), "to_device", "communication", self.stream) for param in params]
+            del there
         r.comm("all_gather", size, self.layout.size, "zero")
         bundle = Bundle(params=list(params), buffer=buffer)
         for param in params:

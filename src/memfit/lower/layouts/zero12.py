@@ -5,6 +5,9 @@ Gradients go through a bucket: at each one's arrival (ZeRO-2, or where communica
 bucket that is full is summed up; gradients that lie in this rank's partition, be it by one value, are then copied whole into a buffer of their
 own, the others go (ZeRO-2). A micro-batch before the last leaves that buffer to be added to.
 
+With the optimizer on the host, so are copies, states and gradients of the partition: each gradient of it goes there as soon as it is summed up, by way
+of an fp32 copy.
+
 Left out: the padding of a parameter's start (`parameter_alignment`), gradients summed up in other numbers than the weights'.
 """
 
@@ -14,7 +17,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memfit.formats import FP32
-from memfit.lower.layouts.shards import COMPUTE, REDUCE
+from memfit.lower.layouts.base import silently
+from memfit.lower.layouts.shards import COMPUTE, REDUCE, settle, settled
 from memfit.lower.layouts.zero import ZeRO, norm, overlap, stepper_of
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder, Storage, Tensor
@@ -55,17 +59,43 @@ class ZeRO12(ZeRO):
         self.added: list[list[Storage | None]] = []  # and what the step takes of each group: contiguous ones share a buffer
         self.eager = self.layout.stage == 2 or self.layout.overlap
         self.stream = REDUCE if self.layout.overlap else COMPUTE
+        self.away = self.layout.offload_optimizer != "none"
+        self.contiguous = self.layout.contiguous or self.away
+        self.way: Storage | None = None  # on which gradients come back from the host to be added to
 
     # ----------------------------------------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
-        super().load(body)
-        self.cast(body)
+        self.bring(body)
         self.r.mark("prepare")
         for group in self.groups(body):
             self.flats.append(self.flattened(group))
-        for flat in self.flats:  # initialize_optimizer_states
+        if self.away:
+            largest = max(leaf.count for flat in self.flats for leaf in flat.leaves)
+            self.way = self.r.scratch(self.format.bytes(largest), "way", "gradients")
+        for flat in self.flats if not self.away else ():  # initialize_optimizer_states
             zeros = self.r.scratch(4 * flat.part, "zeros", "gradients")
             del zeros
+
+    def bring(self, body: Body) -> None:
+        """The model is cast on the host and moved. What will lie in the flat buffers stands as one block here: its own blocks go back to the
+        driver before much else is made (`empty_cache` before the next group is flattened)."""
+        if self.program.quant is not None:  # packed on the GPU
+            super().load(body)
+            self.cast(body)
+            return
+        with silently(self.r):
+            body.load()
+            body.adapt()
+            self.cast(body)
+        trained = [leaf for _, leaves in body.trained() for leaf in leaves]
+        ids = {id(leaf) for leaf in trained}
+        for unit in settled(self, body):
+            for leaf in unit.leaves:
+                if id(leaf) not in ids:
+                    settle(self.r, leaf, "weights")
+        whole = self.r.scratch(sum(leaf.format.bytes(leaf.count) for leaf in trained), "parameters", "weights")
+        for leaf in trained:
+            leaf.storage = whole
 
     def flattened(self, group: list[Tensor]) -> Flat:
         """The parameters become views of one buffer; this rank's part of it is cloned, and the clone cast."""
@@ -80,7 +110,10 @@ class ZeRO12(ZeRO):
         for leaf, start in zip(leaves, starts, strict=True):
             leaf.storage = flat.storage
             self.place[id(leaf)] = flat, start
-        clone = r.scratch(self.format.bytes(flat.part), "clone", "temporaries") if self.format is not FP32 else None
+        clone = r.scratch(self.format.bytes(flat.part), "clone", "temporaries") if self.format is not FP32 or self.away else None
+        if self.away:
+            del clone
+            return flat
         flat.master = r.tensor((flat.part,), FP32, "master", "master")
         del clone
         return flat
@@ -111,7 +144,7 @@ class ZeRO12(ZeRO):
     def prepare(self) -> None:
         """Buffers of the bucket, from the first gradient on (setup_buckets)."""
         bucket = self.bucket
-        if self.layout.contiguous and not bucket.buffers:
+        if self.contiguous and not bucket.buffers:
             size = self.format.bytes(self.layout.reduce_bucket)
             bucket.buffers = [self.r.scratch(size, "bucket", "communication") for _ in range(1 + self.layout.overlap)]
             bucket.index = 0
@@ -121,10 +154,12 @@ class ZeRO12(ZeRO):
         bucket, limit = self.bucket, self.layout.reduce_bucket
         if bucket.count + leaf.count > limit:
             self.reduce()
-            if self.layout.contiguous and self.layout.overlap:
+            if self.contiguous and self.layout.overlap:
                 bucket.index = 1 - bucket.index
-        if self.layout.contiguous and leaf.count <= limit:
+        if self.contiguous and leaf.count <= limit:
             leaf.grad = Tensor(leaf.shape, leaf.format, bucket.buffers[bucket.index])
+        elif self.away:  # a copy, so that nothing else can change it
+            leaf.grad = self.r.tensor(leaf.shape, leaf.format, "clone", "gradients")
         bucket.leaves.append(leaf)
         bucket.count += leaf.count
 
@@ -134,7 +169,7 @@ class ZeRO12(ZeRO):
         bucket, r = self.bucket, self.r
         if not bucket.leaves:
             return
-        slices = self.slices(bucket.leaves) if self.layout.contiguous else [leaf.count for leaf in bucket.leaves]
+        slices = self.slices(bucket.leaves) if self.contiguous else [leaf.count for leaf in bucket.leaves]
         held = count = 0
         for place, size in enumerate(slices, 1):
             held, count = held + size, count + 1
@@ -167,10 +202,20 @@ class ZeRO12(ZeRO):
         if not self.owned(leaf):
             if self.layout.stage == 2:
                 leaf.grad = None
-        elif self.layout.contiguous:
+        elif self.away:
+            self.send(leaf)
+        elif self.contiguous:
             if self.own is None:
                 self.own = self.r.scratch(self.format.bytes(sum(self.mine())), "partition", "gradients")
             leaf.grad = Tensor(leaf.shape, leaf.format, self.own)
+
+    def send(self, leaf: Tensor) -> None:
+        """To the host: the norm is taken of a wide copy, and what goes is an fp32 one, after the last micro-batch (copy_grads_in_partition)."""
+        if self.last:
+            norm(self.r, (self.owned(leaf),))
+            wide = self.r.scratch(4 * self.owned(leaf), "to", "gradients") if self.format is not FP32 else None
+            del wide
+        leaf.grad = None
 
     def mine(self) -> list[int]:
         """Sizes of the parameters that reach into this rank's partition."""
@@ -186,7 +231,7 @@ class ZeRO12(ZeRO):
                     if leaf.grad is not None:
                         self.put(leaf)
         self.reduce()
-        kept = [[self.own] if self.layout.contiguous else self.whole(flat) for flat in self.flats]
+        kept = [[self.own] if self.contiguous else self.whole(flat) for flat in self.flats]
         self.added = self.added or kept
         self.own = None
         del kept

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from memfit.lower.body import Body
 
 
+AT_ONCE = 250_000_000  # values that a norm is taken of (_constant_buffered_norm2)
+
+
 class ZeRO3(ZeRO):
     inner = True
     casts_adapters = False  # nothing is cast where the model was made in parts
@@ -46,6 +49,7 @@ class ZeRO3(ZeRO):
         self.count = 0
         self.buffer: Storage | None = None
         self.stream = REDUCE if self.layout.overlap else COMPUTE
+        self.away, self.afar = (where != "none" for where in (self.layout.offload_optimizer, self.layout.offload_param))
 
     # ----------------------------------------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
@@ -55,48 +59,56 @@ class ZeRO3(ZeRO):
             body.adapt()
             self.cast(body)
         told, self.products = told_of(body), products(body)
-        parts: dict[int, Storage | None] = {}
+        trained = {id(leaf) for group in self.groups(body) for leaf in group}
         for unit in settled(self, body):
             for leaf in unit.leaves:
-                parts[id(leaf)] = self.cut(leaf)
+                self.cut(leaf, own=id(leaf) not in trained)
             alone = tuple(self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told)
             self.wholes[unit.name] = Module(f"{unit.name} itself", alone)
+        self.join([self.params[one] for one in trained])
         r.mark("prepare")
-        self.arrange(self.groups(body), parts)
-        self.kept += parts.values()
+        self.arrange(self.groups(body))
 
-    def cut(self, leaf: Tensor) -> Storage | None:
-        """A parameter is there whole for a moment (zero.Init)."""
+    def cut(self, leaf: Tensor, *, own: bool) -> None:
+        """This rank's part of a parameter; of one that is trained it stands in `join`."""
         r = self.r
         leaf.shape = leaf.shape or (1,)
         r.where = leaf.name.rpartition(".")[0]
         part = -(-leaf.count // self.ranks)
-        whole = r.scratch(leaf.format.bytes(leaf.count), "empty", "weights")
-        own = r.scratch(leaf.format.bytes(part), "part", "weights")
-        del whole
+        if own and not self.afar:
+            self.kept.append(r.scratch(leaf.format.bytes(part), "part", "weights"))
         leaf.storage = r.elastic(leaf.format.bytes(part * self.ranks), "gather", "communication", self.coordinator.stream)
-        stays = leaf.count <= self.layout.persistence
-        self.params[id(leaf)] = Param(leaf=leaf, part=part, stays=stays)
-        return own
+        self.params[id(leaf)] = Param(leaf=leaf, part=part, stays=leaf.count <= self.layout.persistence)
 
-    def arrange(self, groups: list[list[Tensor]], parts: dict[int, Storage | None]) -> None:
-        """Trained parts move over the host into one buffer; fp32 copies are cast from it and cloned; then come the bucket and the buffer of
+    def join(self, trained: list[Param]) -> None:
+        """Each parameter is there whole for a moment (zero.Init), the largest here; then the parts of the trained ones go to the host, and
+        their blocks back to the driver (defragment): one block here."""
+        r = self.r
+        size = sum(param.leaf.format.bytes(param.part) for param in trained)
+        parts = r.scratch(size, "part", "weights") if not self.afar else None
+        largest = max((param.leaf.format.bytes(param.count) for param in self.params.values()), default=0)
+        whole = r.scratch(largest, "empty", "weights")
+        del parts, whole
+
+    def arrange(self, groups: list[list[Tensor]]) -> None:
+        """Trained parts come back in one buffer; fp32 copies are cast from it and cloned; then come the bucket and the buffer of
         gradients."""
         r = self.r
-        for leaf in (leaf for group in groups for leaf in group):
-            del parts[id(leaf)]
         self.stored = groups[0][0].format
         self.groups_of = [part for group in groups for part in self.divided([self.params[id(leaf)] for leaf in group])]
-        self.kept.append(r.scratch(self.stored.bytes(sum(map(size_of, self.groups_of))), "flat", "weights"))
-        for group in self.groups_of:
+        if not self.afar:
+            self.kept.append(r.scratch(self.stored.bytes(sum(map(size_of, self.groups_of))), "flat", "weights"))
+        for group in self.groups_of if not self.away else ():
             cast = r.scratch(4 * size_of(group), "to", "temporaries") if self.stored is not FP32 else None
             self.masters.append(r.tensor((size_of(group),), FP32, "master", "master"))
             del cast
-        zeros = r.scratch(4 * max(map(size_of, self.groups_of)), "zeros", "gradients")
-        del zeros
+        if not self.away:
+            zeros = r.scratch(4 * max(map(size_of, self.groups_of)), "zeros", "gradients")
+            del zeros
         if self.layout.contiguous:
             self.buffer = r.scratch(self.format.bytes(self.layout.reduce_bucket), "bucket", "communication")
-        self.kept.append(r.scratch(self.format.bytes(sum(map(size_of, self.groups_of))), "gradients", "gradients"))
+        if not self.away:
+            self.kept.append(r.scratch(self.format.bytes(sum(map(size_of, self.groups_of))), "gradients", "gradients"))
 
     def divided(self, group: list[Param]) -> list[list[Param]]:
         """Groups of the optimizer in pieces of `sub_group_size` (_create_fp16_sub_groups)."""
@@ -184,9 +196,20 @@ class ZeRO3(ZeRO):
         together = None if alone else self.r.scratch(self.format.bytes(size), "cat", "communication", self.stream)
         self.r.comm("reduce_scatter", self.format.bytes(size), self.ranks, "zero")
         for leaf in self.bucket:
+            if self.away:
+                self.send(self.params[id(leaf)].part)
             leaf.grad = None
         del together, casts
         self.bucket, self.count = [], 0
+
+    def send(self, part: int) -> None:
+        """Added up on the host, by way of the device; after the last micro-batch its norm is taken, and fp32 goes there (partition_grads)."""
+        back = self.r.scratch(self.format.bytes(part), "to", "gradients", self.stream)
+        if self.last:
+            norm(self.r, (min(part, AT_ONCE),))
+            wide = self.r.scratch(4 * part, "to", "gradients", self.stream) if self.format is not FP32 else None
+            del wide
+        del back
 
     def finish(self) -> None:
         self.reduce()
@@ -209,6 +232,8 @@ class ZeRO3(ZeRO):
 
     def stepped(self, step: int) -> None:
         """Small parameters are gathered again (_post_step)."""
+        if self.away:
+            self.coordinator.all_away(self.params.values())
         for param in self.params.values():
             if param.stays and param.state == AWAY:
                 param.storage.take()
