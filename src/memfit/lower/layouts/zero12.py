@@ -77,7 +77,7 @@ class ZeRO12(ZeRO):
             del zeros
 
     def bring(self, body: Body) -> None:
-        """The model is cast on the host and moved. What will lie in the flat buffers stands as one block here: its own blocks go back to the
+        """The model is cast on the host and moved. What will lie in a flat buffer stands as one block here: its own blocks go back to the
         driver before much else is made (`empty_cache` before the next group is flattened)."""
         if self.program.quant is not None:  # packed on the GPU
             super().load(body)
@@ -87,15 +87,16 @@ class ZeRO12(ZeRO):
             body.load()
             body.adapt()
             self.cast(body)
-        trained = [leaf for _, leaves in body.trained() for leaf in leaves]
-        ids = {id(leaf) for leaf in trained}
+        ids = {id(leaf) for _, leaves in body.trained() for leaf in leaves}
         for unit in settled(self, body):
             for leaf in unit.leaves:
                 if id(leaf) not in ids:
                     settle(self.r, leaf, "weights")
-        whole = self.r.scratch(sum(leaf.format.bytes(leaf.count) for leaf in trained), "parameters", "weights")
-        for leaf in trained:
-            leaf.storage = whole
+        for group in self.groups(body):
+            whole = self.r.scratch(sum(leaf.format.bytes(leaf.count) for leaf in group), "parameters", "weights")
+            for leaf in group:
+                leaf.storage = whole
+            del whole
 
     def flattened(self, group: list[Tensor]) -> Flat:
         """The parameters become views of one buffer; this rank's part of it is cloned, and the clone cast."""
