@@ -55,6 +55,13 @@ class FSDP(Layout):
     )
     forward_prefetch: bool = option(False, "FSDP1's `forward_prefetch`: the next unit is gathered before this one runs")
     orig_params: bool = option(True, "FSDP1's `use_orig_params` (no: all of a unit is trained, or nothing)")
+    adapters: str = option(
+        "auto", "FSDP1: adapters are units of their own (`fsdp_auto_wrap_policy` of PEFT, which the Trainer takes), part of their layer's, or ignored",
+        choices=("auto", "units", "layer", "ignored"),
+    )  # fmt: skip
+    checkpoint_inside: bool = option(
+        False, "FSDP1: `checkpoint_wrapper` within units (`fsdp_activation_checkpointing`); transformers from 4.52 on does so anyway"
+    )
     shard: bool = option(True, "FSDP1: no is NO_SHARD, whole flat weights on every rank")
     packed: bool = option(True, "4-bit weights are sharded (`bnb_4bit_quant_storage` a float); no: bytes, which every rank holds")
     offload: bool = option(False, "`CPUOffloadPolicy`: weights, gradients and states live on the host")

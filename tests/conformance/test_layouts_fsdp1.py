@@ -39,6 +39,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 FULL = {"checkpointing": "full"}
 OLD = FULL | {"reentrant": True}
 MIXED = {"precision": "autocast-bf16"}
+MIXED16 = {"precision": "bf16-autocast"}
+LORA = {"method": "lora", "targets": "q_proj,k_proj,v_proj,o_proj"}
 CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "fsdp=8", {}),
     ("qwen2", "fsdp=8", MIXED | FULL),
@@ -49,6 +51,17 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("mistral", "fsdp=8,forward-prefetch,backward-prefetch=pre", MIXED),
     ("gpt2", "fsdp=4 ddp=2", {}),
     ("llama", "fsdp=8,shard=no", MIXED),
+    ("llama", "fsdp=8", {"method": "lora"}),
+    ("mistral", "fsdp=8", LORA | MIXED16 | OLD),
+    ("llama", "fsdp=8", LORA | FULL),
+    ("llama", "fsdp=8,backward-prefetch=pre", LORA | OLD),
+    ("mistral", "fsdp=8,backward-prefetch=pre", LORA | MIXED16),
+    ("mistral", "fsdp=8,backward-prefetch=post", LORA | MIXED16 | FULL),
+    ("llama", "fsdp=8,adapters=ignored", LORA),
+    ("mistral", "fsdp=8,adapters=layer", LORA | {"adapter_dtype": "base"}),
+    ("mistral", "fsdp=8,orig-params=no", LORA | MIXED16 | OLD),
+    ("mistral", "fsdp=8,reshard=no", LORA | FULL),
+    ("qwen2", "fsdp=2 ddp=2", LORA | MIXED16 | FULL | {"accumulate": 2}),
     ("qwen2", "fsdp=8", {}),
     ("gpt2", "fsdp=8", {}),
     ("mistral", "fsdp=8,backward-prefetch=pre", {}),
@@ -72,7 +85,7 @@ CASES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "fsdp=8,sync=no", {"zero_grad": "before_backward", "accumulate": 2}),
     ("llama", "fsdp=3,orig-params=no,reshard=no", MIXED),
 )
-QUICK = 9
+QUICK = 11
 
 
 def cases() -> list[Any]:

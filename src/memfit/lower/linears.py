@@ -80,7 +80,7 @@ def adapted(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context, apart
     (peft 0.21 tuners/lora/layer.py Linear.forward)."""
     r, out = ctx.r, base(x, layer, ctx, apart)
     result = out.format
-    x = ops.cast(r, x, adapter.a.format)  # the cast input is a variable of the layer's: it lives until the layer returns
+    x = ops.cast(r, x, ctx.engine.seen(adapter.a))  # the cast input is a variable of the layer's: it lives until the layer returns
     high = low_rank(r, x, layer.outputs, adapter, ctx)
     out = ops.add(r, out, high)
     del high

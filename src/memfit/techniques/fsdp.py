@@ -28,7 +28,9 @@ def resolved(strategy: Strategy, job: Job) -> Strategy:
     ends = titan or (layout.version == 2 and job.framework in HUGGING and job.version("accelerate") >= ENDS)
     wrap = layout.wrap if layout.wrap != "auto" else "ends" if ends else "layers"
     backward = layout.backward_prefetch if layout.backward_prefetch != "auto" else "none" if job.framework in HUGGING else "pre"
-    return replace(strategy, fsdp=replace(layout, param_dtype=param, reduce_dtype=reduce, wrap=wrap, backward_prefetch=backward))
+    adapters = layout.adapters if layout.adapters != "auto" else "units" if job.framework in HUGGING else "layer"
+    settled = replace(layout, param_dtype=param, reduce_dtype=reduce, wrap=wrap, backward_prefetch=backward, adapters=adapters)
+    return replace(strategy, fsdp=settled)
 
 
 def apply(program: Program) -> Program:

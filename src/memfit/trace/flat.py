@@ -21,7 +21,12 @@ def wrapped(model: Any, fsdp: FSDP, groups: Any, layers: Any) -> Any:
     if fsdp.param_dtype or fsdp.reduce_dtype:
         param, reduce = DTYPES[fsdp.param_dtype], DTYPES[fsdp.reduce_dtype]
         mixed = MixedPrecision(param_dtype=param, reduce_dtype=reduce, buffer_dtype=param)
-    policy = None if fsdp.wrap == "none" else ModuleWrapPolicy({type(layer) for layer in layers})
+    policy: Any = None if fsdp.wrap == "none" else ModuleWrapPolicy({type(layer) for layer in layers})
+    if fsdp.adapters == "units" and hasattr(model, "peft_config"):
+        from peft.utils.other import fsdp_auto_wrap_policy
+
+        policy = fsdp_auto_wrap_policy(model)
+    ignored = [one for name, one in model.named_modules() if name.endswith((".lora_A", ".lora_B"))] if fsdp.adapters == "ignored" else None
     hybrid = isinstance(groups, tuple)
     strategies = {
         (True, False): ShardingStrategy.FULL_SHARD, (False, False): ShardingStrategy.SHARD_GRAD_OP,
@@ -31,7 +36,20 @@ def wrapped(model: Any, fsdp: FSDP, groups: Any, layers: Any) -> Any:
         model, process_group=groups, sharding_strategy=strategies[fsdp.reshard, hybrid] if fsdp.shard else ShardingStrategy.NO_SHARD,
         auto_wrap_policy=policy, mixed_precision=mixed, backward_prefetch=when.get(fsdp.backward_prefetch),
         forward_prefetch=fsdp.forward_prefetch, use_orig_params=fsdp.orig_params, param_init_fn=lambda module: None,
+        ignored_modules=ignored,
     )  # fmt: skip
+
+
+def widened(model: Any) -> Any:
+    """What is trained becomes fp32 under mixed precision, as accelerate has it (accelerator.py prepare_model)."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for module in FullyShardedDataParallel.fsdp_modules(model):
+        if module._has_params and module._flat_param is not None and module._flat_param.requires_grad:
+            flat: Any = module._flat_param
+            flat.data = flat.data.to(torch.float32)
+            module._handle._orig_param_dtype = torch.float32
+    return model
 
 
 def answers() -> list[tuple[Any, str, Any]]:
@@ -54,4 +72,4 @@ def answers() -> list[tuple[Any, str, Any]]:
     ]  # fmt: skip
 
 
-__all__ = ["answers", "wrapped"]
+__all__ = ["answers", "widened", "wrapped"]

@@ -115,7 +115,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 if job.quantization != "none":
                     prepare.quantized(model, job)
             with ranks.group(options.strategy, device.type) as mesh, ranks.followed(recorder, mesh), liger.applied(model, job):
-                options = dataclasses.replace(options, spread=Spread(options.strategy, mesh))
+                options = dataclasses.replace(options, spread=Spread(options.strategy, mesh, job.autocast))
                 perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {"torch": torch.__version__, "transformers": transformers.__version__}

@@ -20,6 +20,7 @@ class Spread:
 
     strategy: Strategy = ONE
     mesh: Any = None
+    autocast: bool = False
 
     @property
     def cuts(self) -> bool:
@@ -32,7 +33,8 @@ class Spread:
             model = tensors.cut(model, base(model), self.strategy.tp, self.mesh["tp"])
         fsdp = self.strategy.fsdp
         if fsdp is not None and fsdp.version == 1:
-            return flat.wrapped(model, fsdp, self.groups(), layers_of(base(model)))
+            made = flat.wrapped(model, fsdp, self.groups(), layers_of(base(model)))
+            return flat.widened(made) if self.autocast else made
         if fsdp is not None:
             fully_sharded(model, fsdp, self.shards())
         return model

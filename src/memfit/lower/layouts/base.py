@@ -35,6 +35,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from memfit.formats import Format
 from memfit.lower.optimize import Names, Spans, Stepper
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
 from memfit.optimizers import OPTIMIZERS
@@ -80,6 +81,10 @@ class Engine:
 
     def stepper(self, body: Body) -> Stepper:
         return Stepper(self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), partial(names, self.program), self.program.master)
+
+    def seen(self, leaf: Tensor) -> Format:
+        """The dtype that a parameter shows to code outside of its module."""
+        return leaf.format
 
     def begin(self, last: bool) -> None:
         pass

@@ -13,15 +13,16 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from memfit.formats import FORMATS, Format
-from memfit.lower.layouts.base import ROOT, Engine, Unit, gate
-from memfit.lower.layouts.flat import FORWARD, IDLE, POST_BACKWARD, PRE_BACKWARD, Flat, Lent
-from memfit.lower.layouts.shards import COMPUTE, GATHER, REDUCE, bring, settled
+from memfit.formats import BF16, FORMATS, FP32, Format
+from memfit.lower.layouts.base import ROOT, Engine, Leaves, gate
+from memfit.lower.layouts.flat import FORWARD, IDLE, POST_BACKWARD, PRE_BACKWARD, Flat, Lent, adapter, opaque, ordered, scales, values
+from memfit.lower.layouts.shards import COMPUTE, GATHER, REDUCE, bring, packed_weights, settle, settled
 from memfit.lower.optimize import Spans
 from memfit.lower.recorder import Grads, Node, Recorder, Storage, Tensor
 from memfit.program import Program
 from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part, Sync
+from memfit.techniques.fsdp import HUGGING
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -32,6 +33,7 @@ AROUND = (
     52,
 )  # transformers whose layers checkpoint themselves, so that a unit stands around the checkpoint and not inside (modeling_layers.py)
 ALIGNED = 16  # bytes that every parameter begins at, with `use_orig_params` (_flat_param.py _get_aligned_numel)
+UPCAST = (0, 30)  # accelerate that does so
 IN_FLIGHT = 2  # freed units that may wait for the GPU (_limiter_utils.py)
 
 
@@ -44,8 +46,13 @@ class FSDP1(Engine):
         self.layout = program.strategy.fsdp
         self.ranks = program.strategy.shards if self.layout.shard else 1
         self.replicas = program.strategy.size("ddp")
-        self.around = program.job.version("transformers") >= AROUND
+        self.around = self.layout.checkpoint_inside or program.job.version("transformers") >= AROUND
+        self.inner = program.adapter is not None and self.layout.adapters == "units"
+        self.inside: dict[int, str] = {}  # adapters' matrices that are units
         self.units: dict[str, Flat] = {}
+        self.shown: dict[int, Format] = {}
+        self.ignored: list[tuple[str, Tensor]] = []  # adapters that stay whole, with their spans
+        self.scales: list[Storage | None] = []
         self.order: list[Flat] = []  # in which forwards ended
         self.firsts: list[Flat] = []  # in which the first forwards began
         self.frees: deque[dict[int, int]] = deque()  # what had been lent when a unit was freed
@@ -60,33 +67,63 @@ class FSDP1(Engine):
     # ----------------------------------------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
         bring(self, body)
-        parts: dict[str, list[Unit]] = {}
+        found: dict[str, list[Tensor]] = {}
+        spans: dict[str, str] = {}
+        outside = frozenset() if self.layout.packed else packed_weights(body)
         for unit in settled(self, body):
-            name = unit.name if unit.span and self.layout.wrap != "none" else ROOT
-            parts.setdefault(name, []).append(unit)
-        for name, some in parts.items():
-            leaves = tuple(leaf for unit in some for leaf in unit.leaves)
-            if leaves:
-                span = some[0].span if name != ROOT else ""
-                self.r.mark("load", span)
-                self.units[name] = self.unit(name, span, leaves)
+            layer = unit.name if unit.span and self.layout.wrap != "none" else ROOT
+            for leaf in ordered(unit.leaves):
+                if id(leaf) in outside or (adapter(leaf) and self.layout.adapters == "ignored"):
+                    settle(self.r, leaf, "weights")
+                    self.ignored.append((unit.span, leaf))
+                    continue
+                self.beside(leaf, unit.span)
+                name = f"{unit.span}.{leaf.name}" if adapter(leaf) and self.inner else layer
+                if name != layer:
+                    self.inside[id(leaf)] = name
+                found.setdefault(name, []).append(leaf)
+                spans[name] = unit.span if layer != ROOT else ""
+        for name, leaves in found.items():
+            self.r.mark("load", spans[name])
+            self.units[name] = self.unit(name, spans[name], tuple(leaves))
         self.r.mark("load")
 
+    def beside(self, leaf: Tensor, span: str) -> None:
+        """GPTQ's scales are buffers, of which every rank has all; what is packed can be made parameters, as fms-acceleration does
+        (fms_acceleration_peft autogptq_utils.py)."""
+        size = leaf.count // leaf.format.block * scales(leaf.format)
+        if size:
+            self.r.where = span
+            self.scales.append(self.r.scratch(size, "scales", "weights"))
+
     def unit(self, name: str, span: str, leaves: tuple[Tensor, ...]) -> Flat:
-        """The shard gets its block; the leaves share one that comes and goes."""
-        r, layout, stored = self.r, self.layout, leaves[0].format
+        """The shard gets its block; the leaves share one that comes and goes. Under mixed precision accelerate makes what is trained fp32
+        (accelerator.py prepare_model, from 0.30 on)."""
+        r, layout, job = self.r, self.layout, self.program.job
+        trained = any(leaf.needs for leaf in leaves)
+        stored = next((leaf.format for leaf in leaves if not opaque(leaf.format)), BF16)
+        first = stored
+        if trained and job.autocast and job.framework in HUGGING and job.version("accelerate") >= UPCAST:
+            stored = FP32
         computed = FORMATS[NAMES[layout.param_dtype]] if layout.param_dtype else stored
         reduced = FORMATS[NAMES[layout.reduce_dtype]] if layout.reduce_dtype else computed if layout.param_dtype else stored
-        places, count = self.places(leaves, computed)
+        places, count = self.places(leaves, first, computed)
         shard = -(-count // self.ranks)
-        trained = any(leaf.needs for leaf in leaves)
         r.where = span
-        block = r.tensor((shard,), stored, "shard", "weights").storage
-        storage = self.views(computed.bytes(shard * self.ranks)) if layout.shard or computed is not stored else None
+        block: Storage | None = None
+        if not layout.offload:
+            block = r.tensor((shard,), first, "shard", "weights").storage
+            if stored is not first:
+                r.mark("prepare", span)
+                block = r.tensor((shard,), stored, "to", "weights").storage
+        storage = self.views(computed.bytes(shard * self.ranks)) if layout.shard or computed is not stored or layout.offload else None
         pieces = tuple(self.cut(leaves, places, shard, stored, block))
         for leaf in leaves:
-            leaf.shape, leaf.format, leaf.storage = leaf.shape or (1,), computed, storage or block
-            leaf.needs = trained
+            leaf.shape, leaf.storage, leaf.needs = leaf.shape or (1,), storage or block, trained
+            if not opaque(leaf.format):
+                leaf.format = computed
+            if adapter(leaf) and self.inner and self.layout.orig_params:
+                self.shown[id(leaf)] = stored
         whole = Tensor((count,), computed, storage, None, trained)
         whole.name = name
         return Flat(
@@ -99,14 +136,14 @@ class FSDP1(Engine):
         r, stream = self.r, GATHER if self.layout.shard else CAST
         return Lent(size, lambda: r.block(size, "unshard", "communication", stream), r.write, (COMPUTE,))
 
-    def places(self, leaves: Sequence[Tensor], computed: Format) -> tuple[list[int], int]:
-        """Where each parameter begins in the flat one, and its size."""
+    def places(self, leaves: Sequence[Tensor], stored: Format, computed: Format) -> tuple[list[int], int]:
+        """Where each parameter begins in the flat one, and its size; packed weights are taken for numbers of the others' format."""
         at, places = 0, []
         step = ALIGNED // computed.block_bytes if self.layout.orig_params else 1
         for leaf in leaves:
             at += -at % step
             places.append(at)
-            at += leaf.count
+            at += values(leaf, stored)
         return places, at + (-at % self.ranks if self.layout.orig_params else 0)
 
     def cut(self, leaves: Sequence[Tensor], places: Sequence[int], shard: int, stored: Format, block: Storage | None) -> Iterator[Tensor]:
@@ -118,7 +155,7 @@ class FSDP1(Engine):
             yield whole
             return
         for leaf, place in zip(leaves, places, strict=True):
-            count = min(place + leaf.count, begin + shard) - max(place, begin)
+            count = min(place + values(leaf, stored), begin + shard) - max(place, begin)
             if count > 0:
                 piece = Tensor((count,), stored, block)
                 piece.name, piece.needs = leaf.name, leaf.needs
@@ -127,7 +164,10 @@ class FSDP1(Engine):
     def spans(self, body: Body) -> Spans:
         out: dict[str, list[Tensor]] = {"": []}
         for unit in self.units.values():
-            out.setdefault(unit.span, []).extend(piece for piece in unit.pieces if piece.needs)
+            pieces = () if self.layout.offload else unit.pieces  # those step on the host
+            out.setdefault(unit.span, []).extend(piece for piece in pieces if piece.needs)
+        for span, leaf in self.ignored:
+            out[span] += [leaf] if leaf.needs else []
         return list(out.items())
 
     def begin_run(self) -> None:
@@ -143,6 +183,10 @@ class FSDP1(Engine):
             for size in sizes:
                 r.scratch(size, "empty", "communication")
         r.where, self.new = where, False
+
+    def seen(self, leaf: Tensor) -> Format:
+        """While it is not gathered an adapter's matrix is its shard, or (`use_orig_params` off) the view that it was before."""
+        return self.shown.get(id(leaf), leaf.format)
 
     # ------------------------------------------------------------------------------------------------------------------- streams
     def sync(self, stream: int, waits_for: int, behind: int = 0) -> None:
@@ -167,8 +211,8 @@ class FSDP1(Engine):
         where, r.where = r.where, r.span
         away = unit.storage is not None and unit.storage.id < 0
         cast: Lent | None = None
-        if away and self.layout.shard and unit.computed is not unit.stored:
-            cast = self.lend(unit.computed.bytes(unit.shard), "cast", CAST, GATHER)
+        if away and self.layout.shard:
+            cast = self.brought(unit)
         self.limit()
         if away and unit.storage is not None:
             unit.storage.take()
@@ -177,6 +221,17 @@ class FSDP1(Engine):
         if cast is not None:
             self.give(cast)
         r.where = where
+
+    def brought(self, unit: Flat) -> Lent | None:
+        """What is gathered, where it is not the shard itself: a cast of it, or of what came from the host."""
+        mixed = unit.computed is not unit.stored
+        here = self.lend(unit.stored.bytes(unit.shard), "to_device", CAST, GATHER) if self.layout.offload else None
+        if not mixed:
+            return here
+        cast = self.lend(unit.computed.bytes(unit.shard), "cast", CAST, GATHER)
+        if here is not None:
+            here.users = ()
+        return cast
 
     def lend(self, size: int, op: str, stream: int, user: int, part: Part = "communication") -> Lent:
         r = self.r
@@ -214,7 +269,20 @@ class FSDP1(Engine):
         if self.layout.forward_prefetch:
             self.next(unit)
         self.split(unit)
-        return x
+        if unit.whole.needs or unit.watched is not None or not (self.r.grad and x.needs):
+            return x
+        unit.watched = x if x.node is None else x.detach()
+        if x.node is not None:
+            unit.watched.storage = None
+        return gate(self.r, x, lambda: self.post_backward(unit))
+
+    def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
+        name = self.inside.get(id(leaves[0]))
+        return x if name is None else self.before(name, x)
+
+    def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
+        name = self.inside.get(id(leaves[0]))
+        return out if name is None else self.after(name, out)
 
     def root(self) -> None:
         """The root's own hook, before any other: gradients that the optimizer's parameters have given up are given up."""
@@ -223,8 +291,10 @@ class FSDP1(Engine):
         for unit in self.units.values():
             unit.due = True
             if unit.held and all(piece.grad is None for piece in unit.pieces):
+                self.at(unit)
                 unit.held.clear()
                 unit.whole.grad = None
+        self.r.leave()
         self.sync(GATHER, COMPUTE)
 
     def next(self, unit: Flat) -> None:
@@ -297,16 +367,21 @@ class FSDP1(Engine):
         unit = self.units.get(leaf.name)
         if unit is None or leaf is not unit.whole:
             return
+        self.post_backward(unit)
+        if self.last:
+            where, self.r.where = self.r.where, unit.span
+            self.sync(REDUCE, COMPUTE)
+            (self.reduce if self.layout.shard else self.sum)(unit)
+            self.r.where = where
+
+    def post_backward(self, unit: Flat) -> None:
+        """Of a unit that is not trained, when its input has its gradient."""
         unit.state = POST_BACKWARD
-        r = self.r
-        where, r.where = r.where, unit.span
+        where, self.r.where = self.r.where, unit.span
         self.reshard(unit, self.layout.shard and (self.last or self.layout.reshard))
         if self.layout.backward_prefetch == "post":
             self.prefetch(unit)
-        if self.last:
-            self.sync(REDUCE, COMPUTE)
-            (self.reduce if self.layout.shard else self.sum)(unit)
-        r.where = where
+        self.r.where = where
 
     def reduce(self, unit: Flat) -> None:
         r = self.r
@@ -349,6 +424,9 @@ class FSDP1(Engine):
 
     def keep(self, unit: Flat, out: Storage | None) -> None:
         """The gradient of the shard, unless one is there that it was added to."""
+        if self.layout.offload:  # copied to the host, and there until the backward is over
+            unit.saved = out
+            return
         if unit.held:
             return
         unit.held.append(out)
@@ -362,15 +440,21 @@ class FSDP1(Engine):
             if self.replicas > 1:
                 self.sync(COMPUTE, REPLICAS)
         for unit in self.units.values():
-            if unit.storage is not None and unit.storage.id >= 0 and (self.last or self.layout.reshard):
-                if self.r.span != unit.span:
-                    self.r.mark("backward", unit.span, self.r.at)
+            whole = unit.storage is not None and unit.storage.id >= 0 and (self.last or self.layout.reshard)
+            if whole or unit.watched is not None or unit.saved is not None:
+                self.at(unit)
+            if whole:
                 self.reshard(unit, True)
             unit.ran = unit.wanted = unit.ahead = False
+            unit.watched = unit.saved = None
             unit.place, unit.state = None, IDLE
         self.order.clear()
-        if self.r.span:
-            self.r.mark("backward", "", self.r.at)
+        self.r.leave()
+
+    def at(self, unit: Flat) -> None:
+        """What goes is the unit's."""
+        if self.r.span != unit.span:
+            self.r.mark(self.r.phase, unit.span, self.r.at)
 
 
 ENGINE = FSDP1

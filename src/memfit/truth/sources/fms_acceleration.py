@@ -43,19 +43,21 @@ def read(row: Row) -> Reading:
         options |= kernels("liger" in plugin, options["method"] == "qlora")
     if options["method"] == "qlora":
         # framework_plugin_bnb.py: double quantization always; a preparation of its own that casts nothing up, but for the baseline, which
-        # leaves it to TRL and so to peft
-        options |= {"double_quant": True, "prepare_kbit": "baseline" in plugin}
+        # leaves it to TRL and so to peft, and TRL lets a model alone that is to be sharded (trl 0.11 and 0.13 sft_trainer.py)
+        options |= {"double_quant": True, "prepare_kbit": "baseline" in plugin and count(row.gpus) == 1}
     return Reading(options=options, strategy=shards(row))
 
 
 def shards(row: Row) -> Strategy:
-    """Several GPUs run FSDP1 by accelerate, each decoder layer a unit (scripts/benchmarks/accelerate.yaml)."""
+    """Several GPUs run FSDP1 by accelerate, each decoder layer a unit, the next one gathered before the backward of each
+    (scripts/benchmarks/accelerate.yaml), reduced once a step. Fused adapters would be ignored by FSDP (fms_acceleration_foak utils.py
+    lora_adapters_switch_ddp_from_fsdp); what the tables say of memory at rest is that they were sharded like others."""
     gpus, parallel = count(row.gpus) or 1, row.text("parallel")
     if gpus == 1 and parallel in ("", "none"):
         return ONE
     if not parallel.startswith("fsdp") or "expert parallel" in parallel:
         raise Unfit("a strategy for several GPUs: not yet", parallel)
-    return Strategy(fsdp=FSDP(size=gpus, version=1))
+    return Strategy(fsdp=FSDP(size=gpus, version=1, backward_prefetch="pre", sync=False))
 
 
 def kernels(liger: bool, quantized: bool) -> words.Options:

@@ -1,0 +1,89 @@
+"""FSDP1 by formulas: flat parameters, what a frozen unit keeps, layers that stand for many, and what waits for other streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memfit.job import Job
+from memfit.lower import lower, walked
+from memfit.model.families import build
+from memfit.simulate.allocator import Allocator
+from memfit.simulate.memory import memory
+from memfit.strategy import DDP, FSDP, Strategy
+from memfit.tape import Alloc, Comm, Free, Tape
+
+CONFIG: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 9, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 700, "max_position_embeddings": 512, "tie_word_embeddings": False,
+}  # fmt: skip
+MODEL = build(CONFIG)
+OLD = "transformers=4.48.1,accelerate=1.0.1,peft=0.13.2,torch=2.4.1"
+JOBS: tuple[dict[str, Any], ...] = (
+    {}, {"checkpointing": "full", "reentrant": True, "versions": OLD}, {"method": "lora", "checkpointing": "full", "reentrant": True, "versions": OLD},
+    {"precision": "bf16-autocast", "accumulate": 2}, {"method": "lora", "precision": "bf16-autocast"}, {"method": "qlora", "prepare_kbit": False},
+)  # fmt: skip
+
+
+def tape(options: dict[str, Any], **layout: Any) -> Tape:
+    return lower(MODEL, Job(**{"batch": 2, "seq": 64, **options}), Strategy(fsdp=FSDP(**{"size": 4, "version": 1, **layout})))
+
+
+@pytest.mark.parametrize("layout", [{}, {"backward_prefetch": "pre", "forward_prefetch": True}, {"reshard": False, "sync": False}])
+@pytest.mark.parametrize("options", JOBS)
+def test_one_layer_stands_for_many(options: dict[str, Any], layout: dict[str, Any]) -> None:
+    strategy = Strategy(fsdp=FSDP(**{"size": 4, "version": 1, **layout}))
+    job = Job(**{"batch": 2, "seq": 64, **options})
+    one_by_one = walked(MODEL, job, None, strategy, None)
+    assert one_by_one is not None
+    told, folded = memory(Tape(events=one_by_one.events, source="formula")), memory(lower(MODEL, job, strategy, compact=True))
+    assert (folded.allocated, folded.parts) == (told.allocated, told.parts)
+
+
+def test_a_shard_is_a_part_of_the_flat_parameter() -> None:
+    """16-bit parameters begin at multiples of 8 values; the whole is filled up to a multiple of the ranks."""
+    shards = [event.size for event in tape({}) if isinstance(event, Alloc) and event.op == "shard"]
+    layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 320 + 2 * 128
+    assert sorted(shards) == sorted([2 * (2 * 700 * 128 + 128) // 4, *[2 * layer // 4] * 9])
+
+
+def test_a_frozen_layer_keeps_its_recomputed_input_and_the_gradient_of_it() -> None:
+    """`register_multi_grad_hook` holds the leaf that checkpointing made of the input, until the backward is over (torch 2.4 autograd/graph.py)."""
+    options, hidden = {**JOBS[2], "seq": 192}, 2 * 2 * 192 * 128
+    alone = lower(MODEL, Job(**{"batch": 2, **options}))
+    assert at_once(tape(options), hidden) >= at_once(alone, hidden) + 6
+
+
+def at_once(tape: Tape, size: int) -> int:
+    """The most blocks of this size that are alive together."""
+    alive: set[int] = set()
+    most = 0
+    for event in tape.events:
+        if isinstance(event, Alloc) and event.size == size:
+            alive.add(event.id)
+        elif isinstance(event, Free):
+            alive.discard(event.id)
+        most = max(most, len(alive))
+    return most
+
+
+def test_replicas_add_up_what_shards_reduce() -> None:
+    strategy = Strategy(fsdp=FSDP(size=4, version=1), ddp=DDP(size=2))
+    events = lower(MODEL, Job(batch=2, seq=64), strategy).events
+    ops = [event.op for event in events if isinstance(event, Comm)]
+    assert ops.count("all_reduce") == ops.count("reduce_scatter") > 0
+
+
+def test_what_was_freed_after_an_event_still_waits() -> None:
+    allocator = Allocator()
+    for id in (1, 2):
+        allocator.malloc(id, 32 * 2**20)
+        allocator.record_stream(id, 5)
+        allocator.free(id)
+    before = allocator.reserved
+    allocator.sync(5, behind=1)
+    allocator.malloc(3, 32 * 2**20)
+    assert allocator.reserved == before
+    allocator.malloc(4, 32 * 2**20)
+    assert allocator.reserved == before + 32 * 2**20
