@@ -23,14 +23,15 @@ DRIFT = 0.02  # of it; beyond that the docs tell another story
 # Per cent: the median and the p95 of the errors' size that a source's figures may have, and the average over sources of those of rows that
 # are described completely. Lower them when an estimate gets better.
 BOUNDS = {
+    ("AnswerDotAI/fsdp_qlora", "peak_reserved"): (4.0, 6.5),
     ("Lightning-AI/litgpt", "peak_allocated"): (0.5, 1.0),
     ("MooreThreads/SimuMax", "peak_allocated"): (0.1, 0.3),
     ("MooreThreads/SimuMax", "peak_reserved"): (0.4, 1.6),
     ("QwenLM/Qwen3", "peak_allocated"): (0.6, 4.0),
     ("QwenLM/Qwen3", "allocated_end_of_generation"): (0.2, 14.5),
     ("foundation-model-stack/fms-acceleration", "peak_allocated"): (0.3, 4.0),
-    ("foundation-model-stack/fms-acceleration", "allocated_end_of_step"): (0.3, 4.0),
-    ("foundation-model-stack/fms-acceleration", "nvidia-smi"): (4.5, 18.0),
+    ("foundation-model-stack/fms-acceleration", "allocated_end_of_step"): (0.2, 4.5),
+    ("foundation-model-stack/fms-acceleration", "nvidia-smi"): (5.0, 22.5),  # on several GPUs too
     ("huggingface/optimum", "peak_allocated_plus_context"): (4.5, 14.0),
     ("huggingface/peft", "allocated_end_of_step"): (0.1, 0.2),
     ("huggingface/transformers", "peak_allocated"): (1.5, 26.0),
@@ -38,7 +39,7 @@ BOUNDS = {
     ("pytorch/torchtitan", "peak_reserved"): (6.0, 15.0),
     ("pytorch/torchtune", "peak_active"): (0.5, 0.5),
 }
-AVERAGE = (1.2, 4.5)  # 3 and 10 are what memfit set out to reach
+AVERAGE = (1.3, 4.5)  # 3 and 10 are what memfit set out to reach
 
 
 def tool() -> ModuleType:
