@@ -59,6 +59,7 @@ class Estimate:
     ranks: tuple[Rank, ...] = ()
     answers: tuple[Answer, ...] = ()
     advice: Advice | None = None
+    squeezed: int | None = None  # what the allocator holds at most where it had to give back its cache on this GPU
     script: Script | None = None  # then `model` has only its name, and `job` nothing but the allocator's options
 
     @property
@@ -166,6 +167,7 @@ def _of_rank(
         verdict=verdict,
         failure=_failure(tape, limited),
         retries=0 if limited is None or limited.oom else limited.retries,
+        squeezed=limited.peak_reserved if limited is not None and not limited.oom and limited.retries else None,
         parameters=known,
         source=tape.source,
         problems=tuple(dict.fromkeys((*problems, *notes, *_remarks(program), *tape.notes, *advice))),

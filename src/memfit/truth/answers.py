@@ -13,8 +13,6 @@ from memfit.estimate import Estimate, estimate, of_rank
 from memfit.hardware import GPU, Cluster, usable
 from memfit.job import Job
 from memfit.model.modules import Model
-from memfit.simulate.replay import replay
-from memfit.simulate.settings import Settings
 from memfit.strategy import Strategy
 from memfit.tape import Producer
 from memfit.truth.baselines import BASELINES, Baseline
@@ -185,10 +183,7 @@ def reach(metric: str, said: int, found: Estimate) -> tuple[int, int]:
 
 def held(found: Estimate) -> int:
     """What the allocator holds at most on this GPU: where it has to give back what it caches, less than it would like to."""
-    if not found.retries or found.usable is None:
-        return found.held
-    settings = Settings.parse(found.job.alloc_conf)
-    return replay(found.memory.tape, settings, max(0, found.usable[1] - found.context.low)).peak_reserved
+    return found.held if found.squeezed is None else found.squeezed
 
 
 def refusals(found: Estimate, gpu: GPU | None, others: Mapping[str, int]) -> dict[str, bool]:
