@@ -25,6 +25,8 @@ from memfit.tape import Part
 if TYPE_CHECKING:
     from memfit.lower.body import Body
 
+# transformers that checkpoints `forward`, so that a layer's hooks stand around it (modeling_layers.py; 4.57 checkpoints `__call__`)
+OUTSIDE = (5, 23)
 IDLE, FORWARD, PRE_BACKWARD, POST_BACKWARD = "idle", "forward", "pre-backward", "post-backward"
 
 
@@ -52,6 +54,8 @@ class FSDP2(Engine):
         super().__init__(r, program)
         assert program.strategy.fsdp is not None
         self.layout = program.strategy.fsdp
+        # without prefetching by hand both ways hold the same, and inside one layer can stand for all
+        self.around = program.job.version("transformers") >= OUTSIDE and self.layout.prefetch > 1
         self.ranks = program.strategy.shards
         self.replicas = program.strategy.size("ddp")
         self.groups: dict[str, Group] = {}
