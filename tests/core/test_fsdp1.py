@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower, walked
 from memfit.model.families import build
@@ -66,6 +67,18 @@ def at_once(tape: Tape, size: int) -> int:
             alive.discard(event.id)
         most = max(most, len(alive))
     return most
+
+
+@pytest.mark.parametrize(
+    ("options", "layout", "part"),
+    [
+        ({"method": "qlora", "prepare_kbit": True}, {}, "uniform dtype"),
+        ({"method": "lora"}, {"adapters": "layer", "orig_params": False}, "share no flat parameter"),
+    ],
+)
+def test_what_torch_does_not_flatten_is_refused(options: dict[str, Any], layout: dict[str, Any], part: str) -> None:
+    with pytest.raises(InputError, match=part):
+        tape(options, **layout)
 
 
 def test_replicas_add_up_what_shards_reduce() -> None:

@@ -57,12 +57,28 @@ def check(program: Program) -> Iterator[Problem]:
             where="job.precision",
             hint="fp32 with `param-dtype=bf16`",
         )
+    if layout.version == 1:
+        yield from flat(program)
     if layout.version == 2 and job.optimizer == "adafactor":
         message = "transformers' Adafactor mixes tensors and DTensors, and stops at its first step (5.23 optimization.py)"
         yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
     if layout.reshard_to and (layout.version == 1 or program.strategy.shards % layout.reshard_to or not layout.reshard):
         message = f"{layout.reshard_to} ranks to reshard to, of {program.strategy.shards}"
         yield Problem(message=message, where="use fsdp.reshard_to", hint="a divisor, with FSDP2, and `reshard` left on")
+
+
+def flat(program: Program) -> Iterator[Problem]:
+    """What FSDP1 cannot put into one flat parameter (torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten)."""
+    layout, job = resolved(program.strategy, program.job).fsdp, program.job
+    assert layout is not None
+    if program.quant is not None and program.quant.prepared:
+        message = (
+            "`prepare_model_for_kbit_training` makes norms fp32, and FSDP1 flattens one dtype: Must flatten tensors with uniform dtype"
+        )
+        yield Problem(message=message, where="job.prepare_kbit", hint="leave it away, as TRL does for sharded QLoRA")
+    if job.adapters and layout.adapters == "layer" and not layout.orig_params:
+        message = "trained adapters and frozen weights share no flat parameter without `use_orig_params`"
+        yield Problem(message=message, where="use fsdp.adapters", hint="`adapters=units`, as PEFT's policy has it")
 
 
 TECHNIQUE = Technique(
