@@ -4,6 +4,8 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from memfit.errors import InputError
 from memfit.job import Job
@@ -75,6 +77,46 @@ def test_interleaved_turns_are_those_of_the_papers_figure() -> None:
     """Four ranks, two chunks each, the last rank: micro-batches 0 to 3 through its first chunk, then one of its second and back by turns."""
     order = turns(PP(size=4, schedule="interleaved", virtual=2), 3, 8)
     assert order[:6] == (Turn(True, 0, 0), Turn(True, 0, 1), Turn(True, 0, 2), Turn(True, 0, 3), Turn(True, 1, 0), Turn(False, 1, 0))
+
+
+def together(orders: Sequence[Sequence[Turn]], chunks: int) -> list[int]:
+    """All ranks at once, each doing its next turn as soon as what it needs has come: the micro-batch from the stage before, the gradient from
+    the one behind. Returns how many each held at most; a schedule that waits for itself never ends."""
+    size, done, held, found = len(orders), set[tuple[bool, int, int]](), [0] * len(orders), [0] * len(orders)
+    left = [list(order) for order in orders]
+    while any(left):
+        before = sum(map(len, left))
+        for rank, order in enumerate(left):
+            if not order:
+                continue
+            turn = order[0]
+            stage = turn.chunk * size + rank
+            last = stage == size * chunks - 1
+            behind = (True, stage, turn.micro) if last else (False, stage + 1, turn.micro)
+            needs = (True, stage - 1, turn.micro) if turn.forward else behind
+            if (turn.forward and stage == 0) or needs in done:
+                done.add((turn.forward, stage, order.pop(0).micro))
+                held[rank] += 1 if turn.forward else -1
+                found[rank] = max(found[rank], held[rank])
+        assert sum(map(len, left)) < before, "every rank waits for another"
+    return found
+
+
+@given(
+    size=st.integers(2, 8), virtual=st.integers(2, 4), groups=st.integers(1, 3), schedule=st.sampled_from(("1f1b", "gpipe", "interleaved"))
+)
+@settings(max_examples=60, deadline=None)
+def test_schedules_of_all_ranks_fit_together(size: int, virtual: int, groups: int, schedule: str) -> None:
+    """Nobody waits for ever, every micro-batch goes through every stage and back, in the order of Megatron's table, and as many are in flight
+    as is said."""
+    virtual, micro = (virtual, groups * size) if schedule == "interleaved" else (1, groups)
+    pp = PP(size=size, schedule=schedule, virtual=virtual, micro_batches=micro)
+    orders = [turns(pp, rank, micro) for rank in range(size)]
+    assert together(orders, virtual) == [in_flight(pp, rank, micro) for rank in range(size)]
+    table = [(chunk, one) for group in range(0, micro, size) for chunk in range(virtual) for one in range(group, min(group + size, micro))]
+    for order in orders:
+        assert [(turn.chunk, turn.micro) for turn in order if turn.forward] == table
+        assert [(virtual - 1 - turn.chunk, turn.micro) for turn in order if not turn.forward] == table
 
 
 @pytest.mark.parametrize("pp", [PP(size=4), PP(size=4, stages="5/5/4/2"), PP(size=2, schedule="interleaved", virtual=4)])
