@@ -1,5 +1,7 @@
 """NCCL's buffers: sums that its sources give, for groups within a node and across."""
 
+import pytest
+
 from memfit.estimate import estimate
 from memfit.hardware import parse_cluster
 from memfit.hardware.nccl import communicator, communicators, spanned
@@ -17,6 +19,14 @@ def test_one_rank_needs_none() -> None:
 
 def test_rings_are_the_least_and_trees_come_on_top() -> None:
     assert communicator(A100, 8, 1, (2, 13))[:2] == (16 * 12 * MIB, 24 * 36 * MIB)
+
+
+@pytest.mark.parametrize(("ranks", "measured"), [(2, 544), (4, 688)])
+def test_what_was_measured_lies_within(ranks: int, measured: int) -> None:
+    """MiB of one group after its first all-reduce, four A100 on NVLink, August 2023 (NVIDIA/nccl issue 964)."""
+    low, high, _ = communicator(A100, ranks, 1, (2, 0))
+    assert low < measured * MIB < high
+    assert (low + high) / 2 == pytest.approx(measured * MIB, rel=0.25)
 
 
 def test_nvlink_sharp_comes_with_hopper_and_its_size_with_the_version() -> None:

@@ -18,7 +18,10 @@ NVLINK_CHANNELS, PCIE_CHANNELS = (16, 24), (2, 4)
 NVLS = {(2, 21): 256 * MIB, (0, 0): 1024 * MIB}  # on NVSwitch from sm_90 on, 8 GPUs; by version of NCCL
 NVLS_GPUS = 4  # fewer are left to the ring
 BUNDLED = {(2, 5): (2, 21), (0, 0): (2, 20)}  # with torch
-CITE = "derived: NCCL 2.17 to 2.30 transport/p2p.cc, nvls.cc, net.cc; channels as logs of NVIDIA/nccl issues 892, 1189, 1259 and nccl-tests 228 show"
+CITE = (
+    "derived: NCCL 2.17 to 2.30 transport/p2p.cc, nvls.cc, net.cc; channels as logs of NVIDIA/nccl issues 892, 1189, 1259 and nccl-tests 228 show, "
+    "one group of A100 as measured in 964"
+)
 NONE = Span(0, 0, CITE)
 
 
