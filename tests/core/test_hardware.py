@@ -376,6 +376,15 @@ def test_clusters_are_read(text: str, gpu: str, per_node: int, nodes: int) -> No
     assert cluster.network is None
 
 
+@pytest.mark.parametrize(
+    ("text", "per_node", "nodes"),
+    [("64xh100-sxm", 8, 8), ("8xh100-sxm", 8, 1), ("1x64xh100-sxm", 64, 1), ("12xh100-sxm", 12, 1), ("16xh100-pcie", 16, 1)],
+)
+def test_more_boards_than_a_machine_carries_are_several_machines(text: str, per_node: int, nodes: int) -> None:
+    cluster = parse_cluster(text)
+    assert (cluster.gpus_per_node, cluster.nodes) == (per_node, nodes)
+
+
 def test_a_cluster_has_a_network() -> None:
     network = parse_cluster("2x8xh100-sxm", network="NDR").network
     assert network is not None

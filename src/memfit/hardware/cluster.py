@@ -10,6 +10,7 @@ from memfit.hardware.gpu import GPU, gpu_problem, variants
 from memfit.hardware.link import Link, find_link
 
 LARGEST_NODE, MOST_NODES = 1024, 100_000  # beyond them, a figure is a slip of the pen
+BOARD = 8  # SXM modules that a machine carries at most (HGX and DGX of V100 to B300; 16 in a DGX-2 alone)
 _COUNT = re.compile(r"\s*([+-]?[0-9][0-9.,]*)\s*[x×*]", re.IGNORECASE)
 _HINT = "write it like `8xh100-sxm` or, for several nodes, `2x8xh100-sxm`"
 
@@ -64,7 +65,8 @@ def _split(text: str) -> tuple[list[str], str]:
 
 
 def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") -> Cluster:
-    """`[nodes x] [GPUs per node x] name`. All that is wrong is said at once."""
+    """`[nodes x] [GPUs per node x] name`. All that is wrong is said at once. More boards than one carries, without a word of nodes, are
+    nodes of as many as one carries."""
     counts, name = _split(text[:200])
     if not name or len(counts) > 2 or len(text) > 200:
         raise InputError.one(f"`{text[:40]}` names no GPU", where=where, hint=_HINT)
@@ -83,4 +85,7 @@ def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") 
             problems += error.problems
     raise_errors(problem for problem in (*problems, gpu if isinstance(gpu, Problem) else None) if problem)
     assert isinstance(gpu, GPU)
-    return Cluster(gpu=gpu, gpus_per_node=int(per_node), nodes=int(nodes), network=joined)
+    each, some = int(per_node), int(nodes)
+    if gpu.form == "sxm" and len(counts) < 2 and each > BOARD and each % BOARD == 0:
+        each, some = BOARD, each // BOARD
+    return Cluster(gpu=gpu, gpus_per_node=each, nodes=some, network=joined)
