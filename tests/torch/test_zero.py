@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,6 @@ def real_case(name: str) -> dict[str, Any]:
 Phases = dict[str, tuple[int, int]]
 
 
-@pytest.fixture(scope="module")
 def measured() -> dict[str, list[Phases]]:
     """Of every case, what each rank held in each phase."""
     with socket.socket() as free:
@@ -128,17 +128,30 @@ def measured() -> dict[str, list[Phases]]:
         "DS_ACCELERATOR": "cpu",
     }
     running = []
-    with tempfile.TemporaryFile("w+") as complaints:
+    with tempfile.TemporaryDirectory() as folder:
+        said = [Path(folder) / f"said {rank}" for rank in range(RANKS)]
+        complaints = Path(folder) / "complaints"
         for rank in range(RANKS):
             environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
             command = [sys.executable, "-m", "tests.torch.zero_rank", told]
-            running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=complaints, text=True))
-        said = [one.communicate(timeout=900)[0] for one in running]
-        complaints.seek(0)
-        text = complaints.read()[-3000:]
-    lines = [[json.loads(line[9:]) for line in one.splitlines() if line.startswith("measured ")] for one in said]
+            with said[rank].open("w") as out, complaints.open("a") as err:
+                running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))
+        finish(running)
+        texts, text = [one.read_text() for one in said], complaints.read_text()[-3000:]
+    lines = [[json.loads(line[9:]) for line in one.splitlines() if line.startswith("measured ")] for one in texts]
     assert all(len(one) == len(CASES) for one in lines), text
     return {name: [phases(rank[index]) for rank in lines] for index, name in enumerate(CASES)}
+
+
+def finish(running: list[subprocess.Popen[bytes]]) -> None:
+    """Until all are done, or one has failed, for which the others would wait."""
+    deadline = time.monotonic() + 900
+    while any(one.poll() is None for one in running) and not any(one.poll() for one in running) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for one in running:
+        if one.poll() is None:
+            one.kill()
+        one.wait()
 
 
 def phases(rows: list[tuple[str, int, int]]) -> Phases:
@@ -175,10 +188,21 @@ def told(tape: Tape) -> Phases:
     return phases([*rows, (phase, peak, live)])
 
 
-@pytest.mark.parametrize("rank", range(RANKS))
-@pytest.mark.parametrize("name", CASES)
-def test_a_rank(measured: dict[str, list[Phases]], name: str, rank: int) -> None:
-    truth, found = measured[name][rank], told(written(name, rank))
+@pytest.mark.slow
+def test_every_rank() -> None:
+    """In one, so that the processes are started once."""
+    seen, wrong = measured(), []
+    for name in CASES:
+        for rank in range(RANKS):
+            try:
+                compare(name, rank, seen[name][rank])
+            except AssertionError as bad:
+                wrong.append(f"{name}, rank {rank}: {str(bad)[:200]}")
+    assert not wrong, "\n".join(wrong)
+
+
+def compare(name: str, rank: int, truth: Phases) -> None:
+    found = told(written(name, rank))
     if "away" in name:
         offloaded(name, truth, found)
         return
