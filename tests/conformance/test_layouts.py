@@ -12,6 +12,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+from tests.conformance.models import SMALL  # noqa: E402
+
 from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
@@ -19,17 +21,7 @@ from memfit.simulate.memory import memory  # noqa: E402
 from memfit.simulate.replay import replay  # noqa: E402
 from memfit.strategy import strategy_from  # noqa: E402
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "vocab_size": 4001, "max_position_embeddings": 1024, "tie_word_embeddings": False,
-    },
-    "qwen2": {
-        "model_type": "qwen2", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": 3000, "max_position_embeddings": 1024, "tie_word_embeddings": True,
-    },
-    "gpt2": {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "vocab_size": 3000, "n_positions": 1024, "tie_word_embeddings": True},
-}  # fmt: skip
+CONFIGS = {name: SMALL[name] for name in ("llama", "qwen2", "gpt2")}
 MIXED = "param-dtype=bf16,reduce-dtype=fp32"
 USES = (
     "fsdp=8", "fsdp=8,wrap=layers", f"fsdp=64,{MIXED}", f"fsdp=8,wrap=layers,{MIXED}", "fsdp=8,reduce-dtype=fp32", "fsdp=8,reshard=no", "fsdp=8,reshard-to=2",

@@ -10,6 +10,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+from tests.conformance.models import SMALL  # noqa: E402
+
 from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
@@ -17,25 +19,7 @@ from memfit.simulate.memory import memory  # noqa: E402
 from memfit.simulate.replay import replay  # noqa: E402
 from memfit.strategy import strategy_from  # noqa: E402
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 4,
-        "vocab_size": 4001, "max_position_embeddings": 1024, "tie_word_embeddings": False,
-    },
-    "qwen2": {
-        "model_type": "qwen2", "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": 3000, "max_position_embeddings": 1024, "tie_word_embeddings": True,
-    },
-    "mistral": {
-        "model_type": "mistral", "hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
-        "vocab_size": 600, "max_position_embeddings": 1024, "tie_word_embeddings": False,
-    },
-    "mixtral": {
-        "model_type": "mixtral", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "num_local_experts": 4, "num_experts_per_tok": 2, "vocab_size": 3000, "tie_word_embeddings": False,
-    },
-    "gpt2": {"model_type": "gpt2", "n_embd": 192, "n_layer": 3, "n_head": 4, "vocab_size": 3000, "n_positions": 1024, "tie_word_embeddings": True},
-}  # fmt: skip
+CONFIGS = {name: SMALL[name] for name in ("llama", "qwen2", "mistral", "mixtral", "gpt2")}
 FULL = {"checkpointing": "full"}
 OLD = FULL | {"reentrant": True}
 MIXED = {"precision": "autocast-bf16"}
