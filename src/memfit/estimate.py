@@ -87,10 +87,12 @@ class Estimate:
 
     @cached_property
     def time(self) -> Duration | None:
-        """Of one optimizer step, from the same tape; None where that is not known: inference, pipelines, a trace, no GPU or link named."""
+        """Of one optimizer step, from the same tape, written short; None where that is not known: inference, pipelines, a trace, no GPU or
+        link named."""
         if self.cluster is None or self.script or not self.job.training or self.source != "formula":
             return None
-        return step_time(self.memory, self.cluster, self.job, self.strategy, self.parameters.trainable, self.model.dtype)
+        tape = self.memory.tape if self.memory.tape.repeats else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
+        return step_time(tape, self.memory, self.cluster, self.job, self.strategy, self.parameters.trainable, self.model.dtype)
 
     @property
     def parts(self) -> dict[str, int]:

@@ -12,17 +12,17 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.memory import Memory
 from memfit.simulate.time import Calls, Duration, duration
 from memfit.strategy import Strategy
-from memfit.tape import Comm
+from memfit.tape import Comm, Tape
 
 
-def step_time(memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str) -> Duration | None:
+def step_time(tape: Tape, memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str) -> Duration | None:
     """Pipelines wait for each other, which no rank's tape tells."""
     known = rates(cluster.gpu)
     if known is None or strategy.size("pp") > 1:
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp"))
     bytes = stepped(memory, job, strategy, trainable, dtype)
-    return duration(memory.tape, known, job, bytes, calls=calls(cluster, strategy), shares=shares, ranks=strategy.ranks)
+    return duration(tape, known, job, bytes, calls=calls(cluster, strategy), shares=shares, ranks=strategy.ranks)
 
 
 def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype: str) -> int:
