@@ -41,7 +41,13 @@ class Optimizer:
     adapters: bool = False  # of PEFT, for its adapters only
     flat: bool = False  # knows parameters of at most two dimensions
     freezes: str = ""  # adapters whose name ends so are not trained
+    passes: int = 0  # reads and writes of in-place kernels in a step, in tensors like the parameter; 0: nobody counted
     cite: str = ""
+
+    @property
+    def moved(self) -> int:
+        """Where nobody counted: parameter, gradient and states read once, parameter and states written once, as a fused kernel does."""
+        return self.passes or 3 + 2 * len(self.states)
 
     @property
     def states(self) -> tuple[str, ...]:
@@ -73,17 +79,18 @@ def _simple(name: str, cite: str, states: str, step: str, *aliases: str, **more:
 
 # ------------------------------------------------------------------------------------------------------------- torch
 _TORCH = "torch 2.13 torch/optim/{}.py"
+# In place, AdamW: decay 2, lerp 3, mul 2, addcmul 3, div 2, add 2, addcdiv 4 (_multi_tensor_adam); sqrt makes the temporary.
 _FUSED = "like like scalar"  # the step counter lives on the GPU
-_simple("adamw", _TORCH.format("adam"), "like like", "root", "adamw_torch", "adamw_foreach")
-_simple("adamw_fused", _TORCH.format("adam"), _FUSED, "", "adamw_torch_fused")
-_simple("adamw_loop", _TORCH.format("adam"), "like like", "{root denominator -root}")
-_simple("adam", _TORCH.format("adam"), "like like", "root")
-_simple("adam_fused", _TORCH.format("adam"), _FUSED, "")
-_simple("sgd", _TORCH.format("sgd"), "", "")
-_simple("sgd_fused", _TORCH.format("sgd"), "", "")
-_simple("sgd_momentum", _TORCH.format("sgd"), "like", "")  # the first step clones the gradient
-_simple("rmsprop", _TORCH.format("rmsprop"), "like", "average")
-_simple("adagrad", _TORCH.format("adagrad"), "like", "root numerator", eager_states=True)
+_simple("adamw", _TORCH.format("adam"), "like like", "root", "adamw_torch", "adamw_foreach", passes=18)
+_simple("adamw_fused", _TORCH.format("adam"), _FUSED, "", "adamw_torch_fused", passes=7)
+_simple("adamw_loop", _TORCH.format("adam"), "like like", "{root denominator -root}", passes=18)
+_simple("adam", _TORCH.format("adam"), "like like", "root", passes=16)
+_simple("adam_fused", _TORCH.format("adam"), _FUSED, "", passes=7)
+_simple("sgd", _TORCH.format("sgd"), "", "", passes=3)
+_simple("sgd_fused", _TORCH.format("sgd"), "", "", passes=3)
+_simple("sgd_momentum", _TORCH.format("sgd"), "like", "", passes=8)  # the first step clones the gradient
+_simple("rmsprop", _TORCH.format("rmsprop"), "like", "average", passes=12)
+_simple("adagrad", _TORCH.format("adagrad"), "like", "root numerator", eager_states=True, passes=10)
 _simple("adagrad_fused", _TORCH.format("adagrad"), "like scalar", "", eager_states=True)
 _simple("adadelta", _TORCH.format("adadelta"), "like like", "root delta")
 _simple("adamax", _TORCH.format("adamax"), "like like", "absolute")
@@ -105,7 +112,7 @@ _row("muon", _TORCH.format("_muon"), (Rule(of="inner", states=("like",), step=_M
 _FP32_STEP = "parameter:wide square:fp32 update:fp32 -square update:fp32 signed:fp32 -signed"
 _ADAFACTOR = "{-gradient gradient:wide " + _FP32_STEP + "}"
 _simple("adafactor", "transformers 5.23 optimization.py Adafactor", "factored", _ADAFACTOR)
-_simple("lion", "lion-pytorch 0.2 lion_pytorch.py", "like", "{copy update -copy -update}")
+_simple("lion", "lion-pytorch 0.2 lion_pytorch.py", "like", "{copy update -copy -update}", passes=9)
 _simple("adamw_anyprecision", "torchdistx 0.2 optimizers/anyprecision_optimizer.py", "fp32 fp32", "{root:fp32 quotient:fp32 -root}")
 
 # ------------------------------------------------------------------------------------------------------ bitsandbytes

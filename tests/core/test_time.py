@@ -6,17 +6,17 @@ import pytest
 
 from memfit.estimate import estimate
 from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
-from memfit.hardware.rates import LAUNCH, Rates
+from memfit.hardware.rates import Rates
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.simulate.costs import moved
-from memfit.simulate.time import duration
-from memfit.tape import Alloc, Compute, Event, Mark, Repeat, Tape
+from memfit.simulate.time import Duration, duration
+from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
 from memfit.truth.models import built
 
 PLAIN = Rates(
     peak={"bf16": 100e12, "fp32": 10e12}, bandwidth=1e12, matmul={0: ((-8, 1.0), (8, 1.0)), 20: ((-8, 1.0), (8, 1.0))},
-    attention={128: ((256, 0.5), (4096, 0.5))}, flash_2={128: ((256, 0.25), (4096, 0.25))}, copy=0.5, measured=True, origin="made up",
+    attention={128: ((256, 0.5), (4096, 0.5))}, flash_2={128: ((256, 0.25), (4096, 0.25))}, copy=0.5, launch=2e-6, measured=True, origin="made up",
 )  # fmt: skip
 JOB = Job()
 LAYER: tuple[Event, ...] = (
@@ -61,6 +61,7 @@ def test_an_accumulation_is_as_long_as_its_micro_batches():
 
 
 def test_a_step_without_arithmetic_has_no_time():
+    assert timed((Mark("backward", "", 1), Compute("linear", 1, 1, "bf16", ""))) is None
     assert timed((Mark("forward", "", 1), Alloc(1, 512, "activations", "", "mul", (256, 2)))) is None
     assert duration(Tape(events=(Compute("linear", 1, 1, "bf16", ""),), source="handwritten"), PLAIN, Job(), 0) is None
 
@@ -108,7 +109,7 @@ def test_no_gpu_beats_its_own_figures():
         for power in range(6, 16):
             flops, moved = 10.0**power, 10.0 ** (power - 2)
             least = max(flops / known.rate("bf16"), moved / known.bandwidth)
-            assert known.product(flops, moved, "bf16") >= min(LAUNCH, least / 1.6), gpu.id
+            assert known.product(flops, moved, "bf16") >= min(known.launch, least / 1.6), gpu.id
         assert 0.5 < known.copy < 1
 
 
@@ -150,3 +151,34 @@ def test_attention_is_told_by_its_output():
     assert newer.attended(1e13, 1, "bf16", 128, 8192, backward=False, flash_2=True) > newer.attended(
         1e13, 1, "bf16", 128, 8192, backward=False
     )
+
+
+GATHER = Comm("all_gather", 10**6, 8, "any", "layer", 1)
+
+
+def called(*events: Event, job: Job = JOB) -> Duration:
+    """Each collective takes 25 ms."""
+    tape = Tape(events=(*events, Mark("step", "", 1)), source="handwritten")
+    found = duration(tape, PLAIN, job, 0, calls=lambda event: 0.025)
+    assert found is not None
+    return found
+
+
+def test_collectives_on_other_streams_hide_behind_the_kernels_of_their_phase():
+    beside = called(*LAYER, GATHER)  # the backward has 20 ms of kernels
+    assert beside.hidden == pytest.approx(0.020)
+    assert beside.parts["communication"] == pytest.approx(0.005)
+    blocking = called(*LAYER, GATHER._replace(stream=0))
+    assert blocking.hidden == 0
+    assert blocking.parts["communication"] == pytest.approx(0.025)
+
+
+def test_gradients_that_are_summed_behind_the_last_micro_batch_are_summed_once():
+    both = called(*LAYER, *LAYER, GATHER._replace(stream=0), job=Job(accumulate=8))
+    assert both.parts["communication"] == pytest.approx(0.025)
+    each = called(*LAYER, GATHER._replace(stream=0), *LAYER, GATHER._replace(stream=0), job=Job(accumulate=8))
+    assert each.parts["communication"] == pytest.approx(8 * 0.025)
+
+
+def test_a_collective_over_links_that_nobody_knows_leaves_no_time():
+    assert duration(Tape(events=(*LAYER, GATHER, Mark("step", "", 1)), source="handwritten"), PLAIN, JOB, 0) is None

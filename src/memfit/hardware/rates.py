@@ -22,7 +22,6 @@ Reached = Mapping[int, tuple[tuple[int, float], ...]]  # by the first key, (seco
 _LIKE = {(7, 0): "a100-sxm-80gb", (8, 0): "a100-sxm-80gb", (8, 6): "l40s", (8, 7): "l40s", (8, 9): "l40s", (9, 0): "h100-sxm",
          (10, 0): "b200", (10, 3): "b300", (12, 0): "rtx-pro-6000-server"}  # fmt: skip
 BACKWARD = 63 / 73  # of attention's forward rate (FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100)
-LAUNCH = 2e-6  # seconds: the shortest matrix product of the table takes about as long, on every GPU
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +34,7 @@ class Rates:
     attention: Reached = field(repr=False)
     flash_2: Reached = field(repr=False)  # the same of FlashAttention-2, which knows nothing newer than an A100
     copy: float
+    launch: float  # seconds of the smallest product that was measured: no kernel is quicker
     measured: bool
     origin: str
 
@@ -50,7 +50,7 @@ class Rates:
         if shortest <= 0:
             return 0.0
         intensity = log2(max(flops, 1) / max(moved, 1) / (rate / self.bandwidth))
-        return max(LAUNCH, shortest / _between(self.matmul, log2(shortest * 1e6), intensity))
+        return max(self.launch, shortest / _between(self.matmul, log2(shortest * 1e6), intensity))
 
     def attended(self, flops: float, moved: float, math: str, width: int, length: int, *, backward: bool, flash_2: bool = False) -> float:
         """Fused attention over heads of `width`."""
@@ -58,11 +58,11 @@ class Rates:
         rate = self.rate(math)
         column = min(table, key=lambda one: abs(log2(one / max(width, 1))))
         reached = _along(table[column], float(length)) * (BACKWARD if backward else 1)
-        return max(LAUNCH, flops / rate / reached, self.moved(moved))
+        return max(self.launch, flops / rate / reached, self.moved(moved))
 
     def moved(self, moved: float) -> float:
         """Bytes that are read and written."""
-        return max(LAUNCH, moved / (self.bandwidth * self.copy)) if moved > 0 else 0.0
+        return max(self.launch, moved / (self.bandwidth * self.copy)) if moved > 0 else 0.0
 
 
 def rates(gpu: GPU) -> Rates | None:
@@ -72,14 +72,17 @@ def rates(gpu: GPU) -> Rates | None:
     like = gpu.id if gpu.id in table["matmul"] else _like(gpu, best)
     if gpu.bandwidth is None or not gpu.rates or like is None:
         return None
+    products = _by_first(table["matmul"][like]["reached"])
+    smallest = min(products)
     scale = best[gpu.id] / best[like] if gpu.id != like and gpu.id in best and like in best else 1.0
     return Rates(
         peak=gpu.rates,
         bandwidth=gpu.bandwidth,
-        matmul=_by_first(table["matmul"][like]["reached"], scale),
-        attention=_by_first(table["attention"][like]["reached"], scale),
-        flash_2=_by_first(_flash_2(table, like), scale),
+        matmul=scaled(products, scale),
+        attention=scaled(_by_first(table["attention"][like]["reached"]), scale),
+        flash_2=scaled(_by_first(_flash_2(table, like)), scale),
         copy=table["copy"].get(gpu.id) or _copy(gpu),
+        launch=2.0**smallest * 1e-6 / products[smallest][0][1],
         measured=like == gpu.id,
         origin=f"kernels measured on {find_gpu(like).name} ({table['source']})",
     )
@@ -113,10 +116,14 @@ def _table() -> dict[str, Any]:
         return found
 
 
-def _by_first(places: list[list[float]], scale: float = 1.0) -> Reached:
+def scaled(reached: Reached, scale: float) -> Reached:
+    return {first: tuple((second, fraction * scale) for second, fraction in row) for first, row in reached.items()}
+
+
+def _by_first(places: list[list[float]]) -> Reached:
     found: dict[int, list[tuple[int, float]]] = {}
     for first, second, fraction in sorted(places):
-        found.setdefault(int(first), []).append((int(second), fraction * scale))
+        found.setdefault(int(first), []).append((int(second), fraction))
     return {first: tuple(row) for first, row in found.items()}
 
 

@@ -281,8 +281,8 @@ class Recorder:
             self.once += [] if workspace is None else [workspace.id]
         self.write(Compute(op, flops, bytes, math, self.where))
 
-    def comm(self, op: str, size: int, ranks: int, group: str) -> None:
-        self.write(Comm(op, size, ranks, group, self.where))
+    def comm(self, op: str, size: int, ranks: int, group: str, stream: int = 0) -> None:
+        self.write(Comm(op, size, ranks, group, self.where, stream))
 
     # ---------------------------------------------------------------------------------------------------- the graph
     def leaf(self, shape: Shape, format: Format, name: str, part: Part, needs: bool) -> Tensor:

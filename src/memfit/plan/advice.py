@@ -58,8 +58,9 @@ def training(job: Job) -> Iterator[Change]:
         batch //= 2
         times = job.accumulate * job.batch // batch
         yield Change(name=f"--batch {batch} --accumulate {times}", pain=2, changes={"batch": batch, "accumulate": times})
-    if job.optimizer in ("adamw", "adamw_fused", "adamw_loop"):
-        yield Change(name="--optimizer adamw_8bit", pain=3, changes={"optimizer": "adamw_8bit"})
+    small = f"{job.optimizer.removesuffix('_fused').removesuffix('_loop')}_8bit"
+    if small in OPTIMIZERS:
+        yield Change(name=f"--optimizer {small}", pain=3, changes={"optimizer": small})
     if job.method == "full":
         yield Change(name="--method lora", pain=4, changes={"method": "lora"})
         yield Change(name="--method qlora", pain=5, changes={"method": "qlora"})

@@ -1,7 +1,6 @@
 """What a kernel moves, told from the block that it makes: an elementwise kernel reads tensors as large as the one it writes.
 
-Kernels that write a `Compute` of their own are priced by that; a tape does not say what is done in place, so that an optimizer's step
-has a row here."""
+Kernels that write a `Compute` of their own are priced by that; what an optimizer does in place its row says."""
 
 from __future__ import annotations
 
@@ -19,18 +18,6 @@ READS: Mapping[str, float] = {
 # No kernel makes these: memory that something else fills, or that was there before the step.
 NO_KERNEL = frozenset({"parameter", "cublas", "load", "inputs", "empty_like", "new_empty", "end", "contiguous_operand", "state", "code"})
 REDUCTIONS = frozenset({"mean", "sum", "norm", "amax", "max", "argmax", "all"})  # these read what was made last
-
-# Reads and writes of an optimizer's in-place kernels, in tensors like the parameter, counted in the functions cited by its row.
-# torch 2.13 optim/adam.py _multi_tensor_adam: decay 2, lerp 3, mul 2, addcmul 3, div 2, add 2, addcdiv 4; sqrt makes the temporary.
-IN_PLACE: Mapping[str, int] = {
-    "adamw": 18, "adam": 16, "adamw_loop": 18, "adamw_fused": 7, "adam_fused": 7, "sgd": 3, "sgd_fused": 3, "sgd_momentum": 8,
-    "rmsprop": 12, "adagrad": 10, "lion": 9,
-}  # fmt: skip
-
-
-def in_place(optimizer: str, states: int) -> int:
-    """Where nobody counted: parameter, gradient and states read once, parameter and states written once, as a fused kernel does."""
-    return IN_PLACE.get(optimizer, 3 + 2 * states)
 
 
 def moved(event: Alloc, before: int) -> float:
@@ -51,4 +38,4 @@ def heads(event: Alloc) -> tuple[int, int]:
     return event.formula[-2], max(1, prod(event.formula[:-1]))
 
 
-__all__ = ["NO_KERNEL", "READS", "heads", "in_place", "moved"]
+__all__ = ["NO_KERNEL", "READS", "heads", "moved"]

@@ -1,8 +1,8 @@
 """A tape's time: every kernel by what it computes and moves, at the rates that GPUs were measured to reach.
 
-Kernels follow each other on one stream. Collectives of FSDP and DDP run beside them, on streams of their own: what does not fit behind the
-kernels of its phase is waited for. All others are waited for in full. What the host does between kernels a tape does not tell: a step of many
-small kernels takes longer.
+Kernels follow each other on one stream. Collectives on other streams run beside them: what does not fit behind the kernels of its phase is
+waited for. Those on the same stream are waited for in full. What the host does between kernels a tape does not tell: a step of many small
+kernels takes longer.
 """
 
 from __future__ import annotations
@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from memfit.hardware.rates import Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
-from memfit.simulate.costs import heads, in_place, moved
+from memfit.simulate.costs import heads, moved
 from memfit.tape import Alloc, Comm, Compute, Mark, Phase, Tape
 
-PHASES: tuple[Phase, ...] = ("forward", "backward", "step")
-BESIDE = frozenset({"fsdp", "ddp"})  # groups whose collectives have streams of their own
-ONCE = frozenset({"ddp", "dp", "edp", "zero"})  # and those that sum gradients after the last micro-batch alone
+PASSES = ("forward", "backward")
 Calls = Callable[[Comm], float | None]  # seconds of a collective; None: not known
 BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
@@ -61,8 +59,7 @@ class Meter:
     newest: bool = False  # attention that is called flash is FlashAttention-3's
     parts: dict[str, float] = field(default_factory=dict)
     math: dict[str, float] = field(default_factory=dict)  # flops by the kind of arithmetic
-    beside: float = 0.0  # seconds of collectives on other streams,
-    last: float = 0.0  # and of those that run beside the last micro-batch alone
+    beside: float = 0.0  # seconds of collectives on other streams
     kernels: int = 0
     unknown: bool = False  # a collective's links are
     before: int = 0  # the block made last
@@ -98,20 +95,17 @@ class Meter:
         seconds = self.calls(event)
         if seconds is None:
             self.unknown = True
-        elif event.group in BESIDE & ONCE:
-            self.last += seconds * times
-        elif event.group in BESIDE:
+        elif event.stream:
             self.beside += seconds * times
         else:
             self.add("communication", seconds, times)
 
-    def finish(self, micro: int) -> tuple[float, float, float]:
-        """(hidden, hidden behind the last of the micro-batches, not hidden behind that): what does not fit behind kernels is waited for."""
-        kernels = sum(self.parts.values())
-        hidden, last = min(self.beside, kernels), min(self.last, max(0.0, kernels - self.beside) / max(1, micro))
+    def finish(self) -> float:
+        """What does not fit behind the kernels is waited for; returns what does."""
+        hidden = min(self.beside, sum(self.parts.values()))
         if self.beside > hidden:
             self.add("communication", self.beside - hidden, 1)
-        return hidden, last, self.last - last
+        return hidden
 
     @property
     def flops(self) -> float:
@@ -130,59 +124,62 @@ def duration(tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls =
     step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
     if step is None or not told:
         return None
-    meters = {phase: Meter(rates, told, calls, job.attention == "flash-attn-3") for phase in PHASES}
-    micro = walk(tape, step, meters)
-    if any(meter.unknown for meter in meters.values()):
+    micro, stepping = walk(tape, step, lambda: Meter(rates, told, calls, job.attention == "flash-attn-3"))
+    if not micro:
+        return None
+    # Of an accumulation the tape has the first micro-batch and the last, behind which gradients are summed up; those between are like the first.
+    times = [float(job.accumulate)] if len(micro) == 1 else [job.accumulate - len(micro) + 1.0] + [1.0] * (len(micro) - 1)
+    passes = [(often, meter) for often, phases in zip(times, micro, strict=True) for meter in phases.values()]
+    if any(meter.unknown for _, meter in (*passes, (1, stepping))):
         return None
     optimizer = OPTIMIZERS[job.optimizer]
     if trained:
-        meters["step"].add("optimizer", rates.moved(in_place(optimizer.name, len(optimizer.states)) * trained), 1)
+        stepping.add("optimizer", rates.moved(optimizer.moved * trained), 1)
+    hidden = sum(often * meter.finish() for often, meter in passes) + stepping.finish()
     parts: dict[str, float] = {}
-    hidden = 0.0
-    share = job.accumulate / max(1, micro)  # of an accumulation the tape has two micro-batches
-    for phase, meter in meters.items():
-        times = 1.0 if phase == "step" else share
-        often, last, waited = meter.finish(micro)
-        hidden += times * often + last
-        if waited:
-            parts["communication"] = parts.get("communication", 0.0) + waited
+    for often, meter in (*passes, (1.0, stepping)):
         for kind, seconds in meter.parts.items():
-            name = "optimizer" if phase == "step" and kind != "communication" else kind
-            parts[name] = parts.get(name, 0.0) + times * seconds
-    forward, backward = meters["forward"], meters["backward"]
+            name = "optimizer" if meter is stepping and kind != "communication" else kind
+            parts[name] = parts.get(name, 0.0) + often * seconds
+    forward = micro[0]["forward"]
     return Duration(
         seconds=sum(parts.values()),
         tokens=job.batch * job.seq * job.accumulate * shares,
         ranks=ranks,
         parts=dict(sorted(parts.items(), key=lambda one: -one[1])),
         hidden=hidden,
-        flops=(forward.flops + backward.flops) * share + meters["step"].flops,
-        model_flops=(1 + BACKWARD) * forward.flops * share,
+        flops=sum(often * meter.flops for often, meter in passes) + stepping.flops,
+        model_flops=(1 + BACKWARD) * sum(often * phases["forward"].flops for often, phases in zip(times, micro, strict=True)),
         peak=rates.rate(max(forward.math, key=lambda math: forward.math[math], default="bf16")),
-        kernels=round((forward.kernels + backward.kernels) * share) + meters["step"].kernels,
+        kernels=round(sum(often * meter.kernels for often, meter in passes)) + stepping.kernels,
         measured=rates.measured,
         origin=rates.origin,
     )
 
 
-def walk(tape: Tape, step: int, meters: Mapping[Phase, Meter]) -> int:
-    """Every event of the step, as often as it happens; returns how many micro-batches there were."""
+def walk(tape: Tape, step: int, fresh: Callable[[], Meter]) -> tuple[list[dict[str, Meter]], Meter]:
+    """Every event of the step, as often as it happens: of each micro-batch by pass, and of the optimizer."""
     often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
+    micro: list[dict[str, Meter]] = []
+    stepping = fresh()
     phase: Phase = "load"
-    now, micro = -2, 0
+    meter: Meter | None = None
     for place, event in enumerate(tape):
         if type(event) is Mark:
-            micro += event.step == step and event.phase == "forward" and phase != "forward"
-            phase, now = event.phase, event.step
-        elif now == step and phase in meters:
-            meter, times = meters[phase], often.get(place, 1)
+            mine = event.step == step
+            if mine and event.phase == "forward" and (phase != "forward" or not micro):
+                micro.append({name: fresh() for name in PASSES})
+            phase = event.phase
+            meter = None if not mine else stepping if phase == "step" else micro[-1].get(phase) if micro else None
+        elif meter is not None:
+            times = often.get(place, 1)
             if type(event) is Alloc:
                 meter.block(event, times)
             elif type(event) is Compute:
                 meter.compute(event, times, backward=phase == "backward")
             elif type(event) is Comm:
-                (meters["step"] if event.group in ONCE - BESIDE else meter).call(event, times)
-    return micro
+                meter.call(event, times)
+    return micro, stepping
 
 
 __all__ = ["Duration", "duration"]

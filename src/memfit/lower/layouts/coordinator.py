@@ -126,7 +126,7 @@ class Coordinator:
         if self.layout.offload_param != "none":
             there = [r.scratch(param.leaf.format.bytes(param.part), "to_device", "communication", self.stream) for param in params]
             del there
-        r.comm("all_gather", size, self.layout.size, "zero")
+        r.comm("all_gather", size, self.layout.size, "zero", self.stream)
         bundle = Bundle(params=list(params), buffer=buffer)
         for param in params:
             param.state = FLYING

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from memfit.formats import INT32, Format
 from memfit.lower.layouts.base import ROOT, Engine, unfolded, units
+from memfit.lower.layouts.shards import REDUCE
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.program import Program
 from memfit.tape import Part
@@ -129,7 +130,7 @@ class DDP(Engine):
             return
         self.r.where = ""
         for size in self.sizes:
-            self.r.comm("all_reduce", size, self.layout.size, "ddp")
+            self.r.comm("all_reduce", size, self.layout.size, "ddp", REDUCE)
         while self.late:
             self.view(self.late.pop(0))
 

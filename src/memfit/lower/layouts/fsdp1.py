@@ -217,7 +217,7 @@ class FSDP1(Engine):
         if away and unit.storage is not None:
             unit.storage.take()
             if self.ranks > 1:
-                r.comm("all_gather", unit.storage.size, self.ranks, "fsdp")
+                r.comm("all_gather", unit.storage.size, self.ranks, "fsdp", GATHER)
         if cast is not None:
             self.give(cast)
         r.where = where
@@ -394,10 +394,10 @@ class FSDP1(Engine):
             given = r.scratch(unit.reduced.bytes(unit.shard * self.ranks), "pad", "communication", REDUCE)
         part: Part = "communication" if unit.held else "gradients"  # later ones are added into the first
         summed = self.lend(unit.reduced.bytes(unit.shard), "reduce_scatter", REDUCE, REPLICAS, part)
-        r.comm("reduce_scatter", unit.reduced.bytes(unit.shard * self.ranks), self.ranks, "fsdp")
+        r.comm("reduce_scatter", unit.reduced.bytes(unit.shard * self.ranks), self.ranks, "fsdp", REDUCE)
         if self.replicas > 1:
             self.sync(REPLICAS, REDUCE)
-            r.comm("all_reduce", unit.reduced.bytes(unit.shard), self.replicas, "ddp")
+            r.comm("all_reduce", unit.reduced.bytes(unit.shard), self.replicas, "ddp", REDUCE)
         else:
             summed.users = ()
         if unit.stored is unit.reduced:
@@ -415,7 +415,7 @@ class FSDP1(Engine):
         r = self.r
         assert unit.whole.grad is not None
         flat = unit.whole.grad.storage
-        r.comm("all_reduce", unit.reduced.bytes(unit.count), self.program.strategy.shards, "fsdp")
+        r.comm("all_reduce", unit.reduced.bytes(unit.count), self.program.strategy.shards, "fsdp", REDUCE)
         if unit.stored is not unit.computed and isinstance(flat, Lent):
             unit.whole.grad = r.tensor((unit.count,), unit.stored, "to", "gradients")
             self.give(flat)

@@ -190,7 +190,7 @@ class FSDP2(Engine):
             held.append(r.scratch(cast_in, "cast", "communication", GATHER))
         size = sum(param.leaf.format.bytes(param.whole) for param in group.params)
         group.result = [r.scratch(size, "all_gather", "communication", GATHER)]
-        r.comm("all_gather", size, ranks, "fsdp")
+        r.comm("all_gather", size, ranks, "fsdp", GATHER)
         del held
         r.where = where
 
@@ -301,10 +301,10 @@ class FSDP2(Engine):
         kept = not self.layout.offload and trained[0].shard.grad is None  # else it is added to what is there
         part: Part = "gradients" if kept else "communication"
         out = r.scratch(size, "reduce_scatter", part if format is stored else "communication", REDUCE)
-        r.comm("reduce_scatter", format.bytes(count), self.ranks, "fsdp")
+        r.comm("reduce_scatter", format.bytes(count), self.ranks, "fsdp", REDUCE)
         stream = REDUCE
         if self.replicas > 1:
-            r.comm("all_reduce", size, self.replicas, "ddp")
+            r.comm("all_reduce", size, self.replicas, "ddp", REPLICAS)
             group.summed, stream = out, REPLICAS
         if format is not stored:
             out = r.scratch(stored.bytes(count // self.ranks), "to", part, stream)

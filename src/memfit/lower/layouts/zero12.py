@@ -176,7 +176,7 @@ class ZeRO12(ZeRO):
             held, count = held + size, count + 1
             if held > self.layout.reduce_bucket or place == len(slices):
                 together = r.scratch(self.format.bytes(held), "flatten", "communication", self.stream) if count > 1 else None
-                r.comm("all_reduce", self.format.bytes(held), self.ranks, "zero")
+                r.comm("all_reduce", self.format.bytes(held), self.ranks, "zero", self.stream)
                 del together
                 held = count = 0
         for leaf in bucket.leaves:

@@ -194,7 +194,7 @@ class ZeRO3(ZeRO):
         wide = wide if self.stored is not self.format else []
         casts = [self.r.scratch(self.format.bytes(count), "to", "communication", self.stream) for count in wide]
         together = None if alone else self.r.scratch(self.format.bytes(size), "cat", "communication", self.stream)
-        self.r.comm("reduce_scatter", self.format.bytes(size), self.ranks, "zero")
+        self.r.comm("reduce_scatter", self.format.bytes(size), self.ranks, "zero", self.stream)
         for leaf in self.bucket:
             if self.away:
                 self.send(self.params[id(leaf)].part)
