@@ -186,6 +186,11 @@ class Job:
         return self.task != "inference"
 
     @property
+    def hugging(self) -> bool:
+        """Whether the models are transformers' own code, under its Trainer or TRL's."""
+        return self.framework in ("transformers", "trl")
+
+    @property
     def adapters(self) -> bool:
         return self.training and self.method in ("lora", "qlora")
 
@@ -284,7 +289,7 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
     ),
     (
         ("keep_outputs",),
-        lambda job: job.training and job.framework in ("transformers", "trl"),
+        lambda job: job.training and job.hugging,
         "training in a loop around transformers' models",
     ),
     (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),

@@ -211,6 +211,13 @@ class Strategy:
         return self.size("ddp") * self.size("fsdp") * self.size("zero")
 
     @property
+    def offloads(self) -> bool:
+        """Whether something that a step needs lives on the host."""
+        zero = self.zero
+        away = zero is not None and {zero.offload_optimizer, zero.offload_param} != {"none"}
+        return away or (self.fsdp is not None and self.fsdp.offload)
+
+    @property
     def replica(self) -> int:
         """Which of the replicas and the ranks of context parallelism this rank is, as Megatron counts them together."""
         return self.rank // self.size("tp") % (self.size("cp") * self.data)

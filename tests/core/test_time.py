@@ -13,6 +13,7 @@ from memfit.simulate.costs import moved
 from memfit.simulate.time import Duration, duration
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
 from memfit.truth.models import built
+from memfit.verbs import estimate as ask
 
 PLAIN = Rates(
     peak={"bf16": 100e12, "fp32": 10e12}, bandwidth=1e12, matmul={0: ((-8, 1.0), (8, 1.0)), 20: ((-8, 1.0), (8, 1.0))},
@@ -182,3 +183,12 @@ def test_gradients_that_are_summed_behind_the_last_micro_batch_are_summed_once()
 
 def test_a_collective_over_links_that_nobody_knows_leaves_no_time():
     assert duration(Tape(events=(*LAYER, GATHER, Mark("step", "", 1)), source="handwritten"), PLAIN, JOB, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("use", "known"),
+    [(["fsdp=8"], True), (["fsdp=8,offload"], False), (["zero=8,stage=2"], True), (["zero=8,stage=2,offload-optimizer=cpu"], False)],
+)
+def test_what_the_host_does_has_no_time(use, known):
+    found = ask("meta-llama/Llama-3.2-1B", gpu="8xh100-sxm", use=use, offline=True)
+    assert (found.time is not None) == known

@@ -184,7 +184,7 @@ def replace_outputs(r: Recorder, body: Body, outputs: list[Tensor], cache: Cache
 def in_fp32(ctx: Context, step: int) -> list[tuple[str, list[Tensor]]]:
     """Under autocast accelerate makes fp32 copies of all 16-bit outputs, while those still stand: of the logits, and of keys and values
     where the cache is a tuple of them (accelerate 1.0 and 1.15 utils/operations.py convert_outputs_to_fp32)."""
-    if ctx.autocast is None or ctx.job.framework not in ("transformers", "trl"):
+    if ctx.autocast is None or not ctx.job.hugging:
         return []
     r = ctx.r
     outputs: list[tuple[str, list[Tensor], Part]] = [("", ctx.returned, "logits")]

@@ -123,7 +123,7 @@ def fills_cache(program: Program, training: bool) -> bool:
     checkpointed = training and program.job.checkpointing != "none"
     job, model, version = program.job, program.model, program.job.version("transformers")
     switched = not job.keep_outputs  # whose loop it is, switches it off
-    if job.framework not in ("transformers", "trl") or (switched and job.framework == "trl" and job.version("trl") >= (0, 22)):
+    if not job.hugging or (switched and job.framework == "trl" and job.version("trl") >= (0, 22)):
         return False
     if checkpointed and not (model.family == "gpt_bigcode" and version < (4, 53)):
         return False

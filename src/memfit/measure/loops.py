@@ -64,7 +64,7 @@ class Alone(Spread):
 def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
     """What cannot be run for real here, all at once."""
     job = case.job
-    if job.framework not in ("transformers", "trl"):
+    if not job.hugging:
         yield Problem(message=f"measuring runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers`")
     known = [one for one in DTYPES if one != "bf16-master"]
     if job.precision not in known:

@@ -10,7 +10,7 @@ from memfit.simulate.time import Duration
 
 # (path, type, meaning), as in `codec.FIELDS`.
 TIME: tuple[tuple[str, str, str], ...] = (
-    ("time", "object?", "of one optimizer step, by what kernels were measured to reach; null where that is not known (several GPUs, inference, a trace)"),
+    ("time", "object?", "of one optimizer step, by what kernels were measured to reach; null where that is not known (inference, pipelines, offload, a trace)"),
     ("time.seconds", "number", "the step"),
     ("time.tokens_per_second", "number", "batch, sequence and accumulation over the step"),
     ("time.mfu", "number", "model flops utilization: the model's own arithmetic over what the GPU could do in that time"),

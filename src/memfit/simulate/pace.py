@@ -16,9 +16,9 @@ from memfit.tape import Comm, Tape
 
 
 def step_time(tape: Tape, memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str) -> Duration | None:
-    """Pipelines wait for each other, which no rank's tape tells."""
+    """Pipelines wait for each other, which no rank's tape tells; nor does it tell of copies to the host and of what that computes."""
     known = rates(cluster.gpu)
-    if known is None or strategy.size("pp") > 1:
+    if known is None or strategy.size("pp") > 1 or strategy.offloads:
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp"))
     bytes = stepped(memory, job, strategy, trainable, dtype)

@@ -51,13 +51,7 @@ def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     window = mixer.window if isinstance(mixer, Attention) else 0
     masked = not job.packing or 0 < window <= job.reach
     groups = isinstance(mixer, Attention) and mixer.heads != mixer.kv_heads
-    grouped = (
-        groups
-        and not masked
-        and head <= LARGEST_HEAD
-        and job.version("transformers") >= GROUPS_SINCE
-        and job.framework in ("transformers", "trl")
-    )
+    grouped = groups and not masked and head <= LARGEST_HEAD and job.version("transformers") >= GROUPS_SINCE and job.hugging
     size = element(program)
     backend = kernels.sdpa_backend(
         element=size, half=size == 2, head=head, value_head=value, masked=masked, causal=not masked, query=job.reach, key=job.reach, grouped=grouped,

@@ -12,7 +12,6 @@ from memfit.strategy import Strategy
 from memfit.techniques.base import Technique
 
 ENDS = (1, 15)  # accelerate whose embedding, and final norm and head, are units (utils/fsdp_utils.py fsdp2_prepare_model)
-HUGGING = ("transformers", "trl")
 
 
 def resolved(strategy: Strategy, job: Job) -> Strategy:
@@ -23,12 +22,12 @@ def resolved(strategy: Strategy, job: Job) -> Strategy:
     if layout is None:
         return strategy
     autocast = job.precision.replace("autocast", "").strip("-") if "autocast" in job.precision else ""
-    param = layout.param_dtype or (autocast if titan or job.framework in HUGGING else "")
+    param = layout.param_dtype or (autocast if titan or job.hugging else "")
     reduce = layout.reduce_dtype or ("fp32" if titan and param else param)
-    ends = titan or (layout.version == 2 and job.framework in HUGGING and job.version("accelerate") >= ENDS)
+    ends = titan or (layout.version == 2 and job.hugging and job.version("accelerate") >= ENDS)
     wrap = layout.wrap if layout.wrap != "auto" else "ends" if ends else "layers"
-    backward = layout.backward_prefetch if layout.backward_prefetch != "auto" else "none" if job.framework in HUGGING else "pre"
-    adapters = layout.adapters if layout.adapters != "auto" else "units" if job.framework in HUGGING else "layer"
+    backward = layout.backward_prefetch if layout.backward_prefetch != "auto" else "none" if job.hugging else "pre"
+    adapters = layout.adapters if layout.adapters != "auto" else "units" if job.hugging else "layer"
     settled = replace(layout, param_dtype=param, reduce_dtype=reduce, wrap=wrap, backward_prefetch=backward, adapters=adapters)
     return replace(strategy, fsdp=settled)
 

@@ -21,7 +21,7 @@ def hooked(job: Job) -> bool:
     """Is enable_input_require_grads called, which makes the embedding's output a leaf? From transformers 5 on always
     (modeling_utils.py _activation_checkpointing_enable); before, by PEFT and TRL, where reentrant checkpoints need it (peft 0.21
     utils/other.py prepare_model_for_kbit_training)."""
-    own = job.framework in ("transformers", "trl")
+    own = job.hugging
     return own and (job.version("transformers") >= (5, 0) or (job.adapters and job.reentrant))
 
 

@@ -20,7 +20,7 @@ def check(program: Program) -> Iterator[Problem]:
     if job.framework == "megatron" and name == "fp8" and job.training:
         message = "Megatron trains from a checkpoint of its own in 16 bits, whatever the publisher stores"
         yield Problem(message=message, where=WHERE, level="note", hint="what converts it is not counted")
-    elif job.framework not in ("transformers", "trl"):
+    elif not job.hugging:
         yield Problem(
             message=f"no formula for weights stored by {name} with {job.framework}", where="job.framework", hint="`transformers` has one"
         )

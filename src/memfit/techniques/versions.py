@@ -20,6 +20,6 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 TECHNIQUE = Technique(
-    name="versions", cite="transformers 4.40.2 under a trace of its own code", wanted=lambda job: job.framework in ("transformers", "trl"),
+    name="versions", cite="transformers 4.40.2 under a trace of its own code", wanted=lambda job: job.hugging,
     apply=lambda program: program, check=check,
 )  # fmt: skip

@@ -11,7 +11,6 @@ from memfit.program import Program
 from memfit.strategy import ZeRO
 from memfit.techniques.base import Technique
 
-HUGGING = ("transformers", "trl")
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 TOLD = "DeepSpeed's 16-bit training keeps fp32 copies, each rank those of its partition, and nothing runs under autocast"
 
@@ -47,7 +46,7 @@ def check(program: Program) -> Iterator[Problem]:
     if not job.training:
         message = "inference with ZeRO gathers every layer for every token, and no formula knows that"
         yield Problem(message=message, where="use zero", hint="`tp` shards a model that is only run")
-    if job.framework not in HUGGING:
+    if not job.hugging:
         yield Problem(message=f"no formula yet for ZeRO under {job.framework}", where="use zero", hint="another `framework`")
     for name in ("tp", "cp", "pp", "ep"):
         if program.strategy.size(name) > 1:

@@ -162,7 +162,7 @@ def count(parameters: Iterable[torch.Tensor]) -> int:
 
 def refusals(job: Job) -> Iterator[Problem]:
     """What the job asks for that the code run here is not, all at once."""
-    if job.framework not in ("transformers", "trl"):
+    if not job.hugging:
         message = f"the trace runs transformers' code, not `{job.framework}`"
         yield Problem(message=message, where="job.framework", hint="use `transformers` or `trl`")
     if job.precision not in DTYPES:

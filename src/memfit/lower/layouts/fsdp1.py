@@ -22,7 +22,6 @@ from memfit.lower.recorder import Grads, Node, Recorder, Storage, Tensor
 from memfit.program import Program
 from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part, Sync
-from memfit.techniques.fsdp import HUGGING
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -103,7 +102,7 @@ class FSDP1(Engine):
         trained = any(leaf.needs for leaf in leaves)
         stored = next((leaf.format for leaf in leaves if not opaque(leaf.format)), BF16)
         first = stored
-        if trained and job.autocast and job.framework in HUGGING and job.version("accelerate") >= UPCAST:
+        if trained and job.autocast and job.hugging and job.version("accelerate") >= UPCAST:
             stored = FP32
         computed = FORMATS[NAMES[layout.param_dtype]] if layout.param_dtype else stored
         reduced = FORMATS[NAMES[layout.reduce_dtype]] if layout.reduce_dtype else computed if layout.param_dtype else stored

@@ -137,7 +137,7 @@ def _asked(name: str, batch: int, tokens: int) -> int | None:
 
 def mem_tracker(model: Model, job: Job, gpu: GPU | None) -> int | None:
     """torch's MemTracker around one step on fake tensors: half a minute for 8 B parameters."""
-    if not full_adam(job) or job.precision not in ("bf16", "fp32") or job.framework not in ("transformers", "trl"):
+    if not full_adam(job) or job.precision not in ("bf16", "fp32") or not job.hugging:
         return None
     from torch._subclasses.fake_tensor import FakeTensorMode
     from torch.distributed._tools.mem_tracker import MemTracker
