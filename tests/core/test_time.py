@@ -9,6 +9,7 @@ from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
 from memfit.hardware.rates import Rates
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.simulate.bill import bill
 from memfit.simulate.costs import moved
 from memfit.simulate.time import Duration, duration
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
@@ -192,3 +193,22 @@ def test_a_collective_over_links_that_nobody_knows_leaves_no_time():
 def test_what_the_host_does_has_no_time(use, known):
     found = ask("meta-llama/Llama-3.2-1B", gpu="8xh100-sxm", use=use, offline=True)
     assert (found.time is not None) == known
+
+
+def test_a_bill_is_hand_worked():
+    time, cluster = timed(LAYER, Job(batch=2, seq=500)), parse_cluster("2x8xh100-sxm")
+    found = bill(time, cluster, seq=500, examples=3, price=2.5)  # two steps of two sequences
+    assert (found.steps, found.tokens) == (2, 2000)
+    assert found.hours == pytest.approx(2 * time.seconds / 3600)
+    assert found.gpu_hours == pytest.approx(16 * found.hours)
+    assert found.energy == pytest.approx(16 * found.hours * 0.7)
+    assert found.money == pytest.approx(40 * found.hours)
+    assert bill(time, cluster, seq=500, tokens=1001, price=2.5) == found
+    assert bill(time, cluster, seq=500, tokens=1000).money is None
+    with pytest.raises(ValueError):
+        bill(time, cluster, seq=500)
+
+
+def test_every_power_is_that_of_a_board():
+    assert all(gpu.power is None or 50 <= gpu.power <= 1400 for gpu in all_gpus())
+    assert find_gpu("a100-sxm-80gb").power == 400

@@ -43,6 +43,7 @@ class GPU:
     sm: tuple[int, int] | None = None
     sms: int | None = None
     l2: int | None = None
+    power: int | None = None  # watts, the board's limit
     link: Link | None = None
     bridge: Link | None = None  # optional, between pairs of cards
     form: str | None = None  # sxm, pcie, oam, superchip, unified
@@ -72,7 +73,7 @@ def _gpu(name: str) -> GPU:
     low, high, known, cite = span(row["memory"])
     figures = {
         key: figure(row[key], sources)
-        for key in ("label", "smi", "held", "bandwidth", *MATHS, "arch", "sms", "l2", "link", "bridge")
+        for key in ("label", "smi", "held", "bandwidth", *MATHS, "arch", "sms", "l2", "power", "link", "bridge")
         if key in row
     }
 
@@ -95,6 +96,7 @@ def _gpu(name: str) -> GPU:
         sm=sm,
         sms=whole("sms"),
         l2=whole("l2"),
+        power=whole("power"),
         link=links()[figures["link"].value] if "link" in figures else None,
         bridge=links()[figures["bridge"].value] if "bridge" in figures else None,
         form=row["form"],

@@ -14,6 +14,7 @@ TIME: tuple[tuple[str, str, str], ...] = (
     ("time.seconds", "number", "the step"),
     ("time.tokens_per_second", "number", "batch, sequence and accumulation over the step"),
     ("time.mfu", "number", "model flops utilization: the model's own arithmetic over what the GPU could do in that time"),
+    ("time.hfu", "number", "hardware flops utilization: the same of all that is computed, again or not"),
     ("time.model_flops", "number", "of the step, the backward counted twice the forward, nothing computed again"),
     ("time.flops", "number", "all that is computed"),
     ("time.parts", "{}number", "seconds: matmul, attention, memory (kernels that only move bytes), optimizer"),

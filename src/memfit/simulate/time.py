@@ -48,6 +48,11 @@ class Duration:
         """Model flops utilization."""
         return self.model_flops / self.seconds / self.peak
 
+    @property
+    def hfu(self) -> float:
+        """Hardware flops utilization: with what checkpointing computes again, and attention's second product of scores."""
+        return self.flops / self.seconds / self.peak
+
 
 @dataclass
 class Meter:

@@ -1,0 +1,46 @@
+"""What a whole run takes: its steps, hours, energy and money, from the time of one step and how much data there is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.hardware import Cluster
+from memfit.simulate.time import Duration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bill:
+    """`tokens` are those of all steps, the last one full. None: the board's power, or the price, is not known."""
+
+    steps: int
+    tokens: int
+    hours: float
+    gpu_hours: float
+    energy: float | None  # kWh, the boards at their power limit: fans, hosts and cooling come on top
+    money: float | None
+
+
+def bill(
+    time: Duration, cluster: Cluster, *, seq: int, tokens: int | None = None, examples: int | None = None, price: float | None = None
+) -> Bill:
+    """Of so many tokens, or of so many examples of which each fills one sequence of `seq`; `price` is that of a GPU for an hour.
+
+    All GPUs of the cluster are paid for, used or not."""
+    if (tokens is None) == (examples is None):
+        raise ValueError("a bill is for tokens or for examples")
+    wanted = tokens if tokens is not None else (examples or 0) * seq
+    steps = -(-wanted // time.tokens)
+    hours = steps * time.seconds / 3600
+    gpu_hours = hours * cluster.gpus
+    power = cluster.gpu.power
+    return Bill(
+        steps=steps,
+        tokens=steps * time.tokens,
+        hours=hours,
+        gpu_hours=gpu_hours,
+        energy=None if power is None else gpu_hours * power / 1e3,
+        money=None if price is None else gpu_hours * price,
+    )
+
+
+__all__ = ["Bill", "bill"]
