@@ -167,6 +167,10 @@ class Strategy:
         layout = getattr(self, name)
         return 1 if layout is None else int(layout.size)
 
+    def engages(self, name: str) -> bool:
+        """Does this layout change anything? On one rank all but DeepSpeed's do nothing, whose engine keeps its own copies there, too."""
+        return self.size(name) > 1 or (name == "zero" and self.zero is not None)
+
     @property
     def ranks(self) -> int:
         product = 1

@@ -191,3 +191,17 @@ def test_offloaded_weights_are_gathered_from_the_host(model: Model) -> None:
     here, away = (held(run(model, ZeRO(size=W, offload_param=where, **settings)), "weights")["step 2"] for where in ("none", "cpu"))
     assert here == pytest.approx(2 * model.parameters / W, rel=1e-2)
     assert away == 0
+
+
+def test_on_one_gpu(model: Model) -> None:
+    """The engine is DeepSpeed's there, too: states may leave, and fp32 copies are kept."""
+    job = Job(seq=32)
+    plain = memory(lower(model, job, strategy_from((), 1))).parts
+    zero = memory(lower(model, job, strategy_from(("zero",), 1))).parts
+    away = memory(lower(model, job, strategy_from(("zero,offload-optimizer=cpu",), 1))).parts
+    assert "master" in zero
+    assert "master" not in plain
+    assert not away.get("master")
+    assert not away.get("optimizer")
+    with pytest.raises(InputError, match="FSDP's offload on one GPU"):
+        lower(model, job, strategy_from(("fsdp,offload",), 1))

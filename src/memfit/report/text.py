@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from memfit.errors import Problem
 from memfit.estimate import Answer, Estimate, Script
+from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
 from memfit.report.pace import pace
@@ -61,7 +62,7 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     room, spare = gib(estimate.usable[0]), estimate.usable[0] - estimate.device
     name, listed = VERDICTS[estimate.verdict], estimate.gpu.id != "custom"
     on = f" on {estimate.gpu.name}" if listed else ""
-    on += f", each of {estimate.strategy.ranks}" if estimate.strategy else ""
+    on += f", each of {estimate.strategy.ranks}" if estimate.strategy.ranks > 1 else ""
     if estimate.verdict == "no":
         yield f"{name}: needs {device} GiB, {estimate.gpu.name if listed else 'the GPU'} offers {room} GiB"
     elif estimate.verdict == "tight":
@@ -103,15 +104,13 @@ def layout_words(estimate: Estimate) -> str:
             if one.name != "size" and (value := getattr(layout, one.name)) != one.default
         ]
         words.append(f"{name}={layout.size}" + (f" ({', '.join(settings)})" if settings else ""))
-    cluster = estimate.cluster
-    nodes = (
-        ""
-        if cluster is None
-        else f" on {cluster.gpus_per_node} GPUs"
-        if cluster.nodes == 1
-        else f" on {cluster.nodes} x {cluster.gpus_per_node} GPUs"
-    )
-    return ", ".join(words) + nodes
+    return ", ".join(words) + ("" if estimate.cluster is None else f" on {machines(estimate.cluster)}")
+
+
+def machines(cluster: Cluster) -> str:
+    if cluster.gpus == 1:
+        return "one GPU"
+    return f"{cluster.gpus_per_node} GPUs" if cluster.nodes == 1 else f"{cluster.nodes} x {cluster.gpus_per_node} GPUs"
 
 
 def source_words(estimate: Estimate) -> str:

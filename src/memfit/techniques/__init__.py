@@ -41,11 +41,14 @@ TECHNIQUES: tuple[Technique, ...] = (
 
 
 def unserved(program: Program) -> Iterator[Problem]:
-    """Layouts for which there is no technique."""
+    """Layouts for which there is no technique, and what one rank leaves of them."""
     known = [technique.layout for technique in TECHNIQUES if technique.layout]
     for name, layout in program.strategy.uses():
         if layout.size > 1 and name not in known:
             yield Problem(message=f"no formula yet for the layout `{name}`", where="use", hint="one of " + ", ".join(known))
+    if program.strategy.size("fsdp") == 1 and program.strategy.offloads and program.strategy.zero is None:
+        message = "no formula yet for FSDP's offload on one GPU, where nothing is sharded"
+        yield Problem(message=message, where="use fsdp.offload", hint="`--use zero,offload-optimizer=cpu` is DeepSpeed's")
 
 
 def apply(program: Program) -> Program:

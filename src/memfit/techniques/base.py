@@ -29,7 +29,7 @@ class Technique:
 
     def serves(self, program: Program) -> bool:
         if self.layout:
-            return program.strategy.size(self.layout) > 1
+            return program.strategy.engages(self.layout)
         return self.wanted(program.job)
 
 

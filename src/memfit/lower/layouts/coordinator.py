@@ -112,21 +112,24 @@ class Coordinator:
         self.gather(chosen)
 
     def gather(self, params: Sequence[Param]) -> None:
-        """One comes into its own block; several into a buffer, from which each is copied when the first of them is asked for."""
+        """One comes into its own block; several into a buffer, from which each is copied when the first of them is asked for. A rank alone
+        gathers nothing (runtime/zero/partition_parameters.py NoGatherCoalescedHandle)."""
         if not params:
             return
         r = self.r
         where, r.where = r.where, r.span
-        buffer = None
+        buffer, alone = None, self.layout.size == 1
         size = sum(param.leaf.format.bytes(param.part * self.layout.size) for param in params)
-        if len(params) == 1:
-            params[0].storage.take()
+        if len(params) == 1 or alone:
+            for param in params:
+                param.storage.take()
         else:
             buffer = r.scratch(size, "all_gather", "communication", self.stream)
-        if self.layout.offload_param != "none":
+        if self.layout.offload_param != "none" and not alone:
             there = [r.scratch(param.leaf.format.bytes(param.part), "to_device", "communication", self.stream) for param in params]
             del there
-        r.comm("all_gather", size, self.layout.size, "zero", self.stream)
+        if not alone:
+            r.comm("all_gather", size, self.layout.size, "zero", self.stream)
         bundle = Bundle(params=list(params), buffer=buffer)
         for param in params:
             param.state = FLYING

@@ -77,7 +77,8 @@ class ZeRO3(ZeRO):
         part = -(-leaf.count // self.ranks)
         if own and not self.afar:
             self.kept.append(r.scratch(leaf.format.bytes(part), "part", "weights"))
-        leaf.storage = r.elastic(leaf.format.bytes(part * self.ranks), "gather", "communication", self.coordinator.stream)
+        whole = part * self.ranks if self.ranks > 1 or self.afar else 0  # one rank's part is taken as it stands there (NoGatherHandle)
+        leaf.storage = r.elastic(leaf.format.bytes(whole), "gather", "communication", self.coordinator.stream)
         self.params[id(leaf)] = Param(leaf=leaf, part=part, stays=leaf.count <= self.layout.persistence)
 
     def join(self, trained: list[Param]) -> None:
