@@ -1,6 +1,7 @@
-"""The formulas against the trace of the real code, over the whole grid: `python tools/grid.py [FAMILY ...]` prints it as markdown.
+"""The formulas against the trace of the real code, over the whole grid: `python tools/grid.py [FAMILY ...]` prints it as markdown;
+`python tools/grid.py --layouts [KIND ...]` does so for layouts over many GPUs, on rank 0 and on the worst rank.
 
-The cases, and what is compared of each, are those of the conformance tests (`tests/conformance/grid.py`).
+The cases, and what is compared of each, are those of the conformance tests (`tests/conformance/grid.py`, `layouts.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.conformance import grid
+from tests.conformance import grid, layouts
 
 WORST = 12  # cases shown
 Key = Callable[[grid.Found], str]
@@ -93,11 +94,47 @@ def lines(found: list[grid.Found], refused: int) -> Iterator[str]:
     yield from bad
 
 
+def run_layouts(rows: list[layouts.Row]) -> list[layouts.Found]:
+    warnings.simplefilter("ignore")
+    return [layouts.compare(row) for row in rows]
+
+
+def shown(side: layouts.Side) -> tuple[str, ...]:
+    return f"{side.rank}", f"{side.peak / 2**20:.1f} MiB", percent(side.off)
+
+
+def layout_lines(found: list[layouts.Found]) -> Iterator[str]:
+    """A line for each kind of layout, and one for each layout."""
+    kinds = [(kind, [one for one in found if one.row.kind == kind]) for kind in dict.fromkeys(one.row.kind for one in found)]
+    summed = []
+    for kind, some in [*kinds, ("all", found)]:
+        first, worst = ([abs(side.off) for side in sides] for sides in ([one.first for one in some], [one.worst for one in some]))
+        unlike = sum(len(set(one.peaks)) > 1 for one in some)
+        summed.append((kind, str(len(some)), str(unlike), *map(percent, (median(first), max(first), median(worst), max(worst)))))
+    yield from table(("layouts", "rows", "ranks differ", "rank 0: median", "worst", "worst rank: median", "worst"), summed)
+    lines = ((str(one.row), *shown(one.first), *shown(one.worst)) for one in found)
+    yield from table(("layout", "rank", "trace's peak", "difference", "worst rank", "trace's peak", "difference"), lines)
+    yield from (f"{one.row}: {', '.join(one.wrong)}" for one in found if one.wrong)
+
+
+def main_layouts(kinds: list[str], jobs: int) -> int:
+    rows = [row for row in layouts.rows() if not kinds or row.kind in kinds]
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        found = [one for some in pool.map(run_layouts, layouts.groups(rows)) for one in some]
+    print("\n".join(layout_lines(found)))
+    return int(any(one.wrong for one in found))
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("family", nargs="*", help="families, or `models` for real configurations; all of them where none is named")
+    parser.add_argument("--layouts", action="store_true", help="layouts over many GPUs, or those of the kinds that are named")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
+    if options.layouts:
+        if unknown := set(options.family) - {row.kind for row in layouts.rows()}:
+            parser.error(f"no kind {', '.join(sorted(unknown))}")
+        return main_layouts(options.family, options.jobs)
     names = options.family or [*grid.NAMES, "models"]
     if unknown := set(names) - {*grid.NAMES, "models"}:
         parser.error(f"no family {', '.join(sorted(unknown))}")

@@ -1,0 +1,201 @@
+"""One table of layouts over several GPUs, and what is compared of each: the formulas' rank beside the traced one, the first rank and the worst.
+
+`tools/grid.py --layouts` prints it, `test_layouts.py` holds it to its bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tests.conformance.models import SMALL, SPLIT
+
+from memfit import kernels
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build
+from memfit.simulate.memory import memory
+from memfit.simulate.replay import replay
+from memfit.strategy import Strategy, strategy_from
+from memfit.tape import Tape
+
+# Bounds, as shares of what the job itself holds at the trace's peak (the cuBLAS workspaces left out): the peak of any rank, the median over a
+# group, any part of the peak; what the allocator reserves, and in bytes, for small models.
+WORST, MEDIAN, PART, RESERVED, LEAST = 0.005, 0.0005, 0.01, 0.02, 4 * 2**20
+# Before it is reduced, the trace takes a gradient for something that passes; what tensor parallelism sums up or gathers is what comes next,
+PASSING = ("gradients", "activations", "temporaries")
+PARTS = (("weights",), ("optimizer",), ("communication",), ("logits",), PASSING)
+TENSOR_PARTS = (("weights",), ("optimizer",), ("logits", "communication", *PASSING))
+
+MIXED = "param-dtype=bf16,reduce-dtype=fp32"
+FULL: dict[str, Any] = {"checkpointing": "full"}
+OLD = FULL | {"reentrant": True}
+AUTO: dict[str, Any] = {"precision": "autocast-bf16"}
+AUTO16: dict[str, Any] = {"precision": "bf16-autocast"}
+LORA: dict[str, Any] = {"method": "lora", "targets": "q_proj,k_proj,v_proj,o_proj"}
+TWICE: dict[str, Any] = {"accumulate": 2}
+STRIDES = (0, 3, 5)
+GROUP = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A layout, on one of the small models, with what the job has beside the usual."""
+
+    kind: str
+    model: str
+    use: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return " ".join((self.model, self.use, *(f"{key}={value}" for key, value in self.options.items())))
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return (SPLIT if self.kind == "tp" else SMALL)[self.model]
+
+    @property
+    def job(self) -> Job:
+        return Job(**{"batch": 2, "seq": 128, **({"clip": 0.0} if self.kind == "tp" else {}), **self.options})
+
+    @property
+    def strategy(self) -> Strategy:
+        return strategy_from(self.use.split(), None)
+
+
+# ------------------------------------------------------------------------------------------------------------------- the table
+SHARDED = (
+    "fsdp=8", "fsdp=8,wrap=layers", f"fsdp=16,{MIXED}", f"fsdp=8,wrap=layers,{MIXED}", "fsdp=8,reduce-dtype=fp32", "fsdp=8,reshard=no", "fsdp=8,reshard-to=2",
+    "fsdp=3", "fsdp=4 ddp=2", f"fsdp=4,wrap=layers,{MIXED} ddp=2", "fsdp=8,sync=no", f"fsdp=8,sync=no,{MIXED}", "fsdp=8,prefetch=2", "fsdp=8,wrap=none",
+)  # fmt: skip
+REPLICATED = ("ddp=8", "ddp=8,bucket-mb=1", "ddp=4,bucket-view", "ddp=4,static-graph", "ddp=4,find-unused")
+JOBS: tuple[dict[str, Any], ...] = (
+    {}, FULL, AUTO | FULL | TWICE, {"method": "lora"}, {"method": "lora", "optimizer": "adamw_fused", "clip": 1.0} | FULL,
+    {"precision": "fp32", "optimizer": "sgd"}, OLD, {"optimizer": "adamw_loop", "evaluate": True} | FULL,
+    {"precision": "fp32", "zero_grad": "before_backward"} | TWICE,
+)  # fmt: skip
+# What DDP's buckets meet alone.
+ALONE: tuple[dict[str, Any], ...] = (
+    {"optimizer": "sgd", "seq": 512}, {"precision": "fp32", "optimizer": "sgd_momentum", "seq": 256} | TWICE, {"method": "qlora"} | FULL,
+    {"clip": 1.0, "optimizer": "adamw_fused", "attention": "eager"},
+)  # fmt: skip
+FLAT: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "fsdp=8", {}), ("qwen2", "fsdp=8", AUTO | FULL), ("mistral", "fsdp=8,backward-prefetch=pre", OLD), ("mixtral", "fsdp=8", {}),
+    ("llama", "fsdp=3,orig-params=no", FULL), ("mistral", "fsdp=8,reshard=no", {}), ("mistral", "fsdp=8,forward-prefetch,backward-prefetch=pre", AUTO),
+    ("gpt2", "fsdp=4 ddp=2", {}), ("llama", "fsdp=8,shard=no", AUTO), ("llama", "fsdp=8", {"method": "lora"}), ("mistral", "fsdp=8", LORA | AUTO16 | OLD),
+    ("llama", "fsdp=8", LORA | FULL), ("llama", "fsdp=8,backward-prefetch=pre", LORA | OLD), ("mistral", "fsdp=8,backward-prefetch=pre", LORA | AUTO16),
+    ("mistral", "fsdp=8,backward-prefetch=post", LORA | AUTO16 | FULL), ("llama", "fsdp=8,adapters=ignored", LORA),
+    ("mistral", "fsdp=8,adapters=layer", LORA | {"adapter_dtype": "base"}), ("mistral", "fsdp=8,orig-params=no", LORA | AUTO16 | OLD),
+    ("mistral", "fsdp=8,reshard=no", LORA | FULL), ("qwen2", "fsdp=2 ddp=2", LORA | AUTO16 | FULL | TWICE), ("qwen2", "fsdp=8", {}),
+    ("gpt2", "fsdp=8", {}), ("mistral", "fsdp=8,backward-prefetch=pre", {}), ("mistral", "fsdp=8,backward-prefetch=post", {}),
+    ("mistral", "fsdp=8,forward-prefetch", {}), ("llama", "fsdp=8,backward-prefetch=pre", FULL), ("qwen2", f"fsdp=8,{MIXED}", {}),
+    ("llama", f"fsdp=8,{MIXED}", {"precision": "fp32"}), ("llama", "fsdp=8", {"precision": "fp32", "optimizer": "sgd"}), ("llama", "fsdp=8", TWICE),
+    ("llama", "fsdp=8,sync=no", TWICE), ("llama", "fsdp=8,sync=no,reshard=no", TWICE), ("qwen2", "fsdp=8,sync=no", AUTO | OLD | TWICE),
+    ("llama", "fsdp=8", {"clip": 1.0, "optimizer": "adamw_fused"}), ("llama", "fsdp=4,reshard=no ddp=2", AUTO), ("llama", "fsdp=8,wrap=none", {}),
+    ("mixtral", "fsdp=8", OLD), ("llama", "fsdp=8,shard=no", {}), ("llama", "fsdp=8", {"evaluate": True, "optimizer": "adamw_loop"}),
+    ("llama", "fsdp=8", AUTO16), ("llama", "fsdp=8,sync=no", {"zero_grad": "before_backward"} | TWICE), ("llama", "fsdp=3,orig-params=no,reshard=no", AUTO),
+)  # fmt: skip
+CUT = (
+    "tp=2", "tp=4", "tp=2,style=dtensor", "tp=2 fsdp=2", "tp=2 fsdp=4,wrap=layers", f"tp=4 fsdp=2,{MIXED}", "tp=2 fsdp=3,reshard=no", "tp=2 fsdp=2 ddp=2",
+    f"tp=2 fsdp=2,sync=no,{MIXED}", "tp=4 fsdp=4",
+)  # fmt: skip
+CUT_JOBS: tuple[dict[str, Any], ...] = (
+    {}, {"optimizer": "sgd"} | FULL, AUTO | FULL | TWICE, {"precision": "fp32", "optimizer": "sgd", "batch": 4},
+    {"optimizer": "adamw_fused", "clip": 1.0, "seq": 256}, {"attention": "eager"} | OLD, {"zero_grad": "before_backward"} | AUTO16,
+)  # fmt: skip
+
+
+def crossed(kind: str, models: tuple[str, ...], uses: tuple[str, ...], jobs: tuple[dict[str, Any], ...]) -> Iterator[Row]:
+    """Every layout meets some of the jobs, its neighbours others, the families in turn."""
+    for place, use in enumerate(uses):
+        for stride in STRIDES:
+            options = jobs[(place + stride) % len(jobs)]
+            model = models[(len(STRIDES) * place + STRIDES.index(stride) + 1) % len(models)]
+            if runs(use, options):
+                yield Row(kind=kind, model=model, use=use, options=options)
+
+
+def runs(use: str, options: Mapping[str, Any]) -> bool:
+    """With a static graph that accumulates, torch 2.13 stops at an assertion of its own (reducer.cpp `expect_autograd_hooks_`)."""
+    return "static-graph" not in use or "accumulate" not in options
+
+
+def rows() -> Iterator[Row]:
+    some = ("llama", "qwen2", "gpt2")
+    yield from crossed("ddp", some, REPLICATED, JOBS)
+    for use in REPLICATED:
+        yield from (Row(kind="ddp", model="llama", use=use, options=options) for options in ALONE if runs(use, options))
+    yield from crossed("fsdp2", some, SHARDED, JOBS)
+    for model, use, options in FLAT:
+        first, *rest = use.split()
+        yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)
+    yield from crossed("tp", tuple(SPLIT), CUT, CUT_JOBS)
+
+
+def groups(table: Sequence[Row]) -> list[list[Row]]:
+    """Rows of one kind, as many as one process compares at a time."""
+    of_kind = [[row for row in table if row.kind == kind] for kind in dict.fromkeys(row.kind for row in table)]
+    return [some[start : start + GROUP] for some in of_kind for start in range(0, len(some), GROUP)]
+
+
+# -------------------------------------------------------------------------------------------------------------- what is compared
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A rank as both producers have it: `off` is the difference of the peaks, a share of the trace's."""
+
+    rank: int
+    peak: int
+    off: float
+    wrong: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """`peaks` are the formulas', rank by rank."""
+
+    row: Row
+    peaks: tuple[int, ...]
+    first: Side
+    worst: Side
+
+    @property
+    def off(self) -> float:
+        """Of the two, the one that is further off."""
+        return max(self.first.off, self.worst.off, key=abs)
+
+    @property
+    def wrong(self) -> list[str]:
+        return [f"rank {side.rank}: {what}" for side in (self.first, self.worst) for what in side.wrong]
+
+
+def compare(row: Row) -> Found:
+    """The formulas say of every rank what it holds, and so which is the worst; of ranks that hold as much, the last is taken, lest rank 0 be
+    compared twice."""
+    model, job, strategy = build(row.config), row.job, row.strategy
+    tapes = [lower(model, job, replace(strategy, rank=rank)) for rank in range(strategy.ranks)]
+    peaks = tuple(memory(tape).allocated for tape in tapes)
+    worst = max(range(len(peaks)), key=lambda rank: (peaks[rank], rank))
+    first, last = (side(row, rank, tapes[rank]) for rank in (0, worst))
+    return Found(row=row, peaks=peaks, first=first, worst=last)
+
+
+def side(row: Row, rank: int, written: Tape) -> Side:
+    traced = trace(row, rank)
+    ours, real = memory(written), memory(traced)
+    whole = real.allocated - 2 * kernels.cublas_workspace()
+    off = (ours.allocated - real.allocated) / whole
+    wrong = [f"the peak by {100 * off:+.2f} %"] if abs(off) > WORST else []
+    for parts in TENSOR_PARTS if row.strategy.tp is not None else PARTS:
+        apart = sum(ours.parts.get(part, 0) - real.parts.get(part, 0) for part in parts) / whole
+        wrong += [f"{' '.join(parts)} by {100 * apart:+.2f} %"] if abs(apart) > PART else []
+    held, reserved = replay(written).peak_reserved, replay(traced).peak_reserved
+    if abs(held - reserved) > max(RESERVED * reserved, LEAST):
+        wrong.append(f"reserved by {100 * (held / reserved - 1):+.2f} %")
+    return Side(rank=rank, peak=real.allocated, off=off, wrong=tuple(wrong))
+
+
+def trace(row: Row, rank: int) -> Tape:
+    from memfit.trace import trace_config
+
+    return trace_config(row.config, row.job, strategy=replace(row.strategy, rank=rank))
