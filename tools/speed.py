@@ -23,10 +23,10 @@ How far predicted training speeds are off figures that other people measured and
 
 {table}
 
-What is behind the larger errors, as far as is known: the rates are those of kernels in short loops ([rates.json](../src/memfit/hardware/rates.json)
-names them). Runs on an A100 agree with them; runs on H100 and B200 are a quarter to a half slower, as clocks that fall at the power limit would
-have it, but no measured rate of long runs is at hand to show that. The host's work between kernels is not told: small models and Transformer
-Engine's layers split eight ways wait for it.
+What is behind the larger errors, as far as is known: runs on SimuMax's B200 are slower than kernels that others measured on one; that
+project's own products on that machine (its configs/system/b200_bf16_ceperm.json, one of three sources of our rates) reach 0.45 to 0.5 of the
+vendor's figure where the other two reach 0.6. llm-foundry's tables were made with FlashAttention's first version in Triton, as its
+`submit_benchmarks.py` of that day says. The host's work between kernels is not told: small batches wait for it.
 
 ## By GPU
 

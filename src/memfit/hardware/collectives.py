@@ -14,7 +14,9 @@ TRAFFIC = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 
 PORT = 0.94  # of the line rate that a port was found to carry (NVIDIA/nccl-tests#290: 46 to 48 of 50 GB/s)
 # Where no network is named: a port for each GPU, as the vendor's own machines of that generation have it (DGX A100, DGX H100, DGX B200).
 PORTS = {7: "infiniband-edr", 8: "infiniband-hdr", 9: "infiniband-ndr", 10: "infiniband-ndr"}
-HOP = 5e-6  # seconds to another node and its memory, beyond the link's own latency
+# Seconds of a call, and of each step of its ring over PCIe and over the network: NVIDIA/nccl src/graph/tuning.cc `baseLat` and `hwLat`,
+# ring, protocol Simple (2.19 to 2.24). An all-reduce over many nodes climbs a tree instead.
+CALL, STEP, HOP = 8.4e-6, 5.7e-6, 14e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,10 +50,15 @@ def seconds(op: str, size: int, group: Group, cluster: Cluster) -> float | None:
         if port is None or port.bandwidth is None:
             return None
         rate = min(rate, PORT * port.bandwidth * group.near)
-        latency += (group.nodes - 1) * (HOP + (port.latency or 0.0))
+        latency += hops(op, group.nodes) * (HOP + (port.latency or 0.0))
     if op in ("send", "recv", "send_recv"):
         return latency + size / rate
     return latency + TRAFFIC.get(op, 1) * size * (group.size - 1) / group.size / rate
+
+
+def hops(op: str, nodes: int) -> int:
+    """Steps from node to node, one behind the other."""
+    return 2 * min(nodes - 1, (nodes - 1).bit_length()) if op == "all_reduce" else nodes - 1
 
 
 def bus(op: str, ranks: int, cluster: Cluster) -> tuple[float, float] | None:
@@ -63,7 +70,7 @@ def bus(op: str, ranks: int, cluster: Cluster) -> tuple[float, float] | None:
     if known:
         return known[next((count for count in sorted(known) if count >= ranks), max(known))]
     rate = link.peer or link.bandwidth
-    return None if rate is None else (10e-6, rate)
+    return None if rate is None else (CALL + (ranks - 1) * STEP * TRAFFIC.get(op, 1), rate)
 
 
 def network(cluster: Cluster) -> Link | None:

@@ -13,15 +13,34 @@ from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from memfit.hardware.gpu import GPU, find_gpu
 
 Reached = Mapping[int, tuple[tuple[int, float], ...]]  # by the first key, (second key, fraction) in rising order
-# The GPU that stands for others of its architecture: the nearest at or below theirs.
-_LIKE = {(7, 0): "a100-sxm-80gb", (8, 0): "a100-sxm-80gb", (8, 6): "l40s", (8, 7): "l40s", (8, 9): "l40s", (9, 0): "h100-sxm",
-         (10, 0): "b200", (10, 3): "b300", (12, 0): "rtx-pro-6000-server"}  # fmt: skip
 BACKWARD = 63 / 73  # of attention's forward rate (FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100)
+# Processors that NCCL's kernel fills over NVLink: the blocks of an all-gather beside a matrix product of FSDP on an H100 of 132
+# (forums.developer.nvidia.com/t/337991). Four A100s and H100s that overlap were found to compute 18.9 % slower on average (arXiv 2507.03114).
+CHANNELS = 24
+
+
+class Kernel(NamedTuple):
+    """A kernel of attention, by the table that tells its rate, and that rate's share, forward and backward, that it has."""
+
+    table: str
+    forward: float
+    backward: float
+
+
+NEWEST = Kernel("newest", 1.0, BACKWARD)  # what the table's engines ran: FlashAttention-3, cuDNN and their like on Hopper and Blackwell
+# By a job's option or by the operator on the tape. FlashAttention-2 is 1.3 to 1.5 times as fast forward and twice as fast backward as the first
+# version written in Triton, and twice as fast as xformers' cutlass kernel, which is torch's efficient attention (arXiv 2307.08691, section 4.1).
+KERNELS: Mapping[str, Kernel] = {
+    "flash-attn-3": NEWEST,
+    "flash_attention": Kernel("flash_2", 1.0, BACKWARD),
+    "flash_attention_triton": Kernel("flash_2", 1 / 1.4, BACKWARD / 2),
+    "efficient_attention": Kernel("flash_2", 1 / 2, BACKWARD / 2),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +50,11 @@ class Rates:
     peak: Mapping[str, float] = field(repr=False)
     bandwidth: float
     matmul: Reached = field(repr=False)
-    attention: Reached = field(repr=False)
-    flash_2: Reached = field(repr=False)  # the same of FlashAttention-2, which knows nothing newer than an A100
+    attention: Mapping[str, Reached] = field(
+        repr=False
+    )  # `newest`, and `flash_2`: FlashAttention-2, which knows nothing newer than an A100
     copy: float
+    taken: float  # the share of the GPU's processors that a collective beside them takes from kernels
     launch: float  # seconds of the smallest product that was measured: no kernel is quicker
     measured: bool
     origin: str
@@ -52,12 +73,12 @@ class Rates:
         intensity = log2(max(flops, 1) / max(moved, 1) / (rate / self.bandwidth))
         return max(self.launch, shortest / _between(self.matmul, log2(shortest * 1e6), intensity))
 
-    def attended(self, flops: float, moved: float, math: str, width: int, length: int, *, backward: bool, flash_2: bool = False) -> float:
-        """Fused attention over heads of `width`."""
-        table = self.flash_2 if flash_2 else self.attention
-        rate = self.rate(math)
+    def attended(self, kernel: Kernel, flops: float, moved: float, math: str, shape: tuple[int, int], *, backward: bool) -> float:
+        """Fused attention of so wide heads over so many tokens."""
+        width, length = shape
+        table, rate = self.attention[kernel.table], self.rate(math)
         column = min(table, key=lambda one: abs(log2(one / max(width, 1))))
-        reached = _along(table[column], float(length)) * (BACKWARD if backward else 1)
+        reached = _along(table[column], float(length)) * (kernel.backward if backward else kernel.forward)
         return max(self.launch, flops / rate / reached, self.moved(moved))
 
     def moved(self, moved: float) -> float:
@@ -65,6 +86,7 @@ class Rates:
         return max(self.launch, moved / (self.bandwidth * self.copy)) if moved > 0 else 0.0
 
 
+@cache
 def rates(gpu: GPU) -> Rates | None:
     """None where the GPU's own figures are not known."""
     table = _table()
@@ -79,8 +101,11 @@ def rates(gpu: GPU) -> Rates | None:
         peak=gpu.rates,
         bandwidth=gpu.bandwidth,
         matmul=scaled(products, scale),
-        attention=scaled(_by_first(table["attention"][like]["reached"]), scale),
-        flash_2=scaled(_by_first(_flash_2(table, like)), scale),
+        attention={
+            "newest": scaled(_by_first(table["attention"][like]["reached"]), scale),
+            "flash_2": scaled(_by_first(_flash_2(table, like)), scale),
+        },
+        taken=CHANNELS / gpu.sms if gpu.sms and gpu.link is not None and gpu.link.kind == "nvlink" else 0.0,
         copy=table["copy"].get(gpu.id) or _copy(gpu),
         launch=2.0**smallest * 1e-6 / products[smallest][0][1],
         measured=like == gpu.id,
@@ -96,10 +121,21 @@ def _flash_2(table: Mapping[str, Any], like: str) -> list[list[float]]:
 
 
 def _like(gpu: GPU, best: Mapping[str, float]) -> str | None:
-    """The measured GPU of its architecture, or of the next older one; for other vendors' one whose best product is on record, too."""
+    """The measured GPU of the nearest architecture; of other vendors', where their best product is on record, the nearest in arithmetic whose
+    best product is known as well."""
+    known: dict[str, GPU] = {name: find_gpu(name) for name in _table()["matmul"]}
     if gpu.sm is None:
-        return "h100-sxm" if gpu.id in best else None
-    return next((name for sm, name in reversed(_LIKE.items()) if sm <= gpu.sm), None)
+        alike = {
+            name: abs(log2(gpu.rates["bf16"] / one.rates["bf16"])) for name, one in known.items() if name in best and "bf16" in gpu.rates
+        }
+        return min(alike, key=lambda name: alike[name]) if gpu.id in best and alike else None
+    place = _place(gpu)
+    return min(known, key=lambda name: abs(place - _place(known[name])))
+
+
+def _place(gpu: GPU) -> int:
+    major, minor = gpu.sm or (0, 0)
+    return 10 * major + minor
 
 
 def _copy(gpu: GPU) -> float:

@@ -1,7 +1,7 @@
 """A tape's time: every kernel by what it computes and moves, at the rates that GPUs were measured to reach.
 
-Kernels follow each other on one stream. Collectives on other streams run beside them: what does not fit behind the kernels of its phase is
-waited for. Those on the same stream are waited for in full. What the host does between kernels a tape does not tell: a step of many small
+Kernels follow each other on one stream. Collectives on other streams run beside them and slow them down: what does not fit behind the kernels
+of its phase is waited for. Those on the same stream are waited for in full. What the host does between kernels a tape does not tell: a step of many small
 kernels takes longer.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from memfit.hardware.rates import Rates
+from memfit.hardware.rates import KERNELS, NEWEST, Kernel, Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.costs import heads, moved
@@ -61,7 +61,7 @@ class Meter:
     rates: Rates
     told: frozenset[str]
     calls: Calls
-    newest: bool = False  # attention that is called flash is FlashAttention-3's
+    attention: Kernel | None = None  # whose rate the job's option tells; None: the operator does
     parts: dict[str, float] = field(default_factory=dict)
     math: dict[str, float] = field(default_factory=dict)  # flops by the kind of arithmetic
     beside: float = 0.0  # seconds of collectives on other streams
@@ -87,8 +87,8 @@ class Meter:
         if "attention" in event.op and self.made is not None:
             width, values = heads(self.made)
             length = event.flops / (5 if backward else 2) / values
-            flash_2 = event.op == "flash_attention" and not self.newest
-            seconds = self.rates.attended(event.flops, event.bytes, event.math, width, round(length), backward=backward, flash_2=flash_2)
+            kernel, shape = self.attention or KERNELS.get(event.op, NEWEST), (width, round(length))
+            seconds = self.rates.attended(kernel, event.flops, event.bytes, event.math, shape, backward=backward)
             self.add("attention", seconds, times)
             self.made = None
         elif event.flops:
@@ -106,11 +106,13 @@ class Meter:
             self.add("communication", seconds, times)
 
     def finish(self) -> float:
-        """What does not fit behind the kernels is waited for; returns what does."""
-        hidden = min(self.beside, sum(self.parts.values()))
-        if self.beside > hidden:
-            self.add("communication", self.beside - hidden, 1)
-        return hidden
+        """Kernels are slower while a collective runs beside them, for it takes processors; what does not fit behind them is waited for.
+        Returns the seconds of collectives that cost none."""
+        kernels = sum(self.parts.values())
+        waited = max(self.beside, kernels + self.rates.taken * self.beside) - kernels
+        if waited:
+            self.add("communication", waited, 1)
+        return self.beside - waited
 
     @property
     def flops(self) -> float:
@@ -129,7 +131,7 @@ def duration(tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls =
     step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
     if step is None or not told:
         return None
-    micro, stepping = walk(tape, step, lambda: Meter(rates, told, calls, job.attention == "flash-attn-3"))
+    micro, stepping = walk(tape, step, lambda: Meter(rates, told, calls, KERNELS.get(job.attention)))
     if not micro:
         return None
     # Of an accumulation the tape has the first micro-batch and the last, behind which gradients are summed up; those between are like the first.

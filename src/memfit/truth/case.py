@@ -48,6 +48,7 @@ class Case:
     strategy: Strategy = ONE_GPU
     rank: int | None = None  # whose memory the figure is; None: the worst rank's
     alike: int = 1  # with `rank`: the most of so many ranks from it on
+    attention: str = ""  # the operator that ran, where no option of a job names it: only its time differs
     config: str = ""  # of a model that is in no catalog, as JSON; `model` then is what it is called
 
     @property

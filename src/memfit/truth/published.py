@@ -48,6 +48,8 @@ class Reading:
     strategy: Strategy = ONE_GPU
     rank: int | None = None  # whose memory the figure is,
     alike: int = 1  # or the most of so many ranks from it on
+    gpu: str = ""  # where the name that was published leaves it open
+    attention: str = ""  # the operator that ran, where no option of a job names it
     config: str = ""  # of a model that is in no catalog, as JSON
 
 
@@ -90,7 +92,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         reading = readers().get(row.origin, plain)(row)
         model = words.model(row) if not reading.config else str(row.model).partition(":")[0]
         stored = words.stored(row.text("dtype"))
-        device, remark = words.gpu(row.gpu)
+        device, remark = words.gpu(reading.gpu or row.gpu)
         value = measured(row)
         if device is None and row.metric in ("nvidia-smi", "oom", "peak_allocated_plus_context"):
             raise Unfit("the GPU is not named", row.gpu)
@@ -107,7 +109,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         id=row.id, source=row.origin, model=model, job=job, gpu=device, metric=str(row.metric), value=value, scope=str(row.scope or ""),
         confidence=str(row.confidence or ""), notes=tuple(filter(None, (*reading.notes, remark))),
         stored=json.dumps(stored, sort_keys=True) if stored else "", strategy=reading.strategy, rank=reading.rank, alike=reading.alike,
-        config=reading.config,
+        config=reading.config, attention=reading.attention,
     )  # fmt: skip
 
 

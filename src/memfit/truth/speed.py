@@ -11,6 +11,11 @@ from pathlib import Path
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import Cluster
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.modules import Model
+from memfit.strategy import Strategy
+from memfit.tape import Alloc, Compute, Event, Tape
 from memfit.truth.answers import NODE
 from memfit.truth.case import Case, Refused, Unfit
 from memfit.truth.models import built
@@ -120,7 +125,16 @@ def predict(case: Case) -> float:
     assert case.gpu is not None
     ranks = case.strategy.ranks
     cluster = Cluster(gpu=case.gpu, gpus_per_node=min(NODE, ranks), nodes=-(-ranks // NODE))
-    time = estimate(built(case.model, case.stored, case.config), case.job, cluster, case.strategy, precise=False).time
+    model = built(case.model, case.stored, case.config)
+
+    def ran(model: Model, job: Job, strategy: Strategy, cluster: Cluster) -> Tape:
+        tape = lower(model, job, strategy, cluster, compact=True)
+        return dataclasses.replace(tape, events=tuple(map(attending, tape.events)))
+
+    def attending(event: Event) -> Event:
+        return event._replace(op=case.attention) if isinstance(event, (Alloc, Compute)) and event.op.endswith("attention") else event
+
+    time = estimate(model, case.job, cluster, case.strategy, producer=ran if case.attention else None, precise=False).time
     if time is None:
         raise Unfit("no time for this layout or GPU", ", ".join(name for name, _ in case.strategy.uses()))
     return time.tokens_per_second / ranks

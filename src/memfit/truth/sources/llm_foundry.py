@@ -1,6 +1,7 @@
 """MosaicML's llm-foundry: speeds of pre-training its MPT models under Composer's FSDP (torch's FSDP1, scripts/train/benchmarking/README.md).
-A model is GPT-2's architecture without biases, in the sizes of scripts/train/yamls/pretrain/mpt-*.yaml, with flash attention and a vocabulary
-of 50,368; weights lie in fp32 and are gathered in bf16."""
+A model is GPT-2's architecture without biases, in the sizes of scripts/train/yamls/pretrain/mpt-*.yaml, with a vocabulary of 50,368; weights
+lie in fp32 and are gathered in bf16. Attention is FlashAttention's first version in Triton: `submit_benchmarks.py --attn_impl` was `triton` by
+default when the tables were written (b2a43a1, 2023-10-19, and 5e85bd6, 2024-01-06), `flash` since 7f0fdae of 2024-03-26."""
 
 from __future__ import annotations
 
@@ -20,6 +21,8 @@ SIZES = {  # width, layers, heads
 MODEL = re.compile(r"mpt-(\d+m|\d+b)\b")
 SHARDS = re.compile(r"fsdp(\d{1,5}) full_shard")
 VOCABULARY = 50368
+# Its tables say "1600 Gbps node-node interconnect (RoCE)": eight ports of 200, as only machines with SXM boards have them.
+BOARDS = {"nvidia a100 40gb": "a100-sxm-40gb", "nvidia a100 80gb": "a100-sxm-80gb"}
 
 
 @reader("mosaicml/llm-foundry", layouts=True)
@@ -40,7 +43,10 @@ def read(row: Row) -> Reading:
     }  # fmt: skip
     reduced = "bf16" if row.more("mp_mode") == "PURE" else "fp32"
     strategy = Strategy(fsdp=FSDP(size=int(layout[1]), version=1, param_dtype="bf16", reduce_dtype=reduced))
-    return Reading(options=options, strategy=strategy, config=config(name[1], length), notes=["GPT-2 in the sizes of MPT, with its biases"])
+    return Reading(
+        options=options, strategy=strategy, config=config(name[1], length), notes=["GPT-2 in the sizes of MPT, with its biases"],
+        gpu=BOARDS.get(row.text("gpu"), ""), attention="flash_attention_triton",
+    )  # fmt: skip
 
 
 def config(size: str, length: int) -> str:
