@@ -87,12 +87,18 @@ class Estimate:
 
     @cached_property
     def time(self) -> Duration | None:
-        """Of one optimizer step, from the same tape, written short; None where that is not known: inference, pipelines, a trace, no GPU or
-        link named."""
+        """Of one optimizer step, from the same tape, written short, and those of a pipeline's other stages; None where that is not known:
+        inference, offload, a trace, no GPU or link named."""
         if self.cluster is None or self.script or not self.job.training or self.source != "formula":
             return None
-        tape = self.memory.tape if self.memory.tape.repeats else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
-        return step_time(tape, self.memory, self.cluster, self.job, self.strategy, self.parameters.trainable, self.model.dtype)
+        ranks = [rank for rank, _ in self.strategy.distinct()]
+        tapes = [
+            self.memory.tape
+            if self.memory.tape.repeats and rank == self.strategy.rank
+            else lower(self.model, self.job, dataclasses.replace(self.strategy, rank=rank), self.cluster, compact=True)
+            for rank in ranks
+        ]
+        return step_time(tapes, self.memory, self.cluster, self.job, self.strategy, self.parameters.trainable, self.model.dtype)
 
     @property
     def parts(self) -> dict[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from functools import cache
 
 from memfit.formats import FORMATS
@@ -9,20 +11,33 @@ from memfit.hardware import Cluster, rates
 from memfit.hardware.collectives import Group, seconds
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
+from memfit.simulate.bubbles import pipelined, standing
 from memfit.simulate.memory import Memory
 from memfit.simulate.time import Calls, Duration, duration
 from memfit.strategy import Strategy
 from memfit.tape import Comm, Tape
+from memfit.techniques.pp import micro_batches
 
 
-def step_time(tape: Tape, memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str) -> Duration | None:
-    """Pipelines wait for each other, which no rank's tape tells; nor does it tell of copies to the host and of what that computes."""
+def step_time(
+    tapes: Sequence[Tape], memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str
+) -> Duration | None:
+    """`tapes`: of each stage, the first stage first. What is copied to the host, and what that computes, no tape tells."""
     known = rates(cluster.gpu)
-    if known is None or strategy.size("pp") > 1 or strategy.offloads:
+    if known is None or strategy.offloads:
         return None
-    shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp"))
-    bytes = stepped(memory, job, strategy, trainable, dtype)
-    return duration(tape, known, job, bytes, calls=calls(cluster, strategy), shares=shares, ranks=strategy.ranks)
+    shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
+    bytes, called, pp = stepped(memory, job, strategy, trainable, dtype), calls(cluster, strategy), strategy.pp
+    if pp is None or pp.size == 1:
+        return duration(tapes[0], known, job, bytes, calls=called, shares=shares, ranks=strategy.ranks)
+    many = micro_batches(pp, job)
+    job = dataclasses.replace(job, accumulate=many)
+    found = [
+        duration(tape, known, job, bytes, calls=called, shares=shares, ranks=strategy.ranks, turns=standing(pp, stage, many))
+        for stage, tape in enumerate(tapes)
+    ]
+    stages = [one for one in found if one is not None]
+    return pipelined(stages, pp, many) if len(stages) == pp.size else None
 
 
 def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype: str) -> int:

@@ -28,6 +28,7 @@ class Duration:
     GPU could do of them in a second. `hidden`: seconds of communication behind kernels."""
 
     seconds: float
+    stepping: float  # of them, the optimizer's, with its collectives
     tokens: int
     ranks: int
     parts: Mapping[str, float]
@@ -124,9 +125,12 @@ def alone(event: Comm) -> float | None:
     return None
 
 
-def duration(tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls = alone, shares: int = 1, ranks: int = 1) -> Duration | None:
+def duration(
+    tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls = alone, shares: int = 1, ranks: int = 1, turns: float = 0
+) -> Duration | None:
     """Of the last optimizer step on the tape; None where it has none, or links are not known. `trained`: bytes of the parameters that the
-    optimizer of this rank steps; `shares`: ranks with batches of their own, of `ranks` in all."""
+    optimizer of this rank steps; `shares`: ranks with batches of their own, of `ranks` in all; `turns`: for how many passes each pass on the
+    tape stands, where the schedule of a pipeline tells."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
     step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
     if step is None or not told:
@@ -136,28 +140,30 @@ def duration(tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls =
         return None
     # Of an accumulation the tape has the first micro-batch and the last, behind which gradients are summed up; those between are like the first.
     times = [float(job.accumulate)] if len(micro) == 1 else [job.accumulate - len(micro) + 1.0] + [1.0] * (len(micro) - 1)
+    if turns:
+        times = [turns] * len(micro)
     passes = [(often, meter) for often, phases in zip(times, micro, strict=True) for meter in phases.values()]
     if any(meter.unknown for _, meter in (*passes, (1, stepping))):
         return None
-    optimizer = OPTIMIZERS[job.optimizer]
     if trained:
-        stepping.add("optimizer", rates.moved(optimizer.moved * trained), 1)
+        stepping.add("optimizer", rates.moved(OPTIMIZERS[job.optimizer].moved * trained), 1)
     hidden = sum(often * meter.finish() for often, meter in passes) + stepping.finish()
     parts: dict[str, float] = {}
     for often, meter in (*passes, (1.0, stepping)):
         for kind, seconds in meter.parts.items():
             name = "optimizer" if meter is stepping and kind != "communication" else kind
             parts[name] = parts.get(name, 0.0) + often * seconds
-    forward = micro[0]["forward"]
+    forward = [(often, phases["forward"]) for often, phases in zip(times, micro, strict=True)]
     return Duration(
         seconds=sum(parts.values()),
+        stepping=sum(stepping.parts.values()),
         tokens=job.batch * job.seq * job.accumulate * shares,
         ranks=ranks,
         parts=dict(sorted(parts.items(), key=lambda one: -one[1])),
         hidden=hidden,
         flops=sum(often * meter.flops for often, meter in passes) + stepping.flops,
-        model_flops=(1 + BACKWARD) * sum(often * phases["forward"].flops for often, phases in zip(times, micro, strict=True)),
-        peak=rates.rate(max(forward.math, key=lambda math: forward.math[math], default="bf16")),
+        model_flops=(1 + BACKWARD) * sum(often * meter.flops for often, meter in forward),
+        peak=rates.rate(max(forward[0][1].math.items(), key=lambda one: one[1], default=("bf16", 0))[0]),
         kernels=round(sum(often * meter.kernels for often, meter in passes)) + stepping.kernels,
         measured=rates.measured,
         origin=rates.origin,

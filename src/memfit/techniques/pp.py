@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from memfit.errors import Problem
+from memfit.job import Job
 from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
 from memfit.strategy import PP
@@ -15,10 +16,8 @@ from memfit.techniques.base import Technique
 MOST = 4096  # micro-batches in flight that are written down one by one
 
 
-def micro_batches(program: Program) -> int:
-    pp = program.strategy.pp
-    assert pp is not None
-    return pp.micro_batches or (program.job.accumulate if program.job.accumulate > 1 else pp.size)
+def micro_batches(pp: PP, job: Job) -> int:
+    return pp.micro_batches or (job.accumulate if job.accumulate > 1 else pp.size)
 
 
 def counts(pp: PP, layers: int) -> tuple[int, ...] | None:
@@ -57,7 +56,7 @@ def apply(program: Program) -> Program:
         model, layers=tuple(layers), embed=model.embed if first else (), towers=model.towers if first else (), final=model.final if last else (),
         headless=not last, tied=model.tied and first and last,
     )  # fmt: skip
-    stage = Stage(number=number, count=pp.size, micro_batches=micro_batches(program), chunks=tuple(chunks))
+    stage = Stage(number=number, count=pp.size, micro_batches=micro_batches(pp, program.job), chunks=tuple(chunks))
     return program.replace(model=model, entries=tuple(entries), stage=stage)
 
 
@@ -86,7 +85,7 @@ def problems(program: Program) -> Iterator[Problem]:
     elif min(each) < 1:
         message = f"{total} stages are more than {layers} layers" if not pp.stages else "a stage without layers"
         yield Problem(message=message, where="use pp", hint="every stage has a layer at least")
-    count = micro_batches(program)
+    count = micro_batches(pp, job)
     if pp.micro_batches and job.accumulate not in (1, pp.micro_batches):
         message = f"{pp.micro_batches} micro-batches, and {job.accumulate} to accumulate"
         yield Problem(message=message, where="use pp.micro_batches", hint="they are the same: leave one away")

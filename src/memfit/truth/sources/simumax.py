@@ -13,7 +13,7 @@ from memfit.strategy import CP, DDP, EP, PP, TP, Strategy
 from memfit.truth import words
 from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
-from memfit.truth.rows import Row, count
+from memfit.truth.rows import LARGEST, Row, count
 
 LAYOUT = re.compile(r"tp(\d{1,4}) \(sequence parallel\) cp(\d{1,4}) pp(\d{1,4}) dp(\d{1,4}) ep(\d{1,4});")
 END = 1  # NullTokenizer's own token behind the vocabulary (megatron/training/tokenizer/tokenizer.py)
@@ -31,14 +31,15 @@ def read(row: Row) -> Reading:
         "task": "pretrain", "framework": "megatron", "batch": words.batch(row), "seq": length, "precision": "bf16-master", "loss": "te",
         "optimizer": "adam_fused", "clip": 1.0, "accumulate": micro,
     }  # fmt: skip
+    reading = Reading(options=options, strategy=strategy, config=config(row))
+    if row.value in (None, LARGEST) and row.more("pipeline_stage") is None:  # a speed alone
+        return reading
     stage = {"first": 0, "only": 0, "last": stages - 1}.get(str(row.more("pipeline_stage")))
     if stage is None:
         raise Unfit("whose memory it is, is not stated", row.more("pipeline_stage"))
-    alike = strategy.ranks // stages
-    return Reading(
-        options=options, strategy=strategy, rank=stage * alike, alike=alike, config=config(row),
-        notes=["the stage that the publisher names, not the worst"] if stages > 1 else [],
-    )  # fmt: skip
+    reading.rank, reading.alike = stage * (strategy.ranks // stages), strategy.ranks // stages
+    reading.notes += ["the stage that the publisher names, not the worst"] * (stages > 1)
+    return reading
 
 
 def layout(row: Row) -> tuple[Strategy, int]:
