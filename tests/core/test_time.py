@@ -1,5 +1,6 @@
 """How long a step takes: hand-worked kernels, tapes that say the same, speeds that others measured."""
 
+import dataclasses
 import math
 
 import pytest
@@ -10,8 +11,10 @@ from memfit.hardware.rates import KERNELS, NEWEST, Kernel, Rates
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.simulate.bill import bill
+from memfit.simulate.bubbles import pipelined
 from memfit.simulate.costs import moved
 from memfit.simulate.time import Duration, duration
+from memfit.strategy import PP
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
 from memfit.truth.models import built
 from memfit.verbs import estimate as ask
@@ -223,3 +226,47 @@ def test_a_bill_is_hand_worked():
 def test_every_power_is_that_of_a_board():
     assert all(gpu.power is None or 50 <= gpu.power <= 1400 for gpu in all_gpus())
     assert find_gpu("a100-sxm-80gb").power == 400
+
+
+STAGES = ["pp=4,micro_batches=8"]
+
+
+def stepped(use: list[str]) -> Duration:
+    found = ask("meta-llama/Llama-3.2-1B", gpu="4xh100-sxm", use=use, framework="megatron", offline=True, seq=1024).time
+    assert found is not None
+    assert found.seconds == pytest.approx(sum(found.parts.values()))
+    return found
+
+
+def test_a_pipeline_of_equal_stages_waits_as_long_as_is_published():
+    """(p - 1) / m of the work (arXiv 2104.04473); stages that are not alike wait less for each other."""
+    alike = [dataclasses.replace(timed(LAYER), seconds=8.0, stepping=0.0, parts={"matmul": 8.0})] * 4
+    found = pipelined(alike, PP(size=4, micro_batches=8), 8)
+    assert found.parts["bubble"] == pytest.approx(8.0 * 3 / 8)
+    assert found.seconds == pytest.approx(11.0)
+    shorter = pipelined(alike, PP(size=4, micro_batches=8, schedule="interleaved", virtual=2), 8)
+    assert shorter.parts["bubble"] == pytest.approx(8.0 * 3 / 16)
+    assert pipelined([alike[0], dataclasses.replace(alike[1], seconds=4.0)], PP(size=2), 8).parts["bubble"] == pytest.approx(0.5)
+
+
+def test_more_micro_batches_fill_a_pipeline():
+    few, many = stepped(["pp=4,micro_batches=4"]), stepped(["pp=4,micro_batches=64"])
+    assert many.tokens == 16 * few.tokens
+    assert many.parts["bubble"] / many.seconds < few.parts["bubble"] / few.seconds / 8
+    assert many.parts["matmul"] == pytest.approx(16 * few.parts["matmul"], rel=0.01)  # however the tape was cut short
+    assert many.model_flops == pytest.approx(16 * few.model_flops, rel=0.01)
+
+
+def test_stages_compute_what_one_gpu_computes():
+    alone = ask("meta-llama/Llama-3.2-1B", gpu="h100-sxm", framework="megatron", offline=True, seq=1024, accumulate=8).time
+    assert alone is not None
+    assert 4 * stepped(STAGES).model_flops == pytest.approx(alone.model_flops, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "turn", ["pp=4,micro_batches=8", "pp=4,micro_batches=8,schedule=gpipe", "pp=4,micro_batches=8,schedule=interleaved,virtual=2"]
+)
+def test_every_schedule_has_a_time(turn):
+    found = stepped([turn])
+    assert 0 < found.mfu < found.hfu or found.mfu == pytest.approx(found.hfu, rel=0.2)
+    assert found.parts["bubble"] > 0
