@@ -88,7 +88,7 @@ class Estimate:
     @cached_property
     def time(self) -> Duration | None:
         """Of one optimizer step, from the same tape, written short, and those of a pipeline's other stages; None where that is not known:
-        inference, offload, a trace, no GPU or link named."""
+        inference, a trace, no GPU or link named."""
         if self.cluster is None or self.script or not self.job.training or self.source != "formula":
             return None
         ranks = [rank for rank, _ in self.strategy.distinct()]

@@ -16,12 +16,15 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from memfit.hardware.gpu import GPU, find_gpu
+from memfit.hardware.link import find_link
 
 Reached = Mapping[int, tuple[tuple[int, float], ...]]  # by the first key, (second key, fraction) in rising order
 BACKWARD = 63 / 73  # of attention's forward rate (FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100)
 # Processors that NCCL's kernel fills over NVLink: the blocks of an all-gather beside a matrix product of FSDP on an H100 of 132
 # (forums.developer.nvidia.com/t/337991). Four A100s and H100s that overlap were found to compute 18.9 % slower on average (arXiv 2507.03114).
 CHANNELS = 24
+PINNED = 55.06 / 63  # of PCIe's rate that a copy was measured to reach (links.toml, pcie5-x16)
+HOST = {6: "pcie3-x16", 7: "pcie3-x16", 8: "pcie4-x16", 9: "pcie5-x16", 10: "pcie5-x16", 12: "pcie5-x16"}  # by architecture
 
 
 class Kernel(NamedTuple):
@@ -54,6 +57,7 @@ class Rates:
         repr=False
     )  # `newest`, and `flash_2`: FlashAttention-2, which knows nothing newer than an A100
     copy: float
+    host: float | None  # bytes/s of copies from and to pinned memory of the host; None: not known
     taken: float  # the share of the GPU's processors that a collective beside them takes from kernels
     launch: float  # seconds of the smallest product that was measured: no kernel is quicker
     measured: bool
@@ -105,6 +109,7 @@ def rates(gpu: GPU) -> Rates | None:
             "newest": scaled(_by_first(table["attention"][like]["reached"]), scale),
             "flash_2": scaled(_by_first(_flash_2(table, like)), scale),
         },
+        host=_host(gpu),
         taken=CHANNELS / gpu.sms if gpu.sms and gpu.link is not None and gpu.link.kind == "nvlink" else 0.0,
         copy=table["copy"].get(gpu.id) or _copy(gpu),
         launch=2.0**smallest * 1e-6 / products[smallest][0][1],
@@ -136,6 +141,13 @@ def _like(gpu: GPU, best: Mapping[str, float]) -> str | None:
 def _place(gpu: GPU) -> int:
     major, minor = gpu.sm or (0, 0)
     return 10 * major + minor
+
+
+def _host(gpu: GPU) -> float | None:
+    """Over PCIe of the card's generation; a superchip has a link of its own, of which no copy was measured."""
+    generation = HOST.get(gpu.sm[0]) if gpu.sm and gpu.form in ("sxm", "pcie") else None
+    link = gpu.link if gpu.link is not None and gpu.link.kind == "pcie" else find_link(generation) if generation else None
+    return None if link is None or link.bandwidth is None else PINNED * link.bandwidth
 
 
 def _copy(gpu: GPU) -> float:

@@ -10,14 +10,14 @@ from memfit.simulate.time import Duration
 
 # (path, type, meaning), as in `codec.FIELDS`.
 TIME: tuple[tuple[str, str, str], ...] = (
-    ("time", "object?", "of one optimizer step, by what kernels were measured to reach; null where that is not known (inference, pipelines, offload, a trace)"),
+    ("time", "object?", "of one optimizer step, by what kernels were measured to reach; null where that is not known (inference, a trace)"),
     ("time.seconds", "number", "the step"),
     ("time.tokens_per_second", "number", "batch, sequence and accumulation over the step"),
     ("time.mfu", "number", "model flops utilization: the model's own arithmetic over what the GPU could do in that time"),
     ("time.hfu", "number", "hardware flops utilization: the same of all that is computed, again or not"),
     ("time.model_flops", "number", "of the step, the backward counted twice the forward, nothing computed again"),
     ("time.flops", "number", "all that is computed"),
-    ("time.parts", "{}number", "seconds: matmul, attention, memory (kernels that only move bytes), optimizer"),
+    ("time.parts", "{}number", "seconds: matmul, attention, memory (kernels that only move bytes), optimizer, communication that is waited for, host (copies and its optimizer), bubble of a pipeline"),
     ("time.kernels", "integer", "that are launched in the step"),
     ("time.measured", "boolean", "on this GPU, not on one of its kind"),
     ("time.origin", "string", "whose kernels"),

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 
 from memfit.formats import FORMATS
 from memfit.hardware import Cluster, rates
 from memfit.hardware.collectives import Group, seconds
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
+from memfit.simulate.away import away
 from memfit.simulate.bubbles import pipelined, standing
 from memfit.simulate.memory import Memory
-from memfit.simulate.time import Calls, Duration, duration
+from memfit.simulate.time import Calls, Duration, Spread, duration
 from memfit.strategy import Strategy
 from memfit.tape import Comm, Tape
 from memfit.techniques.pp import micro_batches
@@ -22,21 +23,20 @@ from memfit.techniques.pp import micro_batches
 def step_time(
     tapes: Sequence[Tape], memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str
 ) -> Duration | None:
-    """`tapes`: of each stage, the first stage first. What is copied to the host, and what that computes, no tape tells."""
-    known = rates(cluster.gpu)
-    if known is None or strategy.offloads:
+    """`tapes`: of each stage, the first stage first."""
+    known, pp = rates(cluster.gpu), strategy.pp
+    if known is None:
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
-    bytes, called, pp = stepped(memory, job, strategy, trainable, dtype), calls(cluster, strategy), strategy.pp
-    if pp is None or pp.size == 1:
-        return duration(tapes[0], known, job, bytes, calls=called, shares=shares, ranks=strategy.ranks)
-    many = micro_batches(pp, job)
-    job = dataclasses.replace(job, accumulate=many)
-    found = [
-        duration(tape, known, job, bytes, calls=called, shares=shares, ranks=strategy.ranks, turns=standing(pp, stage, many))
-        for stage, tape in enumerate(tapes)
-    ]
-    stages = [one for one in found if one is not None]
+    many = 0 if pp is None or pp.size == 1 else micro_batches(pp, job)
+    timed = partial(
+        duration, rates=known, job=dataclasses.replace(job, accumulate=many) if many else job,
+        trained=stepped(memory, job, strategy, trainable, dtype), calls=calls(cluster, strategy),
+        spread=Spread(shares=shares, ranks=strategy.ranks), host=away(cluster, strategy, trainable, FORMATS[dtype].block_bytes),
+    )  # fmt: skip
+    if pp is None or not many:
+        return timed(tapes[0])
+    stages = [one for stage, tape in enumerate(tapes) if (one := timed(tape, turns=standing(pp, stage, many))) is not None]
     return pipelined(stages, pp, many) if len(stages) == pp.size else None
 
 

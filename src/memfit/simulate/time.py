@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from memfit.hardware.rates import KERNELS, NEWEST, Kernel, Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
+from memfit.simulate.away import Away
 from memfit.simulate.costs import heads, moved
 from memfit.tape import Alloc, Comm, Compute, Mark, Phase, Tape
 
@@ -23,9 +24,9 @@ BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """One optimizer step of `tokens` tokens, on `ranks` GPUs together. `parts` sum to `seconds`. `flops` are all that one of them computes,
-    `model_flops` those of the passes without what checkpointing computes again, the backward counted twice the forward; `peak` is what the
-    GPU could do of them in a second. `hidden`: seconds of communication behind kernels."""
+    """One optimizer step of `tokens` tokens, on `ranks` GPUs together. `parts` sum to `seconds`; `host` among them is what is waited for there.
+    `flops` are all that one of them computes, `model_flops` those of the passes without what checkpointing computes again, the backward counted
+    twice the forward; `peak` is what the GPU could do of them in a second. `hidden`: seconds of communication and copies behind kernels."""
 
     seconds: float
     stepping: float  # of them, the optimizer's, with its collectives
@@ -66,6 +67,7 @@ class Meter:
     parts: dict[str, float] = field(default_factory=dict)
     math: dict[str, float] = field(default_factory=dict)  # flops by the kind of arithmetic
     beside: float = 0.0  # seconds of collectives on other streams
+    copied: int = 0  # bytes to and from the host, on streams of their own
     kernels: int = 0
     unknown: bool = False  # a collective's links are
     before: int = 0  # the block made last
@@ -79,6 +81,8 @@ class Meter:
         if event.op in self.told:
             if "attention" in event.op and event.part != "workspace" and (self.made is None or event.size > self.made.size):
                 self.made = event
+        elif event.op == "to_device":
+            self.copied += round(event.size * times)
         elif event.part != "communication" and (bytes := moved(event, self.before)):
             self.add("memory", self.rates.moved(bytes), times)
         self.before = event.size
@@ -111,13 +115,28 @@ class Meter:
         Returns the seconds of collectives that cost none."""
         kernels = sum(self.parts.values())
         waited = max(self.beside, kernels + self.rates.taken * self.beside) - kernels
+        copies = self.copied / self.rates.host if self.copied and self.rates.host else 0.0
+        late = max(0.0, copies - kernels - waited)
         if waited:
             self.add("communication", waited, 1)
-        return self.beside - waited
+        if late:
+            self.add("host", late, 1)
+        return self.beside - waited + copies - late
 
     @property
     def flops(self) -> float:
         return sum(self.math.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """`shares`: ranks with batches of their own, of `ranks` in all."""
+
+    shares: int = 1
+    ranks: int = 1
+
+
+ONE = Spread()
 
 
 def alone(event: Comm) -> float | None:
@@ -126,11 +145,19 @@ def alone(event: Comm) -> float | None:
 
 
 def duration(
-    tape: Tape, rates: Rates, job: Job, trained: int, *, calls: Calls = alone, shares: int = 1, ranks: int = 1, turns: float = 0
+    tape: Tape,
+    rates: Rates,
+    job: Job,
+    trained: int,
+    *,
+    calls: Calls = alone,
+    spread: Spread = ONE,
+    turns: float = 0,
+    host: Away | None = None,
 ) -> Duration | None:
     """Of the last optimizer step on the tape; None where it has none, or links are not known. `trained`: bytes of the parameters that the
-    optimizer of this rank steps; `shares`: ranks with batches of their own, of `ranks` in all; `turns`: for how many passes each pass on the
-    tape stands, where the schedule of a pipeline tells."""
+    optimizer of this rank steps on the GPU, `host`: what the host does instead; `turns`: for how many passes each pass on the tape stands, where
+    the schedule of a pipeline tells."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
     step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
     if step is None or not told:
@@ -143,22 +170,28 @@ def duration(
     if turns:
         times = [turns] * len(micro)
     passes = [(often, meter) for often, phases in zip(times, micro, strict=True) for meter in phases.values()]
-    if any(meter.unknown for _, meter in (*passes, (1, stepping))):
+    if any(meter.unknown or (meter.copied and rates.host is None) for _, meter in (*passes, (1, stepping))):
         return None
-    if trained:
+    if host is not None:
+        if rates.host is None:
+            return None
+        for phases in micro:
+            phases["backward"].copied += host.gradients
+        stepping.add("host", host.seconds + host.weights / rates.host, 1)
+    elif trained:
         stepping.add("optimizer", rates.moved(OPTIMIZERS[job.optimizer].moved * trained), 1)
     hidden = sum(often * meter.finish() for often, meter in passes) + stepping.finish()
     parts: dict[str, float] = {}
     for often, meter in (*passes, (1.0, stepping)):
         for kind, seconds in meter.parts.items():
-            name = "optimizer" if meter is stepping and kind != "communication" else kind
+            name = "optimizer" if meter is stepping and kind not in ("communication", "host") else kind
             parts[name] = parts.get(name, 0.0) + often * seconds
     forward = [(often, phases["forward"]) for often, phases in zip(times, micro, strict=True)]
     return Duration(
         seconds=sum(parts.values()),
         stepping=sum(stepping.parts.values()),
-        tokens=job.batch * job.seq * job.accumulate * shares,
-        ranks=ranks,
+        tokens=job.batch * job.seq * job.accumulate * spread.shares,
+        ranks=spread.ranks,
         parts=dict(sorted(parts.items(), key=lambda one: -one[1])),
         hidden=hidden,
         flops=sum(often * meter.flops for often, meter in passes) + stepping.flops,
