@@ -17,7 +17,7 @@ TIME: tuple[tuple[str, str, str], ...] = (
     ("time.hfu", "number", "hardware flops utilization: the same of all that is computed, again or not"),
     ("time.model_flops", "number", "of the step, the backward counted twice the forward, nothing computed again"),
     ("time.flops", "number", "all that is computed"),
-    ("time.parts", "{}number", "seconds: matmul, attention, memory (kernels that only move bytes), optimizer, communication that is waited for, host (copies and its optimizer), bubble of a pipeline"),
+    ("time.parts", "{}number", "seconds: matmul, attention, memory (kernels that only move bytes), optimizer, communication, host (copies, optimizer), bubble"),
     ("time.kernels", "integer", "that are launched in the step"),
     ("time.measured", "boolean", "on this GPU, not on one of its kind"),
     ("time.origin", "string", "whose kernels"),
