@@ -34,7 +34,8 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A plain training loop; `frozen`: parameters whose name lacks this are; `quant`: what transformers' BitsAndBytesConfig is told."""
+    """A plain training loop; `frozen`: parameters whose name lacks this are; `quant`: what transformers' BitsAndBytesConfig is told;
+    `head`: what is called in place of the model."""
 
     batch: int = 2
     seq: int = 64
@@ -51,6 +52,7 @@ class Loop:
     optimizer: Callable[[Any], Any] = torch.optim.AdamW
     zero_grad: str = "after_step"
     keep_outputs: bool = False
+    head: Callable[[Any], Callable[..., Any]] | None = None
 
 
 def real(small: Small, loop: Loop) -> Changes:
@@ -61,7 +63,7 @@ def real(small: Small, loop: Loop) -> Changes:
         stepper = loop.optimizer(trained)
         before = held(*weights(model), *(one for state in stepper.state.values() for one in state.values()))
         with uncollected(), record_function("first step"):
-            train(model, trained, stepper, small, loop)
+            train(model, trained, stepper, small, loop, loop.head and loop.head(model))
     return split(profiler, before)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from memfit.lower import liger, versions
+from memfit.lower import liger, trl, versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS, choices
@@ -24,6 +24,8 @@ def programs_of(program: Program) -> Programs:
     """Who runs this job's model."""
     name = program.job.framework
     programs: Programs = import_module(f"memfit.lower.{name}").PROGRAMS if name in OWN else versions.changed(TRANSFORMERS, program)
+    if name not in OWN:
+        programs = trl.headed(programs, program)
     if program.job.unsloth:
         from memfit.lower import unsloth
 

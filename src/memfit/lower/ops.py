@@ -34,7 +34,7 @@ def cast(r: Recorder, x: Tensor, format: Format) -> Tensor:
 
 
 def back_cast(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return (laid(r.tensor(g.shape, node.extra, "to", grad_part(node, 0)), g),)
+    return (laid(r.tensor(g.shape, node.extra, "to", sole_part(r, node, 0)), g),)
 
 
 def laid(out: Tensor, *operands: Tensor) -> Tensor:
@@ -405,8 +405,15 @@ def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
 def cross_entropy(r: Recorder, logits: Tensor, labels: Tensor, part: Part = "logits", read: Format | None = None) -> Tensor:
     """log_softmax (kept), then nll: two scalars; backward holds both and the gradient (aten/src/ATen/native/cuda/Loss.cu). `read`: what
     autocast makes of the log-probabilities for nll_loss; log_softmax is told its dtype and left alone (native/LossNLL.cpp cross_entropy_loss)."""
+    return nll_loss(r, log_softmax(r, logits, part), labels, read)
+
+
+def log_softmax(r: Recorder, logits: Tensor, part: Part = "logits") -> Tensor:
     logs = r.tensor(logits.shape, logits.format, "log_softmax", part)
-    logs = r.node("log_softmax", logs, (logits,), back_loss, (logs.detach(),), logits.shape)
+    return r.node("log_softmax", logs, (logits,), back_loss, (logs.detach(),), logits.shape)
+
+
+def nll_loss(r: Recorder, logs: Tensor, labels: Tensor, read: Format | None = None) -> Tensor:
     logs = logs if read is None else cast(r, logs, read)
     total = r.tensor((1,), logs.format, "nll_loss", "activations")
     out = r.tensor((1,), logs.format, "nll_loss", "activations")

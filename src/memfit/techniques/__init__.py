@@ -26,6 +26,7 @@ from memfit.techniques import (
     recompute,
     stored,
     tp,
+    trl,
     versions,
     zero,
 )
@@ -35,7 +36,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
     framework.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
-    attention.TECHNIQUE, liger.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
+    attention.TECHNIQUE, liger.TECHNIQUE, trl.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
     zero.TECHNIQUE,
 )  # fmt: skip
 

@@ -11,8 +11,6 @@ from memfit.program import Program
 from memfit.registry import nearest
 from memfit.techniques.base import Technique
 
-FUSED_HEAD = (1, 15)  # trl: from then on its own fused head takes the place of every loss
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:
@@ -58,9 +56,6 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=f"Liger has no fused linear loss for the family `{family}`", where="job.loss", hint="`liger-ce` keeps the head apart"
         )
-    if job.loss == "liger" and job.framework == "trl" and job.version("trl") >= FUSED_HEAD:
-        message = "TRL has a fused head of its own, which replaces Liger's loss"
-        yield Problem(message=message, where="job.loss", hint="use `plain`, or an older TRL in `versions`")
     biased = any(weight.role == "bias" for weight in program.model.head.weights())
     if job.loss == "liger" and biased:
         yield Problem(message="Liger's fused linear loss leaves out the head's bias", where="job.loss", hint="use `liger-ce`")

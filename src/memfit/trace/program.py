@@ -18,6 +18,7 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
+from memfit.techniques import trl as own_heads
 from memfit.techniques.fsdp import resolved
 from memfit.trace import (
     autocast,
@@ -36,6 +37,7 @@ from memfit.trace import (
     runtime,
     serve,
     steps,
+    trl,
     versions,
 )
 from memfit.trace.recorder import Recorder, plain
@@ -87,7 +89,10 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
 
     if job.training and importlib.util.find_spec("peft") is not None:
         importlib.import_module("peft")  # it imports bitsandbytes, if that is there, which must still see the true machine
+    job = trl.settled(job)
     raise_errors([*refusals(job), *ranks.refusals(job, options.strategy)])
+    with quiet():
+        trl.load(job)
     options = dataclasses.replace(options, strategy=resolved(options.strategy, job))
     device = device_of(options)
     if not References.known[0]:
@@ -108,6 +113,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
             autocast.emulated(device.type),
             kernels_of.forced(job.attention),
             older.counted(),
+            trl.without_kernels(job),
             failing(),
         ):
             with Recorder(device):
@@ -130,12 +136,12 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
     total = count(model.parameters())
     if options.spread.cuts:
         with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
-            model = options.spread.cut(prepared(model, job, recorder))
+            model = options.spread.cut(prepared(model, job, plan.kind, recorder))
     with module_stack(recorder), recorder:
         steps.warm_up(recorder, model, job)
         steps.load(recorder, model)
         if not options.spread.cuts:
-            model = prepared(model, job, recorder)
+            model = prepared(model, job, plan.kind, recorder)
         recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
         paths = steps.paths_of(model)
         for one in steps.weights(model):
@@ -147,12 +153,12 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
             serve.infer(recorder, model, job, options, plan)
 
 
-def prepared(model: Any, job: Job, recorder: Recorder) -> Any:
-    """With what the job trains."""
+def prepared(model: Any, job: Job, kind: str, recorder: Recorder) -> Any:
+    """With what the job trains, and the head that does it."""
     if job.training and job.prepared:
         model = prepare.kbit(model, job)
     if job.training:
-        model = prepare.trainable(model, job, recorder.device.type)
+        model = trl.headed(prepare.trainable(model, job, recorder.device.type), job, kind)
     return model
 
 
@@ -173,16 +179,16 @@ def refusals(job: Job) -> Iterator[Problem]:
         yield Problem(
             message=f"the trace cannot run attention `{job.attention}`", where="job.attention", hint="one of " + ", ".join(ATTENTION)
         )
-    if job.training and job.loss == "chunked":
-        message = "transformers' own losses take all tokens at once: a chunked loss is torchtune's and TRL's"
-        yield Problem(message=message, where="job.loss", hint="use `plain` or `liger`, or the formulas")
+    if job.training:
+        yield from own_heads.refusals(job)
+        yield from trl.missing(job)
     if job.merge and job.quantization != "none":
         message = "the trace cannot merge adapters into packed weights: bitsandbytes takes them over the host"
         yield Problem(message=message, where="job.merge", hint="the formulas can")
     if not job.training and job.cache == "quantized" and (job.cache_bits not in (2, 4) or job.beams > 1):
         message = "the trace runs a quantized cache with 2 or 4 bits and without beams"
         yield Problem(message=message, where="job.cache_bits" if job.cache_bits not in (2, 4) else "job.beams", hint="use `dynamic`")
-    for library in ("torch", "transformers", "peft", "accelerate"):
+    for library in ("torch", "transformers", "peft", "accelerate", *(("trl",) if own_heads.head_of(job) != "plain" else ())):
         asked, installed = job.version(library), version_of(library)
         if f"{library}=" in job.versions.replace(" ", "") and installed is not None and asked != installed:
             message = f"the trace runs the installed {library} {installed[0]}.{installed[1]}, not {asked[0]}.{asked[1]}"

@@ -9,7 +9,7 @@ import torch
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.tape import LONGEST, Part
-from memfit.trace import inputs, meshes, prepare, standins, versions
+from memfit.trace import inputs, meshes, prepare, standins, trl, versions
 from memfit.trace.optimizers import backward, kept_of, optimizer_of, stepped
 from memfit.trace.recorder import Block, Recorder, plain
 
@@ -68,7 +68,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         model.config.use_cache = False
     prepare.checkpointed(model, job)
     wrapped = options.spread.wrapped(model)
-    forward = prepare.mixed(wrapped, job, recorder.device.type)
+    forward = trl.called(prepare.mixed(wrapped, job, recorder.device.type), job, plan.kind)
     name_gradients(recorder, model, job)
     optimizer, paths = optimizer_of(model, job), paths_of(model)
     states(recorder, optimizer, paths)

@@ -21,6 +21,7 @@ from memfit.lower.layouts.zero import ZeRO, norm, stepper_of
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.program import Program
+from memfit.techniques.trl import head_of
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -263,7 +264,7 @@ def told_of(body: Body) -> frozenset[int]:
         adapters = [linear.adapter for linear in bound.linears.values()]
         found |= {id(matrix) for one in adapters if one is not None for matrix in (one.a, one.b)}
     head = body.model.head.name
-    if body.program.job.loss not in ("plain", "chunked"):  # these multiply by the head themselves
+    if body.program.job.loss not in ("plain", "chunked") or head_of(body.program.job) != "plain":  # these multiply by the head themselves
         found -= {id(body.ends.tensors[name]) for name in (f"{head}.weight", f"{head}.bias") if name in body.ends.tensors}
     return frozenset(found)
 

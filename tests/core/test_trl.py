@@ -1,0 +1,94 @@
+"""Which head SFTTrainer runs, by version, and what each takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build
+from memfit.simulate.memory import memory
+from memfit.strategy import strategy_from
+from memfit.tape import Alloc
+from memfit.techniques.trl import head_of
+
+WORDS = 50_000
+LLAMA = {
+    "model_type": "llama", "vocab_size": WORDS, "hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}  # fmt: skip
+TRL: dict[str, Any] = {"framework": "trl", "batch": 4, "seq": 1024, "optimizer": "sgd"}
+
+
+@pytest.mark.parametrize(
+    ("version", "options", "head"),
+    [
+        ("1.3", {}, "plain"), ("1.4", {}, "plain"), ("1.4", {"loss": "chunked"}, "chunked"), ("1.6", {}, "chunked"), ("1.14", {}, "chunked"),
+        ("1.14", {"liger": True}, "plain"), ("1.14", {"loss": "liger"}, "plain"), ("1.15", {}, "fused"), ("1.16", {"loss": "chunked"}, "fused"),
+        ("1.16", {"framework": "transformers"}, "plain"), ("1.16", {"task": "inference"}, "plain"),
+    ],
+)  # fmt: skip
+def test_which_head_a_version_has(version: str, options: dict[str, Any], head: str) -> None:
+    assert head_of(Job(**{**TRL, "versions": f"trl={version}", **options})) == head
+
+
+def blocks(version: str, **options: Any) -> list[tuple[str, int]]:
+    tape = lower(build(LLAMA), Job(**{**TRL, "versions": f"trl={version}", **options}))
+    return [(event.op, event.size) for event in tape.events if isinstance(event, Alloc)]
+
+
+def test_the_fused_head_holds_one_tile() -> None:
+    """4096 rows of 32768 columns, and the weight's gradient in fp32 before it is cast; no logits of all tokens."""
+    found = blocks("1.16")
+    assert ("empty", 4092 * 32768 * 2) in found
+    assert ("zeros", WORDS * 192 * 4) in found
+    assert max(size for op, size in found if op != "parameter") == 4092 * 32768 * 2
+
+
+def test_before_torch_2_8_its_products_are_of_fp32_copies() -> None:
+    tile = ("float", 4092 * 32768 * 4)
+    assert tile not in blocks("1.16")
+    assert tile in blocks("1.16", versions="trl=1.16,torch=2.7")
+
+
+def test_the_chunked_head_multiplied_fp32_copies_until_1_13() -> None:
+    copy = ("to", WORDS * 192 * 4)
+    assert copy in blocks("1.12")
+    assert copy not in blocks("1.13")
+    assert ("linear", 256 * WORDS * 4) in blocks("1.12")
+    assert ("linear", 256 * WORDS * 2) in blocks("1.13")
+
+
+def test_heads_take_less_than_all_logits() -> None:
+    peaks = [memory(lower(build(LLAMA), Job(**TRL, versions=f"trl={version}"))).allocated for version in ("1.3", "1.14", "1.16")]
+    assert peaks[1] < peaks[2] < peaks[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"framework": "transformers", "loss": "chunked"}, "a chunked loss is torchtune's and TRL's"),
+        ({"versions": "trl=1.3", "loss": "chunked"}, "no chunked loss before 1.4"),
+        ({"loss": "liger"}, "which replaces Liger's loss"),
+        ({"method": "lora", "targets": "lm_head"}, "an adapter there would not be trained"),
+        ({"method": "qlora", "quant_skip": "q_proj"}, "which is packed"),
+    ],
+)
+def test_what_no_head_can_do_is_said(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        lower(build(LLAMA), Job(**{**TRL, **options}))
+
+
+@pytest.mark.parametrize(
+    ("layout", "refused"), [("fsdp=2", True), ("zero=2,stage=3", True), ("tp=2", True), ("zero=2,stage=2", False), ("ddp=2", False)]
+)
+def test_a_head_that_is_cut_has_no_formula(layout: str, refused: bool) -> None:
+    strategy = strategy_from([layout], 2)
+    if refused:
+        with pytest.raises(InputError, match="no formula for TRL's own head"):
+            lower(build(LLAMA), Job(**TRL), strategy)
+    else:
+        lower(build(LLAMA), Job(**TRL), strategy)
