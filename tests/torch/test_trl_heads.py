@@ -52,7 +52,7 @@ def test_formulas_equal_trls_own_code(config: dict[str, Any], options: dict[str,
     job = Job(**{"batch": 2, "seq": 300, **TOLD, **options})
     ours, theirs = memory(lower(build({**LLAMA, **config}), job)), memory(trace_config({**LLAMA, **config}, job))
     assert ours.allocated == pytest.approx(theirs.allocated, rel=0.001)
-    assert ours.parts["weights"] == theirs.parts["weights"]
+    assert ours.parts["weights"] == pytest.approx(theirs.parts["weights"], rel=0.001)
 
 
 def test_it_takes_less_than_all_logits() -> None:

@@ -34,6 +34,8 @@ def settled(job: Job) -> Job:
 def load(job: Job) -> None:
     """Its packages must still see the true machine."""
     kind = head_of(job)
+    if kind == "fused":
+        library("trl.kernels.chunked_logprob")  # first: 1.15 goes without it where it cannot be imported
     if kind != "plain":
         library("trl.trainer.utils" if kind == "fused" else "trl.trainer.sft_trainer")
 
