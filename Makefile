@@ -7,12 +7,17 @@ EXTRAS := dev,trace,measure,server
 PINS   := .ci/constraints.txt
 # Named first and alone: a loose requirement on a machine without torch pulls gigabytes of CUDA.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))
+# Environments with older versions, one of each list. TORCH_INDEX=https://download.pytorch.org/whl/cpu has wheels without CUDA.
+LISTS  := $(wildcard .ci/older/*.txt)
+CACHE  ?= .venv-older
+TORCH_INDEX ?=
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --no-input
+INSTALL := -m pip install --quiet --quiet --disable-pip-version-check --no-input
+PIP    := $(BIN)/python $(INSTALL)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help core setup test lint format types layers docs bench size check pins clean
+.PHONY: help core setup test older lint format types layers docs bench size check pins clean
 
 help:      ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -36,7 +41,16 @@ core: $(VENV)/.core    ## the virtual environment of the command alone, without 
 setup: $(VENV)/.setup  ## the virtual environment of all tasks below, with torch for the CPU
 
 test: setup            ## all tests; ARGS="-k allocator" narrows
-	$(BIN)/python -m pytest --numprocesses $(JOBS) $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
+$(CACHE)/%/.setup: .ci/older/%.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(INSTALL) $(addprefix --extra-index-url ,$(TORCH_INDEX)) --requirement $<
+	@touch $@
+
+OLDER  := $(LISTS:.ci/older/%.txt=$(CACHE)/%)
+older: setup $(OLDER:%=%/.setup)  ## traces with torch 2.4, 2.6 and 2.9 beside transformers 4.40, 4.48 and 4.57
+	MEMFIT_ENVIRONMENTS=$$(echo $(abspath $(OLDER)) | tr ' ' :) $(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal tests/torch/test_older.py $(ARGS)
 
 lint: setup            ## ruff: rules and format
 	$(BIN)/ruff check

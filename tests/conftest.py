@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 from pathlib import Path
@@ -24,7 +25,17 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.fixture(autouse=True, scope="module")
+def _settled() -> None:
+    """What is there stays: torch and transformers are millions of objects, which each full collection would look through again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):  # files with long ones first, so that no worker waits for another one at the end
+        long = {item.path for item in items if item.get_closest_marker("slow")}
+        items.sort(key=lambda item: item.path not in long)
     folders = {item: item.path.relative_to(HERE).parts[0] for item in items if item.path.is_relative_to(HERE)}
     has_torch = importlib.util.find_spec("torch") is not None
     has_gpu = "gpu" in folders.values() and _has_gpu()

@@ -1,6 +1,6 @@
 """What stands in for older versions of torch, transformers and Triton; and those versions themselves where environments are named.
 
-`MEMFIT_ENVIRONMENTS=/venvs/torch24:/venvs/torch26 pytest tests/torch/test_older.py` runs them; each needs torch, transformers, peft, accelerate.
+`make older` makes some and names them in `MEMFIT_ENVIRONMENTS`; each needs torch, transformers, peft, accelerate.
 """
 
 from __future__ import annotations

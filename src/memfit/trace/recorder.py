@@ -5,6 +5,7 @@ Floats are meta tensors. Small integer and boolean tensors stay real, because mo
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,8 @@ class Block:
         self.part: Part | None = None
         self.phase: Phase = "load"
         self.step, self.alive, self.node = 0, True, 0
-        self.stream, self.users = 0, set[int]()  # where it was asked for; those that `record_stream` names beside it
+        self.stream = 0
+        self.users: set[int] = set()  # beside the stream where it was asked for, those that `record_stream` names
         self.value: float | None = None  # of a single number, where the program said it (`torch.full((), 0.0)`)
 
 
@@ -191,8 +193,13 @@ class Recorder(TorchDispatchMode):
         collect(args, tensors)
         if kwargs:
             collect(tuple(kwargs.values()), tensors)
-        meta = any(one.is_meta for one in tensors)
-        marked = meta or any(self.device.owns(one) for one in tensors)
+        meta, real = False, False
+        for one in tensors:
+            if one.is_meta:
+                meta = True
+            else:
+                real = True
+        marked = meta or (real and any(self.device.owns(one) for one in tensors))
         device = kwargs.get("device")
         if device is None and self.device.type == "cpu" and not tensors and any(one.name == "device" for one in func._schema.arguments):
             device = "cpu"
@@ -206,7 +213,7 @@ class Recorder(TorchDispatchMode):
                 marked = True
             elif device.type == "cpu":
                 marked = False
-        if not meta or all(one.is_meta for one in tensors):
+        if not meta or not real:
             return marked, args, kwargs, {}
         swapped: dict[int, torch.Tensor] = {}
         return marked, shadowed(args, swapped), {key: shadowed(value, swapped) for key, value in kwargs.items()}, swapped
@@ -276,26 +283,30 @@ class Recorder(TorchDispatchMode):
 
     def constant(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
         """Remember the one value of a tensor that is filled or copied, for the program that reads it back; forget it when written to."""
-        filled = FILLS.get(func)
-        if filled is not None:
+        kind = WRITES.get(func)
+        if kind is None:
+            kind = WRITES[func] = "fill" if func in FILLS else "copy" if func in COPIES else "other" if func._schema.is_mutable else ""
+        if not kind:
+            return
+        if kind == "fill":
             block = self.owned(result)
             if block is not None:
-                block.value = filled(args)
-        elif func in COPIES:
+                block.value = FILLS[func](args)
+        elif kind == "copy":
             block, source = self.owned(result), self.owned(args[0])
             if block is not None and source is not block:
                 block.value = source.value if source is not None else None
                 if source is None and not args[0].is_meta and args[0].numel() == 1:
                     block.value = float(args[0])
-        elif func._schema.is_mutable:
+        else:
             block = self.owned(result)
             if block is not None:
                 block.value = None
 
     def block(self, size: int, op: str, tensor: torch.Tensor | None, formula: str = "") -> Block:
         self.counter += 1
-        shape = tuple(tensor.size()) if tensor is not None else ()
-        text = formula or f"{list(shape)} {str(tensor.dtype)[6:]}" if tensor is not None else formula
+        shape = () if tensor is None else tensor.shape
+        text = formula if formula or tensor is None else written(shape, tensor.dtype)
         where = self.modules[-1] if self.modules else self.last_node[1]
         block = Block(self.counter, size, where, op, text, shape, len(self.events))
         block.phase, block.step, block.node = self.phase, self.step, self.node_serial
@@ -383,6 +394,11 @@ class Recorder(TorchDispatchMode):
         )
 
 
+@functools.cache
+def written(shape: torch.Size, kind: torch.dtype) -> str:
+    return f"{list(shape)} {str(kind)[6:]}"
+
+
 def local(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's own part of a distributed tensor."""
     return getattr(tensor, "_local_tensor", tensor)
@@ -431,6 +447,7 @@ FILLS: dict[Any, Callable[[Any], float]] = {
     **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), lambda args: 1.0),
 }
 COPIES = {aten._to_copy.default, aten.clone.default}
+WRITES: dict[Any, str] = {}  # how an operator sets the values of its result
 
 SHADOWS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
 
