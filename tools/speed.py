@@ -1,4 +1,4 @@
-"""Writes docs/speed.md: how far predicted training speeds are off. `python tools/speed.py`, a minute."""
+"""Writes docs/speed.md: how far predicted speeds are off. `python tools/speed.py`, a minute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = """\
 
 <!-- Written by tools/speed.py (`make docs`); changes made here are lost. -->
 
-How far predicted training speeds are off figures that other people measured and published. Print it with `memfit accuracy --speed`.
+How far predicted speeds of training and generation are off figures that other people measured and published. Print it with `memfit accuracy --speed`.
 [Where the time comes from](concepts/time.md); no constant is fitted to these runs.
 
 {table}
@@ -26,9 +26,11 @@ How far predicted training speeds are off figures that other people measured and
 What is behind the larger errors, as far as is known: runs on SimuMax's B200 are slower than kernels that others measured on one; that
 project's own products on that machine (its configs/system/b200_bf16_ceperm.json, one of three sources of our rates) reach 0.45 to 0.5 of the
 vendor's figure where the other two reach 0.6. llm-foundry's tables were made with FlashAttention's first version in Triton, as its
-`submit_benchmarks.py` of that day says. The host's work between kernels is not told: small batches wait for it.
+`submit_benchmarks.py` of that day says. In training the host's work between kernels is not told: small batches wait for it. In generation it is
+what one published run needed for a kernel (pytorch.org/blog/accelerating-generative-ai-2), and other hosts are up to a third quicker; contexts of ten
+thousand tokens and more are slower than said, and experts that a loop runs one by one much slower.
 
-## By GPU
+## Training, by GPU
 
 {gpus}
 
@@ -41,7 +43,9 @@ vendor's figure where the other two reach 0.6. llm-foundry's tables were made wi
 def page(found: Speeds) -> str:
     without = table(("rows", "because"), [(str(count), reason) for reason, count in reasons(found)])
     return PAGE.format(
-        table=report.markdown(found), gpus="\n".join(table(report.GPU_HEAD, report.gpu_rows(found))), reasons="\n".join(without)
+        table=report.markdown(found),
+        gpus="\n".join(table(report.GPU_HEAD, report.gpu_rows(found.only(training=True)))),
+        reasons="\n".join(without),
     )
 
 

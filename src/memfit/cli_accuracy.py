@@ -58,7 +58,7 @@ def of_speeds(path: str, form: str, given: dict[str, Any]) -> str:
 
 
 FLAGS = (
-    click.Option(["--speed"], is_flag=True, help="training speeds in place of memory: tokens a second, predicted against measured"),
+    click.Option(["--speed"], is_flag=True, help="speeds in place of memory: tokens a second, predicted against measured"),
     click.Option(
         ["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"
     ),

@@ -20,8 +20,9 @@ from memfit.lower import lower
 from memfit.lower.host import Host, host, paged
 from memfit.model.modules import Model
 from memfit.program import Program
+from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
-from memfit.simulate.pace import step_time
+from memfit.simulate.pace import generation_time, step_time
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
@@ -99,6 +100,14 @@ class Estimate:
             for rank in ranks
         ]
         return step_time(tapes, self.memory, self.cluster, self.job, self.strategy, self.parameters.trainable, self.model.dtype)
+
+    @cached_property
+    def generation(self) -> Generation | None:
+        """How long it takes, where tokens are generated; None as `time` is."""
+        if self.cluster is None or self.script or self.job.training or self.source != "formula":
+            return None
+        tape = self.memory.tape if self.memory.tape.repeats else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
+        return generation_time(tape, self.cluster, self.job, self.strategy)
 
     @property
     def parts(self) -> dict[str, int]:

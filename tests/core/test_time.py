@@ -14,6 +14,7 @@ from memfit.simulate.away import Away
 from memfit.simulate.bill import bill
 from memfit.simulate.bubbles import pipelined
 from memfit.simulate.costs import moved
+from memfit.simulate.generating import LAUNCH, generation
 from memfit.simulate.time import Duration, duration
 from memfit.strategy import PP
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
@@ -303,3 +304,41 @@ def test_every_schedule_has_a_time(turn):
     found = stepped([turn])
     assert 0 < found.mfu < found.hfu or found.mfu == pytest.approx(found.hfu, rel=0.2)
     assert found.parts["bubble"] > 0
+
+
+def test_a_generation_is_hand_worked():
+    """A prompt's 10 ms; of the tokens' passes the first and the fifth are on the tape, of 10 and 20 ms: 15 on average."""
+    events = (
+        Mark("prefill"),
+        Compute("linear", 10**12, 10**6, "bf16", "layer"),
+        Mark("decode", "", 1),
+        Compute("linear", 10**12, 10**6, "bf16", "layer"),
+        Mark("decode", "layer", 5),
+        Compute("linear", 2 * 10**12, 10**6, "bf16", "layer"),
+    )
+    job = Job(task="inference", batch=3, new_tokens=6)
+    found = generation(Tape(events=events, source="handwritten"), PLAIN, job)
+    assert found is not None
+    assert (found.prefill, found.token, found.waiting) == (pytest.approx(0.010), pytest.approx(0.015), 0)
+    assert found.seconds == pytest.approx(0.085)
+    assert found.tokens_per_second == pytest.approx(18 / 0.085)
+    small = Tape(events=(*events[:2], events[2], *(Compute("linear", 1, 1, "bf16", ""),) * 100), source="handwritten")
+    waits = generation(small, PLAIN, job)  # 100 kernels of 2 us each
+    assert waits is not None
+    assert waits.token == pytest.approx(100 * LAUNCH)
+    assert waits.waiting == pytest.approx(100 * (LAUNCH - 2e-6))
+    assert generation(Tape(events=events[2:], source="handwritten"), PLAIN, job) is None
+
+
+def test_the_launches_that_were_published_are_those_of_the_tape():
+    """25.5 tokens a second of Llama-7B on an A100, without compiling."""
+    found = ask("meta-llama/Llama-2-7b-hf", gpu="a100-sxm-80gb", task="inference", framework="litgpt", seq=5, new_tokens=200, offline=True)
+    assert found.generation is not None
+    assert found.generation.kernels == pytest.approx(1431, abs=20)
+    assert 1 / found.generation.token == pytest.approx(25.5, rel=0.02)
+    assert found.time is None
+
+
+def test_a_training_run_generates_nothing():
+    assert ask("meta-llama/Llama-3.2-1B", gpu="h100-sxm", offline=True).generation is None
+    assert ask("meta-llama/Llama-3.2-1B", task="inference", offline=True).generation is None  # no GPU

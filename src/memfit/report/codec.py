@@ -139,7 +139,7 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
             "allocated": memory.allocated, "reserved": memory.reserved, "device": estimate.device,
             "usable": None if usable is None else usable[0], "host": estimate.host.size, "parts": estimate.parts, "peak": moment(memory.at),
         },
-        "time": time_dict(estimate.time),
+        **time_dict(estimate),
         "band": {"low": estimate.band.low, "high": estimate.band.high, "origin": estimate.band.origin},
         "parameters": {"total": known.total, "trainable": known.trainable, "active": known.active},
         "source": estimate.source,

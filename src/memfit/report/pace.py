@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memfit.estimate import Estimate
+from memfit.simulate.generating import Generation
 from memfit.simulate.time import Duration
 
 # (path, type, meaning), as in `codec.FIELDS`.
@@ -21,17 +22,37 @@ TIME: tuple[tuple[str, str, str], ...] = (
     ("time.kernels", "integer", "that are launched in the step"),
     ("time.measured", "boolean", "on this GPU, not on one of its kind"),
     ("time.origin", "string", "whose kernels"),
+    ("generation", "object?", "of all new tokens; null as `time` is, and where nothing is generated"),
+    ("generation.seconds", "number", "from the prompt to the last token"),
+    ("generation.prefill", "number", "seconds until the first token"),
+    ("generation.token", "number", "seconds of each further token of all sequences, on average"),
+    ("generation.waiting", "number", "of them, those that the GPU waits for the host to launch kernels"),
+    ("generation.tokens_per_second", "number", "new tokens of all sequences"),
+    ("generation.kernels", "integer", "that are launched for a token"),
+    ("generation.measured", "boolean", "on this GPU, not on one of its kind"),
+    ("generation.origin", "string", "whose kernels"),
 )  # fmt: skip
 
 
 def pace(estimate: Estimate) -> Iterator[str]:
     time = estimate.time
     if time is None:
+        yield from generating(estimate.generation)
         return
     of = f"{100 * time.mfu:.0f} % of the GPU's arithmetic"
     yield f"a step takes {duration(time.seconds)}: {time.tokens_per_second:,.0f} tokens/s, {of}"
     shares = [f"{kind} {100 * seconds / time.seconds:.0f} %" for kind, seconds in time.parts.items() if seconds * 200 > time.seconds]
     yield "  " + ", ".join(shares) + ("" if time.measured else "; by a GPU of its kind")
+
+
+def generating(found: Generation | None) -> Iterator[str]:
+    if found is None:
+        return
+    yield f"{found.new_tokens:,} new tokens take {duration(found.seconds)}: {found.tokens_per_second:,.3g} tokens/s" + (
+        "" if found.measured else ", by a GPU of its kind"
+    )
+    waits = f", of which the GPU waits {duration(found.waiting)} for the host" if found.waiting > found.token / 20 else ""
+    yield f"  the first after {duration(found.prefill)}, each other {duration(found.token)}{waits}"
 
 
 def duration(seconds: float) -> str:
@@ -41,8 +62,10 @@ def duration(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds < 100 else f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
 
 
-def time_dict(time: Duration | None) -> dict[str, Any] | None:
-    if time is None:
-        return None
-    names = [path.partition(".")[2] for path, _, _ in TIME if "." in path]
-    return {name: dict(time.parts) if name == "parts" else getattr(time, name) for name in names}
+def time_dict(estimate: Estimate) -> dict[str, Any]:
+    return {"time": told("time", estimate.time), "generation": told("generation", estimate.generation)}
+
+
+def told(name: str, found: Duration | Generation | None) -> dict[str, Any] | None:
+    keys = [path.partition(".")[2] for path, _, _ in TIME if path.startswith(f"{name}.")]
+    return None if found is None else {key: dict(value) if isinstance(value := getattr(found, key), Mapping) else value for key in keys}

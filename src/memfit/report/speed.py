@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from memfit.report.accuracy import EVERY_SOURCE, cells
@@ -13,8 +14,8 @@ from memfit.truth.statistics import figures
 HEAD = ("source", "cases", "median", "p95", "worst", "bias", "under", "deepest", "order")
 GPU_HEAD = ("GPU", *HEAD[1:-1])
 LEGEND = (
-    "Tokens a second on each GPU, predicted / measured − 1, in per cent. order: Spearman's rank correlation within one model on one GPU, where "
-    "there are four runs of it or more."
+    "Tokens a second on each GPU (generation: new tokens), predicted / measured − 1, in per cent. order: Spearman's rank correlation within one "
+    "model on one GPU, where there are four runs of it or more."
 )  # fmt: skip
 
 
@@ -36,13 +37,23 @@ def gpu_rows(found: Speeds) -> list[tuple[str, ...]]:
 
 
 def text(found: Speeds) -> str:
-    parts = [columns(HEAD, rows(found), frozenset(range(1, len(HEAD)))), "", LEGEND]
+    lines = []
+    for title, some in kinds(found):
+        lines += [title, columns(HEAD, rows(some), frozenset(range(1, len(HEAD)))), ""]
     without = [(str(count), reason) for reason, count in reasons(found)]
-    return "\n".join([*parts, "", "without an answer:", columns(("rows", "because"), without, frozenset({0}))] if without else parts)
+    return "\n".join(
+        [*lines, LEGEND, *(["", "without an answer:", columns(("rows", "because"), without, frozenset({0}))] if without else [])]
+    )
 
 
 def markdown(found: Speeds) -> str:
-    return "\n".join([*table(HEAD, rows(found)), "", LEGEND])
+    return "\n".join([line for title, some in kinds(found) for line in (f"**{title}**", "", *table(HEAD, rows(some)), "")] + [LEGEND])
+
+
+def kinds(found: Speeds) -> Iterator[tuple[str, Speeds]]:
+    for title, training in (("Training", True), ("Generation", False)):
+        if (some := found.only(training=training)).found:
+            yield title, some
 
 
 def data(found: Speeds) -> dict[str, Any]:

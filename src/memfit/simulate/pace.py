@@ -13,6 +13,7 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.away import away
 from memfit.simulate.bubbles import pipelined, standing
+from memfit.simulate.generating import Generation, generation
 from memfit.simulate.memory import Memory
 from memfit.simulate.time import Calls, Duration, Spread, duration
 from memfit.strategy import Strategy
@@ -38,6 +39,11 @@ def step_time(
         return timed(tapes[0])
     stages = [one for stage, tape in enumerate(tapes) if (one := timed(tape, turns=standing(pp, stage, many))) is not None]
     return pipelined(stages, pp, many) if len(stages) == pp.size else None
+
+
+def generation_time(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> Generation | None:
+    known = rates(cluster.gpu)
+    return None if known is None else generation(tape, known, job, calls=calls(cluster, strategy))
 
 
 def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype: str) -> int:
@@ -66,4 +72,4 @@ def calls(cluster: Cluster, strategy: Strategy) -> Calls:
     return call
 
 
-__all__ = ["step_time"]
+__all__ = ["generation_time", "step_time"]

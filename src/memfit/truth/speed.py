@@ -1,4 +1,4 @@
-"""How far predicted speeds are off: training runs whose tokens a second, on each GPU, somebody measured and published."""
+"""How far predicted speeds are off: training and generation whose tokens a second, on each GPU, somebody measured and published."""
 
 from __future__ import annotations
 
@@ -44,6 +44,9 @@ class Speeds:
     found: tuple[Speed, ...]
     refused: tuple[Refused, ...]
 
+    def only(self, *, training: bool) -> Speeds:
+        return dataclasses.replace(self, found=tuple(one for one in self.found if one.case.job.training == training))
+
     def sources(self) -> dict[str, list[Speed]]:
         groups: dict[str, list[Speed]] = defaultdict(list)
         for one in self.found:
@@ -66,7 +69,7 @@ class Speeds:
 
 
 def speeds(path: str | Path | None = None, *, source: str = "", confidence: str = "") -> Speeds:
-    """Every run that trains and states its speed, once: rows of one run differ in what memory they tell."""
+    """Every run that states its speed, once: rows of one run differ in what memory they tell."""
     found: list[Speed] = []
     without: list[Refused] = []
     known: set[tuple[object, ...]] = set()
@@ -111,7 +114,7 @@ def stated(row: Row, case: Case) -> float:
     """Tokens a second on each GPU, as published. Samples a second are none, where samples are shorter than the longest."""
     gpus, job = count(row.gpus) or 1, case.job
     if not job.training:
-        raise Unfit("inference: no time yet")
+        return generated(row, case)
     each, every, step = (number(row.speed.get(key)) for key in ("tokens_per_s_per_gpu", "tokens_per_s", "step_ms"))
     if step:
         shares = case.strategy.ranks // (case.strategy.size("tp") * case.strategy.size("cp") * case.strategy.size("pp"))
@@ -119,6 +122,18 @@ def stated(row: Row, case: Case) -> float:
     if each or every:
         return each or (every or 0.0) / gpus
     raise Unfit("the speed is not in tokens of full sequences", ", ".join(row.speed))
+
+
+def generated(row: Row, case: Case) -> float:
+    """New tokens a second of all sequences, in a loop that nothing compiles."""
+    job, compiled = case.job, str(row.more("compile")) == "True"
+    if compiled:
+        raise Unfit("compiled: no time yet", row.engine)
+    if both := number(row.speed.get("tokens_per_s_prompt_plus_generated")):
+        return both * job.new_tokens / (job.seq + job.new_tokens)
+    if found := number(row.speed.get("tokens_per_s")) or number(row.speed.get("tok_s")):
+        return found
+    raise Unfit("the speed is not in new tokens", ", ".join(row.speed))
 
 
 def predict(case: Case) -> float:
@@ -134,7 +149,8 @@ def predict(case: Case) -> float:
     def attending(event: Event) -> Event:
         return event._replace(op=case.attention) if isinstance(event, (Alloc, Compute)) and event.op.endswith("attention") else event
 
-    time = estimate(model, case.job, cluster, case.strategy, producer=ran if case.attention else None, precise=False).time
+    found = estimate(model, case.job, cluster, case.strategy, producer=ran if case.attention else None, precise=False)
+    time = found.time if case.job.training else found.generation
     if time is None:
         raise Unfit("no time for this layout or GPU", ", ".join(name for name, _ in case.strategy.uses()))
     return time.tokens_per_second / ranks
