@@ -23,13 +23,14 @@ from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
 from memfit.verbs import VERBS, estimate, gpus, models
-from memfit.words import Measuring, Run, offer, one_model, options
+from memfit.words import Measuring, Run, Studying, offer, one_model, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
 # Headings of the help page, by the group of an option.
 GROUPS = {
     "question": "Question", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
-    "inference": "Inference", "trace": "Trace", "measure": "Measuring", "moments": "Other moments of a run", "environment": "Environment", "output": "Output",
+    "inference": "Inference", "study": "Study", "trace": "Trace", "measure": "Measuring", "moments": "Other moments of a run", "environment": "Environment",
+    "output": "Output",
 }  # fmt: skip
 PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...", "–": "-"})
 
@@ -264,6 +265,14 @@ class Commands(click.Group):
             text = cli_measure.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
             params = [model, *known_flags, *cli_measure.FLAGS, *output(explain=False)]
             return Sections("measure", callback=cli_measure.run, params=params, help=text, short_help=verb.help)
+        if cmd_name == "study":
+            from memfit import cli_study
+
+            several = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL...", shell_complete=complete_model)
+            known = {one.name: one for one in (*dataclasses.fields(Studying), *dataclasses.fields(Job)) if one.name not in cli_study.LEFT}
+            text = cli_study.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
+            params = [several, *map(flag, known.values()), *cli_study.FLAGS, *output(explain=True)[:2]]
+            return Sections("study", callback=cli_study.run, params=params, help=text, short_help=verb.help)
         if cmd_name == "accuracy":
             from memfit import cli_accuracy
 

@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.model.catalog import Entry
     from memfit.model.modules import Model
     from memfit.model.source import Source
+    from memfit.plan.study import Study
     from memfit.tape import Producer, Tape
     from memfit.trace.launch import Answer, Progress
     from memfit.truth.accuracy import Accuracy
@@ -375,6 +376,15 @@ def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = 
     return [one(case, Path(how.out) if how.out else None, limit=how.case_limit)]
 
 
+def study(models: Sequence[Any], /, *, progress: Callable[[int, int, str], None] | None = None, **given: Any) -> Study:
+    """Ways to fine-tune models on machines: what each needs and takes, and what to begin with. Options are the fields of `Studying`, and of
+    `Job` those that a study does not go through itself."""
+    from memfit.plan.study import study as run
+    from memfit.studying import matrix_of
+
+    return run(matrix_of(models, {name: value for name, value in given.items() if value is not None}), progress or (lambda *told: None))
+
+
 def planned(campaign: str, only: str = "") -> list[Case]:
     """The cases of a campaign's file, the most valuable first."""
     from memfit.measure.campaign import read
@@ -391,6 +401,7 @@ VERBS: dict[str, Verb] = {
     for verb in (
         Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
         Verb(name="compare", help="variants of a job or a layout, side by side", function=compare),
+        Verb(name="study", help="ways to fine-tune side by side: memory, time, and what to begin with", function=study),
         Verb(name="trace", help="what the real code of a model, or a script of one's own, allocates", function=trace),
         Verb(name="measure", help="run a job for real for a few steps, and record what it held", function=measure),
         Verb(name="models", help="the models known without a network", function=models),
@@ -400,4 +411,4 @@ VERBS: dict[str, Verb] = {
 }
 
 
-__all__ = ["VERBS", "Ask", "Verb", "accuracy", "compare", "estimate", "gpus", "measure", "models", "options", "planned", "trace"]
+__all__ = ["VERBS", "Ask", "Verb", "accuracy", "compare", "estimate", "gpus", "measure", "models", "options", "planned", "study", "trace"]

@@ -79,6 +79,18 @@ class Measuring:
     rank: int = option(0, "which rank of the layout is measured", low=0, high=2**24, group="measure")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Studying:
+    """What a study covers, beside the options of its jobs; several with commas."""
+
+    gpus: str = option("8xa100-sxm-80gb", "machines, with commas: `8xa100-sxm-80gb,1xrtx-4090`", group="study")
+    lengths: str = option("2048", "tokens per sequence, with commas: `512,2048,8192`", group="study")
+    methods: str = option("full,lora,qlora", "methods, with commas", group="study")
+    layouts: str = option("", "layouts, with commas, like `DDP,ZeRO-3`; empty: all", group="study")
+    measured: bool = option(True, "set published measurements of the same jobs beside the predictions", group="study")
+    offline: bool = option(False, "never ask the hub", group="study")
+
+
 def options() -> dict[str, dataclasses.Field[Any]]:
     """Every option by its name, in the order in which people should read them."""
     return {one.name: one for one in (*dataclasses.fields(Ask), *dataclasses.fields(Job))}

@@ -1,0 +1,61 @@
+"""`memfit study`: the ways to fine-tune some models on some machines, and what to begin with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memfit.errors import InputError, Problem
+from memfit.studying import AXES
+from memfit.verbs import study
+
+HELP = """\
+{help}.
+
+Every model on every machine at every length, in all ways: full, LoRA and QLoRA, with and without gradient checkpointing, eager and fused
+attention, DDP, ZeRO-1, -2 and -3 and ZeRO with offload. The other options of a job hold for all. Ctrl-C ends with what was found by then.
+
+Exit code: 0 something fits, 1 nothing does, 2 the input is unusable.
+"""
+LEFT = (*AXES, "new_tokens", "cache", "cache_bits", "logits", "beams", "target_seq", "images", "image_size")
+FLAGS = (click.Option(["--heatmap"], default="", metavar="FILE.svg", help="draw the heat-maps into this file"),)
+
+
+def run(words: tuple[str, ...], heatmap: str, as_json: bool, form: str, **given: Any) -> tuple[int, str]:
+    from memfit.report import study as report
+    from memfit.truth.beside import published
+
+    strange = [Problem(message=f"unknown option `{word[:60]}`", hint="see `memfit study --help`") for word in words if word.startswith("-")]
+    if heatmap and not Path(heatmap).resolve().parent.is_dir():
+        strange.append(Problem(message=f"`{heatmap[:200]}` lies in no folder", where="heatmap"))
+    if strange:
+        raise InputError(*strange)
+    asked = {name: value for name, value in given.items() if value not in (None, ())}
+    found = study(words, progress=progress, **asked)
+    measured = published(found) if asked.get("measured", True) else {}
+    if heatmap:
+        from memfit.report.heatmap import svg
+
+        Path(heatmap).write_text(svg(found), encoding="utf-8")
+    if as_json or form == "json":
+        answer = json.dumps(report.data(found, measured), indent=2, ensure_ascii=False)
+    elif form == "markdown":
+        answer = report.markdown(found, measured)
+    else:
+        answer = report.text(found, measured, width=max(80, min(120, shutil.get_terminal_size().columns)))
+    return (0 if any(cell.fits for panel in found.panels for cell in panel.cells) else 1), answer
+
+
+def progress(done: int, total: int, words: str) -> None:
+    """One line on a terminal, written over."""
+    if sys.stderr.isatty():
+        sys.stderr.write(f"\r\x1b[K{done} of {total}  {words[:60]}" if words else "\r\x1b[K")
+        sys.stderr.flush()
+
+
+__all__ = ["FLAGS", "HELP", "LEFT", "run"]

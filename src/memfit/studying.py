@@ -1,0 +1,75 @@
+"""What a study is to cover, read from words and found sound, or everything that is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memfit.errors import Problem, raise_errors
+from memfit.hardware import Cluster, parse_cluster
+from memfit.job import Job, field_problems, from_text, unknown
+from memfit.model.modules import Model
+from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
+from memfit.words import Ask, Studying, gather, job_of, model_of, read_into
+
+AXES = ("task", "method", "checkpointing", "attention", "seq", "quant")  # options of a job that a study goes through itself
+
+
+def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
+    problems: list[Problem] = []
+    how = read_into(Studying, {name: given[name] for name in given if name in Studying.__dataclass_fields__}, problems)
+    rest = {name: value for name, value in given.items() if name not in Studying.__dataclass_fields__}
+    problems += [
+        Problem(message=f"`{name}` is what a study goes through", where=name, hint="leave it away") for name in AXES if name in rest
+    ]
+    job = job_of({name: value for name, value in rest.items() if name not in AXES}, problems)
+    if isinstance(models, str):
+        models = [models]
+    built = [model for one in models for model in known_model(one, how.offline, problems)]
+    clusters = [cluster for one in listed(how.gpus) for cluster in known_cluster(one, problems)]
+    lengths = [number for one in listed(how.lengths) for number in length(one, problems)]
+    methods = listed(how.methods)
+    problems += [unknown("method", name, "methods", METHODS) for name in methods if name not in METHODS]
+    known = {name.lower(): name for name in (*SPREAD, *ALONE)}
+    layouts = [name.lower() for name in listed(how.layouts)]
+    problems += [unknown("layout", name, "layouts", tuple(known.values())) for name in layouts if name not in known]
+    for name, some in (("model", models), ("gpus", how.gpus), ("lengths", how.lengths), ("methods", methods)):
+        if not some:
+            problems.append(
+                Problem(message="a study of nothing: none is named", where=name, hint="several stand with commas, models as words")
+            )
+    raise_errors(problems)
+    return Matrix(
+        models=built, clusters=clusters, lengths=lengths, methods=methods, layouts=[known[name] for name in layouts], base=job,
+        precision=str(given.get("precision", "")),
+    )  # fmt: skip
+
+
+def listed(text: str) -> list[str]:
+    return list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def known_model(name: Any, offline: bool, problems: list[Problem]) -> list[Model]:
+    """None or one."""
+    model = gather(problems, lambda: None, lambda: model_of(name, Ask(offline=offline))[1])
+    if model is None:
+        return []
+    if not model.layers:
+        problems.append(Problem(message=f"no formulas for `{model.family}`", where="model", hint="a study is made by formulas"))
+    return [model]
+
+
+def known_cluster(name: str, problems: list[Problem]) -> list[Cluster]:
+    cluster = gather(problems, lambda: None, lambda: parse_cluster(name, where="gpus"))
+    return [] if cluster is None else [cluster]
+
+
+def length(text: str, problems: list[Problem]) -> list[int]:
+    value = from_text(text, "int")
+    found = [dataclasses.replace(one, where="lengths") for one in field_problems(Job.__dataclass_fields__["seq"], value)]
+    problems += found
+    return [] if found else [int(value)]
+
+
+__all__ = ["AXES", "matrix_of"]
