@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from memfit.errors import Problem, raise_errors
 from memfit.job import field_problems, from_text, option, unknown
@@ -19,6 +19,7 @@ class Layout:
     """One technique over `size` ranks."""
 
     size: int = option(0, "ranks; 0: all that the others leave", low=0, high=2**24)
+    alone: ClassVar[bool] = False  # it is something on one rank, too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +73,7 @@ class FSDP(Layout):
 class ZeRO(Layout):
     """DeepSpeed's ZeRO; names and defaults are those of its `zero_optimization` section."""
 
+    alone: ClassVar[bool] = True
     stage: int = option(2, "what is sharded: states (1), gradients too (2), weights too (3)", low=1, high=3)
     reduce_bucket: int = option(500_000_000, "`reduce_bucket_size`, values", low=1, high=2**40)
     allgather_bucket: int = option(500_000_000, "`allgather_bucket_size`, values", low=1, high=2**40)
@@ -91,10 +93,31 @@ class ZeRO(Layout):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gemini(Layout):
+    """ColossalAI 0.3's Gemini: 16-bit weights in chunks, which their gradients overwrite, and fp32 copies and states in chunks like them, each
+    sharded; the settings are `GeminiPlugin`'s. With `tp` beside it, ColossalAI's 1D tensor parallelism."""
+
+    alone: ClassVar[bool] = True
+    placement: str = option(
+        "cuda",
+        "`placement_policy` (the plugin's own default is `cpu`; `auto` moves by what it measures)",
+        choices=("cuda", "cpu", "auto", "const"),
+    )
+    search_range: int = option(32, "`search_range_mb`: how far above the least chunk size the search goes, Mi values", low=0, high=2**20)
+    interval: int = option(1024, "`hidden_dim`: the search's step, values", low=1, high=2**30)
+    min_chunk: int = option(32, "`min_chunk_size_mb`: the least chunk size, Mi values; fewer weights stay gathered", low=1, high=2**20)
+    keep_single: bool = option(
+        False, "weights without replicas stay gathered (LLMem's patch); no: they are copied out of their chunk and back (0.3.0)"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class TP(Layout):
     """Tensor parallelism: matrices split over ranks."""
 
-    style: str = option("auto", "whose code; auto: the framework's own", choices=("auto", "dtensor", "megatron", "transformers"))
+    style: str = option(
+        "auto", "whose code; auto: the framework's own", choices=("auto", "dtensor", "megatron", "transformers", "colossalai")
+    )
     sequence: bool = option(False, "sequence parallelism: norms and residuals split along the sequence")
     vocabulary: bool = option(True, "the embedding and the head are split along the vocabulary")
     parallel_loss: bool = option(False, "the loss on split logits (`loss_parallel`; Megatron always)")
@@ -137,8 +160,8 @@ class EP(Layout):
     router_dtype: str = option("", "of the router's scores (`--moe-router-dtype`); empty: as activations", choices=("", "fp32"))
 
 
-ORDER = ("tp", "cp", "fsdp", "zero", "ddp", "pp")  # innermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
-LAYOUTS: dict[str, type[Layout]] = {"ddp": DDP, "fsdp": FSDP, "zero": ZeRO, "tp": TP, "cp": CP, "pp": PP, "ep": EP}
+ORDER = ("tp", "cp", "fsdp", "zero", "gemini", "ddp", "pp")  # innermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
+LAYOUTS: dict[str, type[Layout]] = {"ddp": DDP, "fsdp": FSDP, "zero": ZeRO, "gemini": Gemini, "tp": TP, "cp": CP, "pp": PP, "ep": EP}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +171,7 @@ class Strategy:
     ddp: DDP | None = None
     fsdp: FSDP | None = None
     zero: ZeRO | None = None
+    gemini: Gemini | None = None
     tp: TP | None = None
     cp: CP | None = None
     pp: PP | None = None
@@ -168,8 +192,9 @@ class Strategy:
         return 1 if layout is None else int(layout.size)
 
     def engages(self, name: str) -> bool:
-        """Does this layout change anything? On one rank all but DeepSpeed's do nothing, whose engine keeps its own copies there, too."""
-        return self.size(name) > 1 or (name == "zero" and self.zero is not None)
+        """Does this layout change anything? On one rank most do nothing; DeepSpeed's engine and ColossalAI's keep their own copies there, too."""
+        layout = getattr(self, name)
+        return layout is not None and (layout.size > 1 or layout.alone)
 
     @property
     def ranks(self) -> int:
@@ -190,6 +215,8 @@ class Strategy:
             if name == "ddp" and self.size("ep") > 1:
                 found.append(("ep", self.size("ep"), self.expert_tensor))
             stride *= size
+        if self.gemini is not None and self.ranks > 1:  # barriers before the search of chunk sizes, and what no tensor parallelism cuts
+            found += [("world", self.ranks, 1)] * (2 if self.size("tp") > 1 and self.gemini.size > 1 else 1)
         return tuple(found)
 
     def distinct(self) -> tuple[tuple[int, int], ...]:
@@ -212,14 +239,14 @@ class Strategy:
     @property
     def data(self) -> int:
         """Ranks that see different sequences."""
-        return self.size("ddp") * self.size("fsdp") * self.size("zero")
+        return self.size("ddp") * self.size("fsdp") * self.size("zero") * self.size("gemini")
 
     @property
     def offloads(self) -> bool:
         """Whether something that a step needs lives on the host."""
         zero = self.zero
         away = zero is not None and {zero.offload_optimizer, zero.offload_param} != {"none"}
-        return away or (self.fsdp is not None and self.fsdp.offload)
+        return away or (self.fsdp is not None and self.fsdp.offload) or (self.gemini is not None and self.gemini.placement != "cuda")
 
     @property
     def replica(self) -> int:
@@ -301,7 +328,7 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
 def instead(strategy: Strategy, known: int, gpus: int) -> str:
     """The same layouts with a size of the outer ones that fits: `fsdp=64 tp=8` of 64 GPUs may mean `fsdp=8 tp=8`. It is not read so:
     torchtitan and accelerate refuse it, too."""
-    for name in ("ddp", "zero", "fsdp", "pp"):
+    for name in ("ddp", "zero", "gemini", "fsdp", "pp"):
         size = strategy.size(name)
         if size > 1 and gpus % (known // size) == 0:
             sizes = {one: gpus // (known // size) if one == name else layout.size for one, layout in strategy.uses() if layout.size}
@@ -333,7 +360,7 @@ def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Str
     rest = gpus // known
     if left_open:
         strategy = dataclasses.replace(strategy, **{left_open[0]: dataclasses.replace(getattr(strategy, left_open[0]), size=rest)})
-    elif rest > 1 and strategy.ddp is None and strategy.zero is None:
+    elif rest > 1 and strategy.ddp is None and strategy.zero is None and strategy.gemini is None:
         strategy = dataclasses.replace(strategy, ddp=DDP(size=rest))
     elif rest > 1:
         message = f"the layouts take {known} of {gpus} GPUs"

@@ -73,6 +73,10 @@ class Sync(NamedTuple):
     behind: int = 0
 
 
+class Trim(NamedTuple):
+    """Every segment that holds no live block goes back to the driver (`torch.cuda.empty_cache`); all streams are waited for."""
+
+
 LONGEST = -1  # the step of the longest batch, which may come at any time
 
 
@@ -84,7 +88,7 @@ class Mark(NamedTuple):
     step: int = 0
 
 
-Event: TypeAlias = Alloc | Free | Compute | Comm | Sync | Mark
+Event: TypeAlias = Alloc | Free | Compute | Comm | Sync | Trim | Mark
 Source = Literal["formula", "trace", "measured", "handwritten"]
 
 
@@ -179,7 +183,7 @@ def check(tape: Tape) -> None:
             case Mark():
                 if event.phase not in PHASES:
                     raise TapeError(f"event {index}: unknown phase `{event.phase}`")
-            case Sync():
+            case Sync() | Trim():
                 pass
     _check_repeats(tape, seen)
 

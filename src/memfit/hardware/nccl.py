@@ -15,6 +15,7 @@ RING = RECEIVE + SEND
 TREE = 2 * (RECEIVE + SEND)  # one child and the parent, as within a node; connected when first used
 NET = 18 * MIB  # GPUDirect RDMA: LL128 and SIMPLE both ways, LL where it receives
 NVLINK_CHANNELS, PCIE_CHANNELS = (16, 24), (2, 4)
+LINKED, PAIR = (8, 12), (2, 4)  # four V100 that six NVLinks each join, and two of them
 NVLS = {(2, 21): 256 * MIB, (0, 0): 1024 * MIB}  # on NVSwitch from sm_90 on, 8 GPUs; by version of NCCL
 NVLS_GPUS = 4  # fewer are left to the ring
 BUNDLED = {(2, 5): (2, 21), (0, 0): (2, 20)}  # with torch
@@ -32,7 +33,7 @@ def communicator(gpu: GPU, ranks: int, nodes: int, torch: tuple[int, int]) -> Sp
     nvlink = gpu.link is not None and gpu.link.kind == "nvlink"
     if not nvlink and nodes == 1:  # without peer access, buffers are in the host's memory
         return Span(0, PCIE_CHANNELS[1] * (RING + TREE), CITE)
-    few, many = NVLINK_CHANNELS if nvlink else PCIE_CHANNELS
+    few, many = channels(gpu, ranks) if nvlink else PCIE_CHANNELS
     low, high = few * RING, many * (RING + TREE)
     if nodes > 1:
         high += many * NET
@@ -43,13 +44,21 @@ def communicator(gpu: GPU, ranks: int, nodes: int, torch: tuple[int, int]) -> Sp
     return Span(low, high, CITE)
 
 
+def channels(gpu: GPU, ranks: int) -> tuple[int, int]:
+    """Over NVLink. V100s have no switch: two channels for each ring that the links between them make (NVIDIA/nccl#713: six rings of four GPUs, which
+    src/graph/connect.cc takes twice; THUDM/GLM#60 has a log of eight channels)."""
+    if gpu.link is None or gpu.link.generation != 2:
+        return NVLINK_CHANNELS
+    return LINKED if ranks > 2 else PAIR
+
+
 def communicators(gpu: GPU, groups: tuple[tuple[int, int], ...], per_node: int, torch: tuple[int, int]) -> Span:
     """Of all groups that one rank is in: (ranks, distance between two neighbours in rank numbers). Where there are several, the group of
     all ranks may run a barrier or share metrics, too."""
     found = [communicator(gpu, ranks, spanned(ranks, stride, per_node), torch) for ranks, stride in groups if ranks > 1]
     low, high = sum(one.low for one in found), sum(one.high for one in found)
-    if len(found) > 1:
-        world = max(ranks * stride for ranks, stride in groups)
+    world = max((ranks * stride for ranks, stride in groups), default=1)
+    if len(found) > 1 and (world, 1) not in groups:
         high += communicator(gpu, world, spanned(world, 1, per_node), torch).high
     return Span(low, high, CITE)
 

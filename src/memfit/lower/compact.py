@@ -277,7 +277,7 @@ class Ledger:
         for id in self.r.once:
             for span in self.spans:
                 if span.low <= id < span.high:
-                    place = next(at for at in range(span.first, span.last) if type(events[at]) is Alloc and events[at][0] == id)
+                    place = next(at for at in range(span.first, span.last) if isinstance(event := events[at], Alloc) and event.id == id)
                     self.odd[span.first].append(Odd(place, FIRST, NOTHING))
 
 

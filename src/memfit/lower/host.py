@@ -61,6 +61,9 @@ def offload(program: Program) -> int:
         return 0
     if zero is not None and "cpu" in (zero.offload_optimizer, zero.offload_param):
         return of_zero(program, zero)
+    gemini = program.strategy.gemini
+    if gemini is not None and gemini.placement == "cpu":  # fp32 copies and two states, and 16 bits between the passes; not pinned
+        return 14 * program.model.parameters // gemini.size
     return of_fsdp(program, program.strategy.shards) if fsdp is not None and fsdp.offload else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import bnb, ops, split, stored
+from memfit.lower import bnb, ops, rows, split, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Tensor
@@ -13,6 +13,8 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) 
     """The layer's output for x; where nothing special applies, one matrix product. `apart`: the bias is added by itself."""
     ctx.r.where = layer.path
     name = layer.path.rpartition(".")[2]
+    if (size := rows.ranks(ctx)) > 1:
+        return rows.summed(whole(rows.parted(x, size, ctx.r), layer, ctx, True), size, ctx.r)
     return split.leaving(whole(split.entering(x, name, ctx), layer, ctx, apart), name, ctx)
 
 

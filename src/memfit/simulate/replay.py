@@ -10,7 +10,7 @@ from itertools import islice
 from memfit.errors import TapeError
 from memfit.simulate.allocator import Allocator, OutOfMemory, Segment
 from memfit.simulate.settings import Settings
-from memfit.tape import Alloc, Event, Free, Mark, Sync, Tape
+from memfit.tape import Alloc, Event, Free, Mark, Sync, Tape, Trim
 
 PLAIN = Settings()
 Moment = tuple[str, int]  # (phase, step); ("", 0) before the first mark
@@ -74,6 +74,8 @@ def replay(tape: Tape | Iterable[Event], settings: Settings = PLAIN, capacity: i
                 books.turn((event.phase, event.step))
             elif type(event) is Sync:
                 allocator.sync(event.waits_for, event.behind)
+            elif type(event) is Trim:
+                allocator.empty_cache()
     except TapeError as error:
         raise TapeError(f"event {index}: {error}") from None
     books.close()

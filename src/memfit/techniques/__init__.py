@@ -16,6 +16,7 @@ from memfit.techniques import (
     framework,
     freeze,
     fsdp,
+    gemini,
     inputs,
     liger,
     lora,
@@ -35,7 +36,7 @@ from memfit.techniques.base import Technique
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
-    framework.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
+    framework.TECHNIQUE, gemini.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
     attention.TECHNIQUE, liger.TECHNIQUE, trl.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
     zero.TECHNIQUE,
 )  # fmt: skip

@@ -13,6 +13,7 @@ from memfit.errors import Problem
 from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Model, Module, MoE
 from memfit.program import Program
 from memfit.strategy import TP
+from memfit.techniques import gemini
 from memfit.techniques.base import TRACE, Technique
 
 Mixer = Attention | Latent | MLP | MoE
@@ -26,6 +27,8 @@ def apply(program: Program) -> Program:
     assert tp is not None
     if any(True for _ in problems(program)):
         return program
+    if program.engine == "gemini":
+        return gemini.split(program).replace(split=True)
     model, size, alone = program.model, tp.size, program.strategy.size("ep") == 1
     ends = {} if not tp.vocabulary else {
         "embed": tuple(table(module, size) for module in model.embed), "head": replace(model.head, outputs=model.head.outputs // size),
@@ -87,7 +90,7 @@ def problems(program: Program) -> Iterator[Problem]:
     """What keeps the model from being split. (After the split there is nothing left to ask.)"""
     tp, job = program.strategy.tp, program.job
     assert tp is not None
-    own = STYLES.get(job.framework)
+    own = ("colossalai",) if program.engine == "gemini" else STYLES.get(job.framework)
     if own is None:
         hint = f"there are formulas for {', '.join(sorted(STYLES))}; {TRACE}"
         yield Problem(message=f"no formula yet for tensor parallelism of {job.framework}", where="use tp", hint=hint)
@@ -98,6 +101,12 @@ def problems(program: Program) -> Iterator[Problem]:
             where="use tp.style",
             hint=f"`{own[0]}`, or leave it away",
         )
+    if program.engine == "gemini":
+        settings = [name for name in ("sequence", "parallel_loss") if getattr(tp, name)]
+        for name in settings:
+            yield Problem(message="no formula of ColossalAI's tensor parallelism has it", where=f"use tp.{name}", hint="leave it away")
+        yield from gemini.unsplit(program)
+        return
     if not tp.vocabulary and program.engine:
         yield Problem(message="Megatron always splits the vocabulary", where="use tp.vocabulary", hint="leave it away")
     if not program.engine:

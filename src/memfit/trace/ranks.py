@@ -26,8 +26,8 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     """What of a strategy the trace has no code for, all at once."""
     if not strategy:
         return
-    for name, layout in strategy.uses():
-        if name not in SERVED and layout.size > 1:
+    for name, _ in strategy.uses():
+        if name not in SERVED and strategy.engages(name):
             yield Problem(message=f"the trace has no layout `{name}` yet", where="use", hint="one of " + ", ".join(SERVED))
     if strategy.rank >= strategy.ranks:
         yield Problem(message=f"there is no rank {strategy.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")

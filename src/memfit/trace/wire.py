@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from memfit.errors import Problem, TapeError
-from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Sync, Tape
+from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Sync, Tape, Trim
 
 # Each kind of event by its number, and the places of its fields that hold words.
 KINDS: tuple[tuple[Any, frozenset[int]], ...] = tuple(
@@ -19,6 +19,7 @@ KINDS: tuple[tuple[Any, frozenset[int]], ...] = tuple(
         (Comm, ("op", "group", "where")),
         (Sync, ()),
         (Mark, ("phase", "where")),
+        (Trim, ()),
     )
 )
 CODES = {kind: code for code, (kind, _) in enumerate(KINDS)}

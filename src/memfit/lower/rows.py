@@ -1,0 +1,54 @@
+"""ColossalAI's 1D tensor parallelism: every linear layer gets this rank's part of its input's width, and the results are added up over the
+ranks, so that all between two of them is whole on every rank, attention with all its heads too (colossalai 0.3.0 nn/_ops/linear.py
+colo_linear_1drow, nn/_ops/embedding.py colo_embedding_1Dcol, tensor/dist_spec_mgr.py)."""
+
+from __future__ import annotations
+
+from memfit.lower.context import Context
+from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+
+
+def ranks(ctx: Context) -> int:
+    return ctx.program.strategy.size("tp") if ctx.program.engine == "gemini" else 1
+
+
+def parted(x: Tensor, size: int, r: Recorder) -> Tensor:
+    """A copy of this rank's columns; the gradient is gathered (_shard_as)."""
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (whole(g, size, r),)
+
+    return r.node("redistribute", columns(x, size, r), (x,), back)
+
+
+def summed(out: Tensor, size: int, r: Recorder) -> Tensor:
+    """In place (nn/_ops/_utils.py _reduce)."""
+    r.comm("all_reduce", out.format.bytes(out.count), size, "tp")
+    return out
+
+
+def gathered(x: Tensor, size: int, r: Recorder) -> Tensor:
+    """What a table gives, of all ranks; it is gathered twice, and the first is dropped."""
+    first = whole(x, size, r)
+    del first
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (columns(g, size, r),)
+
+    return r.node("redistribute", whole(x, size, r), (x,), back)
+
+
+def columns(x: Tensor, size: int, r: Recorder) -> Tensor:
+    return r.tensor((*x.shape[:-1], x.shape[-1] // size), x.format, "clone")
+
+
+def whole(x: Tensor, size: int, r: Recorder) -> Tensor:
+    """Into one flat tensor, from there into one for each rank, which are put together (_gather; torch 2.0 ProcessGroupNCCL.cpp allgather)."""
+    bytes = x.format.bytes(x.count)
+    pieces = [r.scratch(bytes, "empty_like", "communication") for _ in range(size)]
+    flat = r.scratch(size * bytes, "flatten", "communication")
+    r.comm("all_gather", size * bytes, size, "tp")
+    del flat
+    out = r.tensor((*x.shape[:-1], x.shape[-1] * size), x.format, "cat")
+    del pieces
+    return out
