@@ -11,6 +11,7 @@ import pytest
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build, families
+from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Free, Mark, Tape
 
 pytest.importorskip("torch")
@@ -133,3 +134,26 @@ KINDS = ("gpt2", "gpt_neox", "phi3", "glm4", "granite", "mixtral", "qwen2_moe", 
 def test_families(name: str, job: dict[str, Any]) -> None:
     family = next(one for one in families().values() if one.name == name)
     agree({**family.examples[0], "dtype": "bfloat16"}, Job(batch=2, seq=64, **job), layers=False)
+
+
+@pytest.mark.parametrize("job", [{}, {"quant": "int8"}, {"quant": "fp4", "double_quant": False, "precision": "fp32"}], ids=str)
+def test_merging_over_packed_weights(job: dict[str, Any]) -> None:
+    """PEFT unpacks each weight, adds to it, takes it over the host and packs it anew: every block of it, and how high that comes."""
+    config = {key: value for key, value in LLAMA.items() if key != "dtype"}
+    wanted = Job(**{"method": "qlora", "merge": True, "batch": 1, "seq": 16, "optimizer": "sgd", **job})
+    ours, theirs = lower(build(config), wanted), traced(config, wanted)
+    assert saved(ours) == saved(theirs)
+    assert sum(saved(theirs).values()) > 100
+    heights = [max(one.allocated for one in memory(tape).timeline if one.phase == "save") for tape in (ours, theirs)]
+    assert heights[0] == pytest.approx(heights[1], abs=ROOM)
+
+
+def saved(tape: Tape) -> Counter[int]:
+    """What is allocated at the end, by size."""
+    phase, found = "", Counter[int]()
+    for event in tape.events:
+        if isinstance(event, Mark):
+            phase = event.phase
+        elif isinstance(event, Alloc) and phase == "save" and event.size >= LEAST:
+            found[event.size] += 1
+    return found

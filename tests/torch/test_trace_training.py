@@ -203,7 +203,6 @@ def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
         ({"framework": "megatron"}, "job.framework"),
         ({"checkpointing": "selective", "reentrant": True}, "job.reentrant"),
         ({"loss": "chunked"}, "job.loss"),
-        ({"method": "qlora", "merge": True}, "job.merge"),
         ({"versions": "torch=2.1"}, "job.versions"),
         ({"method": "freeze", "trainable": "nothing"}, "job.trainable"),
         ({"method": "lora", "targets": "nothing"}, "job.targets"),

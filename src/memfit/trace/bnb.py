@@ -86,7 +86,7 @@ def contents() -> dict[str, dict[str, Any]]:
         "bitsandbytes.nn": layers,
         "bitsandbytes.optim": found,
         "bitsandbytes.optim.optimizer": {"Optimizer2State": Optimizer2State, "GlobalOptimManager": GlobalOptimManager},
-        "bitsandbytes.functional": {"QuantState": standins.QuantState},
+        "bitsandbytes.functional": standins.FUNCTIONAL,
     }
 
 

@@ -182,9 +182,6 @@ def refusals(job: Job) -> Iterator[Problem]:
     if job.training:
         yield from own_heads.refusals(job)
         yield from trl.missing(job)
-    if job.merge and job.quantization != "none":
-        message = "the trace cannot merge adapters into packed weights: bitsandbytes takes them over the host"
-        yield Problem(message=message, where="job.merge", hint="the formulas can")
     if not job.training and job.cache == "quantized" and (job.cache_bits not in (2, 4) or job.beams > 1):
         message = "the trace runs a quantized cache with 2 or 4 bits and without beams"
         yield Problem(message=message, where="job.cache_bits" if job.cache_bits not in (2, 4) else "job.beams", hint="use `dynamic`")

@@ -185,7 +185,12 @@ class Recorder(TorchDispatchMode):
         block = self.owned(tensor)
         value = 1.0 if block is None or block.value is None else block.value
         kind = tensor.dtype if kind is None else kind
-        return torch.full(tensor.shape, value if kind.is_floating_point else 0, dtype=kind)
+        value = value if kind.is_floating_point else 0
+        return (
+            torch.full(tensor.shape, value, dtype=kind)
+            if tensor.numel() <= REAL_LIMIT
+            else torch.full((), value, dtype=kind).expand(tensor.shape)
+        )
 
     def placed(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any, dict[int, torch.Tensor]]:
         """Decide where the op runs: `cuda` is meta for floats and large integers, real for small integers."""

@@ -41,8 +41,22 @@ class Params4bit(torch.nn.Parameter):
     """A packed weight; PEFT knows it by its class's name."""
 
     quant_state: QuantState
-    quant_type = "nf4"
-    compress_statistics = True
+    quant_type: str
+    compress_statistics: bool
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = False, **given: Any) -> Params4bit:
+        """What a packed weight knows is given again to the one that takes its place after merging (peft 0.21 tuners/lora/bnb.py)."""
+        made = torch.Tensor._make_subclass(cls, data, requires_grad)
+        vars(made).update({"quant_type": "nf4", "compress_statistics": True, **given})
+        return made
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Onto the GPU: packed there, unless it is."""
+        device = torch._C._nn._parse_to(*args, **kwargs)[0] if self.dtype.is_floating_point else None
+        if device is None:
+            return super().to(*args, **kwargs)
+        packed, state = quantize_4bit(self.data.to(device), self.compress_statistics)
+        return Params4bit(packed, **{**vars(self), "quant_state": state})
 
 
 class Int8Params(torch.nn.Parameter):
@@ -51,6 +65,31 @@ class Int8Params(torch.nn.Parameter):
     CB: Any = None
     SCB: Any = None
     has_fp16_weights = False
+
+    def __new__(cls, data: torch.Tensor, requires_grad: bool = False, has_fp16_weights: bool = False) -> Int8Params:
+        return torch.Tensor._make_subclass(cls, data, requires_grad)
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        device = torch._C._nn._parse_to(*args, **kwargs)[0] if self.dtype.is_floating_point else None
+        if device is None:
+            return super().to(*args, **kwargs)
+        rows, scales = quantize_int8(self.data.to(device=device, dtype=torch.float16))
+        made = Int8Params(rows)
+        made.CB, made.SCB = made.data, scales
+        return made
+
+
+def quantize_int8(half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`functional.int8_vectorwise_quant` of a weight: one scale a row."""
+    scales = torch.empty((half.shape[0],), dtype=torch.float32, device=half.device)
+    return torch.empty_like(half, dtype=torch.int8), scales
+
+
+class State8bit(types.SimpleNamespace):
+    """`MatmulLtState`, as far as it lasts."""
+
+    def reset_grads(self) -> None:
+        self.CB = self.SCB = None
 
 
 def quantize_4bit(weight: torch.Tensor, nested: bool) -> tuple[torch.Tensor, QuantState]:
@@ -78,6 +117,16 @@ def dequantized(state: QuantState, kind: torch.dtype) -> torch.Tensor:
 def unpacked(state: QuantState) -> torch.Tensor:
     absmax = scales(state)
     return torch.empty(state.shape, dtype=state.dtype, device=absmax.device)
+
+
+def dequantize_4bit(packed: torch.Tensor, quant_state: QuantState) -> torch.Tensor:
+    """`functional.dequantize_4bit`, which merging asks for; nested constants go when it returns."""
+    return unpacked(quant_state)
+
+
+def int8_vectorwise_dequant(rows: torch.Tensor, stats: torch.Tensor) -> torch.Tensor:
+    """`functional.int8_vectorwise_dequant`: a product with the scales, then with 1/127 (_ops.py)."""
+    return rows * stats.view(-1, 1) * 7.874015718698502e-3
 
 
 def scales(state: QuantState) -> torch.Tensor:
@@ -132,9 +181,7 @@ class Linear4bit(torch.nn.Linear):
     def quantize(self) -> None:
         """On the GPU: the full weight is there until its packed form is made."""
         packed, state = quantize_4bit(self.weight.data, self.nested)
-        weight = Params4bit(packed, requires_grad=False)
-        weight.quant_state, weight.quant_type, weight.compress_statistics = state, self.kind, self.nested
-        self.weight = weight
+        self.weight = Params4bit(packed, quant_state=state, quant_type=self.kind, compress_statistics=self.nested)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         kind = x.dtype
@@ -198,15 +245,11 @@ class Linear8bitLt(torch.nn.Linear):
         torch.nn.Module.__init__(self)
         self.in_features, self.out_features = source.in_features, source.out_features
         self.weight, self.bias = source.weight, source.bias
-        self.state = types.SimpleNamespace(
-            has_fp16_weights=False, threshold=6.0, memory_efficient_backward=False, index=None, CB=None, SCB=None
-        )
+        self.state = State8bit(has_fp16_weights=False, threshold=6.0, memory_efficient_backward=False, index=None, CB=None, SCB=None)
         self.index = None
 
     def quantize(self) -> None:
-        half = self.weight.data.to(torch.float16)
-        scales = torch.empty((half.shape[0],), dtype=torch.float32, device=half.device)
-        rows = torch.empty_like(half, dtype=torch.int8)
+        rows, scales = quantize_int8(self.weight.data.to(torch.float16))
         self.weight = Int8Params(rows, requires_grad=False)
         self.weight.SCB = self.state.SCB = scales
         self.state.CB = self.weight.data
@@ -215,6 +258,9 @@ class Linear8bitLt(torch.nn.Linear):
         if self.bias is not None and self.bias.dtype != x.dtype:
             self.bias.data = self.bias.data.to(x.dtype)
         return MatMul8bitLt.apply(x, self.weight, self.bias, self.state.SCB)
+
+
+FUNCTIONAL = {"QuantState": QuantState, "dequantize_4bit": dequantize_4bit, "int8_vectorwise_dequant": int8_vectorwise_dequant}
 
 
 @contextlib.contextmanager
@@ -228,6 +274,7 @@ def installed() -> Iterator[None]:
     for one in (Linear4bit, Linear8bitLt, Params4bit, Int8Params):
         setattr(layers, one.__name__, one)
     package.nn = layers  # type: ignore[attr-defined]
+    package.functional = types.SimpleNamespace(**FUNCTIONAL)  # type: ignore[attr-defined]
     wanted = {"bitsandbytes": package, "bitsandbytes.nn": layers, "peft.tuners.lora.bnb": None}
     before = {name: sys.modules.pop(name, None) for name in wanted}
     sys.modules.update({name: module for name, module in wanted.items() if module is not None})

@@ -97,7 +97,8 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         evaluate(recorder, model, forward, job, plan)
     if job.merge and job.adapters:
         recorder.mark("save")
-        model.merge_and_unload()
+        with standins.installed():
+            model.merge_and_unload()
 
 
 def name_gradients(recorder: Recorder, model: Any, job: Job) -> None:
