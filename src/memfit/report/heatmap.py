@@ -10,7 +10,7 @@ from memfit.plan.study import Cell, Panel, Study
 from memfit.report.figures import gib
 from memfit.report.study import columns, rows, title
 
-LABEL, FIELD, LINE, GAP, HEAD, EDGE = 170, 84, 22, 40, 64, 20
+LABEL, FIELD, LINE, GAP, HEAD, EDGE = 150, 100, 22, 40, 64, 20
 PALE, DEEP, HOT, NONE = (239, 246, 252), (8, 81, 156), (203, 24, 29), "#f2f2f2"
 
 

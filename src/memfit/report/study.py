@@ -16,7 +16,7 @@ SHORT = {"ZeRO-2 + offload": "2+offload", "ZeRO-3 + offload": "3+offload"}
 KERNELS = {"flash-attn-2": "flash"}
 LEGEND = (
     "! does not fit, ~ may fit, * the quickest that fits, - refused. Bytes of the worst rank as nvidia-smi shows them; seconds of one optimizer "
-    "step. Rows: method, gradient checkpointing, attention."
+    "step. Rows: method, gradient checkpointing (ckpt) or none, attention."
 )
 Measured = Mapping[tuple[str, str, int, int], Sequence[tuple[Way, Beside]]]
 
@@ -70,7 +70,7 @@ def columns(panel: Panel) -> list[str]:
 
 
 def label(way: Way) -> str:
-    return f"{way.method:<6}{way.checkpointing:<6}{KERNELS.get(way.attention, way.attention)}"
+    return f"{way.method:<6}{'ckpt' if way.checkpointing == 'full' else '-':<6}{KERNELS.get(way.attention, way.attention)}"
 
 
 def rows(panel: Panel) -> dict[str, dict[str, Cell]]:
