@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from memfit.estimate import Estimate
     from memfit.job import Job
     from memfit.report import write
-    from memfit.verbs import compare, estimate, gpus, models
+    from memfit.verbs import compare, estimate, gpus, models, plan
 
 __version__ = "0.1.0"
 __all__ = [
@@ -26,10 +26,11 @@ __all__ = [
     "estimate",
     "gpus",
     "models",
+    "plan",
     "write",
 ]
 
-_VERBS = ("compare", "estimate", "gpus", "models")
+_VERBS = ("compare", "estimate", "gpus", "models", "plan")
 _HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job", "write": "memfit.report"}
 
 

@@ -22,13 +22,14 @@ from memfit.cli_trace import FLAGS, HELP, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
+from memfit.verb_plan import WITHOUT
 from memfit.verbs import VERBS, estimate, gpus, models
-from memfit.words import Measuring, Run, Studying, offer, one_model, options
+from memfit.words import Measuring, Planning, Run, Studying, offer, one_model, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
 # Headings of the help page, by the group of an option.
 GROUPS = {
-    "question": "Question", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
+    "question": "Question", "plan": "Plan", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
     "inference": "Inference", "study": "Study", "trace": "Trace", "measure": "Measuring", "moments": "Other moments of a run", "environment": "Environment",
     "output": "Output",
 }  # fmt: skip
@@ -93,13 +94,17 @@ class Tracing(TraceCommand, Sections):
 groups: dict[str, str] = {}
 
 
-def flag(one: dataclasses.Field[Any]) -> click.Option:
-    """A field of `Ask` or `Job` as a flag. Its text is judged where the field is, so that all problems are told at once."""
+def flag(one: dataclasses.Field[Any], *, several: bool = False) -> click.Option:
+    """A field of `Ask` or `Job` as a flag. Its text is judged where the field is, so that all problems are told at once. `several`: one
+    that a plan tries with several values takes them with commas."""
     rule, name = one.metadata, one.name.replace("_", "-")
     groups[one.name] = rule["group"]
     text = rule["help"]
     if rule["choices"]:
         text += ": " + ", ".join(rule["choices"])
+    if several and rule["tries"]:
+        text += f" [tried: {', '.join(map(spelled_value, rule['tries']))}]"
+        return click.Option([f"--{name}", one.name], metavar="TEXT", help=text, shell_complete=completion(one))
     if one.type != "bool" and one.default not in ("", None):
         text += f" [default: {one.default:g}]" if isinstance(one.default, float) else f" [default: {one.default}]"
     if one.type == "bool":
@@ -108,6 +113,10 @@ def flag(one: dataclasses.Field[Any]) -> click.Option:
     kind = {"int": "N", "float": "X"}.get(str(one.type), "TEXT")
     spelled = [f"--{name}", *(["--gpus"] if one.name == "gpu" else []), one.name]
     return click.Option(spelled, multiple=one.name == "use", metavar=kind, help=text, shell_complete=completion(one))
+
+
+def spelled_value(value: Any) -> str:
+    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
 
 
 def completion(one: dataclasses.Field[Any]) -> Any:
@@ -248,6 +257,16 @@ class Commands(click.Group):
             text = cli_compare.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
             params = [model, *flags, *cli_compare.FLAGS, *output(explain=True)[:2]]
             return Sections("compare", callback=cli_compare.runner(flags), params=params, help=text, short_help=verb.help)
+        if cmd_name == "plan":
+            from memfit import cli_plan
+
+            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL|JOB.yaml", shell_complete=complete_model)
+            known = {**{one.name: one for one in dataclasses.fields(Planning)}, **options()}
+            flags = [flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)]
+            text = cli_plan.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
+            return Sections(
+                "plan", callback=cli_plan.run, params=[model, *flags, *output(explain=True)[:2]], help=text, short_help=verb.help
+            )
         if cmd_name == "trace":
             known = {**options(), **{one.name: one for one in dataclasses.fields(Run)}}
             flags = [flag(one) for name, one in known.items() if name not in ("model", "by")]

@@ -95,7 +95,7 @@ class Estimate:
         ranks = [rank for rank, _ in self.strategy.distinct()]
         tapes = [
             self.memory.tape
-            if self.memory.tape.repeats and rank == self.strategy.rank
+            if (self.memory.tape.repeats or self.memory.reserved is None) and rank == self.strategy.rank
             else lower(self.model, self.job, dataclasses.replace(self.strategy, rank=rank), self.cluster, compact=True)
             for rank in ranks
         ]

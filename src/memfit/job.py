@@ -36,10 +36,11 @@ LARGEST_COUNT = 2**40
 
 
 def option(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, group: str = "job"
-) -> Any:
-    """A field of `Job`: its default, its one-line help, and what it accepts."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "group": group}
+    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, group: str = "job",
+    tries: tuple[Any, ...] = (),
+) -> Any:  # fmt: skip
+    """A field of `Job`: its default, its one-line help, what it accepts, and the values that a plan tries where none is named."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "group": group, "tries": tries}
     return field(default=default, metadata=metadata)
 
 
@@ -48,8 +49,8 @@ class Job:
     """One piece of work on one model. Defaults are what a careful user of transformers/TRL would start with."""
 
     task: str = option("finetune", "what to do with the model", choices=TASKS)
-    method: str = option("full", "what is trained", choices=METHODS)
-    framework: str = option("transformers", "whose modelling code runs", choices=FRAMEWORKS)
+    method: str = option("full", "what is trained", choices=METHODS, tries=("full", "lora", "qlora"))
+    framework: str = option("transformers", "whose modelling code runs", choices=FRAMEWORKS, tries=("transformers",))
 
     batch: int = option(1, "sequences per step on one GPU", low=1, high=2**24)
     seq: int = option(2048, "tokens per sequence (training), or of the prompt (inference)", low=1, high=2**28)
@@ -64,8 +65,11 @@ class Job:
         "bf16",
         "numbers of weights and arithmetic: pure, autocast over fp32 or (`bf16-autocast`) over 16-bit weights, or bf16 with an fp32 master copy",
         choices=PRECISIONS,
+        tries=("bf16", "autocast-bf16", "bf16-master"),
     )
-    optimizer: str = option("adamw", "optimizer, with the way its step is run (adamw is torch's foreach default)")
+    optimizer: str = option(
+        "adamw", "optimizer, with the way its step is run (adamw is torch's foreach default)", tries=("adamw_fused", "adamw", "adamw_8bit")
+    )
     clip: float = option(0.0, "largest gradient norm; 0 does not clip", low=0.0, high=1e9)
     zero_grad: str = option("after_step", "when gradients are dropped", choices=("after_step", "before_backward", "keep"))
 
@@ -74,17 +78,21 @@ class Job:
         "gradient checkpointing: which layers recompute; `selective` keeps what attention and every second product put out",
         choices=CHECKPOINTING,
         group="memory",
+        tries=("none", "selective", "full"),
     )
     checkpoint_every: int = option(1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory")
     reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")
-    attention: str = option("sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory")
+    attention: str = option(
+        "sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory", tries=("sdpa",)
+    )
     loss: str = option(
         "plain",
         "cross-entropy: as that version of the framework computes it, in chunks, Liger's fused linear, Liger's without the head, or Transformer Engine's",
         choices=LOSSES,
         group="memory",
+        tries=("plain", "liger", "te"),
     )
-    liger: bool = option(False, "Liger kernels for norms, rotary and the gated MLP too", group="memory")
+    liger: bool = option(False, "Liger kernels for norms, rotary and the gated MLP too", group="memory", tries=(False, True))
     unsloth: str = option(
         "", "Unsloth's kernels, names with commas: norms, rotary, loss, adapters (as fms-acceleration puts them in)", group="memory"
     )

@@ -27,18 +27,22 @@ class DDP(Layout):
     """Every rank holds the whole model; gradients are added up in buckets (torch's DistributedDataParallel)."""
 
     bucket_mb: int = option(0, "`bucket_cap_mb`; 0: torch's own, 1 MiB and then 25", low=0, high=2**20)
-    bucket_view: bool = option(False, "`gradient_as_bucket_view`: gradients are views of the buckets")
+    bucket_view: bool = option(False, "`gradient_as_bucket_view`: gradients are views of the buckets", tries=(False, True))
     static_graph: bool = option(False, "`static_graph`")
     find_unused: bool = option(False, "`find_unused_parameters`")
-    distributed: bool = option(False, "Megatron's `--use-distributed-optimizer`: fp32 copies and states are shared out over the replicas")
+    distributed: bool = option(
+        False, "Megatron's `--use-distributed-optimizer`: fp32 copies and states are shared out over the replicas", tries=(False, True)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP(Layout):
     """Weights, gradients and states are sharded, weights gathered layer by layer (torch's FSDP2, or FSDP1). With `ddp` beside it, HSDP."""
 
-    version: int = option(2, "FSDP2 (`fully_shard`) or FSDP1 (`FullyShardedDataParallel`)", low=1, high=2)
-    reshard: bool = option(True, "`reshard_after_forward`; no: weights stay gathered until backward (FSDP1: SHARD_GRAD_OP)")
+    version: int = option(2, "FSDP2 (`fully_shard`) or FSDP1 (`FullyShardedDataParallel`)", low=1, high=2, tries=(2, 1))
+    reshard: bool = option(
+        True, "`reshard_after_forward`; no: weights stay gathered until backward (FSDP1: SHARD_GRAD_OP)", tries=(True, False)
+    )
     reshard_to: int = option(
         0, "an int of `reshard_after_forward`: ranks that the weights are sharded over after the forward", low=0, high=2**20
     )
@@ -65,7 +69,7 @@ class FSDP(Layout):
     )
     shard: bool = option(True, "FSDP1: no is NO_SHARD, whole flat weights on every rank")
     packed: bool = option(True, "4-bit weights are sharded (`bnb_4bit_quant_storage` a float); no: bytes, which every rank holds")
-    offload: bool = option(False, "`CPUOffloadPolicy`: weights, gradients and states live on the host")
+    offload: bool = option(False, "`CPUOffloadPolicy`: weights, gradients and states live on the host", tries=(False, True))
     sync: bool = option(True, "gradients are reduced after every micro-batch (no: `set_requires_gradient_sync(False)` until the last)")
 
 
@@ -74,13 +78,13 @@ class ZeRO(Layout):
     """DeepSpeed's ZeRO; names and defaults are those of its `zero_optimization` section."""
 
     alone: ClassVar[bool] = True
-    stage: int = option(2, "what is sharded: states (1), gradients too (2), weights too (3)", low=1, high=3)
+    stage: int = option(2, "what is sharded: states (1), gradients too (2), weights too (3)", low=1, high=3, tries=(1, 2, 3))
     reduce_bucket: int = option(500_000_000, "`reduce_bucket_size`, values", low=1, high=2**40)
     allgather_bucket: int = option(500_000_000, "`allgather_bucket_size`, values", low=1, high=2**40)
     overlap: bool = option(False, "`overlap_comm`")
     contiguous: bool = option(True, "`contiguous_gradients`")
     round_robin: bool = option(False, "`round_robin_gradients`")
-    auto: bool = option(False, "bucket sizes and threshold as transformers fills them in for `auto`, from the model's width")
+    auto: bool = option(False, "bucket sizes and threshold as transformers fills them in for `auto`, from the model's width", tries=(True,))
     prefetch_bucket: int = option(50_000_000, "`stage3_prefetch_bucket_size`, values", low=0, high=2**40)
     max_live: int = option(1_000_000_000, "`stage3_max_live_parameters`, values", low=0, high=2**48)
     max_reuse: int = option(1_000_000_000, "`stage3_max_reuse_distance`, values", low=0, high=2**48)
@@ -88,8 +92,8 @@ class ZeRO(Layout):
     persistence: int = option(100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40)
     hpz: int = option(1, "`zero_hpz_partition_size`: ranks of the secondary shard of ZeRO++", low=1, high=1024)
     qwz: bool = option(False, "`zero_quantized_weights` of ZeRO++")
-    offload_optimizer: str = option("none", "where the states live", choices=("none", "cpu", "nvme"))
-    offload_param: str = option("none", "where the weights live (stage 3)", choices=("none", "cpu", "nvme"))
+    offload_optimizer: str = option("none", "where the states live", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
+    offload_param: str = option("none", "where the weights live (stage 3)", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,7 @@ class TP(Layout):
     style: str = option(
         "auto", "whose code; auto: the framework's own", choices=("auto", "dtensor", "megatron", "transformers", "colossalai")
     )
-    sequence: bool = option(False, "sequence parallelism: norms and residuals split along the sequence")
+    sequence: bool = option(False, "sequence parallelism: norms and residuals split along the sequence", tries=(False, True))
     vocabulary: bool = option(True, "the embedding and the head are split along the vocabulary")
     parallel_loss: bool = option(False, "the loss on split logits (`loss_parallel`; Megatron always)")
 
@@ -134,9 +138,11 @@ class CP(Layout):
 class PP(Layout):
     """Pipeline parallelism: every rank holds some of the layers."""
 
-    schedule: str = option("1f1b", "order of the micro-batches", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"))
+    schedule: str = option(
+        "1f1b", "order of the micro-batches", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"), tries=("1f1b", "interleaved")
+    )
     micro_batches: int = option(0, "micro-batches of a step; 0: as many as stages", low=0, high=2**20)
-    virtual: int = option(1, "stages on each rank (interleaved)", low=1, high=1024)
+    virtual: int = option(1, "stages on each rank (interleaved)", low=1, high=1024, tries=(1, 2))
     stages: str = option("", "layers of each stage, with slashes, like `9/10/10/3`; empty: as evenly as may be")
 
 

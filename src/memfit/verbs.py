@@ -17,6 +17,7 @@ from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.strategy import ONE, Strategy, strategy_from
 from memfit.units import parse_seconds
+from memfit.verb_plan import plan
 from memfit.words import (
     PRODUCERS,
     Ask,
@@ -402,6 +403,7 @@ VERBS: dict[str, Verb] = {
         Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
         Verb(name="compare", help="variants of a job or a layout, side by side", function=compare),
         Verb(name="study", help="ways to fine-tune side by side: memory, time, and what to begin with", function=study),
+        Verb(name="plan", help="ways to do some work on some GPUs, the best first: time, memory, money", function=plan),
         Verb(name="trace", help="what the real code of a model, or a script of one's own, allocates", function=trace),
         Verb(name="measure", help="run a job for real for a few steps, and record what it held", function=measure),
         Verb(name="models", help="the models known without a network", function=models),
@@ -411,4 +413,19 @@ VERBS: dict[str, Verb] = {
 }
 
 
-__all__ = ["VERBS", "Ask", "Verb", "accuracy", "compare", "estimate", "gpus", "measure", "models", "options", "planned", "study", "trace"]
+__all__ = [
+    "VERBS",
+    "Ask",
+    "Verb",
+    "accuracy",
+    "compare",
+    "estimate",
+    "gpus",
+    "measure",
+    "models",
+    "options",
+    "plan",
+    "planned",
+    "study",
+    "trace",
+]

@@ -91,6 +91,32 @@ class Studying:
     offline: bool = option(False, "never ask the hub", group="study")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Planning:
+    """What a plan is asked beside the job, whose own options may have several values here, with commas, or `any`."""
+
+    global_batch: int = option(
+        0,
+        "sequences of an optimizer step, on all GPUs together; 0: 64, or one for each GPU where there are more",
+        low=0,
+        high=2**32,
+        group="plan",
+    )
+    tokens_per_step: int = option(0, "the same in tokens", low=0, high=2**48, group="plan")
+    dataset_tokens: float = option(
+        0.0, "tokens to train on, for hours, money and energy; 0: they are told of a million", low=0.0, high=1e18, group="plan"
+    )
+    examples: int = option(0, "the same in sequences", low=0, high=2**48, group="plan")
+    network: str = option(
+        "", "what joins the nodes, like `ndr` or `ethernet-100`; empty: as the vendor's own machines have it", group="plan"
+    )
+    price: float = option(0.0, "dollars of an hour of one GPU; 0: as public lists had it", low=0.0, high=1e6, group="plan")
+    budget_money: float = option(0.0, "dollars that all of it may cost; 0: any", low=0.0, high=1e15, group="plan")
+    policy: str = option("fastest", "by what is chosen", group="plan")
+    top: int = option(3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan")
+    offload: bool = option(True, "strategies that keep something on the host may be chosen", group="plan")
+
+
 def options() -> dict[str, dataclasses.Field[Any]]:
     """Every option by its name, in the order in which people should read them."""
     return {one.name: one for one in (*dataclasses.fields(Ask), *dataclasses.fields(Job))}

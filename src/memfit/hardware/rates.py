@@ -82,7 +82,7 @@ class Rates:
         width, length = shape
         table, rate = self.attention[kernel.table], self.rate(math)
         column = min(table, key=lambda one: abs(log2(one / max(width, 1))))
-        reached = _along(table[column], float(length)) * (kernel.backward if backward else kernel.forward)
+        reached = along(table[column], float(length)) * (kernel.backward if backward else kernel.forward)
         return max(self.launch, flops / rate / reached, self.moved(moved))
 
     def moved(self, moved: float) -> float:
@@ -180,11 +180,12 @@ def _between(reached: Reached, first: float, second: float) -> float:
     keys = list(reached)
     at = bisect_right(keys, first)
     low, high = keys[max(at - 1, 0)], keys[min(at, len(keys) - 1)]
-    below, above = _along(reached[low], second), _along(reached[high], second)
+    below, above = along(reached[low], second), along(reached[high], second)
     return below if low == high else below + (above - below) * (first - low) / (high - low)
 
 
-def _along(row: tuple[tuple[int, float], ...], place: float) -> float:
+def along(row: tuple[tuple[int, float], ...], place: float) -> float:
+    """Between the two nearest places; beyond the row its end."""
     at = bisect_right(row, (place, 2.0))
     (low, below), (high, above) = row[max(at - 1, 0)], row[min(at, len(row) - 1)]
     return below if low == high else below + (above - below) * (min(max(place, low), high) - low) / (high - low)

@@ -72,4 +72,4 @@ def calls(cluster: Cluster, strategy: Strategy) -> Calls:
     return call
 
 
-__all__ = ["generation_time", "step_time"]
+__all__ = ["calls", "generation_time", "step_time"]

@@ -1,0 +1,32 @@
+"""What an hour of a GPU costs, by public price lists of a day (prices.toml)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memfit.hardware.gpu import GPU
+from memfit.hardware.tables import table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Price:
+    """Dollars of an hour of one GPU on demand, on a `date`."""
+
+    dollars: float
+    date: str
+    cite: str
+
+
+def price(gpu: GPU) -> Price | None:
+    known = table("prices")
+    if gpu.id not in known["dollars"]:
+        return None
+    dollars, date, source = known["dollars"][gpu.id].split(" ", 2)
+    return Price(dollars=float(dollars), date=date, cite=known["sources"][source])
+
+
+def priced() -> tuple[str, ...]:
+    return tuple(table("prices")["dollars"])
+
+
+__all__ = ["Price", "price", "priced"]

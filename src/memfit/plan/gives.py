@@ -1,0 +1,37 @@
+"""What a candidate gives up against the most exact and simplest way to do the same work: a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from memfit.job import Job
+from memfit.strategy import Strategy
+
+Row: TypeAlias = "tuple[Callable[[Job, Strategy], bool], str]"
+GIVES: tuple[Row, ...] = (
+    (lambda job, one: job.method == "lora", "only adapters are trained"),
+    (lambda job, one: job.method == "qlora", "only adapters are trained, over weights in 4 bits"),
+    (lambda job, one: narrow(job, one), "weights are updated in 16 bits"),
+    (lambda job, one: "8bit" in job.optimizer, "optimizer states in 8 bits"),
+    (lambda job, one: job.checkpointing != "none", "activations computed again"),
+    (lambda job, one: job.loss == "liger" or job.liger, "needs liger-kernel"),
+    (lambda job, one: job.attention.startswith("flash-attn"), "needs flash-attn"),
+    (lambda job, one: one.zero is not None and one.zero.size > 1, "needs deepspeed"),
+    (lambda job, one: one.fsdp is not None and one.fsdp.size > 1, "checkpoints in shards, merged for use"),
+    (lambda job, one: one.zero is not None and one.zero.stage == 3, "checkpoints in shards, merged for use"),
+    (lambda job, one: one.offloads, "host memory, and copies over PCIe"),
+    (lambda job, one: one.size("tp") * one.size("pp") * one.size("ep") > 1, "checkpoints split by layer or matrix"),
+)  # fmt: skip
+
+
+def narrow(job: Job, strategy: Strategy) -> bool:
+    """DeepSpeed and Megatron keep fp32 copies whatever the precision is called."""
+    return job.method == "full" and job.precision in ("bf16", "fp16") and strategy.zero is None and job.framework != "megatron"
+
+
+def gives_up(job: Job, strategy: Strategy) -> Iterator[str]:
+    yield from dict.fromkeys(words for counts, words in GIVES if counts(job, strategy))
+
+
+__all__ = ["GIVES", "gives_up"]

@@ -1,0 +1,165 @@
+"""Ranked answers: how to do some work on some GPUs, what each way costs and gives up, and why others are not among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from memfit.estimate import Estimate
+from memfit.hardware import Cluster
+from memfit.hardware.cluster import BOARD
+from memfit.plan.bounds import Bounds
+from memfit.plan.cost import MILLION, Cost, Paid, cost, paid
+from memfit.plan.gives import gives_up
+from memfit.plan.policies import POLICIES
+from memfit.plan.search import Counted, Found, Kind, Search
+from memfit.plan.space import Space, Work
+
+Progress = Callable[[Counted], None]
+MOST_GPUS = 4096  # on which a plan that fits is sought where there is none
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A way to do it: the best of its kind."""
+
+    kind: Kind
+    estimate: Estimate
+    cost: Cost | None
+    gives_up: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dropped:
+    """A kind of strategy that is not among the rows, and why: no candidate takes less than `seconds` or less memory than `needs`, as far
+    as each is known; or it is refused."""
+
+    layout: str
+    method: str = ""
+    seconds: float | None = None
+    needs: int | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Of the front: the quickest way that needs no more than `room` of a GPU."""
+
+    room: int
+    row: Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`rows` are the best first; none where nothing fits: then `reason` says why, and `nearest` is a plan that does, on more GPUs."""
+
+    work: Work
+    cluster: Cluster
+    paid: Paid
+    tokens: float  # what costs are told of
+    rows: tuple[Row, ...]
+    dropped: tuple[Dropped, ...]
+    counted: Counted
+    front: tuple[Point, ...] = ()
+    interrupted: bool = False
+    policy: str = "fastest"
+    reason: str = ""
+    nearest: Plan | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def fits(self) -> bool:
+        return bool(self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What is wanted of a plan beside the work itself. `tokens`: of the dataset; 0: costs are told of a million."""
+
+    each: int = 3
+    tokens: float = 0
+    dollars: float | None = None  # of an hour of one GPU
+    budget: float | None = None  # dollars for all of it
+    policy: str = "fastest"
+    progress: Progress | None = None
+
+
+def plan(work: Work, cluster: Cluster, wish: Wish) -> Plan:
+    found = once(work, cluster, wish)
+    if found.fits or found.interrupted:
+        return found
+    return replace(found, reason=why(found), nearest=nearest(work, cluster, wish))
+
+
+def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
+    """On these GPUs, whatever comes of it. Interrupted, it tells what was found until then."""
+    space = Space(work, cluster)
+    search = Search(space=space, bounds=Bounds(work.model, cluster), each=wish.each, progress=wish.progress)
+    interrupted = False
+    try:
+        taken = list(POLICIES.find(wish.policy).solve(search))
+    except KeyboardInterrupt:
+        taken, interrupted = list(search.taken), True
+    each = paid(cluster, wish.dollars)
+    rows = [row_of(one, cluster, each, wish.tokens) for one in taken]
+    over = [
+        one for one in rows if wish.budget is not None and (one.cost is None or one.cost.dollars is None or one.cost.dollars > wish.budget)
+    ]
+    return Plan(
+        work=work, cluster=cluster, paid=each, tokens=wish.tokens or MILLION, rows=tuple(one for one in rows if one not in over), interrupted=interrupted,
+        dropped=tuple(dropped(space, search)), counted=search.counted, policy=wish.policy,
+        reason="" if len(over) < len(rows) or not rows else dear(rows, wish),
+    )  # fmt: skip
+
+
+def row_of(found: Found, cluster: Cluster, each: Paid, tokens: float) -> Row:
+    one = found.estimate
+    told = None if one.time is None else cost(one.time, cluster, each, tokens)
+    return Row(kind=found.kind, estimate=one, cost=told, gives_up=tuple(gives_up(one.job, one.strategy)))
+
+
+def dear(rows: list[Row], wish: Wish) -> str:
+    known = [one.cost.dollars for one in rows if one.cost is not None and one.cost.dollars is not None]
+    if not known:
+        return "what an hour of this GPU costs is not on record: `--price` says it"
+    return f"the cheapest that fits costs ${min(known):,.2f}, and the budget is ${wish.budget:,.2f}"
+
+
+def dropped(space: Space, search: Search) -> Iterator[Dropped]:
+    """One for each kind that was looked at and not taken, then one for what no candidate may have."""
+    shown = {one.kind for one in search.taken}
+    for kind, lost in sorted(search.lost.items(), key=lambda one: (one[1].seconds or float("inf"), one[1].needs or 0, one[0])):
+        if kind not in shown and (lost.seconds or lost.needs or lost.refused):
+            yield Dropped(layout=kind.layout, method=kind.method, seconds=lost.seconds, needs=lost.needs, refused=lost.refused)
+    legal = {search.labels[place] for place in range(len(search.labels))}
+    for name, reason in space.refused.items():
+        if name not in legal and not any(name in one for one in legal) and reason and len(name) < 30:
+            yield Dropped(layout=name, refused=reason)
+
+
+def why(found: Plan) -> str:
+    """Why there is no row, in one sentence."""
+    if found.reason:
+        return found.reason
+    needs = [one.needs for one in found.dropped if one.needs]
+    if needs:
+        return "nothing fits"
+    refused = [one.refused for one in found.dropped if one.refused]
+    return refused[0] if refused else "there is nothing to choose from"
+
+
+def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
+    """On the fewest GPUs of the same kind that do, more of them or others than asked; whole nodes of eight from there on."""
+    count = 1
+    while count <= MOST_GPUS:
+        if count != cluster.gpus and (count > cluster.gpus or work.strategies):
+            other = replace(cluster, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD))
+            sequences = other.gpus * -(-work.sequences // other.gpus)
+            found = once(replace(work, sequences=sequences, strategies=()), other, replace(wish, each=1, budget=None))
+            if found.fits:
+                return found
+        count *= 2
+    return None
+
+
+__all__ = ["Dropped", "Plan", "Point", "Row", "Wish", "plan"]

@@ -1,0 +1,31 @@
+"""By what a plan chooses: a row each. A policy is a way to search a space, and answers with what it would take, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from memfit.plan.search import Found, Search
+from memfit.registry import Registry
+
+Solve = Callable[[Search], Sequence[Found]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    name: str
+    help: str
+    solve: Solve
+
+
+POLICIES: Registry[Policy] = Registry("policy")
+
+
+def fastest(search: Search) -> Sequence[Found]:
+    search.run()
+    return search.taken
+
+
+POLICIES.add("fastest", Policy(name="fastest", help="least time of a step that fits: exact, by bounds", solve=fastest))
+
+__all__ = ["POLICIES", "Policy"]

@@ -1,0 +1,139 @@
+"""`plan`: from words to some work and GPUs, and the ways to do the one on the other."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.job import Job, field_problems, from_text, unknown
+from memfit.strategy import strategy_from
+from memfit.words import Planning, ask_from, cluster_of, gather, job_file, job_of, model_of, options, read_into
+
+if TYPE_CHECKING:
+    from memfit.hardware import Cluster
+    from memfit.model.modules import Model
+    from memfit.plan.planning import Plan, Progress
+    from memfit.plan.space import Work
+    from memfit.strategy import Strategy
+
+STEP = 64  # sequences of a step, where nobody says
+WITHOUT = ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision", "advise", "by", "accumulate", "memory")
+NO_GPUS = re.compile(r"\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
+
+
+def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, progress: Progress | None = None, **given: Any) -> Plan:
+    """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of `estimate`: of the job's own, those that
+    are not named are tried with several values, and what is named may be several, with commas, or `any`."""
+    from memfit.plan.planning import plan as solve
+
+    problems: list[Problem] = []
+    values = {name: value for name, value in given.items() if value is not None}
+    subject: Any = model
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith((".yaml", ".yml")):
+        values = {**job_file(Path(model), problems), **values}
+        subject = values.pop("model", None)
+    known = {**options(), **Planning.__dataclass_fields__}
+    problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
+    for name in WITHOUT:
+        if values.pop(name, None):
+            problems.append(Problem(message=f"`{name.replace('_', '-')}` is no question to a plan", where=name, hint="leave it away"))
+    wanted = read_into(Planning, {name: values[name] for name in Planning.__dataclass_fields__ if name in values}, problems)
+    ask = ask_from({name: values[name] for name in ("gpu", "use", "offline") if name in values}, problems)
+    cluster = gather(problems, lambda: None, lambda: gpus_of(ask.gpu, wanted.network))
+    built = None if subject is None else gather(problems, lambda: None, lambda: model_of(subject, ask)[1])
+    named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
+    axes, batches = axes_of(named, problems), batches_of(named.pop("batch", ""), problems)
+    job = job_of({name: value for name, value in named.items() if name not in axes}, problems)
+    raise_errors(problems)
+    if built is None or cluster is None:
+        raise InputError.one("a plan needs a GPU", where="gpu", hint="name them like `--gpus 8xh100-sxm`")
+    work = work_of(built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster)
+    return solve(work, cluster, wish_of(wanted, job, progress))
+
+
+def gpus_of(text: str, network: str) -> Cluster | None:
+    from memfit.hardware import find_link
+
+    if NO_GPUS.fullmatch(text):
+        text = NO_GPUS.fullmatch(text)["rest"]  # type: ignore[index]
+        raise InputError.one("no GPUs run nothing", where="gpu", hint=f"one is `1x{text[:40]}`")
+    found = cluster_of(text, "")
+    return dataclasses.replace(found, network=find_link(network)) if found is not None and network else found
+
+
+def axes_of(named: Mapping[str, Any], problems: list[Problem]) -> dict[str, tuple[Any, ...]]:
+    """The values of each open option: those named, or those that are tried."""
+    from memfit.plan.space import AXES
+
+    fields = {one.name: one for one in dataclasses.fields(Job)}
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, tried in AXES.items():
+        value = named.get(name, "any")
+        pieces = (
+            [piece.strip() for piece in value.split(",")]
+            if isinstance(value, str)
+            else list(value)
+            if isinstance(value, (list, tuple))
+            else [value]
+        )
+        if pieces == ["any"]:
+            found[name] = tried
+            continue
+        read = [from_text(piece, str(fields[name].type)) if isinstance(piece, str) else piece for piece in pieces]
+        problems += [problem for one in read for problem in field_problems(fields[name], one)]
+        found[name] = tuple(dict.fromkeys(read))
+    return found
+
+
+def batches_of(value: Any, problems: list[Problem]) -> tuple[int, ...]:
+    pieces = [piece for piece in str(value).split(",") if piece.strip()] if not isinstance(value, (list, tuple)) else list(value)
+    read = [from_text(str(piece).strip(), "int") for piece in pieces]
+    batch = Job.__dataclass_fields__["batch"]
+    problems += [problem for one in read for problem in field_problems(batch, one)]
+    return tuple(one for one in read if isinstance(one, int))
+
+
+def first(axes: Mapping[str, tuple[Any, ...]], job: Job) -> dict[str, Any]:
+    """A job to begin with, as far as the first values go together."""
+    values = {name: given[0] for name, given in axes.items() if len(given) == 1}
+    return values if job.task != "pretrain" else {**values, "method": "full"}
+
+
+def work_of(
+    model: Model, job: Job, axes: dict[str, tuple[Any, ...]], asked: tuple[Planning, str, tuple[int, ...]], cluster: Cluster
+) -> Work:
+    from memfit.plan.space import Work
+
+    wanted, use, batches = asked
+    if not job.training:
+        raise InputError.one("plans are for training so far", where="job.task", hint="`memfit estimate` answers for inference")
+    if not model.layers:
+        raise InputError.one(f"no formulas for `{model.family}`, and a plan rests on them", where="model", hint="a model of a known family")
+    sequences = wanted.global_batch or -(-wanted.tokens_per_step // job.seq)
+    if not sequences:
+        sequences = cluster.gpus * max(1, STEP // cluster.gpus)
+    named = strategies_of(use, cluster) if use.strip() else ()
+    return Work(model=model, job=job, axes=axes, sequences=sequences, batches=batches, strategies=named, offload=wanted.offload)
+
+
+def strategies_of(use: str, cluster: Cluster) -> tuple[Strategy, ...]:
+    return (strategy_from(use.split(), cluster.gpus),)
+
+
+def wish_of(wanted: Planning, job: Job, progress: Progress | None) -> Any:
+    from memfit.plan.planning import Wish
+    from memfit.plan.policies import POLICIES
+
+    POLICIES.find(wanted.policy, where="policy")
+    return Wish(
+        each=wanted.top, tokens=wanted.dataset_tokens or wanted.examples * job.seq, dollars=wanted.price or None, policy=wanted.policy,
+        budget=wanted.budget_money or None, progress=progress,
+    )  # fmt: skip
+
+
+__all__ = ["plan"]
