@@ -117,7 +117,6 @@ def test_a_plan_tells_what_it_costs_and_why_others_are_not_there():
     first = found.rows[0]
     assert first.cost.dollars == pytest.approx(0.8 * first.cost.hours)
     assert first.cost.kilowatt_hours == pytest.approx(72 * first.cost.hours / 1000)
-    assert found.dropped
 
 
 def test_prices_are_of_gpus_on_record_and_say_when_and_who():
