@@ -1,8 +1,9 @@
-"""Measured kernels of other people -> `src/memfit/hardware/rates.json`: what fraction of its limits a GPU reaches, by the size of the work.
+"""Measured kernels of other people -> `src/memfit/hardware/rates.json`: what fraction of its limits a GPU reaches, by the size of the work,
+and `collectives.json`: how long collectives take within a node, by their size.
 
     python tools/rates.py FOLDER        (needs pyarrow)
 
-FOLDER/<system>/{gemm,attention}.<engine>.<version>.parquet are the files `gemm_perf` and `context_attention_perf` of
+FOLDER/<system>/{gemm,attention,nccl}.<engine>.<version>.parquet are the files `gemm_perf`, `context_attention_perf` and `nccl_perf` of
 ai-dynamo/aiconfigurator@095f58a (Apache-2.0), systems/data. A matrix product's place in the table is its shortest time by the vendor's
 figures (arithmetic or memory, whichever is slower) and its intensity as a multiple of the GPU's own; each engine counts alike.
 `gemm.te.json`, where there is one, is MooreThreads/SimuMax@4dcaae5 configs/system (Apache-2.0): Transformer Engine's products in the three
@@ -57,6 +58,10 @@ BEST = {  # TFLOP/s of the best 16-bit product found by search, mag-/gpu_benchma
     "a100-sxm-80gb": 267.9, "h100-nvl": 488.5, "h100-pcie": 499.5, "mi300x": 788.2, "h100-sxm": 821.2, "gh200-96gb": 852.5,
 }  # fmt: skip
 BF16 = 2  # bytes
+# Not the L40S's: eight of them on that machine reach 1.2 GB/s, which says more of the machine than of PCIe.
+LINKS = {"a100_sxm": "nvlink3", "h100_sxm": "nvlink4", "b200_sxm": "nvlink5", "rtx_pro_6000_server": "pcie5-x16"}
+OPS = {"alltoall": "all_to_all"}  # as a tape calls them
+BYTES = range(9, 30, 2)  # log2 of a call's size
 LONG, BIG = 16e-3, 2048  # seconds of a product, and each of its sides, whose loop ran at the clock that lasts
 SIZES, INTENSITIES = range(-3, 18), range(-8, 7)  # log2 of the shortest time in us, and of the intensity over the GPU's own
 LENGTHS, HEADS = (256, 512, 1024, 2048, 4096, 8192, 16384), (64, 128, 256)
@@ -132,7 +137,20 @@ def pooled(engines: list[dict[tuple[int, int], list[float]]]) -> dict[tuple[int,
     return {place: round(statistics.median(values), 3) for place, values in sorted(medians.items())}
 
 
+def collectives(path: Path) -> dict[str, dict[str, list[float]]]:
+    """Seconds by collective and number of GPUs, for each of `BYTES`; a message's size is counted in values of two bytes."""
+    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    rows = {(row["op_name"], int(row["num_gpus"]), int(row["message_size"])): row for row in read(path) if row["nccl_dtype"] == "half"}
+    for op, gpus in sorted({key[:2] for key in rows}):
+        for size in BYTES:
+            found[OPS.get(op, op)][str(gpus)].append(round(float(rows[op, gpus, 2**size // BF16]["latency"]) / 1e3, 8))
+    return found
+
+
 def main(folder: Path) -> int:
+    calls = {name: collectives(next((folder / system).glob("nccl.*.parquet"))) for system, name in LINKS.items()}
+    nccl = {"source": f"{SOURCE}/<system>/comm/nccl, 16-bit values", "bytes": [2**size for size in BYTES], "seconds": calls}
+    (TARGET.parent / "collectives.json").write_text(json.dumps(nccl, separators=(",", ":")).replace("],", "],\n") + "\n")
     rates: dict[str, Any] = {"source": SOURCE, "matmul": {}, "attention": {}, "flash_2": {}, "copy": {}, "best": {}}
     old = find_gpu("h100-sxm")
     places = [[width, length, round(rate * 1e12 / old.rates["bf16"], 3)] for width, row in FLASH_2.items() for length, rate in row.items()]
@@ -145,7 +163,7 @@ def main(folder: Path) -> int:
         rates["copy"][gpu.id] = round(measured * 1e9 / (gpu.bandwidth or math.nan), 3)
     for system, name in SYSTEMS.items():
         gpu = find_gpu(name)
-        files = sorted(path for path in (folder / system).iterdir() if not path.name.startswith("gemm.vllm"))
+        files = sorted(path for path in (folder / system).iterdir() if not path.name.startswith(("gemm.vllm", "nccl.")))
         for kind, measure in (("matmul", matmul), ("attention", attention)):
             prefix = "gemm" if kind == "matmul" else kind
             found = pooled([measure(gpu, path) for path in files if path.name.startswith(f"{prefix}.")])

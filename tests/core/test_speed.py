@@ -82,8 +82,14 @@ def test_a_file_that_is_not_there():
 
 def test_collectives_by_hand():
     node = Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8)
-    latency, bus = find_link("nvlink4").measured["all_gather"][8]
-    assert seconds("all_gather", 8 * 10**9, Group(size=8, stride=1, per_node=8), node) == pytest.approx(latency + 7 * 10**9 / bus)
+    eight = Group(size=8, stride=1, per_node=8)
+    (small, quick), *_, (large, slow) = find_link("nvlink4").measured["all_gather"][8]
+    assert seconds("all_gather", large, eight, node) == pytest.approx(slow)
+    assert seconds("all_gather", 4 * large, eight, node) == pytest.approx(4 * slow)
+    assert seconds("all_gather", small // 2, eight, node) == quick
+    assert seconds("all_gather", large // 2, eight, node) == pytest.approx(slow / 2, rel=0.1)
+    six = seconds("all_gather", large, Group(size=6, stride=1, per_node=8), node)  # 5/6 of it travels where 7/8 did
+    assert six == pytest.approx(slow * (5 / 6) / (7 / 8), rel=0.01)
     assert seconds("all_gather", 10**9, Group(size=1, stride=1, per_node=8), node) == 0
     two = Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8, nodes=2, network=find_link("ethernet-100"))
     wire = PORT * 12.5e9 * 8  # eight ports of the node share the ring

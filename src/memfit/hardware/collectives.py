@@ -1,10 +1,10 @@
-"""How long a collective takes among ranks of a cluster: measured bus bandwidths within a node (links.toml), ports between nodes.
-
-Bus bandwidth is NCCL's word (NVIDIA/nccl-tests doc/PERFORMANCE.md): what a link carries, however many ranks share the work."""
+"""How long a collective takes among ranks of a cluster: as measured within a node (collectives.json), by what ports carry between nodes."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
+from math import exp, log
 
 from memfit.hardware.cluster import Cluster
 from memfit.hardware.link import Link, find_link
@@ -38,22 +38,18 @@ class Group:
 
 
 def seconds(op: str, size: int, group: Group, cluster: Cluster) -> float | None:
-    """None where the links are not known. `size`: bytes as the call states them, the whole of what is gathered or scattered."""
+    """None where the links are not known. `size`: bytes as the call states them, the whole of what is gathered or scattered. Between nodes the
+    ring is as slow as the slower of its links."""
     if group.size < 2:
         return 0.0
-    inside = None if group.near < 2 else bus(op, group.near, cluster)
-    if group.near > 1 and inside is None:
+    inside = 0.0 if group.near < 2 else within(op, size, group.near, cluster)
+    if inside is None or group.nodes == 1:
+        return inside
+    port = network(cluster)
+    if port is None or port.bandwidth is None:
         return None
-    latency, rate = inside or (0.0, float("inf"))
-    if group.nodes > 1:
-        port = network(cluster)
-        if port is None or port.bandwidth is None:
-            return None
-        rate = min(rate, PORT * port.bandwidth * group.near)
-        latency += hops(op, group.nodes) * (HOP + (port.latency or 0.0))
-    if op in ("send", "recv", "send_recv"):
-        return latency + size / rate
-    return latency + TRAFFIC.get(op, 1) * size * (group.size - 1) / group.size / rate
+    traffic = size * (1.0 if op in ("send", "recv", "send_recv") else TRAFFIC.get(op, 1) * (group.size - 1) / group.size)
+    return max(inside, hops(op, group.nodes) * (HOP + (port.latency or 0.0)) + traffic / (PORT * port.bandwidth * group.near))
 
 
 def hops(op: str, nodes: int) -> int:
@@ -61,16 +57,30 @@ def hops(op: str, nodes: int) -> int:
     return 2 * min(nodes - 1, (nodes - 1).bit_length()) if op == "all_reduce" else nodes - 1
 
 
-def bus(op: str, ranks: int, cluster: Cluster) -> tuple[float, float] | None:
-    """(latency, bus bandwidth) among so many GPUs of a node: of the next larger number that was measured, else what the wire gives."""
+def within(op: str, size: int, ranks: int, cluster: Cluster) -> float | None:
+    """Among so many GPUs of a node: as measured with the next larger number of them, else what the wire gives."""
     link = cluster.gpu.link
     if link is None:
         return None
-    known = link.measured.get(op) or link.measured.get("all_gather")
+    points = op in ("send", "recv", "send_recv")
+    known = link.measured.get("all_gather" if points else op) or link.measured.get("all_gather")
+    share = 1.0 if points else (ranks - 1) / ranks
     if known:
-        return known[next((count for count in sorted(known) if count >= ranks), max(known))]
+        count = next((count for count in sorted(known) if count >= ranks), max(known))
+        return along(known[count], size * share / ((count - 1) / count))
     rate = link.peer or link.bandwidth
-    return None if rate is None else (CALL + (ranks - 1) * STEP * TRAFFIC.get(op, 1), rate)
+    return None if rate is None else CALL + (ranks - 1) * STEP * TRAFFIC.get(op, 1) + size * share * TRAFFIC.get(op, 1) / rate
+
+
+def along(points: tuple[tuple[int, float], ...], size: float) -> float:
+    """Seconds between two measured sizes, evenly on both scales; smaller calls take as long as the smallest, larger ones at the last rate."""
+    if size <= points[0][0]:
+        return points[0][1]
+    at = min(bisect_left(points, (size, 0.0)), len(points) - 1)
+    (low, quick), (high, slow) = points[at - 1], points[at]
+    if size >= high:
+        return slow * size / high
+    return quick * exp(log(slow / quick) * log(size / low) / log(high / low))
 
 
 def network(cluster: Cluster) -> Link | None:

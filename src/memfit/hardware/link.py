@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from memfit.hardware.tables import figure, table
 from memfit.registry import Registry
 
+Measured: TypeAlias = "Mapping[str, Mapping[int, tuple[tuple[int, float], ...]]]"
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
@@ -17,7 +20,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 class Link:
     """Bandwidths are bytes/s one way: `bandwidth` of one GPU (or port) with all of its peers at once, `peer` between two GPUs.
 
-    `measured[collective][gpus]` is (seconds of a 512-byte call, bus bandwidth at 512 MiB) on one node. None: unknown.
+    `measured[collective][gpus]` are (bytes, seconds) of calls on one node, in rising order (collectives.json). None: unknown.
     """
 
     name: str
@@ -27,25 +30,19 @@ class Link:
     peer: float | None = None
     latency: float | None = None
     copy: float | None = None
-    measured: Mapping[str, Mapping[int, tuple[float, float]]] = field(default_factory=dict, hash=False)
+    measured: Measured = field(default_factory=dict, hash=False)
     status: Mapping[str, str] = field(default_factory=dict, hash=False)
     cites: Mapping[str, str] = field(default_factory=dict, hash=False)
     note: str = ""
 
 
-def _triples(text: str) -> dict[int, tuple[float, float]]:
-    cells = (cell.split() for cell in text.split(", "))
-    return {int(gpus): (float(seconds), float(rate)) for gpus, seconds, rate in cells}
-
-
 def _link(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> Link:
     figures = {key: figure(row[key], sources) for key in ("bandwidth", "peer", "latency", "copy") if key in row}
-    measured = {key: _triples(row[key]) for key in COLLECTIVES if key in row}
+    measured = _calls().get(name, {})
     status = {key: one.status for key, one in figures.items()}
     cites = {key: one.cite for key, one in figures.items()}
     if measured:
-        status["measured"], source = row["measured"].split(" ", 1)
-        cites["measured"] = sources[source]
+        status["measured"], cites["measured"] = "repo", _collectives()["source"]
     return Link(
         name=name,
         kind=row["kind"],
@@ -56,6 +53,23 @@ def _link(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> Link
         note=row.get("note", ""),
         **{key: float(one.value) for key, one in figures.items()},
     )
+
+
+@cache
+def _collectives() -> dict[str, Any]:
+    """collectives.json, as tools/rates.py wrote it."""
+    with (Path(__file__).parent / "collectives.json").open("rb") as file:
+        found: dict[str, Any] = json.load(file)
+        return found
+
+
+@cache
+def _calls() -> dict[str, Measured]:
+    sizes = _collectives()["bytes"]
+    return {
+        link: {op: {int(gpus): tuple(zip(sizes, seconds, strict=True)) for gpus, seconds in row.items()} for op, row in ops.items()}
+        for link, ops in _collectives()["seconds"].items()
+    }
 
 
 @cache
