@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from memfit.model.families import build
 from memfit.simulate.allocator import Allocator
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, FSDP, Strategy
-from memfit.tape import Alloc, Comm, Free, Tape
+from memfit.tape import Alloc, Comm, Free, Sync, Tape
 
 CONFIG: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 9, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -100,3 +101,19 @@ def test_what_was_freed_after_an_event_still_waits() -> None:
     assert allocator.reserved == before
     allocator.malloc(4, 32 * 2**20)
     assert allocator.reserved == before + 32 * 2**20
+
+
+@pytest.mark.parametrize("options", JOBS[:2])
+def test_every_gather_from_the_third_on_waits(options: dict[str, Any]) -> None:
+    """`limit_all_gathers`: at most two freed units wait for the GPU, in deep models as well, where one layer stands for many elsewhere."""
+    strategy = Strategy(fsdp=FSDP(size=4, version=1))
+    events = lower(MODEL, Job(**{"batch": 2, "seq": 64, **options}), strategy).events
+    gathers = [
+        at
+        for at, event in enumerate(events)
+        if isinstance(event, Alloc) and event.op == "unshard" and event.where.startswith("model.layers")
+    ]
+    assert len(gathers) >= 2 * 9
+    for before, at in itertools.pairwise(gathers[:9]):
+        waits = [event for event in events[before:at] if isinstance(event, Sync) and (event.stream, event.waits_for) == (1, 0)]
+        assert waits or at in gathers[:2], f"gather {gathers.index(at)} waits for nothing"

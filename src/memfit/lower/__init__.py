@@ -11,7 +11,7 @@ from memfit.lower.body import runs_sdpa
 from memfit.lower.compact import Notes, repeats
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
-from memfit.lower.layouts import foldable
+from memfit.lower.layouts import foldable, steady
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
@@ -57,6 +57,8 @@ def unlike(model: Model, job: Job, strategy: Strategy = ONE) -> Ends:
 
 def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
     """Layer by layer: written out from the inner ones of each kind, or walked."""
+    if not steady(strategy):
+        return whole(walked(model, job, cluster, strategy, None))
     walk = whole(walked(model, job, cluster, strategy, BOTH))
     flat = expanded(walk.events, walk.repeats, walk.program.entries, model.prefix) if walk.repeats else walk.events
     return whole(walked(model, job, cluster, strategy, None)) if flat is None else walk._replace(events=flat, repeats=())

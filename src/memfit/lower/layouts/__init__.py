@@ -36,3 +36,8 @@ def kind(name: str) -> type[Engine]:
 def foldable(strategy: Strategy) -> bool:
     """May one layer stand for all that are like it?"""
     return kind(named(strategy)).foldable(strategy)
+
+
+def steady(strategy: Strategy) -> bool:
+    """May that layer be written out for all of them, for the allocator too?"""
+    return kind(named(strategy)).steady

@@ -67,6 +67,8 @@ class Engine:
         if type(self).ready is not Engine.ready:  # else nobody asks
             r.ready = self.ready
 
+    steady = True  # inner layers are alike to the allocator as well: each lets go of what the one before it took
+
     @staticmethod
     def foldable(strategy: Strategy) -> bool:
         """May one layer stand for all that are like it?"""

@@ -58,6 +58,8 @@ class FSDP1(Engine):
         self.lent: dict[int, int] = {}
         self.last = self.new = True
 
+    steady = False  # gathers wait for units that were freed two layers ago: only the third layer is like those behind it
+
     @staticmethod
     def foldable(strategy: Strategy) -> bool:
         """A unit that holds all layers is none of theirs."""
