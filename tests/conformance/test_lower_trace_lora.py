@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from tests.conformance.grid import grown
 
 from memfit.job import Job
 from memfit.lower import lower
@@ -157,3 +158,12 @@ def saved(tape: Tape) -> Counter[int]:
         elif isinstance(event, Alloc) and phase == "save" and event.size >= LEAST:
             found[event.size] += 1
     return found
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2", "glm4_moe"])
+def test_selective_checkpoints_count_the_routers_product(name: str) -> None:
+    """An adapter on a router is a product of its two matrices (PEFT's ParamWrapper), which the policy counts like every other."""
+    config = {**grown(families()[name].examples[0]), "dtype": "bfloat16"}
+    job = Job(method="lora", checkpointing="selective", batch=2, seq=384)
+    ours, theirs = (peak(tape)[0] for tape in (lower(build(config), job), traced(config, job)))
+    assert ours == pytest.approx(theirs, rel=0.002)
