@@ -14,9 +14,9 @@ TRAFFIC = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 
 PORT = 0.94  # of the line rate that a port was found to carry (NVIDIA/nccl-tests#290: 46 to 48 of 50 GB/s)
 # Where no network is named: a port for each GPU, as the vendor's own machines of that generation have it (DGX A100, DGX H100, DGX B200).
 PORTS = {7: "infiniband-edr", 8: "infiniband-hdr", 9: "infiniband-ndr", 10: "infiniband-ndr"}
-# Seconds of a call, and of each step of its ring over PCIe and over the network: NVIDIA/nccl src/graph/tuning.cc `baseLat` and `hwLat`,
-# ring, protocol Simple (2.19 to 2.24). An all-reduce over many nodes climbs a tree instead.
-CALL, STEP, HOP = 8.4e-6, 5.7e-6, 14e-6
+# Seconds of a call, and of each step of its ring from GPU to GPU and over the network: NVIDIA/nccl src/graph/tuning.cc `baseLat` and `hwLat`,
+# ring, protocol Simple (2.19 to 2.24).
+CALL, STEP, HOP = 8.4e-6, {"nvlink": 3.4e-6, "pcie": 5.7e-6}, 14e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +49,23 @@ def seconds(op: str, size: int, group: Group, cluster: Cluster) -> float | None:
     if port is None or port.bandwidth is None:
         return None
     traffic = size * (1.0 if op in ("send", "recv", "send_recv") else TRAFFIC.get(op, 1) * (group.size - 1) / group.size)
-    return max(inside, hops(op, group.nodes) * (HOP + (port.latency or 0.0)) + traffic / (PORT * port.bandwidth * group.near))
+    return max(inside, latency(op, group, cluster, HOP + (port.latency or 0.0)) + traffic / (PORT * port.bandwidth * group.near))
 
 
-def hops(op: str, nodes: int) -> int:
-    """Steps from node to node, one behind the other."""
-    return 2 * min(nodes - 1, (nodes - 1).bit_length()) if op == "all_reduce" else nodes - 1
+def latency(op: str, group: Group, cluster: Cluster, hop: float) -> float:
+    """The steps of a ring over several nodes, one behind the other, as NCCL itself counts them; an all-reduce may climb a tree instead."""
+    if op in ("send", "recv", "send_recv"):
+        return CALL + hop
+    near = step(cluster)
+    ring = (group.nodes - 1) * hop + (group.size - group.nodes) * near
+    if op != "all_reduce":
+        return CALL + ring
+    return CALL + 2 * min(ring, (group.nodes - 1).bit_length() * hop + (group.near - 1) * near)
+
+
+def step(cluster: Cluster) -> float:
+    link = cluster.gpu.link
+    return STEP.get("" if link is None else link.kind, STEP["pcie"])
 
 
 def within(op: str, size: int, ranks: int, cluster: Cluster) -> float | None:
@@ -69,7 +80,7 @@ def within(op: str, size: int, ranks: int, cluster: Cluster) -> float | None:
         count = next((count for count in sorted(known) if count >= ranks), max(known))
         return along(known[count], size * share / ((count - 1) / count))
     rate = link.peer or link.bandwidth
-    return None if rate is None else CALL + (ranks - 1) * STEP * TRAFFIC.get(op, 1) + size * share * TRAFFIC.get(op, 1) / rate
+    return None if rate is None else CALL + (ranks - 1) * step(cluster) * TRAFFIC.get(op, 1) + size * share * TRAFFIC.get(op, 1) / rate
 
 
 def along(points: tuple[tuple[int, float], ...], size: float) -> float:
