@@ -342,3 +342,10 @@ def test_the_launches_that_were_published_are_those_of_the_tape():
 def test_a_training_run_generates_nothing():
     assert ask("meta-llama/Llama-3.2-1B", gpu="h100-sxm", offline=True).generation is None
     assert ask("meta-llama/Llama-3.2-1B", task="inference", offline=True).generation is None  # no GPU
+
+
+@pytest.mark.parametrize(
+    ("op", "stream", "times"), [("unshard", 0, 2), ("unshard", 1, 0), ("cast", 3, 3), ("to", 2, 1.5), ("all_gather", 1, 0), ("recv", 0, 0)]
+)
+def test_copies_around_a_collective_are_kernels(op, stream, times):
+    assert moved(Alloc(1, 1000, "communication", "", op, (250, 4), stream), 0) == 1000 * times

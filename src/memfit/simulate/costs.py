@@ -18,12 +18,17 @@ READS: Mapping[str, float] = {
 # No kernel makes these: memory that something else fills, or that was there before the step.
 NO_KERNEL = frozenset({"parameter", "cublas", "load", "inputs", "empty_like", "new_empty", "end", "contiguous_operand", "state", "code"})
 REDUCTIONS = frozenset({"mean", "sum", "norm", "amax", "max", "argmax", "all"})  # these read what was made last
+# Blocks of communication that a kernel fills, by how often it moves them; the others are filled by the collectives themselves. FSDP2 copies what
+# it gathered into place, FSDP1 gathers it there (torch 2.13 _fsdp_collectives.py foreach_all_gather_copy_out; a stream of its own tells them apart).
+COPIES: Mapping[str, float] = {"unshard": 2, "cast": 3, "to": 1.5, "cat": 2, "flatten": 2}
 
 
 def moved(event: Alloc, before: int) -> float:
     """Bytes that the kernel behind this block reads and writes; `before` is the size of the block made before it."""
     if event.op in NO_KERNEL or event.part == "weights":
         return 0.0
+    if event.part == "communication":
+        return 0.0 if event.op == "unshard" and event.stream else event.size * COPIES.get(event.op, 0)
     if event.op in REDUCTIONS:
         return event.size + max(before, event.size)
     if event.op == "to":  # between 16 and 32 bits

@@ -83,7 +83,7 @@ class Meter:
                 self.made = event
         elif event.op == "to_device":
             self.copied += round(event.size * times)
-        elif event.part != "communication" and (bytes := moved(event, self.before)):
+        elif bytes := moved(event, self.before):
             self.add("memory", self.rates.moved(bytes), times)
         self.before = event.size
 
