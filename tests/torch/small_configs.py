@@ -139,8 +139,8 @@ def counts(key: Any, value: Any) -> bool:
 
 
 def seen(kinds: list[Any]) -> int:
-    """How many layers it takes until every kind has been there."""
-    return 1 + max(kinds.index(one) for one in set(kinds))
+    """How many layers it takes until every kind has been there; numbers of layers are no kinds."""
+    return 0 if kinds == list(range(len(kinds))) else 1 + max(kinds.index(one) for one in set(kinds))
 
 
 __all__ = ["small"]

@@ -36,6 +36,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "git": {"seq": 512}, "kosmos-2.5": {"seq": 4096}, "vision-encoder-decoder": {"seq": 256}, "pp_formulanet": {"precision": "fp32"},
     **{kind: {"seq": 4096} for kind in ("lighton_ocr", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mistral_large4")},
     "instructblip": {"seq": 256}, "instructblipvideo": {"seq": 256}, "perceiver": {"seq": 2048},
+    "qwen4_exp": {"seq": 256},  # it goes token by token
 }  # fmt: skip
 
 HEADED = {("masked-lm", "reformer"): {"is_decoder": False}}

@@ -6,6 +6,8 @@ import pytest
 
 from memfit.hardware import find_gpu
 from memfit.job import Job
+from memfit.model.catalog import entry
+from memfit.model.families import build
 from memfit.truth.baselines.peers import PEERS
 from memfit.truth.models import built
 
@@ -31,10 +33,11 @@ def test_accelerate_says_what_its_command_does() -> None:
 
 def test_torchs_tracker_sees_states_and_activations() -> None:
     """Weights, gradients and two states in bf16, and then some; more with longer sequences."""
-    one, model, gpu = BY_NAME["torch MemTracker"], built("openai-community/gpt2"), find_gpu("t4")
+    config = {**entry("openai-community/gpt2").config(), "n_layer": 2}
+    one, model, gpu = BY_NAME["torch MemTracker"], build(config), find_gpu("t4")
     assert one.installed
     short, long = (one.estimate(model, TRAINING.replace(seq=seq), gpu) for seq in (32, 256))
     assert short is not None
     assert long is not None
-    assert 8 * COUNT < short < long < 20 * COUNT
+    assert 8 * model.parameters < short < long < 20 * model.parameters
     assert one.estimate(model, Job(task="inference"), gpu) is None

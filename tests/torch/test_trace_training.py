@@ -54,9 +54,9 @@ def allocations(tape: Tape, op: str) -> list[Alloc]:
 
 
 def test_an_8b_model_in_seconds_peaks_at_five_times_its_weights() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     tape = traced(LLAMA_8B, batch=1, seq=2048)
-    taken = time.perf_counter() - start
+    taken = time.process_time() - start
     size, at, moment = peak(tape)
     weights = 8_030_261_248 * 2
     assert 5 * weights + CUBLAS <= size <= 5 * weights + CUBLAS + (1 << 20)

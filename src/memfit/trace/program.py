@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib.metadata
 import importlib.util
 import re
@@ -192,6 +193,7 @@ def refusals(job: Job) -> Iterator[Problem]:
             yield Problem(message=message, where="job.versions", hint="trace with the interpreter of an environment that has it")
 
 
+@functools.cache
 def version_of(library: str) -> tuple[int, int] | None:
     try:
         major, minor = importlib.metadata.version(library).split(".")[:2]
