@@ -85,14 +85,18 @@ def test_windows(kind: str, attention: str, cache: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"beams": 3}, {"beams": 3, "cache": "static"}, {"cache": "none"}, {"logits": "all"}, {"precision": "fp16", "attention": "eager"},
+    [{"beams": 3}, {"beams": 3, "cache": "static"}, {"beams": 3, "words": 32000}, {"cache": "none"},
+     {"logits": "all"}, {"precision": "fp16", "attention": "eager"},
      {"precision": "fp32"}, {"new_tokens": 90}],
     ids=str,
 )  # fmt: skip
 @pytest.mark.parametrize("kind", ["llama", "phi3", "gpt2"])
 def test_options(kind: str, change: dict[str, Any]) -> None:
+    """`words`: a vocabulary of a real model's size, which a beam search chooses from."""
+    change = dict(change)
+    config = {**families()[kind].examples[0], **({"vocab_size": change.pop("words")} if "words" in change else {})}
     job = Job(**{"task": "inference", "batch": 3, "seq": 33, "new_tokens": 12, **change})
-    assert abs(off(families()[kind].examples[0], job)) <= WORST
+    assert abs(off(config, job)) <= WORST
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,7 @@ def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
     return True, torch.empty_strided(shape, [shape[1] * row, row, 1][-len(shape) :], dtype=left.dtype, device="meta")
 
 
+MOST_CHOICES = 4096  # of a module; outside of them a beam search chooses among all words of its beams
 BALANCED = (
     "every expert is taken to get an equal share of the tokens",
     "job.router_skew",
@@ -149,7 +150,7 @@ def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     if (
         not scores.is_meta
         or scores.dim() < 2
-        or scores.shape[-1] > 4096
+        or (recorder.modules and scores.shape[-1] > MOST_CHOICES)
         or scores.numel() // scores.shape[-1] * count > recorder.real_limit
     ):
         return NO
