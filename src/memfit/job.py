@@ -230,7 +230,7 @@ class Job:
 
     def version(self, library: str) -> tuple[int, int]:
         """(major, minor) of a library: as `versions` says, else the newest known."""
-        for piece in self.versions.split(","):
+        for piece in self.versions.split(",") if self.versions else ():
             found = _VERSION.fullmatch(piece)
             if found and found[1] == library:
                 return int(found[2]), int(found[3])
@@ -317,10 +317,9 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
 
 def remarks(job: Job) -> Iterator[Problem]:
     """Options that were set and change nothing, and libraries newer than those that were read."""
-    defaults = {one.name: one.default for one in dataclasses.fields(Job)}
     for names, counts, purpose in COUNTS:
         for name in names if not counts(job) else ():
-            if getattr(job, name) != defaults[name]:
+            if getattr(job, name) != getattr(Job, name):
                 yield Problem(message=f"`{name}` changes nothing here: it is for {purpose}", where=f"job.{name}", level="note")
     for library, newest in NEWEST.items():
         if job.version(library) > newest:

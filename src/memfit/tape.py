@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -137,35 +137,30 @@ class Repeat(NamedTuple):
     times: int
     odd: tuple[Odd, ...] = ()
 
-    def runs(self, events: Sequence[Event]) -> Iterator[tuple[int, int, Sequence[Event]]]:
-        """(number of the first one, how many, what happens in each) of runs that are alike, in order."""
-        ends = {one.run for one in self.odd} if self.times > 1 else set()
-        at = 0
-        for run, times in ((0, int(0 in ends)), (None, self.times - len(ends)), (-1, int(-1 in ends))):
-            if times:
-                own = events[self.first : self.last]
-                if ends:
-                    own = list(own)
-                    for place, only, instead in self.odd:
-                        if only != run:
-                            own[place - self.first] = instead
-                yield at, times, own
-                at += times
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """(number of the first one, how many) of runs that are alike, in order."""
+        if not self.odd or self.times == 1:
+            return ((0, self.times),)
+        inner = ((1, self.times - 2),) if self.times > 2 else ()
+        return ((0, 1), *inner, (self.times - 1, 1))
+
+    def happens(self, odd: Odd, run: int) -> bool:
+        return run == (0 if odd.run == 0 else self.times - 1)
 
 
 Producer: TypeAlias = Callable[[Any, Any, Any, Any], Tape]  # (Model, Job, Strategy, Cluster) -> Tape
 
 
 def check(tape: Tape) -> None:
-    """Raise `TapeError` unless the tape is legal: ids live once, frees of live blocks only, sizes and amounts not negative,
-    known parts and phases, repeats in order and disjoint."""
+    """Raise `TapeError` unless the tape is legal: an id names one live block at a time, frees of live blocks only, sizes and amounts not
+    negative, known parts and phases, repeats in order and disjoint."""
     seen: set[int] = set()
     live: set[int] = set()
     for index, event in enumerate(tape.events):
         match event:
             case Alloc():
-                if event.id in seen:
-                    raise TapeError(f"event {index}: block {event.id} is allocated twice")
+                if event.id in live:
+                    raise TapeError(f"event {index}: block {event.id} is allocated again while it is alive")
                 if event.size < 0 or event.part not in PARTS:
                     raise TapeError(f"event {index}: block {event.id} has size {event.size} and part `{event.part}`")
                 seen.add(event.id)

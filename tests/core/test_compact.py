@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from memfit.model.families import Family, build, families
 from memfit.model.modules import Model
 from memfit.program import BOTH, Ends
 from memfit.simulate.memory import Memory, memory
-from memfit.tape import Alloc, Event, Free, Tape, check
+from memfit.tape import Alloc, Event, Free, Mark, Tape, check
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 9, "num_attention_heads": 4,
@@ -47,6 +48,18 @@ def test_compact_is_flat_in_fewer_events(options: dict[str, Any]) -> None:
     assert compact.repeats
     assert len(compact) < len(flat)
     same(memory(compact), memory(flat))
+
+
+def test_a_later_step_is_the_same_blocks_once_more() -> None:
+    """But for the workspaces of cuBLAS and the batch, which stay."""
+    events = lower(build(LLAMA), Job(seq=128), compact=True).events
+    passes = [place for place, event in enumerate(events) if isinstance(event, Mark) and (event.phase, event.where) == ("forward", "")]
+    steps = [place for place, event in enumerate(events) if isinstance(event, Mark) and event.phase == "step"]
+    begin, again = passes[0], next(place for place in passes if events[place] == Mark("forward", "", 1))
+    first = {id(event): event for event in events[begin : steps[0]] if isinstance(event, (Alloc, Free))}
+    second = {id(event) for event in events[again:] if isinstance(event, (Alloc, Free))}
+    assert {event.op for key, event in first.items() if key not in second and isinstance(event, Alloc)} == {"inputs", "cublas"}
+    assert len(first.keys() & second) > 0.9 * len(first)
 
 
 def same(one: Memory, other: Memory) -> None:
@@ -115,9 +128,10 @@ def numbered(events: tuple[Event, ...]) -> list[Event]:
     """Blocks by the order in which they come: numbers have no other meaning."""
     ids: dict[int, int] = {}
     out: list[Event] = []
+    fresh = count()
     for event in events:
         if isinstance(event, Alloc):
-            ids[event.id] = len(ids)
+            ids[event.id] = next(fresh)
         out.append(event._replace(id=ids[event.id]) if isinstance(event, (Alloc, Free)) else event)
     return out
 

@@ -226,6 +226,14 @@ def test_an_odd_event_is_one_of_its_span() -> None:
             tape(*events, repeats=(Repeat(0, 2, 3, (odd,)),))
 
 
+def test_a_number_names_another_block_once_its_own_is_gone() -> None:
+    again = (Mark("load"), Alloc(0, 512, "weights"), Free(0), Alloc(0, 1024, "weights"))
+    found = memory(tape(*again, Alloc(1, 512, "buffers")))
+    assert (found.allocated, found.parts, found.end) == (1536, {"weights": 1024, "buffers": 512, "rounding": 0}, 1536)
+    with pytest.raises(TapeError, match="event 4: block 0 is allocated again while it is alive"):
+        tape(*again, Alloc(0, 512, "weights"))
+
+
 PARTS: tuple[Part, ...] = ("weights", "activations", "gradients", "temporaries")
 
 

@@ -4,7 +4,8 @@ share and what one makes for all is not the same in every run; if a walk does no
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from bisect import bisect
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from memfit.lower.recorder import Recorder, Storage, Tensor
@@ -33,6 +34,22 @@ class Handed(NamedTuple):
     alike: bool = False  # the layer's output is of the same make as its input
 
 
+class Copy(NamedTuple):
+    """Events from `start` up to `stop` that happen once more, from `first` on, without those at the places `gone`."""
+
+    start: int
+    stop: int
+    first: int
+    gone: list[int]
+
+    @property
+    def last(self) -> int:
+        return self.place(self.stop)
+
+    def place(self, at: int) -> int:
+        return at + self.first - self.start - bisect(self.gone, at)
+
+
 class Notes:
     """Kept while layers are walked that stand for others."""
 
@@ -40,6 +57,7 @@ class Notes:
         self.handed: dict[int, Handed] = {}  # by stand-in
         self.borders: dict[int, tuple[Any, ...]] = {}  # by the number of the mark: the gradients on their way to another span
         self.kept: dict[int, list[int]] = {}  # by the number of the mark: blocks that variables of a loop over layers hold
+        self.copies: list[Copy] = []
         self.inside = 0  # how many layers of the period that runs are still to come
         self.stand_in = -1  # for the input of that period
 
@@ -70,16 +88,6 @@ class Notes:
     def keep(self, r: Recorder, held: Iterable[Tensor]) -> None:
         """What variables of a loop over layers hold at the mark just made."""
         self.kept[len(r.marks) - 1] = [-1 if one.storage is None else one.storage.id for one in held]
-
-    def again(self, marks: range, low: int, shift: int, away: int) -> None:
-        """A stretch of the walk happens once more: `marks` are its own, `low` the first number of its blocks; `shift` and `away` are how
-        far the numbers of blocks and marks move."""
-        for id, (block, make, out, alike) in tuple(self.handed.items()):
-            if low <= id < low + shift:
-                self.handed[id + shift] = Handed(block + shift, make, out + shift, alike)
-        for mark in marks:
-            if mark in self.kept:
-                self.kept[mark + away] = [id + shift if id >= low else id for id in self.kept[mark]]
 
     def cross(self, mark: int, buffers: dict[Any, Tensor]) -> None:
         """Backward goes from one span to another."""
@@ -179,12 +187,13 @@ class Ledger:
     """Finds for every `Free` that reaches over a span's border which run it happens in."""
 
     def __init__(self, r: Recorder, notes: Notes, found: list[Span]) -> None:
-        self.r, self.notes, self.spans = r, notes, found
-        self.odd: dict[int, list[Odd]] = {span.first: [] for span in found}
+        self.r, self.notes = r, notes
+        self.spans = [span for span in found if not any(copy.first <= span.first < copy.last for copy in notes.copies)]
+        self.odd: dict[int, list[Odd]] = {span.first: [] for span in self.spans}
         self.owner = bytearray(r.next_id)
-        if any(span.group >= STAND_IN for span in found):
+        if any(span.group >= STAND_IN for span in self.spans):
             raise Unclear
-        for span in found:
+        for span in self.spans:
             self.owner[span.low : span.high] = bytes((span.group,)) * (span.high - span.low)
         for id in notes.handed:
             self.owner[id] = STAND_IN
@@ -195,10 +204,12 @@ class Ledger:
 
     def repeats(self) -> tuple[Repeat, ...]:
         at = 0
-        for span in self.spans:
-            self.outside(at, span.first)
-            self.inside(span)
-            at = span.last
+        stretches: list[Span | Copy] = [*self.spans, *self.notes.copies]
+        for one in sorted(stretches, key=lambda one: one.first):
+            self.outside(at, one.first)
+            if isinstance(one, Span):
+                self.inside(one)
+            at = one.last
         self.outside(at, len(self.r.events))
         for span, gradients in self.gradients:
             self.passed_down(span, gradients)
@@ -206,7 +217,19 @@ class Ledger:
         at_home = self.expected - self.left  # freed by their own layer, or never
         if self.left - self.expected or (at_home and any(type(event) is Free and event.id in at_home for event in self.r.events)):
             raise Unclear
-        return tuple(Repeat(span.first, span.last, span.times, tuple(sorted(self.odd[span.first]))) for span in self.spans)
+        own = [Repeat(span.first, span.last, span.times, tuple(sorted(self.odd[span.first]))) for span in self.spans]
+        return tuple(sorted([*own, *(again for copy in self.notes.copies for again in self.once_more(copy, own))]))
+
+    def once_more(self, copy: Copy, own: list[Repeat]) -> Iterator[Repeat]:
+        """What the spans of a stretch are in its copy."""
+        for first, last, times, odd in own:
+            if copy.start <= first < copy.stop:
+                yield Repeat(
+                    copy.place(first),
+                    copy.place(last),
+                    times,
+                    tuple(Odd(copy.place(place), run, instead) for place, run, instead in odd if place not in copy.gone),
+                )
 
     def crossing(self, first: int, last: int, group: int) -> list[tuple[int, int, int]]:
         """(place, block, its owner) of what is freed and was not made here."""
@@ -236,7 +259,8 @@ class Ledger:
                 handed = self.notes.handed[id]
                 if not handed.alike or not (backward or span.phase in UPWARD):
                     raise Unclear
-                self.r.events[place] = NOTHING
+                for at in (place, *(copy.place(place) for copy in self.notes.copies if copy.start <= place < copy.stop)):
+                    self.r.events[at] = NOTHING
                 odd.append(Odd(place, run, self.neighbours(span, handed.out)))
                 continue
             if owner:

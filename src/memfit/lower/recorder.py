@@ -265,12 +265,6 @@ class Recorder:
         self._next_id += 1
         return self._next_id - 1
 
-    def reserve_ids(self, low: int) -> int:
-        """Room for a stretch of events that begins at id `low` to stand once more: by how much its ids move."""
-        shift = self._next_id - low
-        self._next_id += shift
-        return shift
-
     def adopt(self, id: int, tensor: Tensor) -> Storage:
         """A storage for a block whose `Alloc` is written already."""
         return Storage(id, tensor.format.bytes(tensor.count), self.write)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from collections.abc import Mapping
 
 from memfit import kernels
@@ -10,6 +9,7 @@ from memfit.formats import FP32
 from memfit.lower import ops, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
+from memfit.lower.compact import Copy
 from memfit.lower.context import Context, context, leave_autocast
 from memfit.lower.layouts import engine_of
 from memfit.lower.layouts.base import ROOT
@@ -81,48 +81,35 @@ def run_step(body: Body, stepper: Stepper, pipeline: Pipeline | None, step: int,
 
 
 class Stretch:
-    """The micro-batches of a step that began without gradients. A later step that begins so repeats them: the same events
-    under new numbers, without what stays for good (a workspace), and with its own gradients left behind."""
+    """The micro-batches of a step that began without gradients. A later step that begins so repeats them: the same events and blocks, which
+    are all free again, without what stays for good (a workspace), and with its own gradients left behind."""
 
     def __init__(self, r: Recorder, begin: int, place: int, leaves: list[Tensor]) -> None:
-        self.events, self.marks, self.marked = r.events[begin:], range(place, len(r.marks)), r.marked[place:]
-        self.gradients = [
-            tensor.grad.storage.id if tensor.grad is not None and tensor.grad.storage is not None else None for tensor in leaves
-        ]
-        born: dict[int, int] = {}  # what is never freed, and where it was made
-        for at, event in enumerate(self.events):
-            if type(event) is Alloc:
-                born[event[0]] = at
-            elif type(event) is Free:
-                born.pop(event[0], None)
-        staying = sorted(at for id, at in born.items() if id not in self.gradients)
-        for at in reversed(staying):
-            del self.events[at]
-        self.places = [mark - begin - bisect(staying, mark - begin) for mark in r.marks[place:]]
-        self.low = next((event[0] for event in r.events[begin:] if type(event) is Alloc), 0)
+        self.begin, self.end, self.marks = begin, len(r.events), range(place, len(r.marks))
+        self.gradients = [None if tensor.grad is None or tensor.grad.storage is None else tensor.grad.storage.id for tensor in leaves]
+        own = r.events[begin:]
+        made = {event[0]: at for at, event in enumerate(own, begin) if type(event) is Alloc}
+        staying = made.keys() - {event[0] for event in own if type(event) is Free} - set(self.gradients)
+        self.gone = sorted(made[id] for id in staying)
 
     def again(self, r: Recorder, leaves: list[Tensor], step: int) -> None:
-        shift, low, begin = r.reserve_ids(self.low), self.low, len(r.events)
-        if r.notes is not None:
-            r.notes.again(self.marks, low, shift, len(r.marks) - self.marks.start)
-        new = tuple.__new__  # by place, and past the constructors: this is a tenth of a question for the live peak
-        r.events += [
-            new(Alloc, (event[0] + shift, *event[1:]))
-            if type(event) is Alloc
-            else (event if event[0] < low else new(Free, (event[0] + shift, event[1])))
-            if type(event) is Free
-            else event
-            for event in self.events
-        ]
-        for place in self.places:
-            mark = self.events[place]
+        copy = Copy(self.begin, self.end, len(r.events), self.gone)
+        at = self.begin
+        for gone in (*self.gone, self.end):
+            r.events += r.events[at:gone]
+            at = gone + 1
+        for number in self.marks:
+            mark = r.events[r.marks[number]]
             assert isinstance(mark, Mark)
-            r.events[begin + place] = mark._replace(step=step)
-        r.marks += [begin + place for place in self.places]
-        r.marked += [number + shift for number in self.marked]
-        for tensor, number in zip(leaves, self.gradients, strict=True):
-            if number is not None:
-                tensor.grad = Tensor(tensor.shape, tensor.format, r.adopt(number + shift, tensor))
+            place = copy.place(r.marks[number])
+            r.events[place] = Mark(mark.phase, mark.where, step)
+            r.marks.append(place)
+            r.marked.append(r.marked[number])
+        if r.notes is not None:
+            r.notes.copies.append(copy)
+        for tensor, id in zip(leaves, self.gradients, strict=True):
+            if id is not None:
+                tensor.grad = Tensor(tensor.shape, tensor.format, r.adopt(id, tensor))
 
 
 def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: int) -> None:

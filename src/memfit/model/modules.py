@@ -40,24 +40,23 @@ class Module:
         """Weights that belong to this module itself."""
         return iter(())
 
-    def modules(self) -> Iterator[Module]:
-        """The modules held directly."""
-        for one in fields(self):
-            value = getattr(self, one.name)
-            for item in value if isinstance(value, tuple) else (value,):
-                if isinstance(item, Module):
-                    yield item
+    @cached_property
+    def children(self) -> tuple[Module, ...]:
+        """The modules held directly, found once."""
+        values = (getattr(self, one.name) for one in fields(self))
+        items = (item for value in values for item in (value if isinstance(value, tuple) else (value,)))
+        return tuple(item for item in items if isinstance(item, Module))
 
     def weights(self) -> Iterator[Weight]:
         yield from self.own()
-        for module in self.modules():
+        for module in self.children:
             yield from module.weights()
 
     def linears(self) -> Iterator[Linear]:
         """Every linear layer inside, itself included."""
         if isinstance(self, Linear):
             yield self
-        for module in self.modules():
+        for module in self.children:
             yield from module.linears()
 
 

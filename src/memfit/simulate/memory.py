@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import NamedTuple
 
 from memfit.errors import TapeError
+from memfit.simulate.peaks import peaks, spans
 from memfit.simulate.replay import Replay
-from memfit.tape import LONGEST, Alloc, Event, Free, Mark, Repeat, Tape
+from memfit.tape import LONGEST, NOTHING, Alloc, Event, Free, Mark, Repeat, Tape
 
 MOMENTS = ("load", "first step", "steady step", "longest batch", "evaluate", "save", "prefill", "decode")
 
@@ -94,7 +95,9 @@ def memory(tape: Tape, replay: Replay | None = None) -> Memory:
     if replay is not None and (tape.repeats or replay.oom is not None):
         raise TapeError("peaks of a replay belong to a flat tape that got through")
     if replay is None:
-        allocated, index, run, stretches, end = _peaks(tape)
+        found = peaks(tape)
+        allocated, index, run, end = found.allocated, found.at, found.run, found.end
+        stretches = [Stretch("", *phase, most) for phase, most in found.phases]
     else:
         allocated, index, run, end = replay.peak_allocated, replay.allocated_at, 0, replay.end_allocated
         stretches = [Stretch("", phase, step, peaks.allocated, peaks.reserved) for (phase, step), peaks in replay.phases.items()]
@@ -138,7 +141,9 @@ def blocks(tape: Tape, index: int, run: int = 0) -> Iterator[tuple[str, Alloc, i
                     fresh.add(id)
             elif type(event) is Free:
                 id = event[0]
-                live[id] = live.get(id, 0) - times
+                rest = live.pop(id, 0) - times
+                if rest:
+                    live[id] = rest
                 if id in fresh:
                     settled.add(id)
             elif type(event) is Mark and (event.phase, event.step) != phase:
@@ -200,72 +205,34 @@ def starred(where: str) -> str:
     return ".".join("*" if piece.isdigit() else piece for piece in where.split("."))
 
 
-def _segments(tape: Tape) -> Iterator[tuple[int, int, int, Sequence[Event]]]:
-    """(index of the first event, number of the first run, runs, events) of all stretches, repeated or not, without gaps."""
-    at = 0
-    for repeat in tape.repeats:
-        if at < repeat.first:
-            yield at, 0, 1, tape.events[at : repeat.first]
-        for run, times, events in repeat.runs(tape.events):
-            yield repeat.first, run, times, events
-        at = repeat.last
-    if at < len(tape.events):
-        yield at, 0, 1, tape.events[at:]
-
-
 def _until(tape: Tape, index: int, run: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """(times, events) for all that has happened after event `index` in its `run`."""
-    for first, before, times, events in _segments(tape):
-        if first + len(events) <= index or (first <= index and before + times <= run):
-            yield times, events
-        elif first <= index:
-            yield run - before + 1, events[: index - first + 1]
-            if run > before:
-                yield run - before, events[index - first + 1 :]
+    """(times, events) for all that has happened after event `index` in its `run`; of a span first what its runs have in common."""
+    for span in spans(tape):
+        ended = span.last <= index
+        before, behind = (
+            (span.times, span.times) if ended else (run + 1, run)
+        )  # runs that reached an event, at `index` or before it, or behind
+        events: Sequence[Event] = tape.events[span.first : span.last]
+        odd = span.odd if span.times > 1 else ()
+        if odd:
+            events = list(events)
+            for one in odd:
+                events[one.place - span.first] = NOTHING
+        if ended:
+            yield before, events
+        else:
+            yield before, events[: index + 1 - span.first]
+            if behind:
+                yield behind, events[index + 1 - span.first :]
+        for one in odd:
+            runs = before if one.place <= index else behind
+            own = int(runs > (0 if one.run == 0 else span.times - 1))
+            if own:
+                yield own, (tape.events[one.place],)
+            if runs > own:
+                yield runs - own, (one.instead,)
+        if not ended:
             return
-
-
-def _peaks(tape: Tape) -> tuple[int, int | None, int, list[Stretch], int]:
-    """(peak, its event, its run, peaks of the phases, what is left): one pass over the events.
-
-    In a span that stands for `times` runs, each run starts `net` higher than the one before: its peak is that of the last run if
-    `net` is positive, of the first one otherwise.
-    """
-    sizes: dict[int, int] = {}
-    live = peak = top = 0  # top: the peak of the phase under way
-    index: int | None = None
-    run = 0
-    phase: tuple[str, int] = ("", 0)
-    done: list[Stretch] = []
-    for first, number, times, events in _segments(tape):
-        start, before, inner, at = live, top, live, first
-        for place, event in enumerate(events, first):
-            if type(event) is Alloc:
-                sizes[event[0]] = size = event[1] + 511 & -512  # by place: a name costs as much as the sum
-                live += size
-                if live > inner:
-                    inner, at = live, place
-            elif type(event) is Free:
-                live -= sizes[event[0]]
-            elif type(event) is Mark and (event.phase, event.step) != phase:
-                if times > 1 and place > first:
-                    raise TapeError(f"event {place}: a repeated span goes from one phase to another")
-                if inner > peak:
-                    peak, index, run = inner, at, number
-                if phase[0] or inner:
-                    done.append(Stretch("", *phase, max(before, inner)))
-                phase = (event.phase, event.step)
-                before = inner = live
-        rise = (times - 1) * (live - start)
-        if rise > 0:
-            inner += rise
-        if inner > peak:
-            peak, index, run = inner, at, number + (times - 1 if rise > 0 else 0)
-        top = max(before, inner)
-        live += rise
-    if phase[0] or top:
-        done.append(Stretch("", *phase, top))
-    return peak, index, run, done, live
 
 
 def _named(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
