@@ -139,10 +139,11 @@ class PP(Layout):
     """Pipeline parallelism: every rank holds some of the layers."""
 
     schedule: str = option(
-        "1f1b", "order of the micro-batches", choices=("1f1b", "gpipe", "interleaved", "zero-bubble"), tries=("1f1b", "interleaved")
-    )
+        "1f1b", "order of the micro-batches (torch's: `bfs` is LoopedBFS, `zero-bubble` InterleavedZeroBubble, `zbv` ZBVZeroBubble)",
+        choices=("1f1b", "gpipe", "interleaved", "bfs", "zero-bubble", "zbv"), tries=("1f1b", "interleaved"),
+    )  # fmt: skip
     micro_batches: int = option(0, "micro-batches of a step; 0: as many as stages", low=0, high=2**20)
-    virtual: int = option(1, "stages on each rank (interleaved)", low=1, high=1024, tries=(1, 2))
+    virtual: int = option(1, "stages on each rank, where the schedule takes several", low=1, high=1024, tries=(1, 2))
     stages: str = option("", "layers of each stage, with slashes, like `9/10/10/3`; empty: as evenly as may be")
 
 

@@ -26,7 +26,10 @@ WORST, MEDIAN, PART, RESERVED, LEAST = 0.005, 0.0005, 0.01, 0.02, 4 * 2**20
 # Before it is reduced, the trace takes a gradient for something that passes; what tensor parallelism sums up or gathers is what comes next,
 PASSING = ("gradients", "activations", "temporaries")
 PARTS = (("weights",), ("optimizer",), ("communication",), ("logits",), PASSING)
-TENSOR_PARTS = (("weights",), ("optimizer",), ("logits", "communication", *PASSING))
+TOGETHER: dict[str, tuple[tuple[str, ...], ...]] = {
+    "tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
+    "pp": (("weights",), ("optimizer",), ("communication",), ("logits", *PASSING)),
+}
 
 MIXED = "param-dtype=bf16,reduce-dtype=fp32"
 FULL: dict[str, Any] = {"checkpointing": "full"}
@@ -53,11 +56,12 @@ class Row:
 
     @property
     def config(self) -> dict[str, Any]:
-        return (SPLIT if self.kind == "tp" else SMALL)[self.model]
+        config = (SPLIT if self.kind in TOGETHER else SMALL)[self.model]
+        return {**config, "num_hidden_layers": 6} if self.kind == "pp" else config
 
     @property
     def job(self) -> Job:
-        return Job(**{"batch": 2, "seq": 128, **({"clip": 0.0} if self.kind == "tp" else {}), **self.options})
+        return Job(**{"batch": 2, "seq": 128, **({"clip": 0.0} if self.kind in TOGETHER else {}), **self.options})
 
     @property
     def strategy(self) -> Strategy:
@@ -106,6 +110,18 @@ CUT_JOBS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
+STAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "pp=2", {}), ("qwen3", "pp=4", FULL), ("mistral", "pp=3,stages=3/2/1", AUTO), ("qwen2-tied", "pp=2,micro-batches=6", {"batch": 1, "seq": 256}),
+    ("llama", "pp=2,schedule=gpipe", {}), ("qwen2-tied", "pp=3,schedule=gpipe,micro-batches=5", AUTO16),
+    ("llama-biased", "pp=2,schedule=gpipe,micro-batches=4", OLD | {"precision": "fp32"}),
+    ("llama", "pp=2,schedule=interleaved,virtual=2,micro-batches=4", {}), ("qwen3", "pp=3,schedule=interleaved,virtual=2", FULL | AUTO),
+    ("mistral", "pp=2,schedule=bfs,virtual=3", {}), ("qwen2", "pp=3,schedule=bfs,virtual=2", FULL), ("llama", "pp=2,schedule=zero-bubble,virtual=2", {}),
+    ("qwen3", "pp=3,schedule=zero-bubble,virtual=2,micro-batches=6", {"optimizer": "sgd"}),
+    ("llama-biased", "pp=4,schedule=zero-bubble,micro-batches=8", {"precision": "fp32", "optimizer": "sgd"}),
+    ("llama", "pp=2,schedule=zbv,virtual=2", {}), ("mistral", "pp=3,schedule=zbv,virtual=2,micro-batches=5", {"optimizer": "adamw_fused", "clip": 1.0}),
+)  # fmt: skip
+
+
 def crossed(kind: str, models: tuple[str, ...], uses: tuple[str, ...], jobs: tuple[dict[str, Any], ...]) -> Iterator[Row]:
     """Every layout meets some of the jobs, its neighbours others, the families in turn."""
     for place, use in enumerate(uses):
@@ -131,6 +147,7 @@ def rows() -> Iterator[Row]:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)
     yield from crossed("tp", tuple(SPLIT), CUT, CUT_JOBS)
+    yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
 
 
 def groups(table: Sequence[Row]) -> list[list[Row]]:
@@ -186,7 +203,7 @@ def side(row: Row, rank: int, written: Tape) -> Side:
     whole = real.allocated - 2 * kernels.cublas_workspace()
     off = (ours.allocated - real.allocated) / whole
     wrong = [f"the peak by {100 * off:+.2f} %"] if abs(off) > WORST else []
-    for parts in TENSOR_PARTS if row.strategy.tp is not None else PARTS:
+    for parts in TOGETHER.get(row.kind, PARTS):
         apart = sum(ours.parts.get(part, 0) - real.parts.get(part, 0) for part in parts) / whole
         wrong += [f"{' '.join(parts)} by {100 * apart:+.2f} %"] if abs(apart) > PART else []
     held, reserved = replay(written).peak_reserved, replay(traced).peak_reserved

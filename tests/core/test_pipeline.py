@@ -133,6 +133,36 @@ def test_the_stages_share_the_model(pp: PP, tied: bool) -> None:
     assert weights == 2 * whole
 
 
+@given(size=st.integers(2, 6), virtual=st.integers(1, 3), groups=st.integers(1, 3), schedule=st.sampled_from(("bfs", "zero-bubble", "zbv")))
+@settings(max_examples=40, deadline=None)
+def test_every_weight_gets_its_gradient_once(size: int, virtual: int, groups: int, schedule: str) -> None:
+    """Forward, then the gradient of what came in, then those of the weights, of every micro-batch in every chunk."""
+    pp = PP(size=size, schedule=schedule, virtual=2 if schedule == "zbv" else virtual, micro_batches=groups * size)
+    for rank in range(size):
+        order = turns(pp, rank, groups * size)
+        for chunk in range(pp.virtual):
+            for micro in range(groups * size):
+                own = [("forward" if turn.forward else turn.part) for turn in order if (turn.chunk, turn.micro) == (chunk, micro)]
+                assert own == (["forward", "whole"] if schedule == "bfs" else ["forward", "input", "weight"])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "bfs", "interleaved", "zero-bubble", "zbv"])
+def test_short_tapes_of_torchs_stages_say_the_same(schedule: str) -> None:
+    pp = PP(size=2, schedule=schedule, virtual=1 if schedule in ("1f1b", "gpipe") else 2, micro_batches=4)
+    job = Job(batch=1, seq=128, optimizer="sgd")
+    for rank in range(2):
+        short, flat = (memory(lower(MODEL, job, Strategy(pp=pp, rank=rank), compact=compact)) for compact in (True, False))
+        assert short.parts == flat.parts
+
+
+def test_deferred_gradients_hold_more() -> None:
+    """`zero-bubble` keeps a micro-batch's activations until its weights have their gradients."""
+    held = [memory(lower(MODEL, Job(batch=1, seq=128, optimizer="sgd"), Strategy(pp=PP(size=4, schedule=one, virtual=2, micro_batches=8), rank=2))).allocated
+            for one in ("interleaved", "zero-bubble", "bfs")]  # fmt: skip
+    assert held[0] < held[2]
+    assert held[1] < held[2]
+
+
 def test_earlier_stages_hold_more() -> None:
     found = stages(PP(size=4, micro_batches=8))
     assert found[1].allocated > found[2].allocated  # the ends have tables beside their layers
@@ -206,6 +236,7 @@ def test_a_hundred_thousand_gpus_are_no_more_work() -> None:
         (Strategy(pp=PP(size=4, virtual=2)), "2 stages on a rank take turns"),
         (Strategy(pp=PP(size=4, virtual=2, schedule="interleaved", micro_batches=6)), "4 stages do not divide 6 micro-batches"),
         (Strategy(pp=PP(size=4, schedule="zero-bubble")), "no formula yet for the schedule"),
+        (Strategy(pp=PP(size=4, schedule="bfs")), "no formula yet for the schedule"),
         (Strategy(pp=PP(size=4, schedule="gpipe", micro_batches=2**20)), "in flight"),
         (Strategy(cp=CP(size=8, style="ulysses")), "8 ranks do not divide the 4 heads of a rank"),
         (Strategy(cp=CP(size=3)), "256 tokens are no multiple of 6"),

@@ -1,8 +1,7 @@
-"""A stage of a pipeline: its micro-batches in the order of the schedule, what it receives and sends, and what is in flight.
+"""A stage of Megatron's pipeline: its micro-batches in the order of the schedule, what it receives and sends, and what is in flight.
 
 Megatron takes a new buffer for everything that it receives and gives a stage's result back as soon as it is sent (megatron-core 0.16.1
-pipeline_parallel/schedules.py, p2p_communication.py). torch has a buffer for every micro-batch from the first step on, and keeps results until
-their backward (torch 2.13 distributed/pipelining/stage.py _setup_forward_recv_info, _create_grad_recv_info, forward_one_chunk).
+pipeline_parallel/schedules.py, p2p_communication.py). torch's is in `stages`.
 """
 
 from __future__ import annotations
@@ -19,23 +18,19 @@ from memfit.program import Program, Stage
 
 
 class Pipeline:
-    """`fresh`: buffers are new each time; else they stay."""
+    repeats = True  # every step is like the first
 
     def __init__(self, r: Recorder, program: Program, body: Body) -> None:
         assert program.stage is not None
         assert program.strategy.pp is not None
         self.r, self.program, self.body = r, program, body
         self.stage: Stage = program.stage
-        self.fresh = bool(program.engine)
         self.turns = turns(program.strategy.pp, self.stage.number, self.stage.micro_batches)
         self.passing: dict[tuple[int, int], tuple[Tensor | None, Tensor, Any]] = {}  # received, result, what nodes hold
         self.given: Tensor | None = None  # the last gradient received, and
         self.sent: Tensor | None = None  # the last one sent: variables of the schedule
-        self.staying: dict[tuple[bool, int, int], Tensor] = {}
 
     def step(self, step: int, tokens: int) -> None:
-        if not self.fresh:
-            self.stay(tokens)
         for turn in self.turns:
             (self.forward if turn.forward else self.backward)(turn, step, tokens)
         self.given = self.sent = None
@@ -54,22 +49,10 @@ class Pipeline:
             total *= one
         self.r.where = ""
         self.r.comm("recv", format.bytes(total), size, "pp")
-        if self.fresh:
-            return self.r.tensor(shape, format, "recv", "communication")
-        return self.staying[turn].detach()
+        return self.r.tensor(shape, format, "recv", "communication")
 
     def send(self, x: Tensor) -> None:
         self.r.comm("send", x.format.bytes(x.count), self.stage.count, "pp")
-
-    def stay(self, tokens: int) -> None:
-        """torch's buffers: one for each micro-batch, whatever is in flight."""
-        if self.staying:
-            return
-        shape, format = self.shape(tokens), FORMATS[self.program.hidden]
-        for number, chunk in enumerate(self.stage.chunks):
-            for forward in [one for one, there in ((True, not chunk.begins), (False, not chunk.ends)) if there]:
-                for micro in range(self.stage.micro_batches):
-                    self.staying[forward, number, micro] = self.r.tensor(shape, format, "recv", "communication")
 
     # --------------------------------------------------------------------------------------------------------------------- turns
     def forward(self, turn: Turn, step: int, tokens: int) -> None:
@@ -92,9 +75,8 @@ class Pipeline:
         ctx.returned.clear()
         if labels is None:
             self.send(out)
-            if self.fresh:  # pseudo-deallocated: its node is what counts
-                node, needs = out.node, out.needs
-                out = Tensor((1,), out.format, None, node, needs)
+            node, needs = out.node, out.needs
+            out = Tensor((1,), out.format, None, node, needs)  # pseudo-deallocated: its node is what counts
         kept, r.kept = r.kept, []
         self.passing[turn.chunk, turn.micro] = received, out, kept
 
@@ -115,4 +97,4 @@ class Pipeline:
         if received is not None:
             assert received.grad is not None
             self.send(received.grad)
-            self.sent = received.grad if self.fresh else None
+            self.sent = received.grad

@@ -17,6 +17,7 @@ from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.pipeline import Pipeline
 from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.lower.stages import Stages
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 
@@ -37,7 +38,7 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
-    steps, pipeline = engine.steps, Pipeline(r, program, body) if program.stage is not None else None
+    steps, pipeline = engine.steps, None if program.stage is None else (Pipeline if program.engine else Stages)(r, program, body)
     for step in range(steps):
         first = run_step(body, stepper, pipeline, step, job.seq, first)
     if job.longest:
@@ -49,7 +50,9 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     return body, stepper, scaler, buffers, pipeline
 
 
-def run_step(body: Body, stepper: Stepper, pipeline: Pipeline | None, step: int, tokens: int, first: Stretch | None) -> Stretch | None:
+def run_step(
+    body: Body, stepper: Stepper, pipeline: Pipeline | Stages | None, step: int, tokens: int, first: Stretch | None
+) -> Stretch | None:
     """One optimizer step on sequences of `tokens`; `first` is repeated where that says all. Returns what a later step can repeat."""
     r, program, job = body.r, body.program, body.program.job
     tokens //= program.strategy.size("cp")
@@ -68,7 +71,8 @@ def run_step(body: Body, stepper: Stepper, pipeline: Pipeline | None, step: int,
         for left in range(min(job.accumulate, MICRO_BATCHES) if pipeline is None else 0, 0, -1):
             body.engine.begin(left == 1)
             micro_batch(r, program, body, step, tokens)
-        alike = fresh and body.engine.repeats and not (body.programs.keeps_outputs or job.keep_outputs)
+        repeats = body.engine.repeats and (pipeline is None or pipeline.repeats)
+        alike = fresh and repeats and not (body.programs.keeps_outputs or job.keep_outputs)
         first = Stretch(r, begin, place, leaves) if alike else None
     r.mark("step", "", step)
     if job.clip and stepper.optimizer.when == "after" and body.engine.clips:

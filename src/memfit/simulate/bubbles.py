@@ -12,16 +12,17 @@ from statistics import fmean
 from memfit.lower.schedules import turns
 from memfit.simulate.time import Duration
 from memfit.strategy import PP
+from memfit.techniques.pp import LOOPED
 
 
-def standing(pp: PP, stage: int, micro_batches: int) -> float:
-    """For how many passes of the schedule each one on the stage's tape stands: long steady phases are cut short there."""
-    written = sum(turn.forward for turn in turns(pp, stage, micro_batches))
+def standing(pp: PP, stage: int, micro_batches: int, whole: bool) -> float:
+    """For how many passes of the schedule each one on the stage's tape stands: long steady phases are cut short there, unless it is `whole`."""
+    written = sum(turn.forward for turn in turns(pp, stage, micro_batches, whole=whole))
     return micro_batches * chunks(pp) / written
 
 
 def chunks(pp: PP) -> int:
-    return pp.virtual if pp.schedule == "interleaved" else 1
+    return pp.virtual if pp.schedule in LOOPED else 1
 
 
 def pipelined(stages: Sequence[Duration], pp: PP, micro_batches: int) -> Duration:

@@ -18,7 +18,7 @@ from memfit.simulate.memory import Memory
 from memfit.simulate.time import Calls, Duration, Spread, duration
 from memfit.strategy import Strategy
 from memfit.tape import Comm, Tape
-from memfit.techniques.pp import micro_batches
+from memfit.techniques.pp import DEFERRED, micro_batches
 
 
 def step_time(
@@ -26,7 +26,7 @@ def step_time(
 ) -> Duration | None:
     """`tapes`: of each stage, the first stage first."""
     known, pp = rates(cluster.gpu), strategy.pp
-    if known is None:
+    if known is None or (pp is not None and pp.schedule in DEFERRED):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
     many = 0 if pp is None or pp.size == 1 else micro_batches(pp, job)
@@ -37,7 +37,9 @@ def step_time(
     )  # fmt: skip
     if pp is None or not many:
         return timed(tapes[0])
-    stages = [one for stage, tape in enumerate(tapes) if (one := timed(tape, turns=standing(pp, stage, many))) is not None]
+    stages = [
+        one for stage, tape in enumerate(tapes) if (one := timed(tape, turns=standing(pp, stage, many, whole=job.hugging))) is not None
+    ]
     return pipelined(stages, pp, many) if len(stages) == pp.size else None
 
 

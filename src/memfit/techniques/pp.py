@@ -10,14 +10,27 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
-from memfit.strategy import PP
+from memfit.strategy import PP, Strategy
 from memfit.techniques.base import Technique
 
 MOST = 4096  # micro-batches in flight that are written down one by one
+LOOPED = ("interleaved", "bfs", "zero-bubble", "zbv")  # schedules of several stages on a rank
+DEFERRED = ("zero-bubble", "zbv")  # of those, whose backwards come in two parts
+PRECISIONS = ("bf16", "fp32", "autocast-bf16", "bf16-autocast")
+LOSSES = (4, 49)  # transformers whose loss functions stand apart
+# transformers' models of which a stage is the model without what others have: states go from layer to layer as they are.
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 
 
 def micro_batches(pp: PP, job: Job) -> int:
     return pp.micro_batches or (job.accumulate if job.accumulate > 1 else pp.size)
+
+
+def placed_at(pp: PP, number: int) -> tuple[int, ...]:
+    """Which stages are a rank's: every `size`-th, or, for a V, one on the way there and one on the way back."""
+    if pp.schedule == "zbv":
+        return number, 2 * pp.size - 1 - number
+    return tuple(turn * pp.size + number for turn in range(pp.virtual))
 
 
 def counts(pp: PP, layers: int) -> tuple[int, ...] | None:
@@ -43,15 +56,14 @@ def apply(program: Program) -> Program:
     entries: list[Entry] = []
     chunks: list[Chunk] = []
     layers: list[Layer] = []
-    for turn in range(pp.virtual):
-        index = turn * pp.size + number
+    for index in placed_at(pp, number):
         begin = sum(each[:index])
         own = model.layers[begin : begin + each[index]]
         fresh = placed(own, compact, every, begin) if program.entries else ()
         chunks.append(Chunk(len(entries), len(entries) + len(fresh), index == 0, index == len(each) - 1))
         entries += fresh
         layers += own
-    first, last = number == 0, number == pp.size - 1
+    first, last = any(chunk.begins for chunk in chunks), any(chunk.ends for chunk in chunks)
     model = replace(
         model, layers=tuple(layers), embed=model.embed if first else (), towers=model.towers if first else (), final=model.final if last else (),
         headless=not last, tied=model.tied and first and last,
@@ -65,18 +77,46 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def problems(program: Program) -> Iterator[Problem]:
-    pp, job, layers = program.strategy.pp, program.job, len(program.model.layers)
+    pp, job = program.strategy.pp, program.job
     assert pp is not None
-    each = counts(pp, layers)
-    total = pp.size * pp.virtual
-    if pp.schedule == "zero-bubble":
-        yield Problem(
-            message="no formula yet for the schedule `zero-bubble`", where="use pp.schedule", hint="`1f1b` holds as many micro-batches"
-        )
+    if program.engine and pp.schedule not in ("1f1b", "gpipe", "interleaved"):
+        message = f"no formula yet for the schedule `{pp.schedule}` of {job.framework}"
+        yield Problem(message=message, where="use pp.schedule", hint="`1f1b` holds as many micro-batches")
     if not program.engine:
-        yield Problem(message=f"no formula yet for a pipeline of {job.framework}", where="use pp", hint="`--framework megatron` has one")
-    if pp.virtual > 1 and pp.schedule != "interleaved":
+        yield from of_torch(job, program.strategy)
+        if job.hugging and program.model.family not in FAMILIES:
+            known = ", ".join(sorted(FAMILIES))
+            yield Problem(
+                message=f"no formula yet for stages of the family `{program.model.family}`", where="use pp", hint=f"one of {known}"
+            )
+    yield from turned(pp, job)
+    yield from layered(pp, len(program.model.layers))
+    if program.engine and pp.schedule == "gpipe":
+        yield from countable(pp, job)
+    if job.evaluate and program.engine:
+        yield Problem(message="no formula yet for an evaluation in a pipeline", where="job.evaluate")
+    if program.model.stored or not job.training:
+        yield Problem(message="no formula yet for a pipeline that generates or whose weights are blocks of a file", where="use pp")
+
+
+def turned(pp: PP, job: Job) -> Iterator[Problem]:
+    """Whether the schedule takes so many stages on a rank, and so many micro-batches."""
+    if pp.virtual > 1 and pp.schedule not in LOOPED:
         yield Problem(message=f"{pp.virtual} stages on a rank take turns", where="use pp.virtual", hint="`schedule=interleaved`")
+    if pp.schedule == "zbv" and pp.virtual != 2:
+        yield Problem(message="a V has two stages on every rank", where="use pp.virtual", hint="`virtual=2`")
+    count = micro_batches(pp, job)
+    if pp.micro_batches and job.accumulate not in (1, pp.micro_batches):
+        message = f"{pp.micro_batches} micro-batches, and {job.accumulate} to accumulate"
+        yield Problem(message=message, where="use pp.micro_batches", hint="they are the same: leave one away")
+    if ((pp.virtual > 1 and pp.schedule == "interleaved") or pp.schedule == "zero-bubble") and count % pp.size:
+        message = f"{pp.size} stages do not divide {count} micro-batches"
+        yield Problem(message=message, where="use pp.micro_batches", hint="interleaving wants that")
+
+
+def layered(pp: PP, layers: int) -> Iterator[Problem]:
+    """Whether there is a layer for every stage, and a stage for every layer."""
+    each, total = counts(pp, layers), pp.size * pp.virtual
     if each is None:
         yield Problem(message=f"`{pp.stages[:40]}` is no list of layers", where="use pp.stages", hint="like `9/10/10/3`")
     elif len(each) != total or sum(each) != layers:
@@ -85,22 +125,36 @@ def problems(program: Program) -> Iterator[Problem]:
     elif min(each) < 1:
         message = f"{total} stages are more than {layers} layers" if not pp.stages else "a stage without layers"
         yield Problem(message=message, where="use pp", hint="every stage has a layer at least")
-    count = micro_batches(pp, job)
-    if pp.micro_batches and job.accumulate not in (1, pp.micro_batches):
-        message = f"{pp.micro_batches} micro-batches, and {job.accumulate} to accumulate"
-        yield Problem(message=message, where="use pp.micro_batches", hint="they are the same: leave one away")
-    if pp.virtual > 1 and count % pp.size:
-        yield Problem(
-            message=f"{pp.size} stages do not divide {count} micro-batches", where="use pp.micro_batches", hint="interleaving wants that"
-        )
-    if pp.schedule == "gpipe" and count > MOST:
-        yield Problem(
-            message=f"{count} micro-batches in flight", where="use pp.micro_batches", hint="`1f1b` holds as many as there are stages"
-        )
-    if job.evaluate:
-        yield Problem(message="no formula yet for an evaluation in a pipeline", where="job.evaluate")
-    if program.model.stored or not job.training:
-        yield Problem(message="no formula yet for a pipeline that generates or whose weights are blocks of a file", where="use pp")
+
+
+def countable(pp: PP, job: Job) -> Iterator[Problem]:
+    if (count := micro_batches(pp, job)) > MOST:
+        message = f"{count} micro-batches in flight"
+        yield Problem(message=message, where="use pp.micro_batches", hint="`1f1b` holds as many as there are stages")
+
+
+def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
+    """torch's schedules over transformers' model cut by layers, for both producers. Where a backward comes in two parts torch recomputes a
+    checkpointed layer anew for each of its weights."""
+    pp = strategy.pp
+    assert pp is not None
+    yield from countable(pp, job)
+    others = [name for name, layout in strategy.uses() if name != "pp" and layout.size > 1]
+    plain = job.method == "full" and job.quantization == "none" and job.packing and job.loss == "plain" and job.zero_grad == "after_step"
+    fused = job.liger or job.unsloth or job.evaluate or job.keep_outputs or job.longest or job.merge
+    two = pp.schedule in DEFERRED and (job.checkpointing != "none" or job.autocast)
+    wrong = (
+        (not job.hugging, f"of {job.framework}", "use pp", "`--framework megatron` has one"),
+        (bool(others), f"beside `{'` and `'.join(others)}`", "use pp", "`--framework megatron` has one"),
+        (not plain or fused, "but of full training of packed sequences, with torch's own kernels and loss", "use pp", "`--method full`"),
+        (job.precision not in PRECISIONS, f"in precision `{job.precision}`", "job.precision", "one of " + ", ".join(PRECISIONS)),
+        (pp.schedule == "interleaved" and pp.virtual == 1, "that interleaves one stage on a rank", "use pp.virtual", "`virtual=2`"),
+        (two, f"that runs `{pp.schedule}` with checkpoints or autocast", "use pp.schedule", "`1f1b` or `interleaved`"),
+        (job.version("transformers") < LOSSES, "over a transformers whose models compute their loss", "job.versions", "4.49 and later"),
+    )
+    for one, what, where, hint in wrong:
+        if one:
+            yield Problem(message=f"no formula yet for a pipeline {what}", where=where, hint=hint)
 
 
 TECHNIQUE = Technique(

@@ -37,6 +37,7 @@ from memfit.trace import (
     ranks,
     runtime,
     serve,
+    stages,
     steps,
     trl,
     versions,
@@ -148,7 +149,9 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
         for one in steps.weights(model):
             steps.own(recorder, "weights", [one], paths.get(id(one), ""))
         recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
-        if job.training:
+        if job.training and options.strategy.pp is not None:
+            stages.train(recorder, model, job, options, plan)
+        elif job.training:
             steps.train(recorder, model, job, options, plan)
         else:
             serve.infer(recorder, model, job, options, plan)

@@ -14,11 +14,11 @@ import torch
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.strategy import ORDER, TP, Strategy
-from memfit.trace import collectives, cuda, flat, streams
+from memfit.trace import collectives, cuda, flat, stages, streams
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 
-SERVED = ("ddp", "fsdp", "tp", "cp")
+SERVED = ("ddp", "fsdp", "tp", "cp", "pp")
 ALONE = threading.Lock()  # a process has one default group
 
 
@@ -37,6 +37,8 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(message="the trace has no host for FSDP2 to offload to", where="use fsdp.offload", hint="leave it away")
     if strategy.cp is not None:
         yield from of_sequences(job, strategy)
+    if strategy.pp is not None:
+        yield from stages.refusals(job, strategy)
     if strategy.tp is not None:
         yield from of_tensors(job, strategy.tp)
         if strategy.ddp is not None and strategy.fsdp is None:
@@ -135,7 +137,7 @@ def followed(recorder: Recorder, mesh: Any) -> Iterator[None]:
     recorder.origin = origin
     for name in mesh.mesh_dim_names:
         recorder.groups[mesh.get_group(name).group_name] = name
-    with streams.followed(recorder), cuda.patched([*storages(recorder), *aside()]):
+    with streams.followed(recorder), cuda.patched([*storages(recorder), *aside(), *stages.settled(recorder)]):
         yield
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from memfit.strategy import FSDP, ONE, Strategy
-from memfit.trace import flat, tensors
+from memfit.trace import flat, stages, tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}
 
@@ -25,10 +25,12 @@ class Spread:
     @property
     def cuts(self) -> bool:
         """Whether a rank loads less than the whole model."""
-        return self.strategy.fsdp is not None or self.strategy.tp is not None
+        return any(one is not None for one in (self.strategy.fsdp, self.strategy.tp, self.strategy.pp))
 
     def cut(self, model: Any) -> Any:
         """Before it is loaded: only this rank's part will be."""
+        if self.strategy.pp is not None:
+            return stages.cut(model, self.strategy)
         if self.strategy.tp is not None:
             model = tensors.cut(model, base(model), self.strategy.tp, self.mesh["tp"])
         fsdp = self.strategy.fsdp

@@ -11,6 +11,7 @@ from memfit.lower.recorder import Recorder
 from memfit.program import Program
 from memfit.strategy import Strategy
 from memfit.techniques.base import TRACE
+from memfit.techniques.pp import DEFERRED
 
 
 def engine_of(r: Recorder, program: Program) -> Engine:
@@ -34,7 +35,10 @@ def kind(name: str) -> type[Engine]:
 
 
 def foldable(strategy: Strategy) -> bool:
-    """May one layer stand for all that are like it?"""
+    """May one layer stand for all that are like it? Not where the gradients of weights come later than those of activations: then a layer's graph goes
+    with that of the layers behind it."""
+    if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
+        return False
     return kind(named(strategy)).foldable(strategy)
 
 
