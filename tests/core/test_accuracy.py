@@ -366,7 +366,8 @@ def test_baselines_by_hand() -> None:
 def test_llmem_chooses_as_it_was_published() -> None:
     """Table 3 of the paper (data/llmem.md), four V100 of 16 GB, 512 tokens: six choices of eight. For OPT-2.7b and bloom-3b the paper takes
     tensor parallelism, since the others do not fit: its m_base was measured and is not published."""
-    from memfit.truth.baselines.llmem import OFFLOAD, choice
+    from memfit.plan.llmem import OFFLOAD
+    from memfit.truth.baselines.llmem import choice
 
     published = {
         "facebook/opt-1.3b": "ZeRO-3", "bigscience/bloom-1b1": "ZeRO-3", "microsoft/BioGPT-Large": "ZeRO-3", "bigcode/gpt_bigcode-santacoder": "ZeRO-3",

@@ -10,9 +10,9 @@ what the shards were cut from stays: the gaps are a good part of what such a run
 they measure.
 
 Collectives are asked for over lists of tensors, so that they copy all of them to or from a flat one on NCCL's stream, for which it is kept back when
-it is freed (torch 2.0 ProcessGroupNCCL.cpp allgather, reduce_scatter). The CPU runs ahead of the GPU through the forward, so none of these is used
-again there; it waits where overflow is looked for, behind every sum of gradients. Left out: the same of what tensor parallelism sums up, and a GPU
-that is faster than the CPU, as it may be with one short sequence.
+it is freed (torch 2.0 ProcessGroupNCCL.cpp allgather, reduce_scatter), until the next collective here: Python's hooks around every operation keep the
+CPU busy, and LLMem's measured models ask nvidia-smi in every layer (real_models/). Left out: a CPU that runs ahead, with which all that a forward
+gathered through would wait for the first sum of gradients, at most as much again as the 16-bit weights.
 """
 
 from __future__ import annotations
@@ -269,6 +269,7 @@ class Gemini(Engine):
     def flat(self, op: str, chunk: Chunk) -> None:
         """A collective over a list of tensors."""
         size = self.format.bytes(chunk.size)
+        self.r.write(Sync(COMPUTE, NCCL))
         flat = self.lent(size, "flatten", "communication")
         self.r.comm(op, size, chunk.ranks, self.group(chunk))
         del flat

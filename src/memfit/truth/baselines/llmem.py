@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from memfit.hardware import GPU, context
 from memfit.job import Job
 from memfit.model.modules import Embedding, Model
+from memfit.plan.llmem import METHODS, Way, chosen
 from memfit.strategy import Strategy
 from memfit.truth.baselines.base import Baseline
 
 PAGE = 2 << 20
 B16, B32 = 2, 4
 WIDE_LOGITS = ("codegen", "gpt_neo")  # compute them in fp32
-METHODS = ("DP", "ZeRO-3", "TP", "DP+TP")
-OFFLOAD = "CPU offload"
-GATHERING = 1.5  # ZeRO-3 needs that many times plain data parallelism's communication
 
 
 def paged(size: int) -> int:
@@ -108,11 +106,9 @@ def largest(model: Model, seq: int, gpu: GPU, layout: tuple[str, int, int]) -> i
 
 
 def choice(model: Model, seq: int, gpu: GPU, gpus: int, tensors: int = 2) -> str:
-    """Algorithm 1: the method that puts the most sequences through; ties in the order of `METHODS`. `tensors` of DP+TP."""
-    weights = {"DP": gpus * GATHERING, "ZeRO-3": gpus, "TP": 1, "DP+TP": gpus // tensors}
-    scores = {method: weights[method] * largest(model, seq, gpu, (method, gpus, tensors)) for method in METHODS}
-    best = max(METHODS, key=lambda method: scores[method])
-    return best if scores[best] else OFFLOAD
+    """What Algorithm 1 takes by these formulas; `tensors` of DP+TP."""
+    data = {"DP": gpus, "ZeRO-3": gpus, "TP": 1, "DP+TP": gpus // tensors}
+    return chosen(Way(method, largest(model, seq, gpu, (method, gpus, tensors)), data[method]) for method in METHODS)
 
 
 BASELINE = Baseline(name="LLMem", cite="Kim et al., LLMem, IJCAI 2024, arXiv 2404.10933", estimate=estimate, spread=spread)

@@ -1,0 +1,99 @@
+"""LLMem's Algorithm 1 (Kim et al., IJCAI 2024, arXiv 2404.10933) as a policy: of the ways to spread a training job, the one that puts the most
+sequences through at once, whatever its links; it knows no time. Whose memory a way's batch comes from is the caller's: LLMem's formulas
+(`truth/baselines/llmem.py`) or memfit's own (`ways`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from memfit.errors import InputError
+from memfit.estimate import estimate
+from memfit.hardware import Cluster, usable
+from memfit.job import Job
+from memfit.model.modules import Model
+from memfit.simulate.replay import replay
+from memfit.strategy import Strategy
+
+METHODS = ("DP", "ZeRO-3", "TP", "DP+TP")  # the earlier of two that score alike is taken
+OFFLOAD = "CPU offload"  # where none has room for one sequence
+GATHERING = 1.5  # ZeRO-3 needs that many times plain data parallelism's communication
+MOST = 1024  # sequences of one rank: no GPU of this choice has room for more
+
+
+class Way(NamedTuple):
+    """`batch`: the most sequences of one rank that fit, 0 where not even one does; `data`: ranks that see sequences of their own."""
+
+    method: str
+    batch: int
+    data: int
+    strategy: Strategy | None = None
+
+    @property
+    def score(self) -> float:
+        """Sequences in a step, weighed by what plain data parallelism saves of communication."""
+        return self.batch * self.data * (GATHERING if self.method == "DP" else 1.0)
+
+
+def ranked(ways: Iterable[Way]) -> list[Way]:
+    """The best first, without those that do not fit: none left means offload."""
+    return sorted((way for way in ways if way.batch), key=lambda way: (-way.score, METHODS.index(way.method)))
+
+
+def chosen(ways: Iterable[Way]) -> str:
+    """The method that the algorithm names."""
+    return next((way.method for way in ranked(ways)), OFFLOAD)
+
+
+def method_of(strategy: Strategy) -> str | None:
+    """Which of its methods a strategy is; None: none of them. Weights are gathered by FSDP, by ZeRO-3 and by Gemini alike."""
+    names = {name for name, layout in strategy.uses() if layout.size > 1}
+    gathers = (
+        (strategy.fsdp is not None and strategy.fsdp.reshard)
+        or (strategy.zero is not None and strategy.zero.stage == 3)
+        or strategy.gemini is not None
+    )
+    if names == {"tp"}:
+        return "TP"
+    if names == {"ddp"}:
+        return "DP"
+    if gathers and names <= {"fsdp", "zero", "gemini", "tp"}:
+        return "DP+TP" if "tp" in names else "ZeRO-3"
+    return None
+
+
+def ways(model: Model, job: Job, cluster: Cluster, strategies: Sequence[Strategy]) -> list[Way]:
+    """What memfit says of each strategy that is one of the algorithm's methods; those that a job cannot have put nothing through."""
+    found: list[Way] = []
+    for strategy in strategies:
+        method = method_of(strategy)
+        if method is not None:
+            found.append(Way(method, largest(model, job, cluster, strategy), strategy.data, strategy))
+    return found
+
+
+def largest(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> int:
+    """The last batch, counted up from 1, that gets through; it is sought by doubling and halving."""
+    if not gets_through(model, job, cluster, strategy, 1):
+        return 0
+    good, bad = 1, 2
+    while bad <= MOST and gets_through(model, job, cluster, strategy, bad):
+        good, bad = bad, 2 * bad
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if gets_through(model, job, cluster, strategy, middle) else (good, middle)
+    return good
+
+
+def gets_through(model: Model, job: Job, cluster: Cluster, strategy: Strategy, batch: int) -> bool:
+    """Whether the allocator serves every request in what the middle of context and NCCL leaves of the GPU: LLMem's answer has no band."""
+    try:
+        said = estimate(model, replace(job, batch=batch), cluster, strategy)
+    except InputError:
+        return False
+    left = usable(cluster.gpu) - said.outside
+    return said.held <= left or replay(said.memory.tape, capacity=max(0, left)).oom is None
+
+
+__all__ = ["GATHERING", "METHODS", "OFFLOAD", "Way", "chosen", "gets_through", "largest", "method_of", "ranked", "ways"]
