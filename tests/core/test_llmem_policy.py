@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 from tests.core.test_gemini import JOB, METHODS, built
 
+from memfit.hardware import parse_cluster
 from memfit.plan.llmem import OFFLOAD, Way, chosen, method_of, ranked, ways
+from memfit.plan.planning import Wish, plan
+from memfit.plan.space import Work
 from memfit.strategy import strategy_from
 from memfit.words import cluster_of
 
@@ -50,3 +53,18 @@ def test_choices_as_published(name: str, taken: str) -> None:
     """Table 3 of the paper, among them the two that LLMem's formulas miss without its measured base (test_accuracy)."""
     found = ways(built(name), JOB, cluster_of("4xv100-sxm2-16gb", ""), [strategy_from(words, 4) for words in METHODS.values()])  # type: ignore[arg-type]
     assert chosen(found) == taken
+
+
+def test_a_plan_may_be_made_by_it() -> None:
+    """Each layout of the algorithm's methods with its largest micro-batch, most sequences first; others are not looked at."""
+    cluster = parse_cluster("4xrtx-3060-12gb")
+    named = tuple(strategy_from(words, 4) for words in (["ddp=4"], ["fsdp=4"], ["fsdp=4,reshard=no"], ["zero=4,stage=2"]))
+    axes = {"method": ("full",), "checkpointing": ("none", "full"), "optimizer": ("adamw_fused",)}
+    work = Work(
+        model=built("openai-community/gpt2"), job=JOB.replace(reentrant=False, versions=""), axes=axes, sequences=64, strategies=named
+    )
+    found = plan(work, cluster, Wish(policy="llmem"))
+    assert [row.kind.layout for row in found.rows] == ["ddp", "fsdp"]
+    assert {row.estimate.job.checkpointing for row in found.rows} == {"full"}
+    scores = [row.estimate.job.batch * 4 * factor for row, factor in zip(found.rows, (1.5, 1.0), strict=True)]
+    assert scores == sorted(scores, reverse=True)

@@ -9,10 +9,12 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from memfit.errors import InputError
-from memfit.estimate import estimate
+from memfit.estimate import Estimate, estimate
 from memfit.hardware import Cluster, usable
 from memfit.job import Job
 from memfit.model.modules import Model
+from memfit.plan.search import Found, Search
+from memfit.plan.space import turned
 from memfit.simulate.replay import replay
 from memfit.strategy import Strategy
 
@@ -87,13 +89,39 @@ def largest(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> int
 
 
 def gets_through(model: Model, job: Job, cluster: Cluster, strategy: Strategy, batch: int) -> bool:
-    """Whether the allocator serves every request in what the middle of context and NCCL leaves of the GPU: LLMem's answer has no band."""
+    """Whether a step of so many sequences does; what is refused does not."""
     try:
-        said = estimate(model, replace(job, batch=batch), cluster, strategy)
+        return served(estimate(model, replace(job, batch=batch), cluster, strategy), cluster)
     except InputError:
         return False
+
+
+def served(said: Estimate, cluster: Cluster) -> bool:
+    """Whether the allocator serves every request in what the middle of context and NCCL leaves of the GPU: LLMem's answer has no band."""
     left = usable(cluster.gpu) - said.outside
     return said.held <= left or replay(said.memory.tape, capacity=max(0, left)).oom is None
 
 
-__all__ = ["GATHERING", "METHODS", "OFFLOAD", "Way", "chosen", "gets_through", "largest", "method_of", "ranked", "ways"]
+def solve(search: Search) -> Sequence[Found]:
+    """Of the space's layouts those that are its methods, each with its largest micro-batch, under checkpoints where there is a choice."""
+    space, best = search.space, dict[Way, Found]()
+    if not space.kernels:
+        return []
+    job = next((one for one in space.kernels if one.checkpointing == "full"), space.kernels[0])
+    for place, strategy in enumerate(space.strategies):
+        method = method_of(strategy)
+        for size, times in sorted(search.batches[place], reverse=True) if method is not None else ():
+            asked = space.work.job_of(job, space.optimizers[0], size, times)
+            try:
+                said = estimate(space.work.model, asked, space.cluster, turned(strategy, times))
+            except InputError:
+                continue
+            search.counted.replayed += 1
+            if served(said, space.cluster):
+                best[Way(method or "", size, strategy.data, strategy)] = Found(kind=search.kind(job, place), estimate=said)
+                break
+    search.taken += [best[way] for way in ranked(best)]
+    return search.taken
+
+
+__all__ = ["GATHERING", "METHODS", "OFFLOAD", "Way", "chosen", "gets_through", "largest", "method_of", "ranked", "served", "solve", "ways"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from memfit.plan import llmem
 from memfit.plan.search import Found, Search
 from memfit.registry import Registry
 
@@ -27,5 +28,8 @@ def fastest(search: Search) -> Sequence[Found]:
 
 
 POLICIES.add("fastest", Policy(name="fastest", help="least time of a step that fits: exact, by bounds", solve=fastest))
+POLICIES.add(
+    "llmem", Policy(name="llmem", help="the most sequences at once that get through, as LLMem's Algorithm 1 counts them", solve=llmem.solve)
+)
 
 __all__ = ["POLICIES", "Policy"]
