@@ -30,6 +30,7 @@ from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
 from memfit.techniques.base import TRACE
+from memfit.techniques.pp import alike
 
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
@@ -92,14 +93,23 @@ class Estimate:
         inference, a trace, no GPU or link named."""
         if self.cluster is None or self.script or not self.job.training or self.source != "formula":
             return None
-        ranks = [rank for rank, _ in self.strategy.distinct()]
-        tapes = [
-            self.memory.tape
-            if (self.memory.tape.repeats or self.memory.reserved is None) and rank == self.strategy.rank
-            else lower(self.model, self.job, dataclasses.replace(self.strategy, rank=rank), self.cluster, compact=True)
-            for rank in ranks
-        ]
-        return step_time(tapes, self.memory, self.cluster, self.job, self.strategy, self.parameters.trainable, self.model.dtype)
+        pp, ranks = self.strategy.pp, [rank for rank, _ in self.strategy.distinct()]
+        stages = alike(pp, len(self.model.layers)) if pp is not None and pp.size > 1 else (0,)
+        tapes = {
+            stage: self.memory.tape
+            if self.memory.tape.repeats and ranks[stage] == self.strategy.rank
+            else lower(self.model, self.job, dataclasses.replace(self.strategy, rank=ranks[stage]), self.cluster, compact=True)
+            for stage in dict.fromkeys(stages)
+        }
+        return step_time(
+            [(stage, tapes[stage]) for stage in stages],
+            self.memory,
+            self.cluster,
+            self.job,
+            self.strategy,
+            self.parameters.trainable,
+            self.model.dtype,
+        )
 
     @cached_property
     def generation(self) -> Generation | None:

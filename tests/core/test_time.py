@@ -18,6 +18,7 @@ from memfit.simulate.generating import LAUNCH, generation
 from memfit.simulate.time import Duration, duration
 from memfit.strategy import PP
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
+from memfit.techniques.pp import alike
 from memfit.truth.models import built
 from memfit.verbs import estimate as ask
 
@@ -349,3 +350,10 @@ def test_a_training_run_generates_nothing():
 )
 def test_copies_around_a_collective_are_kernels(op, stream, times):
     assert moved(Alloc(1, 1000, "communication", "", op, (250, 4), stream), 0) == 1000 * times
+
+
+def test_stages_that_take_as_long_are_told_once():
+    assert alike(PP(size=4), 16) == (0, 1, 1, 3)
+    assert alike(PP(size=4), 17) == (0, 1, 1, 3)  # the first has one more
+    assert alike(PP(size=5, stages="3/4/3/4/2"), 16) == (0, 1, 2, 1, 4)
+    assert alike(PP(size=2, schedule="interleaved", virtual=2), 16) == (0, 1)

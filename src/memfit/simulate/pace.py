@@ -22,9 +22,9 @@ from memfit.techniques.pp import DEFERRED, micro_batches
 
 
 def step_time(
-    tapes: Sequence[Tape], memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str
+    tapes: Sequence[tuple[int, Tape]], memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str
 ) -> Duration | None:
-    """`tapes`: of each stage, the first stage first."""
+    """`tapes`: of each stage, or of one that takes as long, which its number says."""
     known, pp = rates(cluster.gpu), strategy.pp
     if known is None or (pp is not None and pp.schedule in DEFERRED):
         return None
@@ -36,10 +36,9 @@ def step_time(
         spread=Spread(shares=shares, ranks=strategy.ranks), host=away(cluster, strategy, trainable, FORMATS[dtype].block_bytes),
     )  # fmt: skip
     if pp is None or not many:
-        return timed(tapes[0])
-    stages = [
-        one for stage, tape in enumerate(tapes) if (one := timed(tape, turns=standing(pp, stage, many, whole=job.hugging))) is not None
-    ]
+        return timed(tapes[0][1])
+    found = {stage: timed(tape, turns=standing(pp, stage, many, whole=job.hugging)) for stage, tape in dict(tapes).items()}
+    stages = [one for stage, _ in tapes if (one := found[stage]) is not None]
     return pipelined(stages, pp, many) if len(stages) == pp.size else None
 
 

@@ -42,6 +42,13 @@ def counts(pp: PP, layers: int) -> tuple[int, ...] | None:
     return tuple(int(part) for part in parts) if all(part.isdecimal() and len(part) < 8 for part in parts) else None
 
 
+def alike(pp: PP, layers: int) -> tuple[int, ...]:
+    """For each stage the first that takes as long: the ends have more than layers, the others as many layers or not."""
+    each = counts(pp, layers) or ()
+    keys = [(stage if stage in (0, pp.size - 1) else None, each[stage :: pp.size]) for stage in range(pp.size)]
+    return tuple(keys.index(key) for key in keys)
+
+
 def apply(program: Program) -> Program:
     pp, model = program.strategy.pp, program.model
     assert pp is not None
