@@ -71,6 +71,7 @@ OWN: dict[str, Values] = {
     "reformer": {"is_decoder": True, "axial_pos_shape": [8, 8]},
     "shieldgemma2": {"mm_tokens_per_image": 49},
     "smolvlm": {"vision_config": {"image_size": 256}},
+    "speech-encoder-decoder": {"decoder_start_token_id": 2, "pad_token_id": 1},
     "step3p7": {"text_config": {"sliding_window": 512}},
     "switch_transformers": {"decoder_start_token_id": 0},
     "t5": {"decoder_start_token_id": 0},

@@ -14,6 +14,7 @@ from memfit.trace.pictures import Inputs, Pictures, parameters, pictures, requir
 from memfit.trace.recorder import Recorder
 
 ASCII = 128
+REGIONS = 36  # of an image, as bottom-up attention's detector gives them to LXMERT (arXiv 1908.07490)
 QUESTION = 16  # tokens of a question before its text
 IGNORED = -100  # labels that count for nothing
 TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")  # learned: there is a last position
@@ -103,9 +104,15 @@ def paired(model: Any) -> bool:
 WAVE = 480_000  # half a minute at 16 kHz, as Whisper's window
 
 
+def heard_as(model: Any) -> str:
+    """The name of its main input; of a pair of two models, that of the first."""
+    name: str = getattr(model, "main_input_name", "")
+    return getattr(model.encoder, "main_input_name", name) if name == "inputs" and hasattr(model, "encoder") else name
+
+
 def hearing(model: Any) -> tuple[int, ...] | None:
     """The shape of one sound for models that hear: Whisper's mel bins by frames; frames by bins; a wave."""
-    name = getattr(model, "main_input_name", "")
+    name = heard_as(model)
     if name == "input_values" and paired(model):
         return (WAVE,)
     if name != "input_features":
@@ -125,7 +132,7 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
     device = recorder.device.type
     heard = hearing(model)
     if heard is not None:
-        return {model.main_input_name: torch.empty((size, *heard), dtype=model.dtype, device=device)}
+        return {heard_as(model): torch.empty((size, *heard), dtype=model.dtype, device=device)}
     given: Inputs = {}
     if not reads(model):
         given["pixel_values"] = torch.empty((size, 3, *screen(model)), dtype=model.dtype, device=device)
@@ -134,8 +141,14 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
         given["input_ids"] = written(model, job, made, size).to(device)
     else:
         given["input_ids"] = torch.randint(1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device)
+    if hasattr(model, "codec_model") and getattr(model.config, "codebook_vocab_size", None):  # Kyutai: codes of sound beside each word
+        shape = (size, job.seq, model.config.num_codebooks + 1)
+        given["input_ids"] = torch.randint(1, model.config.codebook_vocab_size, shape, device=device)
     if getattr(model.config, "dim_bbox", None):  # BROS: where each word stands
         given["bbox"] = torch.empty((size, job.seq, model.config.dim_bbox), dtype=model.dtype, device=device)
+    if "visual_feats" in parameters(model):  # LXMERT: what a detector found in an image, and where
+        for name, width in (("visual_feats", model.config.visual_feat_dim), ("visual_pos", model.config.visual_pos_dim)):
+            given[name] = torch.empty((size, REGIONS, width), dtype=model.dtype, device=device)
     if made.pictures is not None:
         given |= made.pictures.make(size)
         given |= seen(model, job, made, given["input_ids"])
@@ -213,9 +226,13 @@ def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) ->
         number = int(getattr(model.config, "num_labels", 2))
         given["labels"] = torch.zeros((size,), dtype=torch.int64 if number > 1 else torch.float32, device=device)
     elif made.kind == "question-answering":
-        given |= {name: torch.zeros((size,), dtype=torch.int64, device=device) for name in ("start_positions", "end_positions")}
+        names = ("start_positions", "end_positions") if "start_positions" in parameters(model) else ("labels",)
+        given |= {name: torch.zeros((size,), dtype=torch.int64, device=device) for name in names}
     elif made.kind == "token-classification":
         given["labels"] = torch.zeros(tuple(given["input_ids"].shape), dtype=torch.int64, device=device)
+    elif made.target and (channels := getattr(model, "num_channels", 0)) and reads(model):  # Dia: sound as codes on several channels
+        given["decoder_input_ids"] = torch.randint(3, versions.vocabulary(model.config), (size, made.target, channels), device=device)
+        given["labels"] = given["decoder_input_ids"].transpose(1, 2).reshape(size * channels, made.target).contiguous()
     elif made.target:
         given["labels"] = torch.randint(3, versions.vocabulary(model.config), (size, made.target), device=device)
     elif sees(model):
@@ -225,7 +242,7 @@ def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) ->
         given["labels"] = labels.to(device)
     else:
         given["labels"] = torch.randint(
-            1, versions.vocabulary(model.config), tuple(given["input_ids"].shape), device=device
+            1, versions.vocabulary(model.config), tuple(given["input_ids"].shape[:2]), device=device
         )  # a collator's copy
     return given
 
