@@ -12,7 +12,8 @@ layouts of a training step, 75 in a row.
 A run of hours is as fast as the power limit allows. A collector's loop is nine times the kernel: where that is shorter than the limit's
 own control, the clock is higher than it stays. What products of `LONG` reach is therefore the most that any product of that engine is taken to
 reach. vLLM's products are left out: its collector leaves the weights as they were allocated (collector/vllm/collect_gemm.py, `TODO, to
-evaluate random weights impact`), and on zeros a GPU draws little: they are up to a fifth faster than those of the others, on random numbers.
+evaluate random weights impact`), and its products are up to a fifth faster than those of the others, on random numbers. That they were zeros,
+on which a GPU draws little, is a guess.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from memfit.simulate.time import Calls, Meter, alone
 from memfit.tape import Alloc, Comm, Compute, Mark, Tape
 
 # Seconds that Python, torch's dispatch and the driver need for a kernel, without compiling: 25.5 tokens a second of Llama-7B, "heavily CPU overhead
-# bound" (pytorch.org/blog/accelerating-generative-ai-2), by the 1,431 kernels a token that the tape of litgpt's model has, which was written after it.
+# bound" (pytorch.org/blog/accelerating-generative-ai-2), by the 1,431 kernels a token that the tape of litgpt's model has, which stands for that one.
 LAUNCH = 1 / 25.5 / 1431
 PASSES = ("prefill", "decode")
 
