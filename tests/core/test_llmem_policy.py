@@ -59,7 +59,9 @@ def test_choices_as_published(name: str, taken: str) -> None:
 def test_a_plan_may_be_made_by_it() -> None:
     """Each layout of the algorithm's methods with its largest micro-batch, most sequences first; others are not looked at."""
     cluster = parse_cluster("4xrtx-3060-12gb")
-    named = tuple(strategy_from(words, 4) for words in (["ddp=4"], ["fsdp=4"], ["fsdp=4,reshard=no"], ["zero=4,stage=2"]))
+    named = tuple(
+        strategy_from(words, 4) for words in (["ddp=4"], ["ddp=4,bucket-view"], ["fsdp=4"], ["fsdp=4,reshard=no"], ["zero=4,stage=2"])
+    )
     axes = {"method": ("full",), "checkpointing": ("none", "full"), "optimizer": ("adamw_fused",)}
     work = Work(
         model=built("openai-community/gpt2"), job=JOB.replace(reentrant=False, versions=""), axes=axes, sequences=64, strategies=named

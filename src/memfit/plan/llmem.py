@@ -120,7 +120,10 @@ def solve(search: Search) -> Sequence[Found]:
             if served(said, space.cluster):
                 best[Way(method or "", size, strategy.data, strategy)] = Found(kind=search.kind(job, place), estimate=said)
                 break
-    search.taken += [best[way] for way in ranked(best)]
+    kinds: dict[object, Found] = {}
+    for way in ranked(best):
+        kinds.setdefault(best[way].kind, best[way])
+    search.taken += list(kinds.values())[: search.each * len(METHODS)]
     return search.taken
 
 
