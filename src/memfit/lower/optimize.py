@@ -23,17 +23,17 @@ RANK = 128  # of GaLore and APOLLO (transformers 5.23 trainer_optimizer.py)
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What optimizers tell apart: the tensors that bitsandbytes' keep in fp32 (the Trainer asks that for embeddings), the head's weight,
-    those of `torch.nn.Linear` with their spans, and those that tensor parallelism cuts, which no list holds beside whole ones."""
+    """What optimizers tell apart: the tensors that bitsandbytes' keep in fp32 (the Trainer asks that for embeddings), the head's weight, and
+    those of `torch.nn.Linear` with their spans."""
 
     wide: frozenset[str] = frozenset()
     head: str = ""
-    cut: frozenset[str] = frozenset()
     linear: frozenset[tuple[str, str]] = frozenset()
 
 
 class Stepper:
-    """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable."""
+    """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable. `cut`: names of those that tensor
+    parallelism cuts, which no list holds beside whole ones."""
 
     def __init__(
         self,
@@ -43,10 +43,11 @@ class Stepper:
         names: Callable[[], Names] = Names,
         master: bool = False,
         copies: Copies | None = None,
+        cut: frozenset[str] = frozenset(),
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
-        self.r, self.optimizer, self.tell = r, optimizer, names
+        self.r, self.optimizer, self.tell, self.cut = r, optimizer, names, cut
         self.states: list[Tensor] = []
         self.maps: list[Tensor] = []
         self.model_spans = spans
@@ -114,10 +115,11 @@ class Stepper:
 
     def groups(self) -> list[Spans]:
         """All tensors, or cut ones and then whole ones."""
-        cut = self.names.cut
-        if not cut:
+        if not self.cut:
             return [self.spans]
-        return [[(where, [one for one in tensors if (one.name in cut) is way]) for where, tensors in self.spans] for way in (True, False)]
+        return [
+            [(where, [one for one in tensors if (one.name in self.cut) is way]) for where, tensors in self.spans] for way in (True, False)
+        ]
 
     def own_rows(self, step: int) -> None:
         """Of a gradient that is whole where the tensor is split, each operation takes a copy of this rank's rows (torch 2.13

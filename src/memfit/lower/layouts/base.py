@@ -82,7 +82,10 @@ class Engine:
         return body.trained()
 
     def stepper(self, body: Body) -> Stepper:
-        return Stepper(self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), partial(names, self.program), self.program.master)
+        program = self.program
+        return Stepper(
+            self.r, OPTIMIZERS[program.job.optimizer], self.spans(body), partial(names, program), program.master, cut=by_dtensor(program)
+        )
 
     def seen(self, leaf: Tensor) -> Format:
         """The dtype that a parameter shows to code outside of its module."""
@@ -137,8 +140,12 @@ def names(program: Program) -> Names:
     places = [("", one) for module in (*model.embed, *model.final, model.head) for one in module.linears()]
     places += [(f"{model.prefix}.{entry.number}", one) for entry in program.entries for one in entry.layer.linears()]
     linear = frozenset((where, f"{one.name}.weight") for where, one in places if not one.conv1d)
-    parts = cut(model) if program.split and not program.engine else frozenset()
-    return Names(wide=wide, head=f"{model.head.name}.weight", cut=parts, linear=linear)
+    return Names(wide=wide, head=f"{model.head.name}.weight", linear=linear)
+
+
+def by_dtensor(program: Program) -> frozenset[str]:
+    """Names of the parameters that torch's tensor parallelism cuts."""
+    return cut(program.model) if program.split and not program.engine else frozenset()
 
 
 def units(body: Body) -> Iterator[Unit]:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS, FP32, Format
-from memfit.lower.layouts.base import Engine, Leaves, gate, names, silently
+from memfit.lower.layouts.base import Engine, Leaves, by_dtensor, gate, names, silently
 from memfit.lower.layouts.chunks import search
 from memfit.lower.layouts.flat import Lent
 from memfit.lower.layouts.shards import settled
@@ -210,7 +210,7 @@ class Gemini(Engine):
         """HybridAdam: one kernel over all pieces, two moments like each (nn/optimizer/hybrid_adam.py)."""
         row = OPTIMIZERS["adamw_fused"]
         hybrid = replace(row, rules=tuple(replace(rule, states=("like", "like")) for rule in row.rules))
-        return Stepper(self.r, hybrid, self.spans(body), partial(names, self.program))
+        return Stepper(self.r, hybrid, self.spans(body), partial(names, self.program), cut=by_dtensor(self.program))
 
     # ------------------------------------------------------------------------------------------------------------------- weights
     def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
