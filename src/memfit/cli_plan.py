@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import click
 
+from memfit.errors import InputError
 from memfit.plan.search import Counted
-from memfit.report.plan import data, markdown, text
+from memfit.report.plan import data, job_file, markdown, text
 from memfit.verb_plan import plan
 from memfit.words import one_model
 
@@ -43,9 +45,18 @@ class Signs:
 def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple[int, str]:
     values = {name: value for name, value in given.items() if value not in (None, ())}
     found = plan(one_model(words), progress=Signs(), **values)
+    if found.rows and values.get("write"):
+        write(Path(str(values["write"])), job_file(found, found.rows[0]))
     form = "json" if as_json else form
     written = {"json": lambda: json.dumps(data(found), indent=2, ensure_ascii=False), "markdown": lambda: markdown(found)}
     return (0 if found.fits else 1), written.get(form, lambda: text(found))()
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text)
+    except OSError as error:
+        raise InputError.one(f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="write") from None
 
 
 __all__ = ["HELP", "run"]

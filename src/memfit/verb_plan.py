@@ -23,12 +23,13 @@ if TYPE_CHECKING:
 
 STEP = 64  # sequences of a step, where nobody says
 WITHOUT = ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision", "advise", "by", "accumulate", "memory")
-NO_GPUS = re.compile(r"\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
+NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
 
 
 def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, progress: Progress | None = None, **given: Any) -> Plan:
     """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of `estimate`: of the job's own, those that
     are not named are tried with several values, and what is named may be several, with commas, or `any`."""
+    from memfit.plan.planning import none_at_all
     from memfit.plan.planning import plan as solve
 
     problems: list[Problem] = []
@@ -44,7 +45,7 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
             problems.append(Problem(message=f"`{name.replace('_', '-')}` is no question to a plan", where=name, hint="leave it away"))
     wanted = read_into(Planning, {name: values[name] for name in Planning.__dataclass_fields__ if name in values}, problems)
     ask = ask_from({name: values[name] for name in ("gpu", "use", "offline") if name in values}, problems)
-    cluster = gather(problems, lambda: None, lambda: gpus_of(ask.gpu, wanted.network))
+    cluster = gather(problems, lambda: None, lambda: gpus_of(NO_GPUS.sub(r"\g<rest>", ask.gpu), wanted.network))
     built = None if subject is None else gather(problems, lambda: None, lambda: model_of(subject, ask)[1])
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
     axes, batches = axes_of(named, problems), batches_of(named.pop("batch", ""), problems)
@@ -53,15 +54,12 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
     if built is None or cluster is None:
         raise InputError.one("a plan needs a GPU", where="gpu", hint="name them like `--gpus 8xh100-sxm`")
     work = work_of(built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster)
-    return solve(work, cluster, wish_of(wanted, job, progress))
+    return (none_at_all if NO_GPUS.fullmatch(ask.gpu) else solve)(work, cluster, wish_of(wanted, job, progress))
 
 
 def gpus_of(text: str, network: str) -> Cluster | None:
     from memfit.hardware import find_link
 
-    if NO_GPUS.fullmatch(text):
-        text = NO_GPUS.fullmatch(text)["rest"]  # type: ignore[index]
-        raise InputError.one("no GPUs run nothing", where="gpu", hint=f"one is `1x{text[:40]}`")
     found = cluster_of(text, "")
     return dataclasses.replace(found, network=find_link(network)) if found is not None and network else found
 

@@ -115,6 +115,7 @@ class Planning:
     policy: str = option("fastest", "by what is chosen", group="plan")
     top: int = option(3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan")
     offload: bool = option(True, "strategies that keep something on the host may be chosen", group="plan")
+    write: str = option("", "a job file for the first row, which `memfit estimate FILE` answers the same", group="plan")
 
 
 def options() -> dict[str, dataclasses.Field[Any]]:

@@ -1,5 +1,6 @@
 """Plans: the search answers as trying every candidate would, its bounds are bounds, and what cannot be is said with what can."""
 
+import json
 import random
 from dataclasses import replace
 from datetime import date
@@ -15,8 +16,11 @@ from memfit.plan.bounds import Bounds, alike
 from memfit.plan.planning import Wish, plan
 from memfit.plan.search import Kind, Search
 from memfit.plan.space import AXES, Space, Work, label, turned
+from memfit.report.plan import data, job_file, markdown, text
 from memfit.strategy import ONE, strategy_from
 from memfit.truth.models import built
+from memfit.verb_plan import plan as ask
+from memfit.verbs import estimate as again_of
 
 SMALL = {
     "method": ("full", "lora"), "precision": ("bf16", "autocast-bf16"), "optimizer": ("adamw_fused", "adamw_8bit"),
@@ -105,8 +109,9 @@ def test_bounds_are_bounds(model, gpus, seed):
         known = search.likes(kernels).get(like) if like is not None else None
         floor = search.floor(kernels, like) if known else 0.0
         passes += 0.0 if like is None else times * batch * bounds.splitting(like)
-        least = max(floor, passes) + bounds.stepping(job, strategy)
-        assert max(least, bounds.calling(kernels, strategy, times)) <= found.time.seconds * (1 + 1e-9)
+        calling = bounds.calling(kernels, strategy, times)
+        least = max(max(floor, passes) + search.taken_share * calling, calling) + bounds.stepping(job, strategy)
+        assert least <= found.time.seconds * (1 + 1e-9)
 
 
 def test_a_plan_tells_what_it_costs_and_why_others_are_not_there():
@@ -125,3 +130,97 @@ def test_prices_are_of_gpus_on_record_and_say_when_and_who():
         assert 0.05 < known.dollars < 50
         assert date.fromisoformat(known.date) < date(2027, 1, 1)
         assert known.cite
+
+
+QUICK = {
+    "method": "full", "precision": "bf16", "loss": "plain", "liger": False, "optimizer": "adamw_fused", "checkpointing": "none", "seq": 512, "global_batch": 16,
+    "offload": False,
+}  # fmt: skip
+
+
+def test_zero_gpus_run_nothing_and_one_would():
+    found = ask("gpt2", gpu="0xl4", **QUICK)
+    assert not found.fits
+    assert found.reason == "no GPUs run nothing"
+    assert found.nearest.fits
+    assert found.nearest.cluster.gpus == 1
+
+
+def test_ranks_that_do_not_divide_the_heads():
+    found = ask("meta-llama/Llama-3.2-1B", gpu="7xl4", use="tp", **{**QUICK, "global_batch": 28})
+    assert not found.fits
+    assert found.reason == "7 ranks do not divide 32 query heads"
+    assert found.nearest.fits
+
+
+def test_sequences_that_ranks_do_not_divide():
+    found = ask("gpt2", gpu="3xl4", use="ddp", **QUICK)
+    assert found.reason == "3 ranks do not divide 16 sequences"
+    assert found.nearest.fits
+
+
+def test_demands_that_contradict_each_other_get_more_gpus():
+    lean = {"loss": "liger", "liger": True, "checkpointing": "full"}
+    found = ask("meta-llama/Llama-3.1-70B", gpu="1xh100-sxm", **{**QUICK, **lean})
+    assert not found.fits
+    assert found.nearest.fits
+    assert found.nearest.cluster.gpus > 1
+    assert min(one.needs for one in found.dropped if one.needs) > 80 * 2**30
+
+
+def test_a_budget_that_nobody_can_meet():
+    found = ask("gpt2", gpu="1xl4", price=1.0, budget_money=0.5, dataset_tokens=1e9, **QUICK)
+    assert not found.fits
+    assert "the budget is $0.50" in found.reason
+    assert found.nearest.rows[0].cost.dollars > 0.5
+    assert ask("gpt2", gpu="1xl4", price=1.0, budget_money=500, dataset_tokens=1e9, **QUICK).fits
+
+
+def test_options_that_leave_nothing_to_choose_from():
+    found = ask("gpt2", gpu="1xl4", **{**QUICK, "loss": "liger,plain", "quant": "nf4"})
+    assert not found.fits
+    assert found.nearest is None
+    assert found.reason == "a quantized weight cannot be trained"
+    with pytest.raises(InputError, match="Megatron's"):
+        ask("gpt2", gpu="1xl4", **{**QUICK, "loss": "te"})
+    with pytest.raises(InputError, match="unknown option"):
+        ask("gpt2", gpu="1xl4", layuot="x")
+    with pytest.raises(InputError, match="unknown method"):
+        ask("gpt2", gpu="1xl4", method="full,lara")
+    with pytest.raises(InputError, match="no question to a plan"):
+        ask("gpt2", gpu="1xl4", largest_batch=True)
+
+
+def test_a_hundred_thousand_gpus():
+    found = ask("gpt2", gpu="12500x8xl4", use="ddp", **{**QUICK, "global_batch": 100_000})
+    assert found.rows[0].estimate.strategy.ranks == 100_000
+
+
+def test_the_first_row_as_a_job_file_is_answered_the_same(tmp_path):
+    found = ask("gpt2", gpu="2xl4", use="fsdp,reshard=no", **QUICK)
+    path = tmp_path / "job.yaml"
+    path.write_text(job_file(found, found.rows[0]))
+    again, first = again_of(path), found.rows[0].estimate
+    assert (again.device, again.job, again.strategy) == (first.device, first.job, first.strategy)
+
+
+def test_an_interrupt_returns_what_was_found():
+    def stop(counted):
+        if counted.replayed:
+            raise KeyboardInterrupt
+
+    found = ask("gpt2", gpu="1xl4", progress=stop, **{**QUICK, "method": "full,lora"})
+    assert found.interrupted
+    assert len(found.rows) == 1
+    assert "interrupted" in text(found)
+
+
+def test_what_is_written_is_narrow_and_the_same_each_time():
+    first, again = (ask("gpt2", gpu="2xl4", use="ddp", **QUICK) for _ in range(2))
+    assert text(first) == text(again)
+    assert max(map(len, text(first).splitlines())) <= 80
+    known = data(first)
+    assert known["schema"] == 1
+    assert known["rows"][0]["estimate"]["verdict"] == "fits"
+    assert json.loads(json.dumps(known)) == known
+    assert markdown(first).count("|") > 10

@@ -20,6 +20,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, MoE
 from memfit.optimizers import OPTIMIZERS
+from memfit.simulate.away import away
 from memfit.simulate.memory import memory
 from memfit.simulate.pace import calls
 from memfit.simulate.time import Duration, duration
@@ -226,9 +227,12 @@ class Bounds:
         return duration(tape, rates, like.job, 0, calls=calls(self.cluster, like.sharded or like.inner))
 
     def stepping(self, job: Job, strategy: Strategy) -> float:
-        """Of the optimizer's own kernels."""
-        if self.rates is None or strategy.offloads:
+        """Of the optimizer's own kernels, or of what the host does instead."""
+        if self.rates is None:
             return 0.0
+        if strategy.offloads:
+            host = away(self.cluster, strategy, self.trainable(job), 2)
+            return 0.0 if host is None or self.rates.host is None else host.seconds + host.weights / self.rates.host
         whole = strategy.ranks == strategy.size("ddp") and not (strategy.ddp is not None and strategy.ddp.distributed)
         values = self.trainable(job) // (1 if whole else strategy.ranks)
         width = 2 if job.precision not in ("fp32",) else 4
@@ -250,10 +254,19 @@ class Bounds:
             shards = strategy.shards if name == "ddp" and strategy.fsdp is not None else 1
             if name == "ddp":
                 found += self.call("reduce_scatter", 2 * values // split // shards, group)
-            elif name == "fsdp" or (name == "zero" and strategy.size("zero") > 1):
-                gathered = name == "fsdp" or (strategy.zero is not None and strategy.zero.stage == 3)
-                found += times * self.call("all_gather", weights, group) if gathered else 0.0
+            elif name == "fsdp":
+                found += times * self.gathers(strategy) * self.call("all_gather", weights, group)
+                sums = times if strategy.fsdp is not None and strategy.fsdp.sync and job.method == "full" else 0
+                found += sums * self.call("reduce_scatter", 2 * self.counts.values // split, group)
+            elif name == "zero" and strategy.zero is not None and strategy.zero.stage == 3:
+                found += times * self.call("all_gather", weights, group)
         return found
+
+    def gathers(self, strategy: Strategy) -> float:
+        """How often FSDP gathers a weight in a micro-batch: again for the backward, but for what it kept."""
+        fsdp = strategy.fsdp
+        again = fsdp is not None and fsdp.reshard and fsdp.shard and not fsdp.reshard_to
+        return 1 + (1 - 2 / max(2, len(self.model.layers)) if again else 0)
 
     def call(self, op: str, size: int, group: Group) -> float:
         full, empty = (seconds(op, one, group, self.cluster) for one in (size, 0))

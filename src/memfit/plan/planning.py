@@ -86,9 +86,15 @@ class Wish:
 
 def plan(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     found = once(work, cluster, wish)
-    if found.fits or found.interrupted:
+    if found.fits or found.interrupted or found.nearest is not None:
         return found
     return replace(found, reason=why(found), nearest=nearest(work, cluster, wish))
+
+
+def none_at_all(work: Work, cluster: Cluster, wish: Wish) -> Plan:
+    """No GPUs were named: what one of them would do."""
+    found = plan(work, cluster, wish)
+    return replace(found, rows=(), dropped=(), reason="no GPUs run nothing", nearest=found if found.fits else found.nearest)
 
 
 def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
@@ -102,27 +108,33 @@ def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
         taken, interrupted = list(search.taken), True
     each = paid(cluster, wish.dollars)
     rows = [row_of(one, cluster, each, wish.tokens) for one in taken]
-    over = [
-        one for one in rows if wish.budget is not None and (one.cost is None or one.cost.dollars is None or one.cost.dollars > wish.budget)
-    ]
-    return Plan(
-        work=work, cluster=cluster, paid=each, tokens=wish.tokens or MILLION, rows=tuple(one for one in rows if one not in over), interrupted=interrupted,
+    found = Plan(
+        work=work, cluster=cluster, paid=each, tokens=wish.tokens or MILLION, rows=tuple(rows), interrupted=interrupted,
         dropped=tuple(dropped(space, search)), counted=search.counted, policy=wish.policy,
-        reason="" if len(over) < len(rows) or not rows else dear(rows, wish),
     )  # fmt: skip
+    return found if wish.budget is None else afforded(found, wish.budget)
+
+
+def afforded(found: Plan, budget: float) -> Plan:
+    """The rows that the budget pays for; where it pays for none, the cheapest is the nearest."""
+    paid_for = tuple(row for row in found.rows if dollars(row) <= budget)
+    if paid_for or not found.rows:
+        return replace(found, rows=paid_for)
+    least = min(found.rows, key=dollars)
+    if dollars(least) == float("inf"):
+        return replace(found, rows=(), reason="what an hour of this GPU costs is not on record: `--price` says it", nearest=found)
+    reason = f"the cheapest way that fits costs ${dollars(least):,.2f}, and the budget is ${budget:,.2f}"
+    return replace(found, rows=(), reason=reason, nearest=replace(found, rows=(least,)))
+
+
+def dollars(row: Row) -> float:
+    return float("inf") if row.cost is None or row.cost.dollars is None else row.cost.dollars
 
 
 def row_of(found: Found, cluster: Cluster, each: Paid, tokens: float) -> Row:
     one = found.estimate
     told = None if one.time is None else cost(one.time, cluster, each, tokens)
     return Row(kind=found.kind, estimate=one, cost=told, gives_up=tuple(gives_up(one.job, one.strategy)))
-
-
-def dear(rows: list[Row], wish: Wish) -> str:
-    known = [one.cost.dollars for one in rows if one.cost is not None and one.cost.dollars is not None]
-    if not known:
-        return "what an hour of this GPU costs is not on record: `--price` says it"
-    return f"the cheapest that fits costs ${min(known):,.2f}, and the budget is ${wish.budget:,.2f}"
 
 
 def dropped(space: Space, search: Search) -> Iterator[Dropped]:
@@ -133,7 +145,13 @@ def dropped(space: Space, search: Search) -> Iterator[Dropped]:
             yield Dropped(layout=kind.layout, method=kind.method, seconds=lost.seconds, needs=lost.needs, refused=lost.refused)
     legal = {search.labels[place] for place in range(len(search.labels))}
     for name, reason in space.refused.items():
-        if name not in legal and not any(name in one for one in legal) and reason and len(name) < 30:
+        if (
+            (name != "options" or not space.kernels)
+            and name not in legal
+            and not any(name in one for one in legal)
+            and reason
+            and len(name) < 30
+        ):
             yield Dropped(layout=name, refused=reason)
 
 
@@ -149,17 +167,16 @@ def why(found: Plan) -> str:
 
 
 def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
-    """On the fewest GPUs of the same kind that do, more of them or others than asked; whole nodes of eight from there on."""
-    count = 1
-    while count <= MOST_GPUS:
-        if count != cluster.gpus and (count > cluster.gpus or work.strategies):
-            other = replace(cluster, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD))
-            sequences = other.gpus * -(-work.sequences // other.gpus)
-            found = once(replace(work, sequences=sequences, strategies=()), other, replace(wish, each=1, budget=None))
-            if found.fits:
-                return found
-        count *= 2
+    """With other layouts, or on the fewest more GPUs of the same kind, whole nodes of eight from there on; fewer, where more have no place."""
+    counts = [2**power for power in range(MOST_GPUS.bit_length())]
+    more = [cluster.gpus] if work.strategies else []
+    for count in (*more, *(one for one in counts if one > cluster.gpus), *(one for one in reversed(counts) if one < cluster.gpus)):
+        other = cluster if count == cluster.gpus else replace(cluster, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD))
+        sequences = other.gpus * -(-work.sequences // other.gpus)
+        found = once(replace(work, sequences=sequences, strategies=()), other, replace(wish, each=1, budget=None))
+        if found.fits:
+            return found
     return None
 
 
-__all__ = ["Dropped", "Plan", "Point", "Row", "Wish", "plan"]
+__all__ = ["Dropped", "Plan", "Point", "Row", "Wish", "none_at_all", "plan"]

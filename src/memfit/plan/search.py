@@ -101,6 +101,7 @@ class Search:
         gpu = self.space.cluster.gpu
         self.usable = min(usable(gpu), self.room or usable(gpu))
         self.outside = context(gpu).low
+        self.taken_share = 0.0 if self.bounds.rates is None else self.bounds.rates.taken
         self.labels = [label(one) for one in self.space.strategies]
         self.batches = [self.space.batches(one) for one in self.space.strategies]
         self.each_gpu = self.space.work.sequences / self.space.cluster.gpus
@@ -179,11 +180,12 @@ class Search:
             strategy, times = self.space.strategies[place], self.times(place, node.batch)
             passes = node.seconds if walked is None else max(node.seconds, times * (walked.seconds + summed))
             calling = self.bounds.calling(node.kernels, strategy, times)
+            passes += self.taken_share * calling
             for at, optimizer in enumerate(self.space.optimizers):
                 stepping, (kept, _) = self.static(node.kernels, place, optimizer)
                 if walked is None or self.lacking(kept + walked.held, node.kernels, place) <= 0:
                     one = node._replace(stage=CANDIDATE, order=(*node.order, place, at), times=times, strategy=place, optimizer=optimizer)
-                    heapq.heappush(self.heap, one._replace(seconds=max(passes + stepping, calling)))
+                    heapq.heappush(self.heap, one._replace(seconds=max(passes, calling) + stepping))
 
     def times(self, place: int, batch: int) -> int:
         """How many such micro-batches make a rank's share; 0: not a whole number."""

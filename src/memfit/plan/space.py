@@ -90,8 +90,10 @@ class Space:
 
     def runs(self, job: Job) -> bool:
         """Whether the techniques take it on one GPU, whatever the layout."""
-        wrong = problems(self.work.model, job, self.cluster, ONE)
-        return all(problem.where.startswith("use") for problem in wrong)
+        wrong = [one for one in problems(self.work.model, job, self.cluster, ONE) if not one.where.startswith("use")]
+        if wrong:
+            self.refused.setdefault("options", wrong[0].message)
+        return not wrong
 
     @property
     def optimizers(self) -> tuple[str, ...]:

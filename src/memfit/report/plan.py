@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ WIDTH = 80
 
 
 def text(plan: Plan, width: int = WIDTH) -> str:
-    return "\n".join(line for block in blocks(plan, width) for line in [*block, ""]).rstrip()
+    return "\n".join(line for block in blocks(plan, width) if block for line in [*block, ""]).rstrip()
 
 
 def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
@@ -30,13 +31,18 @@ def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
         yield wrapped(f"no plan fits: {plan.reason}", width)
         yield losses(plan, width)
         if plan.nearest is not None:
-            yield wrapped(f"the nearest that does, on {cluster(plan.nearest)}:", width)
+            yield wrapped(f"the nearest that does, {plan.nearest.work.sequences} sequences a step on {cluster(plan.nearest)}:", width)
+            yield table(replace_rows(plan.nearest, 1))
             yield from (list(detail(plan.nearest, 1, row, width)) for row in plan.nearest.rows[:1])
         return
     yield table(plan)
     for number, row in enumerate(plan.rows, 1):
         yield list(detail(plan, number, row, width))
     yield losses(plan, width)
+
+
+def replace_rows(plan: Plan, count: int) -> Plan:
+    return dataclasses.replace(plan, rows=plan.rows[:count])
 
 
 def head(plan: Plan) -> Iterator[str]:
@@ -76,7 +82,7 @@ def table(plan: Plan) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-    return [*lines, f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}"]
+    return [*lines, *wrapped(f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}", WIDTH)]
 
 
 def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
@@ -120,6 +126,21 @@ def settings(layout: Layout) -> Iterator[str]:
         if one.name != "size" and value != one.default:
             spelled = one.name.replace("_", "-")
             yield spelled if value is True else f"{spelled}={'no' if value is False else value}"
+
+
+def job_file(plan: Plan, row: Row) -> str:
+    """What `memfit estimate FILE` answers the same for: every option that is not the default, and the GPUs."""
+    one, plain = row.estimate, Job()
+    work, nodes = one.job, plan.cluster
+    count = f"{nodes.nodes}x{nodes.gpus_per_node}x" if nodes.nodes > 1 or nodes.gpus_per_node > 1 else ""
+    lines = [f"model: {json.dumps(plan.work.model.name)}", f"gpu: {json.dumps(count + nodes.gpu.id)}"]
+    if one.strategy:
+        lines.append(f"use: [{', '.join(json.dumps(use) for use in uses(one.strategy))}]")
+    for option in dataclasses.fields(Job):
+        value = getattr(work, option.name)
+        if value != getattr(plain, option.name):
+            lines.append(f"{option.name.replace('_', '-')}: {json.dumps(value)}")
+    return "\n".join(lines) + "\n"
 
 
 def losses(plan: Plan, width: int) -> list[str]:
@@ -184,4 +205,4 @@ def row_data(row: Row) -> dict[str, Any]:
     }
 
 
-__all__ = ["data", "markdown", "text"]
+__all__ = ["data", "job_file", "markdown", "text"]
