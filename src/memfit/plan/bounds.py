@@ -190,20 +190,19 @@ class Bounds:
         return self.tapes[like]
 
     def longer(self, like: Like, found: Walked) -> Walked:
-        """With the kernels of ZeRO in the place of those of one GPU. Its walks are long, so that two short models tell what a layer adds."""
+        """With what ZeRO's own kernels take at ideal rates. Its walks are long, so that two short models tell what a layer adds."""
         if len(self.model.kinds) > 1 or len(self.model.layers) <= SHORT + 1:
             return found
-        times: list[tuple[float, float]] = []
+        times: list[float] = []
         for layers in (SHORT, SHORT + 1):
             model = self.short.setdefault(layers, dataclasses.replace(self.model, layers=self.model.layers[:layers]))
             try:
                 tape = lower(model, like.job, like.sharded, self.cluster, compact=True)
             except (InputError, NotImplementedError):
                 return found
-            times.append((self.passes(tape, like, self.rates), self.passes(tape, like, self.ideal)))
-        more = len(self.model.layers) - SHORT
-        seconds, ideal = (first + more * (second - first) for first, second in zip(*times, strict=True))
-        return Walked(max(seconds, found.seconds), max(ideal, found.ideal), found.held)
+            times.append(self.passes(tape, like, self.ideal))
+        more = max(0.0, times[0] + (len(self.model.layers) - SHORT) * (times[1] - times[0]) - found.ideal)
+        return Walked(found.seconds + more, found.ideal + more, found.held)
 
     def lowered(self, like: Like) -> Tape | None:
         try:
