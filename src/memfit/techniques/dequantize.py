@@ -4,10 +4,9 @@ library trains nothing over them, and on GPUs that have no kernels for them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memfit.errors import Problem
-from memfit.model.modules import Layer
 from memfit.model.quantized import converted, method
 from memfit.program import Program
 from memfit.techniques.base import Technique
@@ -57,10 +56,7 @@ def apply(program: Program) -> Program:
     found = opened(program)
     if not found:
         return program
-    known: dict[Layer, Layer] = {}
-    layers = tuple(known.setdefault(layer, converted(layer, "", frozenset())) for layer in program.model.layers)
-    entries = tuple(entry._replace(layer=layers[entry.number]) for entry in program.entries)
-    return program.replace(model=replace(program.model, layers=layers), entries=entries, opened=found)
+    return program.rebuilt(lambda layer: converted(layer, "", frozenset())).replace(opened=found)
 
 
 def check(program: Program) -> Iterator[Problem]:
