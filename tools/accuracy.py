@@ -24,6 +24,7 @@ from memfit.truth.accuracy import CERTAIN, Figures, figures  # noqa: E402
 from memfit.truth.accuracy import accuracy as compare  # noqa: E402
 from memfit.truth.case import CONFIDENCES, METRICS, SERVED  # noqa: E402
 from memfit.truth.statistics import averaged  # noqa: E402
+from memfit.truth.traced import STORED  # noqa: E402
 
 NOTE = "<!-- Written by tools/accuracy.py (`make docs`); changes made here are lost. -->"
 PEERS_FILE = ROOT / "docs" / "peers.json"
@@ -56,6 +57,14 @@ PEERS = """\
 Asked once, on {date}, as pip installs them ([figures](peers.json)), about peaks on one GPU that are described completely; memfit on the same
 cases beside. DeepSpeed's estimator speaks of states alone, accelerate's of loading, or of Adam's states; torch's MemTracker takes minutes a case
 and was asked about one. hf-mem reads headers from the hub, and had no network. `memfit accuracy --peers` asks them anew.
+"""
+TRACED = """\
+## Formulas and trace on the same rows
+
+The trace runs the publishers' code, so it needs an environment with their versions: on {date} it answered {rows} rows, {own} with the
+row's own versions of torch, transformers, PEFT and accelerate, {instead} with another one of which the formulas say that it makes no difference to the
+byte (each row says which in `memfit accuracy --json`). `memfit accuracy --by trace` asks what the installed versions can answer, `tools/traced.py`
+all of them anew. apart: how far the two differ at most. Seconds are those of two busy cores.
 """
 PEER_HEAD = ("tool", "version", "cases", "median", "p95", "worst", "under", "memfit median", "memfit p95", "seconds")
 ANSWERED = """\
@@ -139,6 +148,14 @@ def kernels(data: dict[str, Any]) -> list[tuple[str, ...]]:
     return [(name, *report.cells(found)) for name, errors in sorted(groups.items()) if (found := figures(errors))]
 
 
+def traced(data: dict[str, Any]) -> dict[str, Any]:
+    """When the trace was asked, how many rows it answered, and with whose versions."""
+    found = [one["traced"] for one in data["outcomes"] if one["traced"]]
+    odd = sum(bool(one["instead"]) for one in found)
+    date = json.loads(STORED.read_text(encoding="utf-8"))["date"]
+    return {"date": date, "rows": len(found), "own": len(found) - odd, "instead": odd}
+
+
 def peers(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     """A line a tool, over its cases that memfit answers too."""
     known = {row[0]: (row[5], row[6]) for row in rows}
@@ -192,6 +209,7 @@ def page(data: dict[str, Any]) -> Iterator[str]:
             ("task, GPU", *report.HEAD[2:]),
             [(name, *report.cells(of(one))) for name, one in (*data["tasks"].items(), *data["gpus"].items())],
         ),
+        (TRACED.format(**traced(data)), report.PRODUCER_HEAD, report.producer_rows(data["producers"])),
         ("Peaks by every method", report.METHOD_HEAD, methods(data)),
         (PEERS.format(**json.loads(PEERS_FILE.read_text(encoding="utf-8"))), PEER_HEAD, peers(rows)),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),

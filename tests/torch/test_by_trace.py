@@ -131,3 +131,26 @@ def test_liger_is_run_where_it_is_installed() -> None:
 def test_losses_that_transformers_has_not_are_refused() -> None:
     with pytest.raises(memfit.InputError, match="a chunked loss is torchtune's and TRL's"):
         memfit.estimate({**LLAMA, "model_type": "llama"}, by="trace", seq=32, loss="chunked")
+
+
+@pytest.mark.parametrize(
+    ("stored", "options", "message"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, {"task": "inference"}, "the trace cannot run weights stored by `gptq`"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, {"method": "lora"}, "the trace cannot run weights stored by `gptq`"),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"task": "inference", "gpu": "h100-sxm"}, "cannot run weights stored by `fp8`"),
+        ({}, {"unsloth": "norms,rotary"}, "the trace has no kernels of Unsloth's"),
+    ],
+)  # fmt: skip
+def test_what_the_trace_does_not_run_is_refused_not_left_away(stored: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    config = {**LLAMA, "model_type": "llama", "hidden_size": 128} | ({"quantization_config": stored} if stored else {})
+    with pytest.raises(memfit.InputError, match=message):
+        memfit.estimate(config, by="trace", seq=64, **options)
+
+
+def test_what_is_unpacked_as_it_is_loaded_is_traced_unpacked() -> None:
+    """fp8 on a GPU that has no kernels for it."""
+    config = {**LLAMA, "model_type": "llama", "hidden_size": 128}
+    stored = {**config, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    job = {"task": "inference", "seq": 64, "gpu": "a100-sxm-80gb", "by": "trace"}
+    assert memfit.estimate(stored, **job).memory.allocated == memfit.estimate(config, **job).memory.allocated

@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from memfit.errors import InputError  # noqa: E402
 from memfit.trace import launches, older  # noqa: E402
-from memfit.verbs import trace  # noqa: E402
+from memfit.verbs import estimate, trace  # noqa: E402
 
 ENVIRONMENTS = [one for one in os.environ.get("MEMFIT_ENVIRONMENTS", "").split(os.pathsep) if one]
 CONFIG = {
@@ -103,3 +103,49 @@ def test_a_script_runs_there(python: str, tmp_path: Any) -> None:
     script.write_text("import torch\ntorch.zeros(3, device=3)\n")
     with pytest.raises(InputError, match="cuda:3"):
         trace(script, python=python)
+
+
+def test_flash_attn_is_there_for_modules_that_import_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As modules of transformers 4 do where they stand, if it seems to be installed."""
+    import importlib
+    import sys
+
+    from transformers.utils import import_utils
+
+    from memfit.trace import flash_attn, flash_older
+
+    before = import_utils.is_flash_attn_2_available
+    loaded = types.ModuleType("transformers.models.some.modeling_some")
+    loaded.is_flash_attn_2_available = lambda: False  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, loaded.__name__, loaded)
+    with flash_older.installed(flash_attn.functions(2)):
+        assert import_utils.is_flash_attn_2_available()
+        assert loaded.is_flash_attn_2_available()  # type: ignore[attr-defined]
+        names = vars(importlib.import_module("flash_attn")) | vars(importlib.import_module("flash_attn.bert_padding"))
+        assert vars(loaded)["flash_attn_varlen_func"] is names["flash_attn_varlen_func"]
+    assert "flash_attn" not in sys.modules
+    assert "flash_attn_func" not in vars(loaded)
+    assert import_utils.is_flash_attn_2_available is before
+
+
+def test_padding_goes_out_and_comes_back() -> None:
+    from memfit.trace.flash_older import pad, unpad
+
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    hidden = torch.arange(24.0).reshape(2, 3, 2, 2)
+    rows, indices, ends, longest, _ = unpad(hidden, mask)
+    assert rows.shape == (5, 2, 2)
+    assert ends.tolist() == [0, 2, 5]
+    assert longest == 3
+    assert torch.equal(pad(rows, indices, 2, 3), hidden * mask[..., None, None])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("python", ENVIRONMENTS)
+def test_flash_attn_runs_there_as_the_formulas_say(python: str) -> None:
+    """Not where transformers is older than the formulas are."""
+    job = {"batch": 2, "seq": 128, "attention": "flash-attn-2", "gpu": "a100-sxm-80gb"}
+    real = trace(CONFIG, python=python, **job)
+    asked = ",".join(f"{name}={version}" for name, version in real.versions.items())
+    ours = estimate(CONFIG, **job, versions=asked)
+    assert ours.memory.allocated == pytest.approx(real.memory.allocated, rel=0.002)

@@ -22,6 +22,7 @@ class Meter:
         self.step = 0
         self.phase, self.since = "", time.perf_counter()
         self.names: dict[int, str] = {}
+        self.optimizer: object = None
         self.serving, self.calls = False, 0
 
     def mark(self, phase: str, step: int | None = None) -> None:

@@ -10,7 +10,20 @@ from memfit.report.figures import gib
 from memfit.report.markdown import table
 from memfit.report.tables import columns
 from memfit.report.text import job_words
-from memfit.truth.accuracy import CERTAIN, METHODS, OURS, PEAKS, Accuracy, Figures, KernelOutcome, Outcome, figures, over_sources, technique
+from memfit.truth.accuracy import (
+    CERTAIN,
+    METHODS,
+    OURS,
+    PEAKS,
+    TRACE,
+    Accuracy,
+    Figures,
+    KernelOutcome,
+    Outcome,
+    figures,
+    over_sources,
+    technique,
+)
 from memfit.truth.baselines.peers import PEERS
 from memfit.truth.case import CONFIDENCES, METRICS
 from memfit.truth.causes import why
@@ -22,6 +35,7 @@ TASK_HEAD = ("rows described completely", "answered", "%")
 REASON_HEAD = ("about", "reason", CERTAIN, "rows")
 HEAD = ("source", "compared", "cases", "median", "p95", "worst", "bias", "under", "deepest")
 METHOD_HEAD = ("method", "cases", "median", "p95", "worst", "bias", "under", "deepest", "OOM seen", "false no", "seconds")
+PRODUCER_HEAD = ("source", "compared", "cases", "formulas: median", "p95", "worst", "trace: median", "p95", "worst", "apart", "seconds")
 SHORT = {
     "held after a step": "after a step", "held after generation": "after generation", "counter not named": "not named",
     "allocated + context": "with context",
@@ -111,6 +125,17 @@ def method_rows(found: Accuracy) -> list[tuple[str, ...]]:
     return lines
 
 
+def producer_rows(lines: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """Formulas and trace on the rows that both answer: a line a source and metric; `apart` is how far they differ at most."""
+    return [
+        (
+            one["source"], METRICS.get(one["metric"], one["metric"]), str(one["formulas"]["cases"]), *cells(Figures(**one["formulas"]))[1:4],
+            *cells(Figures(**one["trace"]))[1:4], signed(one["apart"]), brief(one["seconds"]),
+        )
+        for one in lines
+    ]  # fmt: skip
+
+
 def brief(seconds: float | None) -> str:
     """Seconds with one digit that counts."""
     if seconds is None:
@@ -172,6 +197,7 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
         ("by source", HEAD, [short(row) for row in rows(found)], 2),
         ("peaks by technique", ("technique", *HEAD[2:]), technique_rows(found), 1),
         ("peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found), 1),
+        ("formulas and trace on the same rows", PRODUCER_HEAD, [short(row) for row in producer_rows(producers(found))], 2),
         ("peaks by every method", METHOD_HEAD, method_rows(found), 1),
         ("single kernels", ("kernel", *HEAD[2:]), kernel_rows(found), 1),
     ):
@@ -226,6 +252,7 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
         ("By source", HEAD, rows(found)),
         ("Peaks by technique", ("technique", *HEAD[2:]), technique_rows(found)),
         ("Peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found)),
+        ("Formulas and trace on the same rows", PRODUCER_HEAD, producer_rows(producers(found))),
         ("Peaks by every method", METHOD_HEAD, method_rows(found)),
         ("Single kernels", ("kernel", *HEAD[2:]), kernel_rows(found)),
         ("Answered", TASK_HEAD, task_rows(found)),
@@ -250,13 +277,14 @@ FIELDS = (
     ("techniques", "map", "for each technique, memfit's figures over peaks"),
     ("tasks", "map", "the same for training and inference"),
     ("gpus", "map", "the same for each GPU"),
+    ("producers", "list", "for each `source` and `metric` that the trace answers: figures of `formulas` and `trace`, how far `apart` at most, `seconds`"),
     ("methods", "map", "for each method, the average over sources of its figures for peaks, and `seconds`, the middle of what an answer took"),
     ("kernels", "list", "single kernels: `id`, `source`, `kernel`, `confidence`, `measured`, `predicted`, `error`"),
     ("oom", "map", "for each method: runs out of memory `seen` of those `asked`, and `false_no` of the runs that `fitted`"),
     ("absent", "list", "tools that were wanted and are not installed"),
     ("answered", "map", "of the rows that carry memory and are of confidence `high`: `answered` of `rows`, for each task, and for serving engines"),
     ("shares", "map", "for each kind of row and confidence: `answered` of `rows`"),
-    ("outcomes", "list", "each case: bytes `measured` and `predicted`, `error`, `parts`, `moment`, `technique`, `baselines`, `seconds`, `cause`, `notes`"),
+    ("outcomes", "list", "each case: `measured`, `predicted`, `error`, `parts`, `moment`, `technique`, `baselines`, `traced`, `seconds`, `notes`, `cause`"),
     ("refused", "list", "each row without an answer: `id`, `source`, `kind`, `reason`, `detail`, `metric`, `confidence`, `task`"),
     ("reasons", "list", "`kind`, `reason`, number of `rows`, and how many of them are `certain`: of confidence `high`"),
 )  # fmt: skip
@@ -281,6 +309,7 @@ def data(found: Accuracy) -> dict[str, Any]:
         },
         "tasks": {name: vars_of(one) for name, outcomes in found.by(task).items() if (one := method_figures(outcomes, OURS))},
         "gpus": {name: vars_of(one) for name, outcomes in found.by(device).items() if (one := method_figures(outcomes, OURS))},
+        "producers": producers(found),
         "methods": {method: {**vars_of(one), "seconds": found.seconds(method)} for method, one in methods.items()},
         "kernels": [
             {
@@ -303,6 +332,20 @@ def data(found: Accuracy) -> dict[str, Any]:
         "refused": [vars(one) | {} for one in found.refused],
         "reasons": [{"kind": kind, "reason": reason, "rows": count, "certain": certain} for (kind, reason), (certain, count) in found.reasons().items()],
     }  # fmt: skip
+
+
+def producers(found: Accuracy) -> list[dict[str, Any]]:
+    lines = []
+    for (source, metric), outcomes in found.groups().items():
+        both = [one for one in outcomes if one.traced is not None]
+        ours, theirs = method_figures(both, OURS), method_figures(both, TRACE)
+        if ours is not None and theirs is not None:
+            apart = max((one.predicted / one.others[TRACE] - 1 for one in both), key=abs)
+            spent = sorted(one.seconds[TRACE] for one in both)[len(both) // 2]
+            lines.append(
+                {"source": source, "metric": metric, "formulas": vars_of(ours), "trace": vars_of(theirs), "apart": apart, "seconds": spent}
+            )
+    return lines
 
 
 def missing(found: Accuracy) -> Iterator[str]:
@@ -333,6 +376,7 @@ def outcome(one: Outcome) -> dict[str, Any]:
         "predicted": one.predicted, "least": one.least, "most": one.most, "error": one.error(), "verdict": one.verdict, "technique": technique(case),
         "seconds": {method: round(spent, 6) for method, spent in one.seconds.items()}, "parts": dict(one.parts), "moment": one.moment,
         "baselines": dict(one.others), "notes": list(case.notes), "cause": why(case) if abs(one.error() or 0) > NOTABLE else "",
+        "traced": None if one.traced is None else {name: getattr(one.traced, name) for name in ("predicted", "versions", "instead")},
     }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from memfit import kernels
 from memfit.errors import InputError
-from memfit.trace import cuda, kernels_of, versions
+from memfit.trace import cuda, flash_older, kernels_of, versions
 
 ACCEPTED = ("dropout_p", "softmax_scale", "causal", "window_size", "softcap", "deterministic")  # what transformers looks for
 VERSIONS = {"flash-attn-2": 2, "flash-attn-3": 3}
@@ -106,7 +106,12 @@ def installed(attention: str) -> Iterator[None]:
         yield
         return
     if versions.TRANSFORMERS < (5, 0):
-        raise InputError.one("the trace follows flash-attn with transformers 5 only", where="job.attention", hint="use `sdpa`")
+        if version != 2:
+            message = "flash-attn 3 is called by transformers 5; the trace runs an older one"
+            raise InputError.one(message, where="job.attention", hint="use `flash-attn-2`")
+        with flash_older.installed(functions(version)):
+            yield
+        return
     from transformers import PreTrainedModel
     from transformers import modeling_flash_attention_utils as utils
 

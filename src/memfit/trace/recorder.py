@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):
         self.watch: dict[int, weakref.ref[Any]] = {}
         self.modules: list[str] = []
         self.names: dict[int, str] = {}
+        self.optimizer: object = None  # held while the tape goes on
         self.made_at: dict[int, str] = {}  # autograd sequence number -> module path
         self.phase: Phase = "load"
         self.step = 0

@@ -72,6 +72,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     name_gradients(recorder, model, job)
     optimizer, paths = optimizer_of(model, job), paths_of(model)
     states(recorder, optimizer, paths)
+    recorder.optimizer = optimizer  # its states are there as long as the tape goes on
     if hasattr(optimizer, "masters"):
         own(recorder, "master", optimizer.masters())
         optimizer.tell = lambda gradients: own(recorder, "gradients", gradients)

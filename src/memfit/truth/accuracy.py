@@ -16,7 +16,7 @@ from typing import TypeAlias
 from memfit.errors import InputError
 from memfit.registry import nearest
 from memfit.tape import Producer
-from memfit.truth.answers import OURS, OWN, PEAKS, KernelOutcome, Outcome, asker, of_kernel, outcome, question, technique
+from memfit.truth.answers import OURS, OWN, PEAKS, TRACE, KernelOutcome, Outcome, asker, of_kernel, outcome, question, technique
 from memfit.truth.baselines import BASELINES, Baseline
 from memfit.truth.baselines.peers import PEERS, asked
 from memfit.truth.case import KERNEL, KINDS, ONE, SERVED, SEVERAL, Case, Refused
@@ -232,8 +232,8 @@ def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str
     return averaged(sources.values())
 
 
-METHODS: tuple[str, ...] = (OURS, *(one.name for one in (*BASELINES, *PEERS)))
+METHODS: tuple[str, ...] = (OURS, TRACE, *(one.name for one in (*BASELINES, *PEERS)))
 __all__ = [
-    "BASELINES", "CERTAIN", "METHODS", "OURS", "PEAKS", "Accuracy", "Baseline", "Figures", "KernelOutcome", "Outcome", "accuracy", "figures",
+    "BASELINES", "CERTAIN", "METHODS", "OURS", "PEAKS", "TRACE", "Accuracy", "Baseline", "Figures", "KernelOutcome", "Outcome", "accuracy", "figures",
     "over_sources", "technique",
 ]  # fmt: skip

@@ -20,8 +20,9 @@ from memfit.truth.baselines.peers import PEERS, say
 from memfit.truth.case import KERNEL, Case, Refused, Unfit
 from memfit.truth.models import built
 from memfit.truth.single import Kernel, peak
+from memfit.truth.traced import Traced, asked_here, kept
 
-OURS = "memfit"
+OURS, TRACE = "memfit", "memfit, trace"
 OWN = ("no formula yet", "memfit refuses the job", "a defect of memfit")  # reasons that are memfit's
 PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_allocated_plus_context", "peak_unspecified")
 
@@ -40,6 +41,7 @@ class Outcome:
     moment: str
     seconds: Mapping[str, float]  # method -> what one answer took
     others: Mapping[str, int] = field(default_factory=dict)
+    traced: Traced | None = None  # the trace's answer, where one is kept; it is among the others, too
     failed: Mapping[str, str] = field(default_factory=dict)  # method -> what its code broke on
     refusals: Mapping[str, bool] = field(default_factory=dict)  # method -> it says that the GPU is too small
 
@@ -70,7 +72,9 @@ def question(case: Case) -> tuple[object, ...]:
 
 
 def asker(producer: Producer | None) -> Ask:
-    """One estimate for rows of one run that follow one another; a tape is large, so no other is kept."""
+    """One estimate for rows of one run that follow one another; a tape is large, so no other is kept. A trace is asked with the versions that
+    are installed, where that makes no difference."""
+    formulas = None if producer is None else asker(None)
 
     @lru_cache(maxsize=1)
     def asked(
@@ -84,6 +88,7 @@ def asker(producer: Producer | None) -> Ask:
         return found, estimate(found, job, cluster, strategy, producer=producer), time.perf_counter() - began
 
     def ask(case: Case) -> tuple[Model, Estimate, float]:
+        case = case if formulas is None else replace(case, job=asked_here(case, lambda one: predicted(one.metric, formulas(one)[1])))
         ranks = None if case.rank is None else range(case.rank, case.rank + case.alike)
         return asked((case.model, case.stored, case.config), case.job, case.gpu, case.strategy, ranks)
 
@@ -115,13 +120,18 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
             failed[one.name] = size
         elif size is not None:
             others[one.name], spent[one.name] = size, time.perf_counter() - began
+    refuses = refusals(found, case.gpu, others)
+    traced = kept(case) if found.source == "formula" else None
+    if traced is not None:
+        others[TRACE], spent[TRACE] = traced.predicted, traced.seconds
+        refuses |= {TRACE: traced.refuses} if traced.refuses is not None else {}
     where = found.memory.at
     said = predicted(case.metric, found)
     least, most = reach(case.metric, said, found)
     return Outcome(
         case=case, predicted=said, least=least, most=most, verdict=found.verdict, seconds=spent, parts=dict(found.parts),
         moment="" if where is None else f"{where.phase} {where.step}, {where.where or '-'}, {where.op}",
-        others=others, failed=failed, refusals=refusals(found, case.gpu, others),
+        others=others, failed=failed, refusals=refuses, traced=traced,
     )  # fmt: skip
 
 
@@ -193,4 +203,4 @@ def refusals(found: Estimate, gpu: GPU | None, others: Mapping[str, int]) -> dic
     return {OURS: found.verdict == "no"} | {name: size > margins[name] * usable(gpu) for name, size in others.items()}
 
 
-__all__ = ["OURS", "OWN", "PEAKS", "Ask", "KernelOutcome", "Outcome", "asker", "of_kernel", "outcome", "question", "technique"]
+__all__ = ["OURS", "OWN", "PEAKS", "TRACE", "Ask", "KernelOutcome", "Outcome", "asker", "of_kernel", "outcome", "question", "technique"]

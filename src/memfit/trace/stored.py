@@ -1,0 +1,36 @@
+"""What of a checkpoint or a job the trace has no code for, and would otherwise leave away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from memfit.errors import Problem
+from memfit.job import Job
+from memfit.model.quantized import method
+from memfit.techniques.dequantize import STAYS
+from memfit.techniques.stored import PACKED_GGUF
+
+
+def refusals(config: Mapping[str, Any], job: Job, gpu: Any, device: str) -> Iterator[Problem]:
+    """Weights that stay as their checkpoint stores them, whose kernels are another package's; and kernels that are put into the model."""
+    name = method(config)
+    known = None if device == "cpu" else getattr(gpu, "sm", None)
+    opened = unpacked(name, job, known) or (name == "gguf" and (job.training or job.version("transformers") < PACKED_GGUF))
+    if name and not opened:
+        message = f"the trace cannot run weights stored by `{name[:40]}`"
+        yield Problem(message=message, where="config.quantization_config", hint="the formulas can, and the 16-bit checkpoint can be traced")
+    if job.unsloth:
+        yield Problem(message="the trace has no kernels of Unsloth's", where="job.unsloth", hint="the formulas do")
+
+
+def unpacked(name: str, job: Job, capability: tuple[int, int] | None) -> bool:
+    """Whether weights stored by this method become 16 bits, as `techniques.dequantize` says; a GPU of which nothing is known has the kernels."""
+    stays = STAYS.get(name)
+    if stays is None:
+        return False
+    trains = job.training and not (job.adapters and job.version("transformers") >= stays.adapts)
+    return trains or (capability is not None and capability < stays.least)
+
+
+__all__ = ["refusals"]
