@@ -55,7 +55,7 @@ JOBS: tuple[dict[str, Any], ...] = (
     {"method": "qlora", "precision": "bf16-autocast", "checkpointing": "full"},
     {"method": "qlora", "quant_compute": "float16", "modules_to_save": "lm_head"},
     {"method": "qlora", "quant_skip": "lm_head,down_proj", "versions": "bitsandbytes=0.49"},
-    {"method": "qlora", "framework": "trl", "precision": "bf16-autocast"},
+    {"method": "qlora", "framework": "trl", "precision": "bf16-autocast", "versions": "trl=1.5"},
     {"method": "qlora", "framework": "trl", "precision": "bf16-autocast", "modules_to_save": "lm_head", "versions": "trl=0.25"},
     {"method": "qlora", "quant": "int8"},
     {"method": "qlora", "quant": "int8", "prepare_kbit": False, "checkpointing": "full"},
