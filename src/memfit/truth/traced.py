@@ -78,9 +78,9 @@ def short(text: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def asked_here(case: Case, formulas: Callable[[Case], int]) -> Job:
+def asked_here(case: Case, formulas: Callable[[Case], int], versions: Mapping[str, str] | None = None) -> Job:
     """The job in the versions that are here. Raises where it is another one by the formulas, which say what a case comes to."""
-    job, odd = here(case.job, installed())
+    job, odd = here(case.job, installed() if versions is None else versions)
     if odd and formulas(case) != formulas(replace(case, job=job)):
         named = ", ".join(f"{name} {'.'.join(map(str, case.job.version(name)))}" for name in odd)
         message = f"the trace needs an environment with {named}: by the formulas the installed versions hold something else"
