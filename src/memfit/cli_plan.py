@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-import click
-
+from memfit.cli_trace import Life
 from memfit.errors import InputError
 from memfit.plan.search import Counted
 from memfit.report.plan import data, job_file, markdown, text
@@ -23,33 +21,25 @@ Options of the job that are not named are tried with several values; one that is
 
 Exit code: 0 there is a way that fits, 1 there is none, 2 the input is unusable.
 """
-PATIENCE, BETWEEN = 3.0, 1.0  # seconds before the first sign of life, and between two
-
-
-class Signs:
-    """Progress on stderr, for those who wait."""
-
-    def __init__(self) -> None:
-        self.begun = time.monotonic()
-        self.next = self.begun + PATIENCE
-
-    def __call__(self, counted: Counted) -> None:
-        now = time.monotonic()
-        if now < self.next:
-            return
-        self.next = now + BETWEEN
-        best = "" if counted.best is None else f", best {counted.best:.3g} s a step"
-        click.echo(f"planning: {counted.estimated} of {counted.size} candidates estimated{best}", err=True)
 
 
 def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple[int, str]:
     values = {name: value for name, value in given.items() if value not in (None, ())}
-    found = plan(one_model(words), progress=Signs(), **values)
+    life = Life()
+    try:
+        found = plan(one_model(words), progress=lambda counted: life.say(sign(counted)), **values)
+    finally:
+        life.done()
     if found.rows and values.get("write"):
         write(Path(str(values["write"])), job_file(found, found.rows[0]))
     form = "json" if as_json else form
     written = {"json": lambda: json.dumps(data(found), indent=2, ensure_ascii=False), "markdown": lambda: markdown(found)}
     return (0 if found.fits else 1), written.get(form, lambda: text(found))()
+
+
+def sign(counted: Counted) -> str:
+    best = "" if counted.best is None else f", best {counted.best:.3g} s a step"
+    return f"planning: {counted.estimated} of {counted.size} candidates estimated{best}"
 
 
 def write(path: Path, text: str) -> None:

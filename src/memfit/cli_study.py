@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
+from memfit.cli_trace import Life
 from memfit.errors import InputError, Problem
 from memfit.studying import AXES
 from memfit.verbs import study
@@ -36,7 +36,11 @@ def run(words: tuple[str, ...], heatmap: str, as_json: bool, form: str, **given:
     if strange:
         raise InputError(*strange)
     asked = {name: value for name, value in given.items() if value not in (None, ())}
-    found = study(words, progress=progress, **asked)
+    life = Life()
+    try:
+        found = study(words, progress=lambda done, total, what: life.say(f"{done} of {total} ways, {what}"), **asked)
+    finally:
+        life.done()
     measured = published(found) if asked.get("measured", True) else {}
     if heatmap:
         from memfit.report.heatmap import svg
@@ -49,13 +53,6 @@ def run(words: tuple[str, ...], heatmap: str, as_json: bool, form: str, **given:
     else:
         answer = report.text(found, measured, width=max(80, min(120, shutil.get_terminal_size().columns)))
     return (0 if any(cell.fits for panel in found.panels for cell in panel.cells) else 1), answer
-
-
-def progress(done: int, total: int, words: str) -> None:
-    """One line on a terminal, written over."""
-    if sys.stderr.isatty():
-        sys.stderr.write(f"\r\x1b[K{done} of {total}  {words[:60]}" if words else "\r\x1b[K")
-        sys.stderr.flush()
 
 
 __all__ = ["FLAGS", "HELP", "LEFT", "run"]

@@ -124,6 +124,19 @@ def test_a_plan_tells_what_it_costs_and_why_others_are_not_there():
     assert first.cost.kilowatt_hours == pytest.approx(72 * first.cost.hours / 1000)
 
 
+def test_the_front_is_what_none_beats_in_time_and_memory_both():
+    found = plan(work(8), parse_cluster("2xa100-sxm-40gb"), Wish(each=4))
+    figures = [(row.estimate.time.seconds, row.estimate.device) for row in found.rows]
+    assert len(figures) > 2
+    best = [
+        at for at, (time, size) in enumerate(figures) if not any(a <= time and b <= size and (a, b) != (time, size) for a, b in figures)
+    ]
+    assert [at for at, row in enumerate(found.rows) if any(row is one for one in found.front)] == best
+    told = data(found)["rows"]
+    assert [at for at, row in enumerate(told) if row["front"]] == best
+    assert sum("*" in line[:3] for line in text(found).splitlines()) == len(best)
+
+
 def test_prices_are_of_gpus_on_record_and_say_when_and_who():
     for name in priced():
         known = price(find_gpu(name))

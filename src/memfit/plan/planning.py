@@ -42,14 +42,6 @@ class Dropped:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
-    """Of the front: the quickest way that needs no more than `room` of a GPU."""
-
-    room: int
-    row: Row
-
-
-@dataclass(frozen=True, kw_only=True)
 class Plan:
     """`rows` are the best first; none where nothing fits: then `reason` says why, and `nearest` is a plan that does, on more GPUs."""
 
@@ -60,7 +52,6 @@ class Plan:
     rows: tuple[Row, ...]
     dropped: tuple[Dropped, ...]
     counted: Counted
-    front: tuple[Point, ...] = ()
     interrupted: bool = False
     policy: str = "fastest"
     reason: str = ""
@@ -70,6 +61,20 @@ class Plan:
     @property
     def fits(self) -> bool:
         return bool(self.rows)
+
+    @property
+    def front(self) -> tuple[Row, ...]:
+        """Of the rows, those that none beats in time and memory both; on one machine money is time."""
+        return tuple(row for row in self.rows if not any(beats(other, row) for other in self.rows))
+
+
+def beats(one: Row, other: Row) -> bool:
+    """No slower and no larger, and one of the two less. A time that is not known beats none."""
+    mine, theirs = one.estimate, other.estimate
+    if mine.time is None:
+        return False
+    slow = float("inf") if theirs.time is None else theirs.time.seconds
+    return mine.time.seconds <= slow and mine.device <= theirs.device and (mine.time.seconds, mine.device) != (slow, theirs.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,4 +184,4 @@ def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
     return None
 
 
-__all__ = ["Dropped", "Plan", "Point", "Row", "Wish", "none_at_all", "plan"]
+__all__ = ["Dropped", "Plan", "Row", "Wish", "none_at_all", "plan"]

@@ -66,10 +66,14 @@ COLUMNS = ("", "method", "layout", "s/step", "tokens/s", "GiB", "to", "$", "hour
 def cells(plan: Plan, number: int, row: Row) -> tuple[str, ...]:
     one, time = row.estimate, row.estimate.time
     return (
-        str(number), row.kind.method, row.kind.layout, "?" if time is None else f"{time.seconds:.3g}",
+        f"{number}{'*' if fronted(plan, row) else ''}", row.kind.method, row.kind.layout, "?" if time is None else f"{time.seconds:.3g}",
         "?" if time is None else f"{time.tokens_per_second:,.0f}", gib(one.device), gib(one.band.high),
         "?" if row.cost is None or row.cost.dollars is None else f"{row.cost.dollars:,.2f}", "?" if row.cost is None else f"{row.cost.hours:.3g}",
     )  # fmt: skip
+
+
+def fronted(plan: Plan, row: Row) -> bool:
+    return any(one is row for one in plan.front)
 
 
 def table(plan: Plan) -> list[str]:
@@ -82,7 +86,8 @@ def table(plan: Plan) -> list[str]:
         ).rstrip()
         for row in rows
     ]
-    return [*lines, *wrapped(f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}", WIDTH)]
+    told = f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}. *: none of these is both quicker and smaller."
+    return [*lines, *wrapped(told, WIDTH)]
 
 
 def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
@@ -189,7 +194,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "interrupted": plan.interrupted,
         "counted": {"candidates": plan.counted.size, "estimated": plan.counted.estimated, "replayed": plan.counted.replayed},
         "reason": plan.reason,
-        "rows": [row_data(row) for row in plan.rows],
+        "rows": [{**row_data(row), "front": fronted(plan, row)} for row in plan.rows],
         "dropped": [dataclasses.asdict(one) for one in plan.dropped],
         "nearest": None if plan.nearest is None else data(plan.nearest),
     }
