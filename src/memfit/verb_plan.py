@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memfit.strategy import Strategy
 
 STEP = 64  # sequences of a step, where nobody says
-WITHOUT = ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision", "advise", "by", "accumulate", "memory")
+WITHOUT = ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_gpu", "cheapest_precision", "advise", "by", "accumulate", "memory")
 NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
 
 

@@ -245,7 +245,7 @@ def answer(asked: Question, producer: Producer | None = None) -> Estimate:
     producer = producer or producer_of(ask.by)
     problems, total = ((), None) if source is None else ((*source.problems, *compared(source, model)), source.parameters)
     found = simulate(model, job, cluster, asked.strategy, producer=producer, problems=problems, total=total)
-    if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_precision")):
+    if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_gpu", "cheapest_precision")):
         from memfit.plan.reverse import QUESTIONS
 
         answers = tuple(solve(model, job, cluster, producer, asked.strategy) for name, solve in QUESTIONS.items() if getattr(ask, name))

@@ -43,6 +43,7 @@ class Ask:
     largest_batch: bool = option(False, "find the largest batch that fits", group="question")
     longest_seq: bool = option(False, "find the longest sequence that fits; of long ones a multiple of 64", group="question")
     smallest_gpu: bool = option(False, "find the smallest GPU that fits", group="question")
+    cheapest_gpu: bool = option(False, "find the GPU that fits and costs least an hour, by public prices", group="question")
     cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
     advise: bool = option(False, "find the shortest ladder of changes that makes it fit: what each frees and costs", group="question")
 

@@ -303,7 +303,9 @@ def test_a_family_that_only_the_trace_takes_is_not_judged_by_its_linear_layers()
 
 
 FIELDS = {
-    name: one for name, one in choices().items() if name not in ("model", "by", "gpu", "longest_seq", "largest_batch", "smallest_gpu")
+    name: one
+    for name, one in choices().items()
+    if name not in ("model", "by", "gpu", "longest_seq", "largest_batch", "smallest_gpu", "cheapest_gpu")
 }
 ABSURD = (
     st.sampled_from(

@@ -16,12 +16,13 @@ import memfit
 from memfit.band import spread
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, shortfall, surplus, trainable
-from memfit.hardware import Cluster, custom_gpu, find_gpu, usable
+from memfit.hardware import Cluster, all_gpus, custom_gpu, find_gpu, usable
+from memfit.hardware.prices import price
 from memfit.job import COUNTS, NEWEST, Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
-from memfit.plan.reverse import cheapest_precision, largest_batch, last, longest_seq, smallest_gpu
+from memfit.plan.reverse import cheapest_gpu, cheapest_precision, largest_batch, last, longest_seq, smallest_gpu
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Event, Free, Mark, Tape
 from memfit.units import GIB, MIB
@@ -316,6 +317,19 @@ def test_where_nothing_fits_the_answer_is_none() -> None:
     assert longest_seq(MODEL, Job(), small).value is None
     assert cheapest_precision(MODEL, Job(), small).value is None
     assert smallest_gpu(MODEL, Job(batch=2**22), None).value is None
+
+
+def test_the_cheapest_gpu_costs_least_of_those_that_fit() -> None:
+    model = model_of("meta-llama/Llama-3.2-1B", Ask(offline=True))[1]
+    answer = cheapest_gpu(model, Job(batch=8), None)
+    known = {gpu.id: (gpu, one.dollars) for gpu in all_gpus() if (one := price(gpu))}
+    chosen, dollars = known[str(answer.value)]
+    assert surplus(model, Job(batch=8), Cluster(gpu=chosen)) <= 0
+    for gpu, less in known.values():
+        if less < dollars:
+            assert surplus(model, Job(batch=8), Cluster(gpu=gpu)) > 0
+    assert f"${dollars:.2f} an hour" in answer.limit
+    assert cheapest_gpu(model, Job(batch=2**22), None).value is None
 
 
 def test_the_smallest_gpu_is_the_first_by_memory_that_fits() -> None:

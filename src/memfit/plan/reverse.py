@@ -1,4 +1,4 @@
-"""The questions turned round: the largest batch, the longest sequence, the smallest GPU, the precision to go down to.
+"""The questions turned round: the largest batch, the longest sequence, the smallest and the cheapest GPU, the precision to go down to.
 
 Memory grows with batch and length, nearly in proportion, so the end is sought along a line: first of the live peak, which is quick and
 rules out what cannot fit, then with the allocator replayed. A setting counts only if it `fits`; where that is uncertain, it does not.
@@ -12,7 +12,8 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.estimate import Answer, Estimate, estimate, surplus
-from memfit.hardware import Cluster, all_gpus, usable
+from memfit.hardware import GPU, Cluster, all_gpus, usable
+from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.model.modules import Model
 from memfit.strategy import ONE, Strategy
@@ -40,7 +41,33 @@ def smallest_gpu(
 ) -> Answer:
     """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the table. Those without the kernels that
     the job asks for do not count."""
-    for gpu in sorted((gpu for gpu in all_gpus() if gpu.vendor == "nvidia"), key=usable):
+    some = sorted((gpu for gpu in all_gpus() if gpu.vendor == "nvidia"), key=usable)
+    gpu, found = _enough(model, job, (cluster, strategy), producer, some)
+    if gpu is not None and found is not None:
+        return Answer(question="smallest_gpu", value=gpu.id, device=found.device, limit=gpu.name)
+    return Answer(question="smallest_gpu", value=None, limit=f"no {'single ' if strategy.ranks == 1 else ''}NVIDIA GPU on record is enough")
+
+
+def cheapest_gpu(
+    model: Model, job: Job, cluster: Cluster | None = None, producer: Producer | None = None, strategy: Strategy = ONE
+) -> Answer:
+    """The same by what an hour costs, of those with a public price."""
+    known = {gpu.id: one for gpu in all_gpus() if (one := price(gpu)) is not None}
+    some = sorted((gpu for gpu in all_gpus() if gpu.id in known), key=lambda gpu: (known[gpu.id].dollars, usable(gpu)))
+    gpu, found = _enough(model, job, (cluster, strategy), producer, some)
+    if gpu is not None and found is not None:
+        one = known[gpu.id]
+        limit = f"{gpu.name}, ${one.dollars:.2f} an hour{' each' if strategy.ranks > 1 else ''} on {one.date}"
+        return Answer(question="cheapest_gpu", value=gpu.id, device=found.device, limit=limit)
+    return Answer(question="cheapest_gpu", value=None, limit=f"none of the {len(known)} GPUs with a public price is enough")
+
+
+def _enough(
+    model: Model, job: Job, place: tuple[Cluster | None, Strategy], producer: Producer | None, gpus: Sequence[GPU]
+) -> tuple[GPU | None, Estimate | None]:
+    """The first of these on which it fits."""
+    cluster, strategy = place
+    for gpu in gpus:
         one = Cluster(gpu=gpu) if cluster is None else dataclasses.replace(cluster, gpu=gpu)
         try:
             if model.layers and surplus(model, job, one, strategy=strategy, precise=False) > 0:
@@ -49,9 +76,8 @@ def smallest_gpu(
         except InputError:
             continue
         if fits:
-            found = estimate(model, job, one, strategy, producer=producer)
-            return Answer(question="smallest_gpu", value=gpu.id, device=found.device, limit=gpu.name)
-    return Answer(question="smallest_gpu", value=None, limit=f"no {'single ' if strategy.ranks == 1 else ''}NVIDIA GPU on record is enough")
+            return gpu, estimate(model, job, one, strategy, producer=producer)
+    return None, None
 
 
 def cheapest_precision(
@@ -187,7 +213,8 @@ def _crossing(known: Points) -> int:
 
 
 QUESTIONS: Mapping[str, Callable[[Model, Job, Cluster | None, Producer | None, Strategy], Answer]] = {
-    "largest_batch": largest_batch, "longest_seq": longest_seq, "smallest_gpu": smallest_gpu, "cheapest_precision": cheapest_precision,
+    "largest_batch": largest_batch, "longest_seq": longest_seq, "smallest_gpu": smallest_gpu, "cheapest_gpu": cheapest_gpu,
+    "cheapest_precision": cheapest_precision,
 }  # fmt: skip
 
-__all__ = ["QUESTIONS", "cheapest_precision", "largest_batch", "last", "longest_seq", "smallest_gpu"]
+__all__ = ["QUESTIONS", "cheapest_gpu", "cheapest_precision", "largest_batch", "last", "longest_seq", "smallest_gpu"]

@@ -82,7 +82,7 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("out_of_memory.left", "integer", "what the driver still had"),
     ("retries", "integer", "how often the allocator must give back everything cached to get through on this GPU"),
     ("answers", "[]object", "to the reverse questions that were asked"),
-    ("answers[].question", "largest_batch|longest_seq|smallest_gpu|cheapest_precision", "which"),
+    ("answers[].question", "largest_batch|longest_seq|smallest_gpu|cheapest_gpu|cheapest_precision", "which"),
     ("answers[].value", "any", "a number or a name; null where nothing fits"),
     ("answers[].device", "integer?", "what it then takes of the device"),
     ("answers[].limit", "string", "what else ended the search, if anything did"),

@@ -29,7 +29,7 @@ WHAT = {
 }
 QUESTIONS = {
     "largest_batch": "largest batch that fits", "longest_seq": "longest sequence that fits",
-    "smallest_gpu": "smallest GPU that fits", "cheapest_precision": "precision to go down to",
+    "smallest_gpu": "smallest GPU that fits", "cheapest_gpu": "cheapest GPU that fits", "cheapest_precision": "precision to go down to",
 }  # fmt: skip
 MARGIN = 11
 OUTER = ("fragmentation", "context", "nccl")
