@@ -17,11 +17,8 @@ def trace_config(config: Mapping[str, Any], job: Job, *, layers: int | None = No
 
     `options` are the fields of `program.Options` (the GPU, the number of steps, whether outputs are kept, …).
     """
-    from memfit.errors import raise_errors
     from memfit.trace.program import Options, run
-    from memfit.trace.stored import refusals
 
-    raise_errors([*refusals(config, job, options.get("gpu"), options.get("device", "cuda"))])
     return run(config, job, Options(layers=layers, **options))
 
 

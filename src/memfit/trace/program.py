@@ -39,6 +39,7 @@ from memfit.trace import (
     serve,
     stages,
     steps,
+    stored,
     trl,
     versions,
 )
@@ -92,7 +93,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     if job.training and importlib.util.find_spec("peft") is not None:
         importlib.import_module("peft")  # it imports bitsandbytes, if that is there, which must still see the true machine
     job = trl.settled(job)
-    raise_errors([*refusals(job), *ranks.refusals(job, options.strategy)])
+    raise_errors([*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *ranks.refusals(job, options.strategy)])
     with quiet():
         trl.load(job)
     options = dataclasses.replace(options, strategy=resolved(options.strategy, job))
