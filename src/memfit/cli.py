@@ -11,7 +11,7 @@ import os
 import shutil
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TextIO
 
 import click
@@ -23,7 +23,7 @@ from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
 from memfit.verb_plan import WITHOUT
-from memfit.verbs import VERBS, estimate, gpus, models
+from memfit.verbs import VERBS, Verb, estimate, gpus, models
 from memfit.words import Measuring, Planning, Run, Studying, offer, one_model, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
@@ -239,70 +239,89 @@ class Commands(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         verb = VERBS.get(cmd_name)
-        if verb is None:
-            return None
-        if cmd_name == "estimate":
-            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL|JOB.yaml", shell_complete=complete_model)
-            flags = [flag(one) for name, one in options().items() if name != "model"]
-            text = ESTIMATE_HELP.format(help=verb.help[:1].upper() + verb.help[1:])
-            return Sections(
-                "estimate", callback=run_estimate, params=[model, *flags, *output(explain=True)], help=text, short_help=verb.help,
-                context_settings={"ignore_unknown_options": True},
-            )  # fmt: skip
-        if cmd_name == "compare":
-            from memfit import cli_compare
+        return None if verb is None else BUILD.get(cmd_name, listing)(verb)
 
-            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL|JOB.yaml", shell_complete=complete_model)
-            flags = [flag(one) for name, one in options().items() if name != "model"]
-            text = cli_compare.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
-            params = [model, *flags, *cli_compare.FLAGS, *output(explain=True)[:2]]
-            return Sections("compare", callback=cli_compare.runner(flags), params=params, help=text, short_help=verb.help)
-        if cmd_name == "plan":
-            from memfit import cli_plan
 
-            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL|JOB.yaml", shell_complete=complete_model)
-            known = {**{one.name: one for one in dataclasses.fields(Planning)}, **options()}
-            flags = [flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)]
-            text = cli_plan.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
-            return Sections(
-                "plan", callback=cli_plan.run, params=[model, *flags, *output(explain=True)[:2]], help=text, short_help=verb.help
-            )
-        if cmd_name == "trace":
-            known = {**options(), **{one.name: one for one in dataclasses.fields(Run)}}
-            flags = [flag(one) for name, one in known.items() if name not in ("model", "by")]
-            text = HELP.format(help=verb.help[:1].upper() + verb.help[1:])
-            return Tracing(
-                "trace", callback=run_trace, params=[*flags, *FLAGS, *output(explain=True)], help=text, short_help=verb.help,
-                options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",
-            )  # fmt: skip
-        if cmd_name == "measure":
-            from memfit import cli_measure
+def sentence(verb: Verb) -> str:
+    return verb.help[:1].upper() + verb.help[1:]
 
-            model = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="[MODEL]", shell_complete=complete_model)
-            known = {**{one.name: one for one in dataclasses.fields(Measuring)}, **{one.name: one for one in dataclasses.fields(Job)}}
-            known_flags = [flag(one) for one in known.values()]
-            text = cli_measure.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
-            params = [model, *known_flags, *cli_measure.FLAGS, *output(explain=False)]
-            return Sections("measure", callback=cli_measure.run, params=params, help=text, short_help=verb.help)
-        if cmd_name == "study":
-            from memfit import cli_study
 
-            several = click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar="MODEL...", shell_complete=complete_model)
-            known = {one.name: one for one in (*dataclasses.fields(Studying), *dataclasses.fields(Job)) if one.name not in cli_study.LEFT}
-            text = cli_study.HELP.format(help=verb.help[:1].upper() + verb.help[1:])
-            params = [several, *map(flag, known.values()), *cli_study.FLAGS, *output(explain=True)[:2]]
-            return Sections("study", callback=cli_study.run, params=params, help=text, short_help=verb.help)
-        if cmd_name == "accuracy":
-            from memfit import cli_accuracy
+def subject(metavar: str = "MODEL|JOB.yaml") -> click.Argument:
+    return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, shell_complete=complete_model)
 
-            file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl]")
-            text = f"{verb.help[:1].upper()}{verb.help[1:]}: the bundled ones, or those of FILE in the same form."
-            params = [file, *cli_accuracy.FLAGS, *output(explain=True)[:2]]
-            return click.Command(cmd_name, callback=cli_accuracy.run, params=params, help=text, short_help=verb.help)
-        pattern = click.Argument(["words"], nargs=-1, metavar="[PATTERN]")
-        run = {"models": run_models, "gpus": run_gpus}[cmd_name]
-        text = f"{verb.help[:1].upper()}{verb.help[1:]}; those whose name has every word of PATTERN in it."
-        return click.Command(cmd_name, callback=run, params=[pattern, *output(explain=False)], help=text, short_help=verb.help)
+
+def estimating(verb: Verb) -> click.Command:
+    flags = [flag(one) for name, one in options().items() if name != "model"]
+    return Sections(
+        "estimate", callback=run_estimate, params=[subject(), *flags, *output(explain=True)], help=ESTIMATE_HELP.format(help=sentence(verb)),
+        short_help=verb.help, context_settings={"ignore_unknown_options": True},
+    )  # fmt: skip
+
+
+def comparing(verb: Verb) -> click.Command:
+    from memfit import cli_compare
+
+    flags = [flag(one) for name, one in options().items() if name != "model"]
+    params = [subject(), *flags, *cli_compare.FLAGS, *output(explain=True)[:2]]
+    text = cli_compare.HELP.format(help=sentence(verb))
+    return Sections("compare", callback=cli_compare.runner(flags), params=params, help=text, short_help=verb.help)
+
+
+def planning(verb: Verb) -> click.Command:
+    from memfit import cli_plan
+
+    known = {**{one.name: one for one in dataclasses.fields(Planning)}, **options()}
+    flags = [flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)]
+    params = [subject(), *flags, *output(explain=True)[:2]]
+    return Sections("plan", callback=cli_plan.run, params=params, help=cli_plan.HELP.format(help=sentence(verb)), short_help=verb.help)
+
+
+def tracing(verb: Verb) -> click.Command:
+    known = {**options(), **{one.name: one for one in dataclasses.fields(Run)}}
+    flags = [flag(one) for name, one in known.items() if name not in ("model", "by")]
+    return Tracing(
+        "trace", callback=run_trace, params=[*flags, *FLAGS, *output(explain=True)], help=HELP.format(help=sentence(verb)),
+        short_help=verb.help, options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",
+    )  # fmt: skip
+
+
+def measuring(verb: Verb) -> click.Command:
+    from memfit import cli_measure
+
+    known = {one.name: one for one in (*dataclasses.fields(Measuring), *dataclasses.fields(Job))}
+    params = [subject("[MODEL]"), *map(flag, known.values()), *cli_measure.FLAGS, *output(explain=False)]
+    text = cli_measure.HELP.format(help=sentence(verb))
+    return Sections("measure", callback=cli_measure.run, params=params, help=text, short_help=verb.help)
+
+
+def studying(verb: Verb) -> click.Command:
+    from memfit import cli_study
+
+    known = {one.name: one for one in (*dataclasses.fields(Studying), *dataclasses.fields(Job)) if one.name not in cli_study.LEFT}
+    params = [subject("MODEL..."), *map(flag, known.values()), *cli_study.FLAGS, *output(explain=True)[:2]]
+    return Sections("study", callback=cli_study.run, params=params, help=cli_study.HELP.format(help=sentence(verb)), short_help=verb.help)
+
+
+def judging(verb: Verb) -> click.Command:
+    from memfit import cli_accuracy
+
+    file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl]")
+    text = f"{sentence(verb)}: the bundled ones, or those of FILE in the same form."
+    params = [file, *cli_accuracy.FLAGS, *output(explain=True)[:2]]
+    return click.Command("accuracy", callback=cli_accuracy.run, params=params, help=text, short_help=verb.help)
+
+
+def listing(verb: Verb) -> click.Command:
+    pattern = click.Argument(["words"], nargs=-1, metavar="[PATTERN]")
+    run = {"models": run_models, "gpus": run_gpus}[verb.name]
+    text = f"{sentence(verb)}; those whose name has every word of PATTERN in it."
+    return click.Command(verb.name, callback=run, params=[pattern, *output(explain=False)], help=text, short_help=verb.help)
+
+
+BUILD: dict[str, Callable[[Verb], click.Command]] = {
+    "estimate": estimating, "compare": comparing, "plan": planning, "trace": tracing, "measure": measuring, "study": studying,
+    "accuracy": judging,
+}  # fmt: skip
 
 
 def version(ctx: click.Context, one: click.Parameter, wanted: bool) -> None:

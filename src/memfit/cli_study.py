@@ -11,7 +11,7 @@ import click
 
 from memfit.cli_trace import Life
 from memfit.errors import InputError, Problem
-from memfit.studying import AXES
+from memfit.verb_study import AXES
 from memfit.verbs import study
 
 HELP = """\

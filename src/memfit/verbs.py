@@ -381,7 +381,7 @@ def study(models: Sequence[Any], /, *, progress: Callable[[int, int, str], None]
     """Ways to fine-tune models on machines: what each needs and takes, and what to begin with. Options are the fields of `Studying`, and of
     `Job` those that a study does not go through itself."""
     from memfit.plan.study import study as run
-    from memfit.studying import matrix_of
+    from memfit.verb_study import matrix_of
 
     return run(matrix_of(models, {name: value for name, value in given.items() if value is not None}), progress or (lambda *told: None))
 

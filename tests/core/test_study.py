@@ -19,8 +19,8 @@ from memfit.model.families import build
 from memfit.plan.study import Cell, Matrix, Panel, Study, Way, default, strategy, study
 from memfit.report import study as report
 from memfit.report.heatmap import svg
-from memfit.studying import matrix_of
 from memfit.truth.beside import published
+from memfit.verb_study import matrix_of
 from memfit.words import Ask, model_of
 
 TINY = {

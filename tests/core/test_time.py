@@ -246,16 +246,14 @@ def test_a_node_shares_its_host():
 
 def test_a_bill_is_hand_worked():
     time, cluster = timed(LAYER, Job(batch=2, seq=500)), parse_cluster("2x8xh100-sxm")
-    found = bill(time, cluster, seq=500, examples=3, price=2.5)  # two steps of two sequences
+    found = bill(time, cluster, 1001, price=2.5)  # two steps of two sequences
     assert (found.steps, found.tokens) == (2, 2000)
     assert found.hours == pytest.approx(2 * time.seconds / 3600)
     assert found.gpu_hours == pytest.approx(16 * found.hours)
     assert found.energy == pytest.approx(16 * found.hours * 0.7)
     assert found.money == pytest.approx(40 * found.hours)
-    assert bill(time, cluster, seq=500, tokens=1001, price=2.5) == found
-    assert bill(time, cluster, seq=500, tokens=1000).money is None
-    with pytest.raises(ValueError):
-        bill(time, cluster, seq=500)
+    assert bill(time, cluster, 2000, price=2.5) == found
+    assert bill(time, cluster, 1000).money is None
 
 
 def test_every_power_is_that_of_a_board():

@@ -53,6 +53,11 @@ class GPU:
     note: str = ""
 
     @property
+    def half(self) -> str:
+        """The 16-bit numbers that it multiplies best in: NVIDIA's know bf16 from compute capability 8.0 on."""
+        return "bf16" if self.sm is None or self.sm >= (8, 0) else "fp16"
+
+    @property
     def unchecked(self) -> tuple[str, ...]:
         """The fields that nothing substantiates."""
         return tuple(key for key, status in self.status.items() if status == "label")

@@ -33,14 +33,7 @@ KEPT = frozenset({"weights", "buffers", "optimizer", "master", "gradients", "inp
 
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
-
-
-AGAIN = {
-    "full": 1.0,
-    "selective": 0.2,
-}  # of the layers' products, the least that is computed again: every second is kept, which may be the larger
-
-
+AGAIN = {"full": 1.0, "selective": 0.2}  # of the layers' products, the least that is computed again: every second is kept, maybe the larger
 SHORT = 2  # layers of the short models
 
 

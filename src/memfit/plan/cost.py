@@ -41,7 +41,7 @@ def paid(cluster: Cluster, dollars: float | None) -> Paid:
 
 def cost(time: Duration, cluster: Cluster, each: Paid, tokens: float) -> Cost:
     """Of a dataset in whole steps; of a million tokens as a share of one step's bill."""
-    whole = bill(time, cluster, seq=1, tokens=int(tokens or time.tokens), price=each.dollars)
+    whole = bill(time, cluster, int(tokens or time.tokens), price=each.dollars)
     share = 1.0 if tokens else MILLION / time.tokens
     return Cost(
         tokens=tokens or MILLION,

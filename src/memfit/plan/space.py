@@ -24,7 +24,6 @@ from memfit.techniques import marked
 OUTER = ("optimizer",)  # open options that change no kernel of the passes
 AXES: Mapping[str, tuple[Any, ...]] = {one.name: one.metadata["tries"] for one in dataclasses.fields(Job) if one.metadata["tries"]}
 INNER = ("tp", "cp", "pp")  # what they take of the GPUs, replicas and shards share the rest
-HALF_SINCE = (8, 0)  # compute capability of GPUs that multiply in bf16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +82,7 @@ class Space:
 
     def values(self, name: str) -> tuple[Any, ...]:
         values = self.work.axes[name]
-        sm = self.cluster.gpu.sm
-        if name == "precision" and values == AXES["precision"] and sm is not None and sm < HALF_SINCE:
+        if name == "precision" and values == AXES["precision"] and self.cluster.gpu.half == "fp16":
             values = ("fp16", "autocast-fp16")
         return values
 

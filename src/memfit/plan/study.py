@@ -141,7 +141,7 @@ def attentions(cluster: Cluster) -> tuple[str, ...]:
 
 def numbers(method: str, cluster: Cluster) -> str:
     """Full training steps fp32 weights, as ZeRO's own copies are; adapters stand in fp32 beside 16-bit weights."""
-    half = "bf16" if (cluster.gpu.sm or FLASH) >= FLASH else "fp16"
+    half = cluster.gpu.half
     return f"autocast-{half}" if method == "full" else f"{half}-autocast"
 
 

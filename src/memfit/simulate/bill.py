@@ -20,16 +20,9 @@ class Bill:
     money: float | None
 
 
-def bill(
-    time: Duration, cluster: Cluster, *, seq: int, tokens: int | None = None, examples: int | None = None, price: float | None = None
-) -> Bill:
-    """Of so many tokens, or of so many examples of which each fills one sequence of `seq`; `price` is that of a GPU for an hour.
-
-    All GPUs of the cluster are paid for, used or not."""
-    if (tokens is None) == (examples is None):
-        raise ValueError("a bill is for tokens or for examples")
-    wanted = tokens if tokens is not None else (examples or 0) * seq
-    steps = -(-wanted // time.tokens)
+def bill(time: Duration, cluster: Cluster, tokens: int, *, price: float | None = None) -> Bill:
+    """Of so many tokens; `price` is that of a GPU for an hour. All GPUs of the cluster are paid for, used or not."""
+    steps = -(-tokens // time.tokens)
     hours = steps * time.seconds / 3600
     gpu_hours = hours * cluster.gpus
     power = cluster.gpu.power

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from memfit.trace import cuda
+from memfit.trace import cuda, imports
 
 VERSION = "2.8.3"  # what `flash_attn.py` was read from
 FOUND = ("is_flash_attn_2_available", "is_flash_attn_greater_or_equal_2_10", "is_flash_attn_greater_or_equal", "is_flash_attn_available")
@@ -63,16 +63,8 @@ def installed(functions: tuple[Any, Any]) -> Iterator[None]:
     made = package(functions)
     names = {**vars(made["flash_attn"]), **vars(made["flash_attn.bert_padding"]), "_flash_supports_window_size": True}
     names = {name: value for name, value in names.items() if not name.startswith("__")}
-    before = {name: sys.modules.get(name) for name in made}
-    sys.modules.update(made)
-    try:
-        with cuda.patched([*answers(), *loaded(names)]):
-            yield
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
+    with imports.replaced(made), cuda.patched([*answers(), *loaded(names)]):
+        yield
 
 
 def answers() -> list[tuple[Any, str, Any]]:

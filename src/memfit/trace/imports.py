@@ -55,6 +55,20 @@ class Loader(importlib.abc.Loader):
 
 
 @contextlib.contextmanager
+def replaced(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
+    """Inside, an import finds these (None: nothing that was loaded); afterwards what was there before."""
+    before = {name: sys.modules.pop(name, None) for name in modules}
+    sys.modules.update({name: module for name, module in modules.items() if module is not None})
+    try:
+        yield
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+
+
+@contextlib.contextmanager
 def changing(changes: Mapping[str, Change]) -> Iterator[None]:
     """Modules loaded already are changed at once."""
     for name, change in changes.items():
@@ -70,4 +84,4 @@ def changing(changes: Mapping[str, Change]) -> Iterator[None]:
         sys.meta_path.remove(finder)
 
 
-__all__ = ["Change", "Patch", "changing"]
+__all__ = ["Change", "Patch", "changing", "replaced"]

@@ -18,7 +18,7 @@ import torch
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.techniques.liger import PATCHES
-from memfit.trace import cuda
+from memfit.trace import cuda, imports
 
 MODULES = (
     "triton", "triton.language", "triton.language.math", "triton.language.extra", "triton.language.extra.libdevice",
@@ -114,20 +114,13 @@ def patch_of(kind: str) -> Any:
 @contextlib.contextmanager
 def without_triton() -> Iterator[None]:
     """Inside, `import triton` gives the stand-in; afterwards what was there before."""
-    before = {name: sys.modules.pop(name, None) for name in MODULES}
     made = {name: Module(name) for name in MODULES}
-    sys.modules.update(made)
     for name, module in made.items():
         parent, _, child = name.rpartition(".")
         if parent:
             setattr(made[parent], child, module)
-    try:
+    with imports.replaced(made):
         yield
-    finally:
-        for name, true in before.items():
-            sys.modules.pop(name, None)
-            if true is not None:
-                sys.modules[name] = true
 
 
 @contextlib.contextmanager

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
-import sys
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from memfit.trace import imports
 
 BLOCK = 64  # values per scaling constant
 NESTED = 256  # constants per second constant
@@ -276,16 +276,12 @@ def installed() -> Iterator[None]:
     package.nn = layers  # type: ignore[attr-defined]
     package.functional = types.SimpleNamespace(**FUNCTIONAL)  # type: ignore[attr-defined]
     wanted = {"bitsandbytes": package, "bitsandbytes.nn": layers, "peft.tuners.lora.bnb": None}
-    before = {name: sys.modules.pop(name, None) for name in wanted}
-    sys.modules.update({name: module for name, module in wanted.items() if module is not None})
-    for known in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
-        known.cache_clear()
+    asked = (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available)
     try:
-        yield
+        with imports.replaced(wanted):
+            for known in asked:
+                known.cache_clear()
+            yield
     finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-        for known in (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available):
+        for known in asked:
             known.cache_clear()

@@ -1,4 +1,4 @@
-"""What others measured for the cells of a study: published rows and records of one's own with the same model, machine, length and way."""
+"""What others measured for the cells of a study: published rows with the same model, machine, length, options and way."""
 
 from __future__ import annotations
 

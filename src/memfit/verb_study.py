@@ -1,4 +1,4 @@
-"""What a study is to cover, read from words and found sound, or everything that is wrong with it."""
+"""`study`: from words to what it is to cover, found sound, or everything that is wrong with it."""
 
 from __future__ import annotations
 
