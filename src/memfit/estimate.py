@@ -18,6 +18,7 @@ from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
 from memfit.job import Job, remarks
 from memfit.lower import lower
 from memfit.lower.host import Host, host, paged
+from memfit.lower.layouts import foldable
 from memfit.model.modules import Model
 from memfit.program import Program
 from memfit.simulate.generating import Generation
@@ -97,7 +98,8 @@ class Estimate:
         stages = alike(pp, len(self.model.layers)) if pp is not None and pp.size > 1 else (0,)
         tapes = {
             stage: self.memory.tape
-            if self.memory.tape.repeats and ranks[stage] == self.strategy.rank
+            if (self.memory.tape.repeats or not foldable(self.strategy))
+            and ranks[stage] == self.strategy.rank  # where nothing folds, short is long
             else lower(self.model, self.job, dataclasses.replace(self.strategy, rank=ranks[stage]), self.cluster, compact=True)
             for stage in dict.fromkeys(stages)
         }

@@ -205,3 +205,10 @@ def test_on_one_gpu(model: Model) -> None:
     assert not away.get("optimizer")
     with pytest.raises(InputError, match="FSDP's offload on one GPU"):
         lower(model, job, strategy_from(("fsdp,offload",), 1))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_written_short_it_is_the_same_tape(model: Model, stage: int) -> None:
+    """So that the time is told from the tape that memory was."""
+    job, strategy = Job(seq=32), Strategy(zero=ZeRO(size=W, stage=stage, reduce_bucket=10**6))
+    assert lower(model, job, strategy, compact=True) == lower(model, job, strategy)
