@@ -109,6 +109,15 @@ CUT_JOBS: tuple[dict[str, Any], ...] = (
     {"optimizer": "adamw_fused", "clip": 1.0, "seq": 256}, {"attention": "eager"} | OLD, {"zero_grad": "before_backward"} | AUTO16,
 )  # fmt: skip
 
+# PEFT's adapters on what transformers' own plan splits by columns: rows stop there (transformers from 5.21 on).
+SPREAD_OUT: dict[str, Any] = {"method": "lora", "targets": "q_proj,k_proj,v_proj,gate_proj,up_proj"}
+CUT_ADAPTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "tp=2", {"method": "lora", "targets": "q_proj,v_proj"}), ("llama-tied", "tp=2", SPREAD_OUT | {"clip": 1.0, "optimizer": "adamw_fused"}),
+    ("qwen2", "tp=4", SPREAD_OUT | {"attention": "eager", "dropout": 0.1}), ("qwen3", "tp=2 fsdp=2", SPREAD_OUT | OLD | AUTO16 | TWICE),
+    ("qwen2-tied", "tp=4 fsdp=2", SPREAD_OUT | FULL | AUTO), ("llama-biased", f"tp=2 fsdp=4,{MIXED}", SPREAD_OUT | FULL),
+    ("mistral", "tp=2 fsdp=2 ddp=2", SPREAD_OUT | {"adapter_dtype": "base"}), ("gemma", "tp=2 fsdp=3,reshard=no", SPREAD_OUT | {"precision": "fp32"}),
+)  # fmt: skip
+
 
 STAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "pp=2", {}), ("qwen3", "pp=4", FULL), ("mistral", "pp=3,stages=3/2/1", AUTO), ("qwen2-tied", "pp=2,micro-batches=6", {"batch": 1, "seq": 256}),
@@ -147,6 +156,7 @@ def rows() -> Iterator[Row]:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)
     yield from crossed("tp", tuple(SPLIT), CUT, CUT_JOBS)
+    yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in CUT_ADAPTED)
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
 
 

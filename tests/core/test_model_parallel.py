@@ -149,7 +149,10 @@ def test_transformers_own_plan_as_the_trace_has_it(size: int, checkpointing: str
     [
         ({}, {"size": 8}, "8 ranks do not divide 4 key/value heads"),
         ({}, {"size": 2, "sequence": True}, "with a split sequence"),
-        ({"method": "lora"}, {"size": 2}, "but of full training"),
+        ({"method": "lora"}, {"size": 2}, "stops at adapters of layers split by rows"),
+        ({"method": "lora", "targets": "q_proj"}, {"size": 2, "style": "dtensor"}, "PEFT knows transformers' own plan alone"),
+        ({"method": "qlora", "targets": "q_proj"}, {"size": 2}, "which lack the constants that unpack them"),
+        ({"versions": "transformers=4.57"}, {"size": 2}, "before 5.17"),
         ({"loss": "liger"}, {"size": 2}, "with fused kernels"),
         ({"framework": "torchtitan"}, {"size": 2}, "no formula yet for tensor parallelism of torchtitan"),
     ],

@@ -66,10 +66,12 @@ def apart(trained: list[Any]) -> Any:
 
 @dataclass(frozen=True)
 class Split:
-    """Tensor parallelism as torch's tutorial lays a Llama out, or by transformers' own plan; `shards`: FSDP2 over the ranks that are left."""
+    """Tensor parallelism as torch's tutorial lays a Llama out, or by transformers' own plan; `shards`: FSDP2 over the ranks that are left; `lora`:
+    PEFT's adapters on what is split."""
 
     own: bool = False
     shards: int = 1
+    lora: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, model: Any) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
@@ -78,6 +80,10 @@ class Split:
         world = torch.distributed.get_world_size()
         mesh = init_device_mesh("cpu", (self.shards, world // self.shards), mesh_dim_names=("dp", "tp"))
         model = self.planned(model, mesh["tp"]) if self.own else self.styled(model, mesh["tp"])
+        if self.lora:
+            from peft import LoraConfig, get_peft_model
+
+            get_peft_model(model, LoraConfig(**self.lora))  # adapters go into the model itself
         if self.shards > 1:
             for one in (*model.model.layers, model):
                 fully_shard(one, mesh=mesh["dp"])
@@ -88,7 +94,9 @@ class Split:
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
-        return apply_tensor_parallelism(model, mesh, model._resolve_parallel_plans(DistributedConfig(tp_size=mesh.size()))[0])
+        settings = DistributedConfig(tp_size=mesh.size())
+        model.config.distributed_config, model._device_mesh = settings, mesh  # as `from_pretrained` leaves them
+        return apply_tensor_parallelism(model, mesh, model._resolve_parallel_plans(settings)[0])
 
     @staticmethod
     def styled(model: Any, mesh: Any) -> Any:
@@ -120,6 +128,8 @@ MIXED, POLICY = "param-dtype=bf16,reduce-dtype=fp32", {"param_dtype": torch.bflo
 TWICE: dict[str, Any] = {"job": {"accumulate": 2}, "loop": {"accumulate": 2}}
 AGAIN: dict[str, Any] = {"job": {"checkpointing": "full"}, "loop": {"checkpoint": {"use_reentrant": False}}}
 HALVES: dict[str, Any] = {"job": {"precision": "autocast-bf16"}, "loop": {"autocast": "bfloat16"}}
+COLUMNS: dict[str, Any] = {"r": 16, "target_modules": ["q_proj", "up_proj"]}
+ADAPTED: dict[str, Any] = {"job": {"method": "lora", "rank": 16, "targets": "q_proj,up_proj"}}
 CASES = (
     Case(use="ddp=2", wrap=Replicated()),
     Case(use="ddp=4,bucket-view", wrap=Replicated({"gradient_as_bucket_view": True}), **AGAIN),
@@ -134,6 +144,8 @@ CASES = (
     Case(use="tp=2,style=transformers", wrap=Split(own=True)),
     Case(use="tp=4,style=transformers", wrap=Split(own=True), **AGAIN),
     Case(use="tp=2 fsdp=2,wrap=layers", wrap=Split(shards=2)),
+    Case(use="tp=2,style=transformers", wrap=Split(own=True, lora=COLUMNS), **ADAPTED),
+    Case(use="tp=2,style=transformers fsdp=2,wrap=layers", wrap=Split(own=True, shards=2, lora=COLUMNS), **ADAPTED),
 )
 
 

@@ -108,7 +108,9 @@ def test_with_fsdp_every_shard_is_split_again() -> None:
     ("use", "job", "part"),
     [
         ("tp=8", {}, "8 ranks do not divide 4 key/value heads"),
-        ("tp=2", {"method": "lora"}, "not adapters"),
+        ("tp=2", {"method": "lora"}, "stops at adapters of layers split by rows: `down_proj`, `o_proj`"),
+        ("tp=2,style=dtensor", {"method": "lora", "targets": "q_proj"}, "not PEFT's around them"),
+        ("tp=2", {"method": "qlora", "targets": "q_proj"}, "lack the constants that unpack them"),
         ("tp=2 ddp=2", {}, "DDP takes no DTensors"),
         ("tp=2,style=megatron", {}, "not Megatron's"),
         ("zero=2", {}, "no layout `zero` yet"),

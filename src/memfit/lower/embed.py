@@ -50,7 +50,7 @@ def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Ten
     ctx.r.where = module.name
     weight = bound[f"{module.name}.weight"]
     ids = ctx.engine.enter((weight,), ids)
-    x = split.table(ids, weight, ctx) if weight.shape[0] < module.rows * split.ranks(ctx) else ops.embedding(ctx.r, ids, weight)
+    x = split.table(ids, weight, ctx) if split.shares(module, ctx) else ops.embedding(ctx.r, ids, weight)
     x = ops.scale(ctx.r, x) if module.scaled and not module.outside else x
     if ctx.program.input_gradients:
         x.needs = True  # enable_input_require_grads: the output becomes a leaf

@@ -7,19 +7,19 @@ from memfit.lower import bnb, ops, rows, split, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder, Tensor
+from memfit.techniques.tp import ROWS
 
 
 def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Tensor:
     """The layer's output for x; where nothing special applies, one matrix product. `apart`: the bias is added by itself."""
     ctx.r.where = layer.path
-    name = layer.path.rpartition(".")[2]
     if (size := rows.ranks(ctx)) > 1:
         return rows.summed(whole(rows.parted(x, size, ctx.r), layer, ctx, True), size, ctx.r)
-    return split.leaving(whole(split.entering(x, name, ctx), layer, ctx, apart), name, ctx)
+    return whole(x, layer, ctx, apart)
 
 
 def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
-    """Without what tensor parallelism does before and after it."""
+    """With its adapter, if it has one; tensor parallelism does what it does around each matrix."""
     if layer.adapter is None:
         return base(x, layer, ctx, apart)
     if layer.packed is None or ctx.programs.plain_adapters:
@@ -29,10 +29,12 @@ def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
 
 def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Tensor:
     """The layer without its adapter."""
+    name = layer.path.rpartition(".")[2]
+    x = split.entering(x, name, ctx)
     if ctx.engine.inner:
         leaves = layer.weight, layer.bias
-        return ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart))
-    return product(x, layer, ctx, apart)
+        return split.leaving(ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart)), name, ctx)
+    return split.leaving(product(x, layer, ctx, apart), name, ctx)
 
 
 def product(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
@@ -83,7 +85,7 @@ def adapted(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context, apart
     r, out = ctx.r, base(x, layer, ctx, apart)
     result = out.format
     x = ops.cast(r, x, ctx.engine.seen(adapter.a))  # the cast input is a variable of the layer's: it lives until the layer returns
-    high = low_rank(r, x, layer.outputs, adapter, ctx)
+    high = low_rank(r, x, layer, adapter, ctx)
     out = ops.add(r, out, high)
     del high
     return ops.cast(r, out, result)
@@ -98,16 +100,20 @@ def adapted_packed(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context
         out = ops.clone(r, out)
     if ctx.autocast is None:
         x = ops.cast(r, x, adapter.a.format)
-    high = low_rank(r, x, layer.outputs, adapter, ctx)
+    high = low_rank(r, x, layer, adapter, ctx)
     if ctx.autocast is None:
         high = ops.cast(r, high, result)
     return ops.add(r, out, high)
 
 
-def low_rank(r: Recorder, x: Tensor, outputs: int, adapter: Adapted, ctx: Context) -> Tensor:
-    """dropout(x)·Aᵀ·Bᵀ, scaled."""
+def low_rank(r: Recorder, x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context) -> Tensor:
+    """dropout(x)·Aᵀ·Bᵀ, scaled. What is beside a layer split by columns has its B split so, beside one split by rows its A (peft 0.21
+    tuners/lora/model.py add_lora_tp_hooks_dtensor)."""
+    name = layer.path.rpartition(".")[2]
     low = matrix(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, adapter.rank, ctx)
-    high = matrix(low, adapter.b, outputs, ctx)
+    if name in ROWS:
+        low = split.leaving(low, name, ctx)
+    high = matrix(split.entering(low, name, ctx), adapter.b, layer.outputs, ctx)
     del low
     return ops.scale(r, high)
 

@@ -8,7 +8,8 @@ from memfit.formats import BOOL, INT64
 from memfit.lower import ops
 from memfit.lower.context import Context
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
-from memfit.techniques.tp import COLUMNS, ROWS
+from memfit.model.modules import Embedding
+from memfit.techniques.tp import COLUMNS, ROWS, tabled
 
 HEAD = "lm_head"
 
@@ -60,6 +61,11 @@ def gathered(r: Recorder, x: Tensor, size: int) -> Tensor:
         return (r.tensor(node.extra, g.format, "contiguous"),)
 
     return r.node("all_gather", out, (x,), back, extra=x.shape)
+
+
+def shares(module: Embedding, ctx: Context) -> bool:
+    """Whether the ranks share the rows of this table."""
+    return ranks(ctx) > 1 and module.style == "tokens" and tabled(ctx.program)
 
 
 def table(ids: Tensor, weight: Tensor, ctx: Context) -> Tensor:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 from memfit.errors import Problem
-from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Model, Module, MoE
+from memfit.job import Job
+from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Module, MoE
 from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques import gemini
@@ -30,10 +32,15 @@ def apply(program: Program) -> Program:
     if program.engine == "gemini":
         return gemini.split(program).replace(split=True)
     model, size, alone = program.model, tp.size, program.strategy.size("ep") == 1
-    ends = {} if not tp.vocabulary else {
-        "embed": tuple(table(module, size) for module in model.embed), "head": replace(model.head, outputs=model.head.outputs // size),
-    }  # fmt: skip
+    ends: dict[str, Any] = {} if not tp.vocabulary else {"head": replace(model.head, outputs=model.head.outputs // size)}
+    if tp.vocabulary and tabled(program):
+        ends["embed"] = tuple(table(module, size) for module in model.embed)
     return program.rebuilt(lambda layer: share(layer, size, alone), **ends).replace(split=True)
+
+
+def tabled(program: Program) -> bool:
+    """Whether ranks share the table of tokens: transformers' own plan has it since 5.21 (distributed/mixin.py init_parallel_plans)."""
+    return bool(program.engine) or program.job.version("transformers") >= UNEVEN
 
 
 def share(layer: Layer, size: int, experts: bool) -> Layer:
@@ -115,16 +122,21 @@ def problems(program: Program) -> Iterator[Problem]:
 
 
 # How transformers' own plan splits the linear layers of models like Llama, by the end of their paths.
+# transformers that PEFT puts adapters on split layers of (peft 0.21 tuners/lora/model.py get_tp_plan_and_mesh); whose splits may be uneven
+# (`_from_local_last_dim_shard(x, mesh, module.in_features)`).
+PLANNED, UNEVEN = (5, 17), (5, 21)
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
 ROWS = frozenset({"o_proj", "down_proj"})
 
 
-def cut(model: Model) -> frozenset[str]:
+def cut(program: Program) -> frozenset[str]:
     """The names of the weights that every rank has a part of: what a layer split by rows adds, each adds whole."""
+    model = program.model
     linears = [one for layer, _ in model.kinds for one in layer.linears()]
     names = {f"{one.name}.weight" for one in linears if one.name.rpartition(".")[2] in COLUMNS | ROWS}
-    names |= {f"{one.name}.bias" for one in linears if one.name.rpartition(".")[2] in COLUMNS}
-    ends = {weight.name for module in (*model.embed, model.head) for weight in module.weights()}
+    names |= {f"{one.name}.{part}" for one in linears if one.name.rpartition(".")[2] in COLUMNS for part in ("bias", "lora_B")}
+    names |= {f"{one.name}.lora_A" for one in linears if one.name.rpartition(".")[2] in ROWS}
+    ends = {weight.name for module in (*(model.embed if tabled(program) else ()), model.head) for weight in module.weights()}
     return frozenset(names | ends)
 
 
@@ -139,8 +151,11 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         (tp.sequence, "with a split sequence"),
         (tp.parallel_loss, "with a loss on split logits"),
         (not tp.vocabulary, "with the table and the head whole"),
-        (job.training and job.method != "full", "but of full training"),
-        (program.quant is not None or bool(model.stored), "of packed weights"),
+        (job.version("transformers") < PLANNED, "before 5.17"),
+        (model.tied and not tabled(program), "before 5.21 with a tied head"),
+        (job.training and job.method == "freeze", "with parts that are frozen"),
+        (job.adapters and bool(job.modules_to_save), "with modules that are trained whole beside adapters"),
+        (bool(model.stored), "of packed weights"),
         (not job.training and strategy.data > 1, "beside other layouts"),
         (job.loss != "plain" or job.liger or bool(job.unsloth), "with fused kernels"),
         (
@@ -157,8 +172,37 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
             yield Problem(
                 message=f"no formula yet for transformers' tensor parallelism {what}",
                 where="use tp",
-                hint="`--method full`, or `fsdp` for adapters" if what == "but of full training" else TRACE,
+                hint=TRACE,
             )
+    yield from adapted(job, tp, targets_of(program))
+
+
+def targets_of(program: Program) -> frozenset[str]:
+    """The last names of the linear layers that get adapters."""
+    linears = [linear for layer, _ in program.model.kinds for linear in layer.linears()]
+    return frozenset(one.name.rpartition(".")[2] for one in linears if program.adapter is not None and program.adapted(one))
+
+
+def adapted(job: Job, tp: TP, targets: frozenset[str]) -> Iterator[Problem]:
+    """What transformers, PEFT and bitsandbytes stop at, as their own code was seen to on two ranks, for both producers."""
+    if job.quantization != "none":
+        message = (
+            "bitsandbytes' weights cannot be split: transformers makes DTensors of them, which lack the constants that unpack them "
+            "(transformers 5.23 core_model_loading.py)"
+        )
+        yield Problem(message=message, where="job.quant", hint="`zero,stage=3` or `fsdp` shard packed weights")
+    if not job.adapters:
+        return
+    if tp.style == "dtensor" or tp.sequence or tp.parallel_loss or not tp.vocabulary:
+        message = "torch's styles split linear layers, not PEFT's around them; PEFT knows transformers' own plan alone"
+        yield Problem(message=message, where="use tp", hint="leave the settings of `tp` away")
+    if job.version("transformers") >= UNEVEN and targets & ROWS:
+        message = (
+            "transformers from 5.21 on takes an adapter's own width for the whole of what is split, and stops at adapters of layers split by rows: "
+            + ", ".join(f"`{one}`" for one in sorted(targets & ROWS))
+        )
+        columns = ",".join(sorted(targets & COLUMNS)) or "q_proj,v_proj"
+        yield Problem(message=message, where="job.targets", hint=f"`--targets {columns}`, or `transformers=5.20` in `versions`")
 
 
 def uneven(program: Program, tp: TP) -> Iterator[Problem]:

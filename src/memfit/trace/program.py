@@ -139,7 +139,7 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
     total = count(model.parameters())
     if options.spread.cuts:
         with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
-            model = options.spread.cut(prepared(model, job, plan.kind, recorder))
+            model = options.spread.cut(prepared(options.spread.split(model), job, plan.kind, recorder))
     with module_stack(recorder), recorder:
         steps.warm_up(recorder, model, job)
         steps.load(recorder, model)

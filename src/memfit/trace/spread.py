@@ -27,12 +27,14 @@ class Spread:
         """Whether a rank loads less than the whole model."""
         return any(one is not None for one in (self.strategy.fsdp, self.strategy.tp, self.strategy.pp))
 
+    def split(self, model: Any) -> Any:
+        """Matrices over ranks: transformers' own model, before there are adapters, which PEFT makes like them."""
+        return model if self.strategy.tp is None else tensors.cut(model, self.strategy.tp, self.mesh["tp"])
+
     def cut(self, model: Any) -> Any:
         """Before it is loaded: only this rank's part will be."""
         if self.strategy.pp is not None:
             return stages.cut(model, self.strategy)
-        if self.strategy.tp is not None:
-            model = tensors.cut(model, base(model), self.strategy.tp, self.mesh["tp"])
         fsdp = self.strategy.fsdp
         if fsdp is not None and fsdp.version == 1:
             made = flat.wrapped(model, fsdp, self.groups(), layers_of(base(model)))

@@ -14,42 +14,44 @@ COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc")
 ROWS = ("o_proj", "out_proj", "down_proj", "fc2")
 
 
-def cut(model: Any, body: Any, tp: TP, mesh: Any) -> Any:
-    """`model` with its matrices split over `mesh`; `body` is transformers' own model in it."""
-    config = body.config.get_text_config()
+def cut(model: Any, tp: TP, mesh: Any) -> Any:
+    """transformers' model with its matrices split over `mesh`."""
+    config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     if heads % tp.size:
         message = f"{tp.size} ranks do not divide {heads} key/value heads"
         raise InputError.one(message, where="use tp", hint="torch's DTensor does not copy heads")
     plain = tp.vocabulary and not tp.sequence and not tp.parallel_loss
-    if tp.style == "transformers" or (tp.style == "auto" and plain and body.supports_tp_plan):
+    if tp.style == "transformers" or (tp.style == "auto" and plain and model.supports_tp_plan):
         from transformers.distributed.configuration_utils import DistributedConfig
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         paths = {name for name, _ in (*model.named_parameters(), *model.named_modules())}
-        plan = body._resolve_parallel_plans(DistributedConfig(tp_size=tp.size))[0]
+        settings = DistributedConfig(tp_size=tp.size)
+        model.config.distributed_config, model._device_mesh = settings, mesh  # where PEFT looks (peft 0.21 tuners/lora/model.py)
+        plan = model._resolve_parallel_plans(settings)[0]
         model = apply_tensor_parallelism(
             model, mesh, {name: kind for name, kind in plan.items() if name in paths}
         )  # a tied head has no own
         if config.tie_word_embeddings:
-            body.tie_weights()
+            model.tie_weights()
         return model
     from torch.distributed.tensor.parallel import parallelize_module
 
-    parallelize_module(model, mesh, dict(styles(model, body, tp)), src_data_rank=None)
+    parallelize_module(model, mesh, dict(styles(model, tp)), src_data_rank=None)
     if config.tie_word_embeddings:
-        body.tie_weights()
+        model.tie_weights()
     return model
 
 
-def styles(model: Any, body: Any, tp: TP) -> Iterator[tuple[str, Any]]:
+def styles(model: Any, tp: TP) -> Iterator[tuple[str, Any]]:
     """Module path → style, as torchtitan lays a dense decoder out (models/llama3/parallelize.py; docs.pytorch.org TP tutorial)."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
 
     between = Shard(1) if tp.sequence else Replicate()  # of what goes from block to block
     paths = {id(module): path for path, module in model.named_modules()}
-    embedding, head = body.get_input_embeddings(), body.get_output_embeddings()
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if tp.vocabulary:
         yield paths[id(embedding)], RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
         if head is not None:

@@ -145,7 +145,7 @@ def names(program: Program) -> Names:
 
 def by_dtensor(program: Program) -> frozenset[str]:
     """Names of the parameters that torch's tensor parallelism cuts."""
-    return cut(program.model) if program.split and not program.engine else frozenset()
+    return cut(program) if program.split and not program.engine else frozenset()
 
 
 def units(body: Body) -> Iterator[Unit]:
