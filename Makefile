@@ -7,6 +7,8 @@ EXTRAS := dev,trace,measure,server
 PINS   := .ci/constraints.txt
 # Named first and alone: a loose requirement on a machine without torch pulls gigabytes of CUDA.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))
+# Without what it requires, which is Triton: a compiler for GPUs, for which the trace has a stand-in.
+ALONE  := $(shell sed -n 's/^\(liger_kernel==[^ ]*\).*/\1/p' $(PINS))
 # Environments with older versions, one of each list. TORCH_INDEX=https://download.pytorch.org/whl/cpu has wheels without CUDA.
 LISTS  := $(wildcard .ci/older/*.txt)
 CACHE  ?= .venv-older
@@ -34,6 +36,7 @@ $(VENV)/.core: pyproject.toml | $(BIN)/python
 $(VENV)/.setup: pyproject.toml $(PINS) | $(BIN)/python
 	$(PIP) $(TORCH)
 	$(PIP) --constraint $(PINS) --editable '.[$(EXTRAS)]'
+	$(PIP) --no-deps $(ALONE)
 	@touch $@ $(VENV)/.core
 
 core: $(VENV)/.core    ## the virtual environment of the command alone, without torch

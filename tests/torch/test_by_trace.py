@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import sys
 from typing import Any
 
 import pytest
@@ -122,8 +122,8 @@ def test_experts_of_a_model_without_formulas_are_balanced_or_skewed() -> None:
     assert [message in [one.message for one in found.problems] for found in (even, skewed)] == [True, False]
 
 
-@pytest.mark.skipif(find_spec("liger_kernel") is not None, reason="liger-kernel is there")
-def test_liger_is_run_where_it_is_installed() -> None:
+def test_liger_is_run_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not
     with pytest.raises(memfit.InputError, match="runs the Python code of `liger-kernel`, which is not installed"):
         memfit.estimate({**LLAMA, "model_type": "llama"}, by="trace", seq=32, loss="liger")
 

@@ -29,7 +29,7 @@ class Patch:
 PATCHES: dict[str, Patch] = {
     "llama": Patch(), "mistral": Patch(plain_loss=True), "ministral": Patch(plain_loss=True),
     "qwen2": Patch(), "qwen3": Patch(), "smollm3": Patch(), "phi3": Patch(), "gemma": Patch(),
-    "hunyuan_v1_dense": Patch(rope=False, inner=False), "gemma2": Patch(in_place=False), "gemma3_text": Patch(in_place=False), "gemma3": Patch(in_place=False),
+    "hunyuan_v1_dense": Patch(inner=False), "gemma2": Patch(in_place=False), "gemma3_text": Patch(in_place=False), "gemma3": Patch(in_place=False),
     "olmo2": Patch(in_place=False, inner=False), "olmo3": Patch(in_place=False, inner=False),
     "exaone4": Patch(in_place=False), "glm4": Patch(in_place=False, rope=False),
     "granite": Patch(loss=False), "gpt_oss": Patch(mlp=False), "mixtral": Patch(experts=True), "qwen3_moe": Patch(experts=True),

@@ -9,6 +9,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import logging
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -95,7 +96,7 @@ def applied(model: Any, job: Job) -> Iterator[None]:
         message = "Liger's fused experts sort the tokens by values that only a GPU could compute"
         raise InputError.one(message, where="job.liger", hint="`loss=liger` without `liger` is traced")
     asked |= losses
-    with without_triton(), restored(type(model)):
+    with without_triton(), restored(type(model)), unlogged():
         patch(model=model, **{name: value for name, value in asked.items() if name in known})
         yield
 
@@ -121,6 +122,19 @@ def without_triton() -> Iterator[None]:
             setattr(made[parent], child, module)
     with imports.replaced(made):
         yield
+
+
+@contextlib.contextmanager
+def unlogged() -> Iterator[None]:
+    """Liger warns of backends that need a GPU's packages when an op is first used. A handler that keeps its records would keep that
+    error's traceback, and with the frames the op's tensors."""
+    logger = logging.getLogger("liger_kernel")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 @contextlib.contextmanager
