@@ -52,6 +52,7 @@ class Loop:
     optimizer: Callable[[Any], Any] = torch.optim.AdamW
     zero_grad: str = "after_step"
     keep_outputs: bool = False
+    merge: bool = False
     head: Callable[[Any], Callable[..., Any]] | None = None
 
 
@@ -64,6 +65,8 @@ def real(small: Small, loop: Loop) -> Changes:
         before = held(*weights(model), *(one for state in stepper.state.values() for one in state.values()))
         with uncollected(), record_function("first step"):
             train(model, trained, stepper, small, loop, loop.head and loop.head(model))
+            if loop.merge:
+                model.merge_and_unload()
     return split(profiler, before)
 
 

@@ -55,6 +55,7 @@ MODES = {
     "bf16-autocast": Mode(job={"precision": "bf16-autocast"}, loop={"autocast": "bfloat16", "dtype": "bfloat16"}),
     "lora": Mode(job=ADAPTERS, loop={"lora": LORA}),
     "lora-bf16": Mode(job={**ADAPTERS, "precision": "bf16"}, loop={"dtype": "bfloat16", "lora": LORA}),
+    "merged": Mode(job={**ADAPTERS, "merge": True}, loop={"lora": LORA, "merge": True}),
     "checkpointed": Mode(job={"checkpointing": "full"}, loop={"checkpoint": {"use_reentrant": False}}),
     "reentrant": Mode(job={"checkpointing": "full", "reentrant": True}, loop={"checkpoint": {"use_reentrant": True}}),
     "selective": Mode(job={"checkpointing": "selective"}, loop={"checkpoint": {"use_reentrant": False, "context_fn": selective.contexts}}),

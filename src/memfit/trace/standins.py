@@ -236,6 +236,25 @@ class MatMul8bitLt(torch.autograd.Function):
         return result, None, grad_bias, None
 
 
+class MatMul8bitFp(torch.autograd.Function):
+    """What trains on a CPU (`autograd/_functions.py matmul`): the weight is unpacked for the product, and its input kept."""
+
+    @staticmethod
+    def forward(ctx: Any, source: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scales: torch.Tensor) -> torch.Tensor:
+        ctx.source, ctx.kind, ctx.shape, ctx.scales, ctx.weight, ctx.biased = (
+            source,
+            source.dtype,
+            source.shape,
+            scales,
+            weight,
+            bias is not None,
+        )
+        full = weight.data.to(source.dtype).mul_(scales.unsqueeze(1).mul(1.0 / 127.0))
+        return torch.nn.functional.linear(source, full, bias)
+
+    backward = MatMul8bitLt.backward
+
+
 class Linear8bitLt(torch.nn.Linear):
     """`nn.Linear8bitLt` with threshold 6.0, as transformers makes it."""
 
@@ -257,7 +276,8 @@ class Linear8bitLt(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.bias is not None and self.bias.dtype != x.dtype:
             self.bias.data = self.bias.data.to(x.dtype)
-        return MatMul8bitLt.apply(x, self.weight, self.bias, self.state.SCB)
+        product = MatMul8bitFp if self.training and x.device.type == "cpu" else MatMul8bitLt
+        return product.apply(x, self.weight, self.bias, self.state.SCB)
 
 
 FUNCTIONAL = {"QuantState": QuantState, "dequantize_4bit": dequantize_4bit, "int8_vectorwise_dequant": int8_vectorwise_dequant}
