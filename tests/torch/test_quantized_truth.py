@@ -28,6 +28,9 @@ MODES |= {
     "int8": Mode(job=EIGHT_BITS, loop=INT8),
     "int8, checkpointed": Mode(job={**EIGHT_BITS, "checkpointing": "full"}, loop={**INT8, "checkpoint": {"use_reentrant": False}}),
 }
+MODES |= {
+    f"{name}, merged": Mode(job={**MODES[name].job, "merge": True}, loop={**MODES[name].loop, "merge": True}) for name in ("nf4", "int8")
+}
 # Mamba multiplies by a packed weight itself, which stops the real program, too.
 NAMES = ["starcoder2" if name == "mamba" else name for name in KINDS]
 EVERY = ("nf4", "int8")
@@ -36,7 +39,7 @@ CASES = [(name, mode) for mode in MODES for name in NAMES if mode in EVERY or na
 
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_a_step(name: str, mode: str) -> None:
-    """In 8 bits a CPU that trains multiplies by the unpacked weight (bitsandbytes autograd/_functions.py `matmul`)."""
+    """In 8 bits a CPU that trains multiplies by the unpacked weight (bitsandbytes autograd/_functions.py `matmul`); merging packs again."""
     found, truth = both(name, MODES[mode])
     assert abs(found.before - truth.before) <= 256
     assert abs(found.peak - truth.peak) <= WITHIN * truth.peak

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from memfit.trace import imports
+from memfit.trace import imports, packing_cpu
 
 BLOCK = 64  # values per scaling constant
 NESTED = 256  # constants per second constant
@@ -81,6 +81,8 @@ class Int8Params(torch.nn.Parameter):
 
 def quantize_int8(half: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`functional.int8_vectorwise_quant` of a weight: one scale a row."""
+    if half.device.type == "cpu":
+        return packing_cpu.rows(half)
     scales = torch.empty((half.shape[0],), dtype=torch.float32, device=half.device)
     return torch.empty_like(half, dtype=torch.int8), scales
 
@@ -95,16 +97,22 @@ class State8bit(types.SimpleNamespace):
 def quantize_4bit(weight: torch.Tensor, nested: bool) -> tuple[torch.Tensor, QuantState]:
     """`functional.quantize_4bit`: packed halves, fp32 constants, and with `nested` those in 8 bits around their mean."""
     count, device = weight.numel(), weight.device
-    packed = torch.empty(((count + 1) // 2, 1), dtype=torch.uint8, device=device)
-    absmax = torch.empty((-(-count // BLOCK),), dtype=torch.float32, device=device)
+    if device.type == "cpu":
+        packed, absmax = packing_cpu.four_bits(weight, BLOCK)
+    else:
+        packed = torch.empty(((count + 1) // 2, 1), dtype=torch.uint8, device=device)
+        absmax = torch.empty((-(-count // BLOCK),), dtype=torch.float32, device=device)
     code = torch.empty((16,), dtype=torch.float32, device=device)
     shape, kind = tuple(weight.shape), weight.dtype
     if not nested:
         return packed, QuantState(shape=shape, dtype=kind, code=code, absmax=absmax)
     offset = absmax.mean()
     shifted = absmax - offset
-    second = torch.empty((-(-shifted.numel() // NESTED),), dtype=torch.float32, device=device)
-    small = torch.empty_like(shifted, dtype=torch.uint8)
+    if device.type == "cpu":
+        small, second = packing_cpu.eight_bits(shifted, NESTED)
+    else:
+        second = torch.empty((-(-shifted.numel() // NESTED),), dtype=torch.float32, device=device)
+        small = torch.empty_like(shifted, dtype=torch.uint8)
     second_code = torch.empty((256,), dtype=torch.float32, device=device)
     return packed, QuantState(shape=shape, dtype=kind, code=code, absmax=small, offset=offset, second=second, second_code=second_code)
 
