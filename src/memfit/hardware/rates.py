@@ -20,9 +20,11 @@ from memfit.hardware.link import find_link
 
 Reached = Mapping[int, tuple[tuple[int, float], ...]]  # by the first key, (second key, fraction) in rising order
 BACKWARD = 63 / 73  # of attention's forward rate (FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100)
-# Processors that NCCL's kernel fills over NVLink: the blocks of an all-gather beside a matrix product of FSDP on an H100 of 132
-# (forums.developer.nvidia.com/t/337991). Four A100s and H100s that overlap were found to compute 18.9 % slower on average (arXiv 2507.03114).
-CHANNELS = 24
+# What a second of a collective beside kernels costs them: it fills processors and moves memory. Four A100s, H100s, MI210s and MI250s that overlap
+# compute 18.9 % slower on average than without a collective, and are 10.2 % slower still where one follows the other (arXiv 2507.03114, abstract).
+SLOWED, ONE_BY_ONE = 0.189, 0.102
+BESIDE = SLOWED / ((1 + SLOWED) * (1 + ONE_BY_ONE) - 1)
+FAST = ("nvlink", "xgmi")  # over PCIe a collective moves too little a second to be noticed
 PINNED = 55.06 / 63  # of PCIe's rate that a copy was measured to reach (links.toml, pcie5-x16)
 HOST = {6: "pcie3-x16", 7: "pcie3-x16", 8: "pcie4-x16", 9: "pcie5-x16", 10: "pcie5-x16", 12: "pcie5-x16"}  # by architecture
 
@@ -58,7 +60,7 @@ class Rates:
     )  # `newest`, and `flash_2`: FlashAttention-2, which knows nothing newer than an A100
     copy: float
     host: float | None  # bytes/s of copies from and to pinned memory of the host; None: not known
-    taken: float  # the share of the GPU's processors that a collective beside them takes from kernels
+    taken: float  # seconds that kernels lose to a second of a collective beside them
     launch: float  # seconds of the smallest product that was measured: no kernel is quicker
     measured: bool
     origin: str
@@ -110,7 +112,7 @@ def rates(gpu: GPU) -> Rates | None:
             "flash_2": scaled(_by_first(_flash_2(table, like)), scale),
         },
         host=_host(gpu),
-        taken=CHANNELS / gpu.sms if gpu.sms and gpu.link is not None and gpu.link.kind == "nvlink" else 0.0,
+        taken=BESIDE if gpu.link is not None and gpu.link.kind in FAST else 0.0,
         copy=table["copy"].get(gpu.id) or _copy(gpu),
         launch=2.0**smallest * 1e-6 / products[smallest][0][1],
         measured=like == gpu.id,

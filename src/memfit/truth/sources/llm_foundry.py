@@ -42,7 +42,8 @@ def read(row: Row) -> Reading:
         "attention": "flash-attn-2", "checkpointing": "full" if row.grad_checkpointing == "True" else "none",
     }  # fmt: skip
     reduced = "bf16" if row.more("mp_mode") == "PURE" else "fp32"
-    strategy = Strategy(fsdp=FSDP(size=int(layout[1]), version=1, param_dtype="bf16", reduce_dtype=reduced))
+    fsdp = FSDP(size=int(layout[1]), version=1, param_dtype="bf16", reduce_dtype=reduced, backward_prefetch="post")  # Composer's default
+    strategy = Strategy(fsdp=fsdp)
     return Reading(
         options=options, strategy=strategy, config=config(name[1], length), notes=["GPT-2 in the sizes of MPT, with its biases"],
         gpu=BOARDS.get(row.text("gpu"), ""), attention="flash_attention_triton",
