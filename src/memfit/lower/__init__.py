@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from memfit import kernels
 from memfit.hardware import Cluster
@@ -11,7 +11,7 @@ from memfit.lower.body import runs_sdpa
 from memfit.lower.compact import Notes, repeats
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
-from memfit.lower.layouts import foldable, steady
+from memfit.lower.layouts import foldable, scripted, steady
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
@@ -61,7 +61,11 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
         return whole(walked(model, job, cluster, strategy, None))
     walk = whole(walked(model, job, cluster, strategy, BOTH))
     flat = expanded(walk.events, walk.repeats, walk.program.entries, model.prefix) if walk.repeats else walk.events
-    return whole(walked(model, job, cluster, strategy, None)) if flat is None else walk._replace(events=flat, repeats=())
+    return (
+        whole(walked(model, job, cluster, strategy, None))
+        if flat is None
+        else walk._replace(events=cast("tuple[Event, ...]", flat), repeats=())
+    )
 
 
 def whole(walk: Walk | None) -> Walk:
@@ -76,24 +80,28 @@ def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Str
     every = job.checkpoint_every if job.checkpointing == "every" else 1
     gpu = cluster.gpu if cluster else None
     compact = ends is not None and not model.stored and foldable(strategy)  # a file's blocks differ from layer to layer
-    entries = placed(model.layers, compact, every, ends=ends or BOTH)
-    program = apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
+
+    def programmed(short: bool) -> Program:
+        entries = placed(model.layers, short, every, ends=ends or BOTH)
+        return apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
+
+    program = programmed(compact)
     r = Recorder()
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
-    held = run(r, program)
+    held = run(r, program, programmed(True) if scripted(strategy) else None)
     spans = repeats(r, program)
     events = tuple(r.events)
     del held  # the tape ends within the run: what is alive then stays so
     return None if spans is None else Walk(events, spans, program)
 
 
-def run(r: Recorder, program: Program) -> object:
+def run(r: Recorder, program: Program, folded: Program | None) -> object:
     """What the program still holds when it ends."""
     if program.job.training:
         from memfit.lower.train import train
 
-        return train(r, program)
+        return train(r, program, folded)
     from memfit.lower.infer import infer
 
     return (programs_of(program).generates or infer)(r, program)

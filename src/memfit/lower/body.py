@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.formats import FP32
 from memfit.lower import masks, versions
@@ -24,6 +24,9 @@ from memfit.program import Chunk, Entry, Program
 from memfit.tape import Phase
 from memfit.techniques.stored import stays
 
+if TYPE_CHECKING:
+    from memfit.lower.script import Player
+
 Run: TypeAlias = Callable[[Tensor, Entry, Bound, Context], Tensor]
 
 
@@ -41,6 +44,7 @@ class Body:
         self.batch: tuple[Tensor, ...] = ()  # what the loop's variable holds, until the next one is there
         self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them,
         self.cache: Cache | None = None  # and its keys and values
+        self.player: Player | None = None  # of passes that were walked before
 
     def path(self, entry: Entry) -> str:
         return f"{self.model.prefix}.{entry.number}"

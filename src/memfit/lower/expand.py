@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from memfit.lower.told import Line, Told
 from memfit.program import Entry
-from memfit.tape import Alloc, Comm, Compute, Event, Free, Mark, Repeat
+from memfit.tape import Alloc, Comm, Compute, Free, Mark, Repeat
 
 Copies: TypeAlias = "list[int]"  # the numbers of one block of the middle layer, copy by copy
 
@@ -40,7 +41,7 @@ class Unclear(Exception):
     """The compact tape does not say which layer's block is meant."""
 
 
-def expanded(events: Sequence[Event], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> tuple[Event, ...] | None:
+def expanded(events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> tuple[Line, ...] | None:
     try:
         return tuple(Expansion(events, repeats, entries, prefix).run())
     except Unclear:
@@ -57,7 +58,7 @@ class Given:
 
 
 class Expansion:
-    def __init__(self, events: Sequence[Event], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> None:
+    def __init__(self, events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> None:
         self.events, self.repeats, self.prefix = events, repeats, prefix
         self.groups = dict(grouped(entries, prefix))
         self.born: dict[int, Born] = {}
@@ -65,7 +66,7 @@ class Expansion:
         self.fresh = 0
         self.once: dict[int, int] = {}  # new numbers of blocks that stand once
         self.many: dict[int, Copies] = {}
-        self.out: list[Event] = []
+        self.out: list[Line] = []
         self.names: dict[tuple[tuple[str, ...], int], dict[str, str]] = {}  # by what a span goes through, and copy: paths as they will be
         self.note()
 
@@ -87,7 +88,7 @@ class Expansion:
                 if group.third(number) == 1:
                     self.many[event.id] = [-1] * group.times
 
-    def run(self) -> list[Event]:
+    def run(self) -> list[Line]:
         at = 0
         for first, last, times, _ in self.repeats:
             self.copy(self.events[at:first])
@@ -100,7 +101,7 @@ class Expansion:
         self.fresh += 1
         return self.fresh - 1
 
-    def copy(self, events: Sequence[Event]) -> None:
+    def copy(self, events: Sequence[Line]) -> None:
         """Events that stand once."""
         third = -1
         for event in events:
@@ -108,11 +109,16 @@ class Expansion:
                 self.once[event.id] = number = self.number()
                 event = event._replace(id=number)
             elif type(event) is Free:
-                event = event._replace(id=self.once[event.id] if event.id in self.once else self.nearest(event.id, third))
+                event = event._replace(id=self.standing(event.id, third))
+            elif type(event) is Told and event.block >= 0:
+                event = event._replace(block=self.standing(event.block, third))
             elif type(event) is Mark:
                 number, group = self.groups.get(event.where, (-1, None))
                 third = -1 if group is None else group.third(number)
             self.out.append(event)
+
+    def standing(self, id: int, third: int) -> int:
+        return self.once[id] if id in self.once else self.nearest(id, third)
 
     def nearest(self, id: int, third: int) -> int:
         """A block of the middle that its first or last neighbour frees."""
@@ -145,16 +151,17 @@ class Expansion:
                 return group.third(number) == 0
         raise Unclear
 
-    def compiled(self, event: Event) -> tuple[Event, Copies | Given | None]:
+    def compiled(self, event: Line) -> tuple[Line, Copies | Given | None]:
         """An event of the middle, and how to find the block that it is about."""
         if type(event) is Alloc:
             return event, self.many[event.id]
-        if type(event) is not Free:
+        id = event.block if type(event) is Told else event.id if type(event) is Free else -1
+        if id < 0:
             return event, None
-        own = self.many.get(event.id)
+        own = self.many.get(id)
         if own is not None:
             return event, own
-        born = self.born.get(event.id)
+        born = self.born.get(id)
         if born is None:
             raise Unclear
         third = born.group.third(born.number)
@@ -162,9 +169,9 @@ class Expansion:
         like, mine = (self.blocks.get((one, born.visit, born.kind), []) for one in (number, born.number))
         if len(like) != len(mine):
             raise Unclear
-        return event, Given(self.many[like[born.place]], self.once.get(event.id, -1), -1 if third == 0 else 1)
+        return event, Given(self.many[like[born.place]], self.once.get(id, -1), -1 if third == 0 else 1)
 
-    def write(self, steps: Sequence[tuple[Event, Copies | Given | None]], copy: int, names: dict[str, str]) -> None:
+    def write(self, steps: Sequence[tuple[Line, Copies | Given | None]], copy: int, names: dict[str, str]) -> None:
         """The events of one layer of the middle."""
         add, new, fresh, old, here = self.out.append, tuple.__new__, self.fresh, "", ""
 
@@ -194,6 +201,11 @@ class Expansion:
                 add(new(Compute, (op, flops, size, math, names.get(where) or renamed(where), stream)))
             elif type(event) is Comm:
                 add(event._replace(where=names.get(event.where) or renamed(event.where)))
+            elif type(event) is Told:
+                act, where, name, leaves, block = event
+                leaves = tuple(leaf and (names.get(leaf[0]) or renamed(leaf[0]), leaf[1]) for leaf in leaves)
+                number = -1 if block < 0 else found(place, copy)
+                add(Told(act, names.get(where) or renamed(where), name and (names.get(name) or renamed(name)), leaves, number))
             else:
                 add(event)
         self.fresh = fresh

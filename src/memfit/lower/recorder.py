@@ -260,6 +260,17 @@ class Recorder:
         if (op, shape) not in self._standing:
             self._standing[op, shape] = self.only(self.tensor(shape, format, op, part))
 
+    def beside(self) -> Recorder:
+        """Another recorder, for which what stands here stands, too."""
+        other = Recorder()
+        other.cublas, other._cublas_of, other._standing = self.cublas, self._cublas_of, self._standing
+        return other
+
+    def reserve(self, count: int) -> int:
+        """The first of so many numbers of blocks."""
+        self._next_id += count
+        return self._next_id - count
+
     def number(self) -> int:
         """For what is no block and yet told apart."""
         self._next_id += 1

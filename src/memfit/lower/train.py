@@ -13,10 +13,12 @@ from memfit.lower.compact import Copy
 from memfit.lower.context import Context, context, leave_autocast
 from memfit.lower.layouts import engine_of
 from memfit.lower.layouts.base import ROOT
+from memfit.lower.layouts.zero import ZeRO
 from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.pipeline import Pipeline
 from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.lower.script import Player
 from memfit.lower.stages import Stages
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
@@ -24,8 +26,8 @@ from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
 
 
-def train(r: Recorder, program: Program) -> tuple[object, ...]:
-    """The steps; returns what is still held after the last one."""
+def train(r: Recorder, program: Program, folded: Program | None = None) -> tuple[object, ...]:
+    """The steps; returns what is still held after the last one. `folded`: the program with one layer for many, whose passes are walked once."""
     job, engine = program.job, engine_of(r, program)
     body = Body(r, program, engine)
     engine.load(body)
@@ -38,6 +40,8 @@ def train(r: Recorder, program: Program) -> tuple[object, ...]:
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
+    if folded is not None and isinstance(engine, ZeRO) and not (body.programs.keeps_outputs or job.keep_outputs):
+        body.player = Player(body, engine, folded, micro_batch)
     steps, pipeline = engine.steps, None if program.stage is None else (Pipeline if program.engine else Stages)(r, program, body)
     for step in range(steps):
         first = run_step(body, stepper, pipeline, step, job.seq, first)
@@ -120,6 +124,12 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: in
     """Forward, loss, backward, as a Trainer runs them: the outputs are dropped before backward."""
     r.mark("forward", "", step)
     body.batch = batch_of(r, program, program.job.batch, tokens)
+    if body.player is None or not body.player.play(step, tokens):
+        passes(r, program, body, step)
+
+
+def passes(r: Recorder, program: Program, body: Body, step: int) -> None:
+    """Layer by layer."""
     loss = forward_loss(r, program, body, body.batch, "forward", step)
     r.mark("backward", "", step)
     seed = r.like(loss, "ones_like")

@@ -45,3 +45,8 @@ def foldable(strategy: Strategy) -> bool:
 def steady(strategy: Strategy) -> bool:
     """May that layer be written out for all of them, for the allocator too?"""
     return kind(named(strategy)).steady
+
+
+def scripted(strategy: Strategy) -> bool:
+    """May the passes be walked with that layer, and the engine act on what they tell, layer by layer?"""
+    return kind(named(strategy)).scripted

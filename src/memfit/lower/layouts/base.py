@@ -60,6 +60,7 @@ class Engine:
     inner = False  # is told of linear layers, norms and embeddings too (`enter`, `leave`)
     clips = True  # the training loop clips gradients, by torch's own function
     around = False  # its layers stand around a checkpoint, not inside
+    scripted = False  # it can act on what it was told in a walk of one layer for many
     repeats = True  # a later step's micro-batches are those of the first, if both begin without gradients
 
     def __init__(self, r: Recorder, program: Program) -> None:

@@ -16,18 +16,15 @@ AWAY, FLYING, HERE = range(3)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Param:
-    """A parameter, `part` its values on one rank, those that fill up among them; `stays`: it is small, and kept once gathered."""
+    """A parameter of `count` values, `part` of them on one rank, those that fill up among them; `stays`: it is small, and kept once gathered."""
 
     leaf: Tensor
     part: int
+    count: int
     stays: bool
     state: int = AWAY
     users: set[str] = field(default_factory=set)
     fetched_for: int = -1
-
-    @property
-    def count(self) -> int:
-        return self.leaf.count
 
     @property
     def storage(self) -> Elastic:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memfit.formats import BF16, FORMATS, FP16, FP32
-from memfit.lower.layouts.base import Engine
+from memfit.lower.layouts.hooks import Hooked
 from memfit.lower.load import recast
 from memfit.lower.optimize import Names, Stepper
 from memfit.lower.recorder import Recorder, Tensor
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 NORM = 8  # bytes a value of the copy that a gradient's norm is taken of (runtime/zero/utils.py get_norm_dtype)
 
 
-class ZeRO(Engine):
+class ZeRO(Hooked):
     """What is said once for all stages."""
 
+    scripted = True
     repeats = False  # gradients stand in buffers that come and go over micro-batches
     casts_adapters = True
     clips = False  # the norm is taken in any case, of partitions
@@ -46,7 +47,7 @@ class ZeRO(Engine):
         if self.format is FP32:
             return
         for bound in (body.ends, *body.layers):
-            self.r.mark("prepare", bound.prefix)
+            body.r.mark("prepare", bound.prefix)
             for name in [name for name, tensor in bound.parameters() if tensor.format in (BF16, FP16, FP32)]:
                 if bound[name].format is not self.format:
                     recast(bound, name, self.format)
@@ -54,14 +55,18 @@ class ZeRO(Engine):
                 continue
             adapters = [linear.adapter for linear in bound.linears.values()] + list(bound.stacks.values())
             for adapter in (one for one in adapters if one is not None):
-                adapter.a, adapter.b = self.converted(adapter.a), self.converted(adapter.b)
-        self.r.leave()
+                adapter.a, adapter.b = self.converted(body.r, adapter.a), self.converted(body.r, adapter.b)
+        body.r.leave()
 
-    def converted(self, leaf: Tensor) -> Tensor:
+    def converted(self, r: Recorder, leaf: Tensor) -> Tensor:
         if leaf.format is self.format:
             return leaf
-        self.r.where = self.r.span
-        return self.r.leaf(leaf.shape, self.format, leaf.name, "weights", leaf.needs)
+        r.where = r.span
+        return r.leaf(leaf.shape, self.format, leaf.name, "weights", leaf.needs)
+
+    def saves(self, body: Body) -> frozenset[int]:
+        """Weights of products whose input is saved in any case."""
+        return frozenset()
 
     def groups(self, body: Body) -> list[list[Tensor]]:
         """Trained parameters in the Trainer's two groups, with weight decay and without: norms and biases, which have one dimension

@@ -14,8 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memfit.formats import FP32
-from memfit.lower.layouts.base import EMBED, ROOT, Leaves, gate, silently
+from memfit.lower.layouts.base import ROOT, Leaves, silently
 from memfit.lower.layouts.coordinator import AWAY, HERE, Coordinator, Module, Param
+from memfit.lower.layouts.hooks import PAST
 from memfit.lower.layouts.shards import COMPUTE, REDUCE, settled
 from memfit.lower.layouts.zero import ZeRO, norm, stepper_of
 from memfit.lower.optimize import Stepper
@@ -31,7 +32,7 @@ AT_ONCE = 250_000_000  # values that a norm is taken of (_constant_buffered_norm
 
 
 class ZeRO3(ZeRO):
-    inner = True
+    inner = gates = True
     casts_adapters = False  # nothing is cast where the model was made in parts
     steps = 3  # the first pass is learnt from, the second gathers ahead for the first time
 
@@ -43,7 +44,6 @@ class ZeRO3(ZeRO):
         self.groups_of: list[list[Param]] = []
         self.masters: list[Tensor] = []
         self.kept: list[Storage | None] = []  # parts, buckets: there all the time
-        self.products: frozenset[int] = frozenset()
         self.stored = self.format  # what trained parts are in
         self.inside = ""  # which of a layer's holders of modules runs
         self.bucket: list[Tensor] = []
@@ -80,7 +80,7 @@ class ZeRO3(ZeRO):
             self.kept.append(r.scratch(leaf.format.bytes(part), "part", "weights"))
         whole = part * self.ranks if self.ranks > 1 or self.afar else 0  # one rank's part is taken as it stands there (NoGatherHandle)
         leaf.storage = r.elastic(leaf.format.bytes(whole), "gather", "communication", self.coordinator.stream)
-        self.params[id(leaf)] = Param(leaf=leaf, part=part, stays=leaf.count <= self.layout.persistence)
+        self.params[id(leaf)] = Param(leaf=leaf, part=part, count=leaf.count, stays=leaf.count <= self.layout.persistence)
 
     def join(self, trained: list[Param]) -> None:
         """Each parameter is there whole for a moment (zero.Init), the largest here; then the parts of the trained ones go to the host, and
@@ -125,39 +125,21 @@ class ZeRO3(ZeRO):
         return stepper_of(self, self.masters, self.gradient)
 
     # ----------------------------------------------------------------------------------------------------------------- modules
-    def before(self, name: str, x: Tensor) -> Tensor:
-        if name == ROOT:
+    def saves(self, body: Body) -> frozenset[int]:
+        return products(body)
+
+    def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
+        """A module gathers what it needs before it runs, forward or backward, and gives it up when it has."""
+        if name == ROOT and act == "before":
             self.coordinator.reset()
-        module = self.wholes.get(name)
-        if module is None:
-            return x
-        self.coordinator.fetch(module, True)
-        return gate(self.r, x, lambda: self.coordinator.release(module, False))
-
-    def after(self, name: str, out: Tensor) -> Tensor:
-        module = self.wholes.get(name)
-        if module is None or name == EMBED:
-            return out
-        self.coordinator.release(module, True)
-        return gate(self.r, out, lambda: self.coordinator.fetch(module, False))
-
-    def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
-        module = self.module(leaves)
-        self.holder(True)
-        self.coordinator.fetch(module, True)
-        frozen = any(leaf is not None and not leaf.needs and id(leaf) in self.products for leaf in leaves)
-        return gate(self.r, x, lambda: self.coordinator.release(module, False), keeps=frozen)
-
-    def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
-        module, where = self.module(leaves), self.r.where
-        self.coordinator.release(module, True)
-
-        def back() -> None:
-            self.r.where = where
-            self.holder(False)
-            self.coordinator.fetch(module, False)
-
-        return gate(self.r, out, back)
+        if act in ("enter", f"leave{PAST}"):
+            self.holder(act == "enter")
+        module = self.wholes[name] if name else self.module(leaves)
+        forward = not act.endswith(PAST)
+        if act in ("before", "enter", f"after{PAST}", f"leave{PAST}"):
+            self.coordinator.fetch(module, forward)
+        else:
+            self.coordinator.release(module, forward)
 
     def module(self, leaves: Leaves) -> Module:
         params = tuple(self.params[id(leaf)] for leaf in leaves if leaf is not None)
