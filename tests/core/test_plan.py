@@ -12,9 +12,9 @@ from memfit.estimate import estimate
 from memfit.hardware import find_gpu, parse_cluster
 from memfit.hardware.prices import price, priced
 from memfit.job import Job
-from memfit.plan.bounds import Bounds, alike
+from memfit.plan.bounds import Bounds, alike, closest, staged
 from memfit.plan.planning import Wish, plan
-from memfit.plan.search import Kind, Search
+from memfit.plan.search import Kind, Node, Search
 from memfit.plan.space import AXES, Space, Work, label, turned
 from memfit.report.plan import data, job_file, markdown, text
 from memfit.strategy import ONE, strategy_from
@@ -74,6 +74,21 @@ def test_the_search_finds_what_trying_all_finds(gpus, axes, uses):
     assert known
 
 
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+def test_the_search_finds_what_trying_all_finds_in_spaces_made_by_chance(seed):
+    """Some values of each option, some of the layouts, on a GPU that is too small for a part of them."""
+    chosen = random.Random(seed)
+    axes = {name: tuple(sorted(chosen.sample(tried, min(len(tried), chosen.choice((1, 1, 2)))))) for name, tried in SMALL.items()}
+    cluster = parse_cluster(chosen.choice(("2xrtx-3060-12gb", "4xl4", "2xa100-sxm-40gb")))
+    asked = work(8, axes, chosen.choice(("openai-community/gpt2", MODEL)), chosen.choice((256, 512, 1000)))
+    one = chosen.sample(Space(asked, cluster).strategies, 6)
+    space = Space(replace(asked, strategies=tuple(one)), cluster)
+    known = exhaustive(space)
+    found = Search(space=space, bounds=Bounds(space.work.model, space.cluster), each=100)
+    found.run()
+    assert {one.kind: one.seconds for one in found.taken} == pytest.approx(known)
+
+
 @pytest.mark.parametrize(
     ("model", "gpus", "seed"), [(MODEL, "8xh100-sxm", 1), ("openai-community/gpt2", "2x2xl40s", 2), (MODEL, "2x8xh100-sxm", 3)]
 )
@@ -97,11 +112,9 @@ def test_bounds_are_bounds(model, gpus, seed):
         except InputError:
             continue
         seen += 1
-        assert bounds.least(job, strategy, batch) <= found.memory.allocated
         like = alike(kernels, strategy)
         walked = None if like is None else bounds.walked(like, batch)
-        if walked is not None:
-            assert bounds.kept(job, strategy)[0] + walked.held <= found.memory.allocated
+        assert bounds.holds.least(job, strategy, (batch, times), walked) <= found.memory.allocated
         if found.time is None:
             continue
         assert found.time.tokens == space.work.tokens
@@ -110,8 +123,37 @@ def test_bounds_are_bounds(model, gpus, seed):
         floor = search.floor(kernels, like) if known else 0.0
         passes += 0.0 if like is None else times * batch * bounds.splitting(like)
         calling = bounds.calling(kernels, strategy, times)
-        least = max(max(floor, passes) + search.taken_share * calling, calling) + bounds.stepping(job, strategy)
+        least = max(max(floor, staged(strategy, times) * passes) + search.taken_share * calling, calling) + bounds.stepping(job, strategy)
         assert least <= found.time.seconds * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("method", "precision"), [("full", "bf16"), ("full", "autocast-bf16"), ("lora", "autocast-bf16"), ("qlora", "autocast-bf16")]
+)
+def test_what_is_known_of_one_layout_and_optimizer_bounds_others(method, precision):
+    asked = work(16, {**AXES, "method": (method,), "precision": (precision,)}, MODEL)
+    space, chosen = Space(asked, parse_cluster("4xh100-sxm")), random.Random(5)
+    search = Search(space=space, bounds=Bounds(space.work.model, space.cluster))
+    near = [place for place, one in enumerate(space.strategies) if search.closest[place] != place]
+    assert near
+    assert all(space.strategies[search.closest[place]] == closest(space.strategies[place]) for place in near)
+    for _ in range(5):
+        place, kernels, optimizer = chosen.choice(near), chosen.choice(space.kernels), chosen.choice(space.optimizers)
+        (batch, times), strategy = chosen.choice(space.batches(space.strategies[place])), space.strategies[place]
+        node = Node(0.0, 2, (), kernels, None, batch, (), times, place, optimizer)
+        known = search.asked(node._replace(strategy=search.closest[place], optimizer=chosen.choice(space.optimizers)))
+        if known is None:
+            continue
+        room, search.usable = search.usable, 2**60
+        seconds = search.sooner(node)
+        found = estimate(space.work.model, search.job(node), space.cluster, strategy, precise=False)
+        assert 0.5 * found.time.seconds < seconds <= found.time.seconds * (1 + 1e-9)
+        if not strategy.offloads:
+            kept = search.static(kernels, place, optimizer)[1]
+            assert (
+                search.passed[search.passes_of(node._replace(strategy=search.closest[place]))].held + kept.states <= found.memory.allocated
+            )
+        search.usable = room
 
 
 def test_a_plan_tells_what_it_costs_and_why_others_are_not_there():

@@ -27,12 +27,12 @@ class Group(NamedTuple):
 
 
 class Born(NamedTuple):
-    """Where a layer's block comes from: the group, the layer's number, how often that layer had run, and which of the blocks of its kind
-    it is. A first layer may have blocks that others lack (a workspace), so that counting all would mislead."""
+    """Where a layer's block comes from: the group, the layer's number, in which pass and how often the layer had run in it, and which of the
+    blocks of its kind it is. A first layer may have blocks that others lack (a workspace), so that counting all would mislead."""
 
     group: Group
     number: int
-    visit: int
+    visit: tuple[int, int]
     kind: tuple[Any, ...]
     place: int
 
@@ -62,7 +62,7 @@ class Expansion:
         self.events, self.repeats, self.prefix = events, repeats, prefix
         self.groups = dict(grouped(entries, prefix))
         self.born: dict[int, Born] = {}
-        self.blocks: dict[tuple[int, int, tuple[Any, ...]], list[int]] = {}  # by layer, visit and kind
+        self.blocks: dict[tuple[int, tuple[int, int], tuple[Any, ...]], list[int]] = {}  # by layer, visit and kind
         self.fresh = 0
         self.once: dict[int, int] = {}  # new numbers of blocks that stand once
         self.many: dict[int, Copies] = {}
@@ -72,14 +72,18 @@ class Expansion:
 
     def note(self) -> None:
         """Which layer made which block."""
-        visits: dict[int, int] = {}
-        number, path = -1, ""
+        visits: dict[int, tuple[int, int]] = {}
+        number, path, passes = -1, "", 0
+        phase: tuple[str, int] = ("", 0)
         group: Group | None = None
         for event in self.events:
             if type(event) is Mark:
                 path = event.where
                 number, group = self.groups.get(path, (-1, None))
-                visits[number] = visits.get(number, 0) + 1
+                passes += (event.phase, event.step) != phase
+                phase = event.phase, event.step
+                before, often = visits.get(number, (0, 0))
+                visits[number] = passes, often + 1 if before == passes else 1
             elif type(event) is Alloc and group is not None:
                 kind = (event.size, event.op, event.part, event.where.removeprefix(path))
                 made = self.blocks.setdefault((number, visits[number], kind), [])
@@ -121,10 +125,9 @@ class Expansion:
         return self.once[id] if id in self.once else self.nearest(id, third)
 
     def nearest(self, id: int, third: int) -> int:
-        """A block of the middle that its first or last neighbour frees."""
-        if third not in (0, 2):
-            raise Unclear
-        number = self.many[id][-1 if third == 2 else 0]
+        """A block of the middle that its first or last neighbour frees, or that is freed when no layer runs: then the one made last."""
+        copies = self.many.get(id, [-1])
+        number = max(copies) if third == -1 else copies[-1 if third == 2 else 0]
         if number < 0:
             raise Unclear
         return number
@@ -167,9 +170,11 @@ class Expansion:
         third = born.group.third(born.number)
         number = born.number + born.group.period * (1 if third == 0 else -born.group.times)
         like, mine = (self.blocks.get((one, born.visit, born.kind), []) for one in (number, born.number))
-        if len(like) != len(mine):
+        # The layer that runs first may make one more, in front: what is fetched ahead for the others.
+        place = born.place + len(like) - len(mine)
+        if place < 0:
             raise Unclear
-        return event, Given(self.many[like[born.place]], self.once.get(id, -1), -1 if third == 0 else 1)
+        return event, Given(self.many[like[place]], self.once.get(id, -1), -1 if third == 0 else 1)
 
     def write(self, steps: Sequence[tuple[Line, Copies | Given | None]], copy: int, names: dict[str, str]) -> None:
         """The events of one layer of the middle."""

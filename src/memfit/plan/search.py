@@ -18,10 +18,15 @@ from memfit.estimate import Estimate, estimate
 from memfit.hardware import usable
 from memfit.hardware.outside import context
 from memfit.job import Job
-from memfit.plan.bounds import Bounds, Like, alike
+from memfit.optimizers import OPTIMIZERS
+from memfit.plan.bounds import BESIDE, Bounds, Like, alike, closest, staged
+from memfit.plan.holds import Kept, Walked
 from memfit.plan.space import Space, label, turned
+from memfit.simulate.time import PASSES
+from memfit.tape import Alloc
 
 KERNELS, BATCH, CANDIDATE, TIMED = range(4)
+CHUNKED = ("liger", "chunked")  # losses that go through a batch in chunks
 Progress = Callable[["Counted"], None]
 
 
@@ -68,6 +73,15 @@ class Lost:
     refused: str = ""
 
 
+class Passed(NamedTuple):
+    """Of a candidate whatever its optimizer: seconds of the passes, those of their kernels, and bytes that they hold at most beside the
+    optimizer's states."""
+
+    seconds: float
+    kernels: float
+    held: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Found:
     kind: Kind
@@ -93,9 +107,11 @@ class Search:
     heap: list[Node] = field(default_factory=list)
     refused: dict[tuple[Job, int], str] = field(default_factory=dict)
     alike: dict[Job, dict[Like | None, list[int]]] = field(default_factory=dict)
-    passed: dict[tuple[Job, int, int], float] = field(default_factory=dict)
+    passed: dict[tuple[object, ...], Passed] = field(default_factory=dict)
     cast: dict[Like, Job] = field(default_factory=dict)
-    fixed: dict[tuple[object, ...], tuple[float, tuple[int, int]]] = field(default_factory=dict)
+    fixed: dict[tuple[object, ...], tuple[float, Kept]] = field(default_factory=dict)
+    quick: dict[Node, Estimate] = field(default_factory=dict)  # asked for another's sake
+    failed: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         gpu = self.space.cluster.gpu
@@ -104,6 +120,8 @@ class Search:
         self.taken_share = 0.0 if self.bounds.rates is None else self.bounds.rates.taken
         self.labels = [label(one) for one in self.space.strategies]
         self.batches = [self.space.batches(one) for one in self.space.strategies]
+        places = {strategy: place for place, strategy in enumerate(self.space.strategies)}
+        self.closest = [places.get(closest(one), place) for place, one in enumerate(self.space.strategies)]
         self.each_gpu = self.space.work.sequences / self.space.cluster.gpus
         self.counted.size = self.space.size
 
@@ -156,7 +174,7 @@ class Search:
     # ------------------------------------------------------------------------------------------------ kernels, batch
     def walk(self, node: Node) -> None:
         """One walk, with the largest micro-batch, tells the least that a sequence takes and holds in any. What it is refused, layouts are too."""
-        seconds, held = node.seconds, 0.0
+        seconds, most, walked = node.seconds, 1, None
         if node.like is not None:
             most = self.most(node.kernels, node.like)
             walked = self.bounds.walked(node.like, most)
@@ -164,10 +182,11 @@ class Search:
             if walked is None:
                 return
             each = walked.ideal / most + self.bounds.splitting(node.like)
-            seconds, held = max(seconds, self.each_gpu * node.like.split * each), walked.held / most
+            seconds = max(seconds, self.each_gpu * node.like.split * each)
         places = self.likes(node.kernels)[node.like]
         for order, size in enumerate(sorted({size for place in places for size, _ in self.batches[place]}, reverse=True)):
-            fit = tuple(place for place in places if self.times(place, size) and self.fits(node, place, size, int(held * size)))
+            part = None if walked is None or not proportional(node.kernels, most, size) else shrunk(walked, size / most)
+            fit = tuple(place for place in places if self.times(place, size) and self.fits(node, place, size, part))
             if fit:
                 heapq.heappush(self.heap, node._replace(seconds=seconds, stage=BATCH, order=(*node.order, order), batch=size, places=fit))
 
@@ -178,12 +197,13 @@ class Search:
         summed = 0.0 if node.like is None else node.batch * self.bounds.splitting(node.like)
         for place in node.places:
             strategy, times = self.space.strategies[place], self.times(place, node.batch)
-            passes = node.seconds if walked is None else max(node.seconds, times * (walked.seconds + summed))
+            passes = node.seconds if walked is None else max(node.seconds, times * staged(strategy, times) * (walked.seconds + summed))
             calling = self.bounds.calling(node.kernels, strategy, times)
             passes += self.taken_share * calling
+            held, between = self.bounds.holds.passing(node.kernels, strategy, (node.batch, times), walked)
             for at, optimizer in enumerate(self.space.optimizers):
-                stepping, (kept, _) = self.static(node.kernels, place, optimizer)
-                if walked is None or self.lacking(kept + walked.held, node.kernels, place) <= 0:
+                stepping, kept = self.static(node.kernels, place, optimizer)
+                if self.lacking(kept.least(held, between, times), node.kernels, place) <= 0:
                     one = node._replace(stage=CANDIDATE, order=(*node.order, place, at), times=times, strategy=place, optimizer=optimizer)
                     heapq.heappush(self.heap, one._replace(seconds=max(passes, calling) + stepping))
 
@@ -191,18 +211,19 @@ class Search:
         """How many such micro-batches make a rank's share; 0: not a whole number."""
         return next((times for size, times in self.batches[place] if size == batch), 0)
 
-    def static(self, kernels: Job, place: int, optimizer: str) -> tuple[float, tuple[int, int]]:
+    def static(self, kernels: Job, place: int, optimizer: str) -> tuple[float, Kept]:
         """What neither the micro-batch nor checkpointing changes."""
         key = (kernels.framework, kernels.method, kernels.precision, kernels.quant, place, optimizer)
         if key not in self.fixed:
             job, strategy = kernels.replace(optimizer=optimizer), self.space.strategies[place]
-            self.fixed[key] = self.bounds.stepping(job, strategy), self.bounds.kept(job, strategy)
+            self.fixed[key] = self.bounds.stepping(job, strategy), self.bounds.holds.kept(job, strategy)
         return self.fixed[key]
 
-    def fits(self, node: Node, place: int, batch: int, held: int) -> bool:
-        held = max(held, self.bounds.activations(node.kernels, self.space.strategies[place], batch))
-        known = (self.static(node.kernels, place, one)[1] for one in self.space.optimizers)
-        return self.lacking(min(kept + max(gradients, held) for kept, gradients in known), node.kernels, place) <= 0
+    def fits(self, node: Node, place: int, batch: int, walked: Walked | None) -> bool:
+        times = self.times(place, batch)
+        held, between = self.bounds.holds.passing(node.kernels, self.space.strategies[place], (batch, times), walked)
+        least = min(self.static(node.kernels, place, one)[1].least(held, between, times) for one in self.space.optimizers)
+        return self.lacking(least, node.kernels, place) <= 0
 
     def lacking(self, least: int, kernels: Job, place: int) -> int:
         """By how much so many live bytes are too many to fit for certain; what a kind lacks is remembered."""
@@ -232,20 +253,50 @@ class Search:
         lost = self.lost.setdefault(kind, Lost())
         if self.done(node) or (node.kernels, node.strategy) in self.refused:
             return
-        known = self.passed.get((node.kernels, node.batch, node.strategy))  # an optimizer changes nothing of the passes
-        if known is not None and (seconds := known + self.static(node.kernels, node.strategy, node.optimizer)[0]) > node.seconds * (
-            1 + 1e-9
-        ):
+        seconds = self.sooner(node)
+        if seconds is None:
+            return
+        if seconds > node.seconds * (1 + 1e-9):
             heapq.heappush(self.heap, node._replace(seconds=seconds))
             return
-        found = self.ask(node, precise=False)
-        if found is not None and found.time is not None:
-            passes = found.time.seconds - found.time.stepping
-            self.passed[node.kernels, node.batch, node.strategy] = passes
+        found = self.asked(node)
         if found is not None and self.short(found, lost) <= 0:
             seconds = found.time.seconds if found.time is not None else node.seconds
             lost.seconds = min(seconds, lost.seconds or seconds) if found.time is not None else None
             heapq.heappush(self.heap, node._replace(seconds=seconds, stage=TIMED))
+
+    def sooner(self, node: Node) -> float | None:
+        """The least time that what is known of the same passes leaves it, under another optimizer or in a layout that holds less; None where it
+        does not fit."""
+        place, near = node.strategy, self.closest[node.strategy]
+        stepping, kept = self.static(node.kernels, place, node.optimizer)
+        known = self.passed.get(self.passes_of(node))
+        if known is not None:
+            return None if self.lacking(known.held + kept.states, node.kernels, place) > 0 else known.seconds + stepping
+        if near == place:
+            return node.seconds
+        like = node._replace(strategy=near)
+        if self.passes_of(like) not in self.passed and (found := self.asked(like)) is not None:
+            self.quick[like._replace(seconds=0.0)] = found
+        known, strategy = self.passed.get(self.passes_of(like)), self.space.strategies[place]
+        if known is None:
+            return node.seconds
+        if not strategy.offloads and self.lacking(known.held + kept.states, node.kernels, place) > 0:
+            return None
+        calling = self.bounds.calling(node.kernels, strategy, node.times)
+        return max(node.seconds, max(known.kernels + self.taken_share * calling, calling) + stepping)
+
+    def asked(self, node: Node) -> Estimate | None:
+        """By the formulas; what they say of the passes is kept."""
+        found = self.quick.pop(node._replace(seconds=0.0), None) or self.ask(node, precise=False)
+        if found is not None:
+            self.passed[self.passes_of(node)] = passed(found, node.seconds)
+        return found
+
+    @staticmethod
+    def passes_of(node: Node) -> tuple[object, ...]:
+        """What tells the passes: of the optimizer only when it steps."""
+        return node.kernels, node.batch, node.strategy, OPTIMIZERS[node.optimizer].when
 
     def ask(self, node: Node, *, precise: bool) -> Estimate | None:
         work = self.space.work
@@ -272,7 +323,7 @@ class Search:
 
     def replay(self, node: Node) -> None:
         """The best that is left of all: taken if it fits with the allocator replayed."""
-        if self.done(node):
+        if self.done(node) or self.passes_of(node) in self.failed:
             return
         found = self.ask(node, precise=True)
         if found is None:
@@ -280,10 +331,35 @@ class Search:
         kind, lost = self.kind(node.kernels, node.strategy), self.lost_of(node.kernels, node.strategy)
         if found.verdict != "fits" or found.band.high > self.usable:
             lost.needs = min(found.band.high, lost.needs or found.band.high)
+            if self.space.strategies[node.strategy].offloads:  # nor with another optimizer, which is on the host
+                self.failed.add(self.passes_of(node))
             return
         self.taken.append(Found(kind=kind, estimate=found))
         if self.counted.best is None:
             self.counted.best = node.seconds
+
+
+def passed(found: Estimate, seconds: float) -> Passed:
+    """An optimizer that steps behind the passes changes nothing of them but what it keeps: not less than all that it ever made."""
+    often = {place: repeat.times for repeat in found.memory.tape.repeats for place in range(repeat.first, repeat.last)}
+    states = 0
+    for place, event in enumerate(found.memory.tape):
+        if type(event) is Alloc and event.part == "optimizer":
+            states += (event.size + 511 & -512) * often.get(place, 1)
+    most = max((one.allocated for one in found.memory.timeline if one.moment == "steady step" and one.phase in PASSES), default=0)
+    if found.time is None:
+        return Passed(seconds, 0.0, most - states)
+    kernels = sum(value for kind, value in found.time.parts.items() if kind not in BESIDE)
+    return Passed(found.time.seconds - found.time.stepping, kernels, most - states)
+
+
+def proportional(job: Job, most: int, size: int) -> bool:
+    """Whether a smaller micro-batch holds no less than its share of what the largest does: the chunks of Liger's loss are powers of two."""
+    return job.loss not in CHUNKED or (most % size == 0 and (most // size).bit_count() == 1)
+
+
+def shrunk(walked: Walked, share: float) -> Walked:
+    return walked._replace(held=int(walked.held * share), between=int(walked.between * share))
 
 
 __all__ = ["Counted", "Found", "Kind", "Lost", "Search"]

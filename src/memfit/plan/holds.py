@@ -1,0 +1,168 @@
+"""What no candidate can do with less: closed-form lower bounds on the bytes that a rank holds, and what the passes of a walk hold."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from memfit.estimate import trainable
+from memfit.formats import FORMATS
+from memfit.job import Job
+from memfit.model.modules import MLP, Model, MoE
+from memfit.optimizers import OPTIMIZERS
+from memfit.simulate.peaks import peaks
+from memfit.strategy import Strategy
+from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
+from memfit.techniques.precision import WEIGHTS
+
+STATES = {"like": 0, "int8": 1, "fp32": 4}  # bytes a value; 0: as wide as the parameter. Other states count as nothing
+KEPT = frozenset({"weights", "buffers", "optimizer", "master", "gradients", "inputs"})
+
+
+class Counts(NamedTuple):
+    """Of one token: products of all layers, those without each layer's largest, and the head's; values of the layers' linear weights."""
+
+    layers: int
+    again: int
+    head: int
+    values: int
+
+
+class Walked(NamedTuple):
+    """One micro-batch on one GPU: seconds of its kernels, those at ideal rates, and bytes that its passes hold at most beside weights, states
+    and gradients; `between`: when the forward is over."""
+
+    seconds: float
+    ideal: float
+    held: int
+    between: int
+
+
+class Kept(NamedTuple):
+    """Bytes of a rank whatever its micro-batch: weights and states from step to step, gradients behind a backward, and layers' weights that
+    stay gathered between the passes."""
+
+    always: int
+    gradients: int = 0
+    gathered: int = 0
+    states: int = 0  # of `always`, the optimizer's
+
+    def least(self, held: int, between: int, times: int) -> int:
+        """With what the passes hold, of `times` micro-batches: those behind the first find its gradients there."""
+        waiting = self.gradients if times > 1 else 0
+        return self.always + max(self.gradients, waiting + held, waiting + self.gathered + between)
+
+
+class Holds:
+    """For one model; what is asked twice is computed once."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.counts = model, counts(model)
+        self.trained: dict[Job, int] = {}
+
+    def trainable(self, job: Job) -> int:
+        like = job.replace(batch=1, accumulate=1, checkpointing="none", optimizer="sgd")
+        if like not in self.trained:
+            self.trained[like] = trainable(self.model, like)
+        return self.trained[like]
+
+    def kept(self, job: Job, strategy: Strategy) -> Kept:
+        """Whatever lives on the host is left out."""
+        zero, fsdp = strategy.zero, strategy.fsdp
+        split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
+        half = 2 if zero is not None and job.precision != "fp32" else FORMATS[WEIGHTS[job.precision]].block_bytes
+        whole = fsdp.size if fsdp is not None else zero.size if zero is not None and zero.stage == 3 else 1
+        weights = self.weights(job, half) // (split * whole * (strategy.size("cp") if fsdp is not None else 1))
+        stays = fsdp is not None and fsdp.size > 1 and not (fsdp.reshard or fsdp.reshard_to) and job.quantization == "none"
+        gathered = 2 * self.counts.values // split if stays else 0
+        if strategy.offloads:
+            return Kept(0 if fsdp is not None or (zero is not None and zero.offload_param != "none") else weights, gathered=gathered)
+        shards = strategy.ranks if zero is not None or distributed(strategy) else split
+        if fsdp is not None:
+            shards = strategy.ranks // strategy.size("ddp")
+        values = self.trainable(job) if job.method == "full" else 0
+        optimizer = OPTIMIZERS[job.optimizer]
+        width = 4 if zero is not None else half
+        states = sum(STATES.get(state, -width) or width for state in optimizer.states if state in STATES)
+        if zero is not None and half == 2 and job.method == "full":
+            states += 4
+        gradients = 0
+        if optimizer.when == "after":
+            over = shards if fsdp is not None else zero.size if zero is not None and zero.stage > 1 else split
+            gradients = half * values // over
+        states = states * values // shards
+        always = weights + states
+        if strategy.ddp is None or strategy.ddp.size == 1 or fsdp is not None or job.framework == "megatron":
+            return Kept(always, gradients, gathered, states)
+        return Kept(always + gradients, 0 if strategy.ddp.bucket_view else gradients, gathered, states)  # buckets stay
+
+    def weights(self, job: Job, width: int) -> int:
+        linear = self.counts.values
+        rest = self.model.parameters - linear
+        if job.quantization == "none":
+            return width * (linear + rest)
+        return (linear // 2 if job.quantization in ("nf4", "fp4") else linear) + 2 * rest if not self.model.stored else 0
+
+    def activations(self, job: Job, strategy: Strategy, batch: int, times: int) -> int:
+        """What the forward leaves for the backward: inputs of the layers, or of some of their products, and the logits' copy in fp32. The first
+        stage of a pipeline has several micro-batches under way, the last one logits."""
+        tokens = batch * job.seq // (strategy.size("cp") * strategy.size("tp"))
+        pp = strategy.pp
+        chunks = pp.size * pp.virtual if pp is not None else 1
+        under_way = min(times, pp.size) if pp is not None else 1
+        width = self.model.width
+        if job.checkpointing == "none" and job.method == "full":
+            width += min(
+                (block.mixer.width for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, MLP)), default=0
+            )
+        layers = 2 * width * (len(self.model.layers) // chunks)
+        logits = 4 * self.model.vocab if job.loss == "plain" and job.hugging and not job.unsloth else 0
+        return tokens * max(layers + logits, under_way * layers)
+
+    def passing(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Walked | None) -> tuple[int, int]:
+        """Bytes that the passes hold at least at once, and between forward and backward, of `micro`: a batch, and how many there are. A walk is of
+        all layers, and tells nothing of a stage."""
+        held = self.activations(job, strategy, *micro)
+        return (held, 0) if walked is None or strategy.size("pp") > 1 else (max(held, walked.held), walked.between)
+
+    def least(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Walked | None = None) -> int:
+        """Bytes of live tensors at the peak."""
+        return self.kept(job, strategy).least(*self.passing(job, strategy, micro, walked), micro[1])
+
+
+def counts(model: Model) -> Counts:
+    layers = again = values = 0
+    for layer, times in model.kinds:
+        each = [one.inputs * one.outputs for one in layer.linears()]
+        active = sum(routed(block.mixer) for block in layer.blocks if isinstance(block.mixer, MoE))
+        layers += times * (sum(each) + active)
+        again += times * (sum(each) + active - max([*each, active], default=0))
+        values += times * sum(each)
+    return Counts(layers, again, model.head.inputs * model.head.outputs, values)
+
+
+def routed(mixer: MoE) -> int:
+    return 3 * mixer.active * mixer.inputs * mixer.width
+
+
+def passing(tape: Tape) -> tuple[int, int]:
+    """Bytes that the passes of the last step hold at most, and between them, of what is not kept from step to step."""
+    kept = {event.id for event in tape if type(event) is Alloc and event.part in KEPT}
+
+    def of(event: Event) -> Event:
+        return NOTHING if (type(event) is Alloc or type(event) is Free) and event.id in kept else event
+
+    events = tuple(map(of, tape))
+    repeats = tuple(one._replace(odd=tuple(odd._replace(instead=of(odd.instead)) for odd in one.odd)) for one in tape.repeats)
+    found = peaks(replace(tape, events=events, repeats=repeats))
+    last = max((step for (phase, step), _ in found.phases if phase == "forward"), default=0)
+    over = next((place for place, event in enumerate(events) if type(event) is Mark and (event.phase, event.step) == ("backward", last)), 0)
+    between = peaks(replace(tape, events=events[:over], repeats=tuple(one for one in repeats if one.last <= over))).end
+    return max((most for phase, most in found.phases if phase in (("forward", last), ("backward", last))), default=0), between
+
+
+def distributed(strategy: Strategy) -> bool:
+    return strategy.ddp is not None and strategy.ddp.distributed
+
+
+__all__ = ["Counts", "Holds", "Kept", "Walked", "counts", "passing"]
