@@ -19,6 +19,7 @@ CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
 }  # fmt: skip
+EXACT = 0.0005  # what torch and Python hold on their own account: some hundred bytes
 CAMPAIGN = """
 [[cases]]
 models = ["low"]
@@ -60,7 +61,7 @@ def test_one_rank_of_several_holds_its_share() -> None:
     assert held[4] < 0.6 * held[1]
 
 
-@pytest.mark.parametrize("use", ["ddp=4", "tp=2,sequence=yes"])
+@pytest.mark.parametrize("use", ["ddp=4", "fsdp=4"])
 def test_a_rank_holds_what_the_trace_foretells(use: str) -> None:
     """torch's own wrappers over a group that sends nothing, on real tensors."""
     found = measure(case(use=(use,), batch=2), device="cpu")
@@ -69,7 +70,7 @@ def test_a_rank_holds_what_the_trace_foretells(use: str) -> None:
     expected = predicted(found)
     assert expected is not None
     assert found.allocated is not None
-    assert abs(expected.allocated / found.allocated - 1) < 0.005
+    assert abs(expected.allocated / found.allocated - 1) < EXACT
 
 
 class Counters:
@@ -149,8 +150,9 @@ def test_a_campaign_runs_the_best_first_and_goes_on_where_it_stopped(tmp_path: P
 
 def test_what_cannot_be_measured_is_refused_all_at_once() -> None:
     with pytest.raises(InputError) as refused:
-        measure(case(liger=True, precision="bf16-master", optimizer="adamw_8bit", attention="flash-attn-2"), device="cpu")
+        measure(case(liger=True, precision="bf16-master", optimizer="lion", attention="flash-attn-2"), device="cpu")
     assert {problem.where for problem in refused.value.problems} == {"job.liger", "job.precision", "job.optimizer", "job.attention"}
+    assert any("Triton" in problem.message for problem in refused.value.problems)
 
 
 def test_a_run_that_takes_too_long_is_a_result() -> None:

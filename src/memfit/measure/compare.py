@@ -33,7 +33,9 @@ def predicted(record: Record) -> Predicted | None:
         if record.by == "profiler":
             from memfit.trace import trace_config
 
-            return Predicted("trace", live(trace_config(record.config, job, device="cpu", decode_all=True, strategy=strategy)), None)
+            return Predicted(
+                "trace", live(trace_config(record.config, job, device="cpu", decode_all=True, strategy=strategy, sends=False)), None
+            )
         tape = lower(build(record.config, name=record.model), job, strategy, Cluster(gpu=find_gpu(record.gpu), nodes=strategy.ranks))
     except (InputError, NotImplementedError):
         return None

@@ -2,51 +2,69 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import torch
-from memfit.errors import Problem, raise_errors
+from memfit.errors import raise_errors
+from memfit.job import Job
+from memfit.measure import loading, real
 from memfit.measure.meter import Meter
 from memfit.measure.record import Case
-from memfit.optimizers import OPTIMIZERS
-from memfit.trace import inputs, prepare, ranks, serve, steps
-from memfit.trace.optimizers import OWN, TORCH
-from memfit.trace.program import DTYPES, Options, loaded, made, quiet
+from memfit.techniques.fsdp import resolved
+from memfit.trace import cuda, inputs, ranks, serve, stages, steps, trl
+from memfit.trace.program import Options, count, prepared, quiet
 from memfit.trace.spread import Spread
-
-KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION"}
 
 
 def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
     """Load, then steps or answers; what there is to say of the model."""
-    job = case.job
-    raise_errors(refusals(case, device))
+    recorder: Any = meter  # what stands in its place
+    job = trl.settled(case.job)
+    raise_errors(real.refusals(case, device))
     torch.manual_seed(0)
-    strategy = case.strategy
-    with quiet(), forced(job.attention), ranks.group(strategy, device.type) as mesh:
+    strategy = resolved(case.strategy, job)
+    with quiet():
+        trl.load(job)
+    with quiet(), real.forced(job.attention), ranks.group(strategy, device.type) as mesh:
         meter.mark("load")
-        kind, model = made(case.config, job, None, device)
-        loaded(model, DTYPES[job.precision])
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # what making random weights left behind is not a run's
+        kind, model = loading.empty(case.config, job, device)
         plan = inputs.plan(model, kind, job, device.type)
-        if job.training:
-            model = prepare.trainable(model, job, device.type)
-        meter.mark("prepare")
-        values = [one.numel() for one in model.parameters()]
-        found = {"parameters": sum(values), "trainable": sum(one.numel() for one in model.parameters() if one.requires_grad)}
-        spread = Alone(strategy, mesh)
-        model = spread.cut(model)
-        options: Any = Options(steps=case.steps, decode_all=True, spread=spread)
-        if job.training:
-            steps.train(meter, model, job, options, plan)  # type: ignore[arg-type]
-        else:
-            watch(model, meter)
-            serve.infer(meter, model, job, options, plan)  # type: ignore[arg-type]
+        with real.kernels(model, job), cuda.patched([] if strategy.pp is None else stages.settled(recorder)):
+            spread = Alone(strategy, mesh, job.autocast)
+            model, found = placed(model, kind, job, spread, meter)
+            options = Options(
+                steps=case.steps, decode_all=True, spread=spread, strategy=strategy, device=device.type, optimizer=real.optimizer_of
+            )
+            run(meter, model, job, options, plan)
     return found
+
+
+def placed(model: Any, kind: str, job: Job, spread: Spread, meter: Meter) -> tuple[Any, dict[str, int]]:
+    """The model on the device as what trains, and its sizes. Where a rank holds less than the whole, it is cut before it arrives; FSDP1 cuts
+    what is there."""
+    total = count(model.parameters())
+    flat = spread.strategy.fsdp is not None and spread.strategy.fsdp.version == 1
+    early = spread.cuts and not flat
+    if early:
+        model = spread.cut(prepared(model, job, kind, "meta"))
+    loading.arrive(model, job, meter.device)
+    meter.mark("prepare")
+    if not early:
+        model = prepared(model, job, kind, meter.device.type)
+    trained = count(one for one in model.parameters() if one.requires_grad) if job.training else 0
+    return spread.cut(model) if flat else model, {"parameters": total, "trainable": trained}
+
+
+def run(meter: Any, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
+    """The trace's loops; `meter` stands in its recorder's place."""
+    if job.training and options.strategy.pp is not None:
+        stages.train(meter, model, job, options, plan)
+    elif job.training:
+        steps.train(meter, model, job, options, plan)
+    else:
+        watch(model, meter)
+        serve.infer(meter, model, job, options, plan)
 
 
 class Alone(Spread):
@@ -59,39 +77,6 @@ class Alone(Spread):
 
             found.register_comm_hook(None, noop_hook)
         return found
-
-
-def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
-    """What cannot be run for real here, all at once."""
-    job = case.job
-    if not job.hugging:
-        yield Problem(message=f"measuring runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers`")
-    known = [one for one in DTYPES if one != "bf16-master"]
-    if job.precision not in known:
-        yield Problem(message=f"precision `{job.precision}` cannot be measured", where="job.precision", hint="one of " + ", ".join(known))
-    for name, usual in (("loss", "plain"), ("liger", False), ("unsloth", ""), ("merge", False), ("quantization", "none")):
-        if getattr(job, name) != usual:
-            where = "job.quant" if name == "quantization" else f"job.{name}"
-            yield Problem(message=f"`{name}` `{getattr(job, name)}` cannot be measured yet", where=where, hint=f"`{usual}`, or an estimate")
-    if OPTIMIZERS.find(job.optimizer).name not in (*TORCH, *OWN):
-        yield Problem(message=f"optimizer `{job.optimizer}` cannot be measured yet", where="job.optimizer", hint="one of torch's own")
-    if device.type == "cpu" and job.attention not in ("sdpa", "eager"):
-        yield Problem(message=f"a CPU has no attention kernel `{job.attention}`", where="job.attention", hint="`sdpa` or `eager`")
-    if device.type == "cpu" and case.strategy.fsdp is not None and case.strategy.fsdp.version == 1:
-        yield Problem(message="FSDP1 does not run on a CPU", where="use fsdp.version", hint="`fsdp` is FSDP2, which does")
-    yield from ranks.refusals(job, case.strategy)
-
-
-@contextlib.contextmanager
-def forced(attention: str) -> Iterator[None]:
-    """One backend of scaled_dot_product_attention and no other."""
-    if attention not in KERNELS:
-        yield
-        return
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel(getattr(SDPBackend, KERNELS[attention])):
-        yield
 
 
 def watch(model: Any, meter: Meter) -> None:

@@ -6,21 +6,29 @@ goes from one rank to another take nothing: gloo's own buffers are no tensors.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import torch
 from memfit.trace.hidden import Hidden
 from memfit.trace.hidden_cpu import CPU, size_of
 from memfit.trace.ops import collect
 
+Taken: TypeAlias = Callable[[Any, Any, Any, Any], list[Hidden]]
+
 
 def install() -> None:
     """Needs the operators of torch.distributed, which exist once it is imported."""
     c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
-    CPU.update(dict.fromkeys((c10d._allgather_base_.default, c10d.allgather_.default), gathered))
-    CPU[functional.all_gather_into_tensor.default] = gathered_by_function
-    CPU[c10d._reduce_scatter_base_.default] = scattered
-    CPU[functional.reduce_scatter_tensor.default] = scattered_by_function
+    CPU.update(dict.fromkeys((c10d._allgather_base_.default, c10d.allgather_.default), sent(gathered)))
+    CPU[functional.all_gather_into_tensor.default] = sent(gathered_by_function)
+    CPU[c10d._reduce_scatter_base_.default] = sent(scattered)
+    CPU[functional.reduce_scatter_tensor.default] = sent(scattered_by_function)
+
+
+def sent(taken: Taken) -> Taken:
+    """Nothing where a group sends nothing (torch 2.13 torch/csrc/distributed/c10d/FakeProcessGroup.hpp)."""
+    return lambda recorder, args, kwargs, result: taken(recorder, args, kwargs, result) if recorder.sends else []
 
 
 def gathered(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:

@@ -11,9 +11,9 @@ import importlib.util
 import inspect
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from memfit.errors import InputError
@@ -21,6 +21,7 @@ from memfit.job import Job
 from memfit.techniques.liger import PATCHES
 from memfit.trace import cuda, imports
 
+Triton: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 MODULES = (
     "triton", "triton.language", "triton.language.math", "triton.language.extra", "triton.language.extra.libdevice",
     "triton.language.extra.cuda", "triton.language.extra.cuda.libdevice", "triton.tools", "triton.tools.tensor_descriptor", "triton.runtime",
@@ -79,40 +80,6 @@ def wanted(job: Job) -> bool:
 
 
 @contextlib.contextmanager
-def applied(model: Any, job: Job) -> Iterator[None]:
-    """Inside, the model runs with Liger's kernels as `apply_liger_kernel_to_…` puts them in."""
-    if not wanted(job):
-        yield
-        return
-    patch = patch_of(model.config.model_type)
-    known = inspect.signature(patch).parameters
-    asked = {name: job.liger and bool(one.default) for name, one in known.items() if name != "model"}  # the kernels that are the default
-    losses = {"cross_entropy": job.loss == "liger-ce", "fused_linear_cross_entropy": job.loss == "liger"}
-    missing = [name for name, needed in losses.items() if needed and name not in known]
-    if missing:
-        raise InputError.one(f"Liger has no `{missing[0]}` for `{model.config.model_type}`", where="job.loss", hint="use `plain`")
-    table = PATCHES.get(model.config.model_type)
-    if job.liger and table is not None and table.experts:
-        message = "Liger's fused experts sort the tokens by values that only a GPU could compute"
-        raise InputError.one(message, where="job.liger", hint="`loss=liger` without `liger` is traced")
-    asked |= losses
-    with without_triton(), restored(type(model)), unlogged():
-        patch(model=model, **{name: value for name, value in asked.items() if name in known})
-        yield
-
-
-def patch_of(kind: str) -> Any:
-    if importlib.util.find_spec("liger_kernel") is None:
-        message = "a trace with Liger kernels runs the Python code of `liger-kernel`, which is not installed"
-        raise InputError.one(message, where="job.liger", hint="`pip install liger-kernel`, or use the formulas")
-    with without_triton():
-        table = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
-    if kind not in table:
-        raise InputError.one(f"Liger has no kernels for `{kind}`", where="job.liger", hint="leave `liger` out")
-    return table[kind]
-
-
-@contextlib.contextmanager
 def without_triton() -> Iterator[None]:
     """Inside, `import triton` gives the stand-in; afterwards what was there before."""
     made = {name: Module(name) for name in MODULES}
@@ -135,6 +102,40 @@ def unlogged() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(before)
+
+
+@contextlib.contextmanager
+def applied(model: Any, job: Job, triton: Triton = without_triton) -> Iterator[None]:
+    """Inside, the model runs with Liger's kernels as `apply_liger_kernel_to_…` puts them in; `triton`: where they are looked for."""
+    if not wanted(job):
+        yield
+        return
+    patch = patch_of(model.config.model_type, triton)
+    known = inspect.signature(patch).parameters
+    asked = {name: job.liger and bool(one.default) for name, one in known.items() if name != "model"}  # the kernels that are the default
+    losses = {"cross_entropy": job.loss == "liger-ce", "fused_linear_cross_entropy": job.loss == "liger"}
+    missing = [name for name, needed in losses.items() if needed and name not in known]
+    if missing:
+        raise InputError.one(f"Liger has no `{missing[0]}` for `{model.config.model_type}`", where="job.loss", hint="use `plain`")
+    table = PATCHES.get(model.config.model_type)
+    if job.liger and triton is without_triton and table is not None and table.experts:
+        message = "Liger's fused experts sort the tokens by values that only a GPU could compute"
+        raise InputError.one(message, where="job.liger", hint="`loss=liger` without `liger` is traced")
+    asked |= losses
+    with triton(), restored(type(model)), unlogged():
+        patch(model=model, **{name: value for name, value in asked.items() if name in known})
+        yield
+
+
+def patch_of(kind: str, triton: Triton) -> Any:
+    if importlib.util.find_spec("liger_kernel") is None:
+        message = "a trace with Liger kernels runs the Python code of `liger-kernel`, which is not installed"
+        raise InputError.one(message, where="job.liger", hint="`pip install liger-kernel`, or use the formulas")
+    with triton():
+        table = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+    if kind not in table:
+        raise InputError.one(f"Liger has no kernels for `{kind}`", where="job.liger", hint="leave `liger` out")
+    return table[kind]
 
 
 @contextlib.contextmanager

@@ -172,23 +172,28 @@ def by_trainer(name: str, model: Any, job: Job) -> Any:
     if importlib.util.find_spec(module) is None:
         message = f"optimizer `{name}` is the package {package}'s, which is not installed"
         raise InputError.one(message, where="job.optimizer", hint=f"pip install {package}, or ask the formulas")
+    with standing(module):
+        made = of_trainer(name, model, FRESH if module in PROJECTED else None)
+    settle(made)
+    return made
+
+
+def of_trainer(name: str, model: Any, settings: str | None = None) -> Any:
+    """`optim=name` of TrainingArguments, as the Trainer makes it."""
     from transformers import Trainer
     from transformers.training_args import OptimizerNames, ParallelMode
 
     asked = SimpleNamespace(
-        optim=OptimizerNames(name), optim_args=FRESH if module in PROJECTED else None, optim_target_modules="all-linear",
+        optim=OptimizerNames(name), optim_args=settings, optim_target_modules="all-linear",
         learning_rate=1e-4, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, weight_decay=0.0, warmup_steps=0,
         gradient_accumulation_steps=1, parallel_mode=ParallelMode.NOT_PARALLEL,
     )  # fmt: skip
-    with standing(module):
-        kind, given = Trainer.get_optimizer_cls_and_kwargs(asked, model)
+    kind, given = Trainer.get_optimizer_cls_and_kwargs(asked, model)
     over = given.pop("optimizer_dict", None)
     for key in ("params", "model"):
         found = given.pop(key, None)
         over = found if over is None else over
-    made = kind(trained(model) if over is None else over, **given)
-    settle(made)
-    return made
+    return kind(trained(model) if over is None else over, **given)
 
 
 @contextlib.contextmanager

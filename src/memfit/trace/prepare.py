@@ -81,7 +81,7 @@ def adapted(model: Any, job: Job, device: str) -> Any:
         use_rslora=job.rslora, task_type=purpose(model),
     )  # fmt: skip
     try:
-        with torch.device(device), standins.installed():
+        with torch.device(device), standins.installed(model):
             wanted = {"autocast_adapter_dtype": job.adapter_dtype == "float32"}
             known = inspect.signature(get_peft_model).parameters  # it is there since PEFT 0.12
             return as_trl(get_peft_model(model, settings, **{name: value for name, value in wanted.items() if name in known}), job)

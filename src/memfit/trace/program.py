@@ -10,7 +10,7 @@ import importlib.util
 import re
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +43,7 @@ from memfit.trace import (
     trl,
     versions,
 )
+from memfit.trace.optimizers import optimizer_of
 from memfit.trace.recorder import Recorder, plain
 from memfit.trace.rules import References, learn
 from memfit.trace.spread import UNSPREAD, Spread
@@ -73,7 +74,8 @@ ATTENTION = {
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What a trace needs beside the Job. `keep_outputs`: the loop holds the model's outputs through backward, as hand-written ones do.
-    `decode_all`: every token of an answer is generated, not only the first and the last ones. `watch` is shown the recorder."""
+    `decode_all`: every token of an answer is generated, not only the first and the last ones. `watch` is shown the recorder. `sends`: on a
+    CPU, collectives are gloo's; no: of a group that sends nothing."""
 
     layers: int | None = None
     steps: int = 2
@@ -84,6 +86,8 @@ class Options:
     watch: Any = None
     strategy: Strategy = ONE
     spread: Spread = UNSPREAD
+    sends: bool = True
+    optimizer: Callable[[Any, Job], Any] = optimizer_of
 
 
 def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
@@ -106,6 +110,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         with failing():
             kind, model = built(config, job, options)
         recorder = Recorder(device, job.router_skew)
+        recorder.sends = options.sends
         if options.watch is not None:
             options.watch(recorder)
         generators = cuda.patched([(torch, "Generator", runtime.generator_type())])
@@ -139,12 +144,12 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
     total = count(model.parameters())
     if options.spread.cuts:
         with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
-            model = options.spread.cut(prepared(options.spread.split(model), job, plan.kind, recorder))
+            model = options.spread.cut(prepared(options.spread.split(model), job, plan.kind, recorder.device.type))
     with module_stack(recorder), recorder:
         steps.warm_up(recorder, model, job)
         steps.load(recorder, model)
         if not options.spread.cuts:
-            model = prepared(model, job, plan.kind, recorder)
+            model = prepared(model, job, plan.kind, recorder.device.type)
         recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
         paths = steps.paths_of(model)
         for one in steps.weights(model):
@@ -158,12 +163,12 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
             serve.infer(recorder, model, job, options, plan)
 
 
-def prepared(model: Any, job: Job, kind: str, recorder: Recorder) -> Any:
+def prepared(model: Any, job: Job, kind: str, device: str) -> Any:
     """With what the job trains, and the head that does it."""
     if job.training and job.prepared:
         model = prepare.kbit(model, job)
     if job.training:
-        model = trl.headed(prepare.trainable(model, job, recorder.device.type), job, kind)
+        model = trl.headed(prepare.trainable(model, job, device), job, kind)
     return model
 
 

@@ -89,7 +89,7 @@ class Recorder(TorchDispatchMode):
         self.workspaces: set[str] = set()
         self.parameters = (0, 0)  # of the model, and those that are trained
         self.assumed: dict[str, Problem] = {}
-        self.stream = 0
+        self.stream, self.sends = 0, True  # whether collectives on a CPU are gloo's
         self.lent: dict[int, int] = {}  # how many freed blocks a stream was still using
         self.origin: Callable[[], Part | None] = lambda: None  # what a block is for, where those who ask for it say so
         self.groups: dict[str, str] = {}  # process group -> what it is for

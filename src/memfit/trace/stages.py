@@ -19,7 +19,7 @@ from memfit.strategy import Strategy
 from memfit.tape import Phase
 from memfit.techniques.pp import FAMILIES, counts, layered, micro_batches, of_torch, placed_at, turned
 from memfit.trace import cuda, inputs, meshes, prepare, steps
-from memfit.trace.optimizers import optimizer_of, stepped
+from memfit.trace.optimizers import stepped
 from memfit.trace.recorder import Recorder
 
 SCHEDULES = {
@@ -86,7 +86,7 @@ def train(recorder: Recorder, model: Stages, job: Job, options: Any, plan: input
         if job.autocast:
             one.autocast = lambda: torch.autocast(recorder.device.type, dtype=torch.bfloat16 if "bf16" in job.precision else torch.float16)
     schedule = scheduled(model, job, options)
-    optimizer, paths = optimizer_of(model, job), steps.paths_of(model)
+    optimizer, paths = options.optimizer(model, job), steps.paths_of(model)
     steps.states(recorder, optimizer, paths)
     first, last = (any(getattr(one, name) for one in model.parts) for name in ("begins", "ends"))
     given: dict[str, Any] = {}

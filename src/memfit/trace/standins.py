@@ -292,9 +292,14 @@ FUNCTIONAL = {"QuantState": QuantState, "dequantize_4bit": dequantize_4bit, "int
 
 
 @contextlib.contextmanager
-def installed() -> Iterator[None]:
-    """Inside, `import bitsandbytes` gives the stand-ins, so that PEFT wraps them with its own quantized LoRA layers."""
+def installed(model: torch.nn.Module) -> Iterator[None]:
+    """Inside, `import bitsandbytes` gives the stand-ins, so that PEFT wraps them with its own quantized LoRA layers; a model whose layers
+    are bitsandbytes' own needs the real package."""
     from peft import import_utils
+
+    if any(type(one).__module__.startswith("bitsandbytes") for one in model.modules()):
+        yield
+        return
 
     package = types.ModuleType("bitsandbytes")
     package.__spec__ = importlib.machinery.ModuleSpec("bitsandbytes", None)

@@ -10,7 +10,7 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.tape import LONGEST, Part
 from memfit.trace import inputs, meshes, prepare, standins, trl, versions
-from memfit.trace.optimizers import backward, kept_of, optimizer_of, stepped
+from memfit.trace.optimizers import backward, kept_of, stepped
 from memfit.trace.recorder import Block, Recorder, plain
 
 
@@ -70,7 +70,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     wrapped = options.spread.wrapped(model)
     forward = trl.called(prepare.mixed(wrapped, job, recorder.device.type), job, plan.kind)
     name_gradients(recorder, model, job)
-    optimizer, paths = optimizer_of(model, job), paths_of(model)
+    optimizer, paths = options.optimizer(model, job), paths_of(model)
     states(recorder, optimizer, paths)
     recorder.optimizer = optimizer  # its states are there as long as the tape goes on
     if hasattr(optimizer, "masters"):
@@ -98,7 +98,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         evaluate(recorder, model, forward, job, plan)
     if job.merge and job.adapters:
         recorder.mark("save")
-        with standins.installed():
+        with standins.installed(model):
             model.merge_and_unload()
 
 

@@ -1,0 +1,123 @@
+"""Everything that `memfit measure` runs, for real on this machine's CPU, beside what the trace says of it: within some hundred bytes."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("peft")
+pytest.importorskip("accelerate")
+
+from tests.torch.watch import told
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.measure.child import run
+from memfit.measure.compare import predicted
+from memfit.measure.record import Case, Record
+from memfit.measure.run import recorded
+from memfit.trace import trace_config
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
+}  # fmt: skip
+EXACT = 2048  # bytes: what Python and torch hold on their own account, here and there
+RANKS = {
+    "fsdp": {"use": "fsdp=4"}, "fsdp-16-bits": {"use": "fsdp=8,param_dtype=bf16,reduce_dtype=fp32"},
+    "fsdp-autocast": {"use": "fsdp=2", "precision": "autocast-bf16"},
+    "fsdp-lora": {"use": "fsdp=4", "method": "lora"}, "hybrid": {"use": "ddp=2 fsdp=2"}, "fsdp-tp": {"use": "fsdp=2 tp=2"},
+    "sequence": {"use": "tp=2,sequence=yes"}, "ddp": {"use": "ddp=2"}, "tp-answers": {"use": "tp=2", "task": "inference", "new_tokens": 4},
+    "first-stage": {"use": "pp=2"}, "last-stage": {"use": "pp=2", "rank": 1}, "zero-bubble": {"use": "pp=2,schedule=zero-bubble,virtual=2", "rank": 1},
+}  # fmt: skip
+JOBS = {
+    "bf16": {"precision": "bf16"}, "autocast": {"precision": "autocast-bf16"}, "adafactor": {"optimizer": "adafactor"}, "math": {"attention": "math"},
+    "merged": {"method": "lora", "merge": True}, "static": {"task": "inference", "cache": "static", "new_tokens": 5},
+    "frozen": {"method": "freeze", "trainable": "layers.3."}, "checkpointed": {"checkpointing": "full", "method": "lora"},
+}  # fmt: skip
+TRL = {"fused": {"framework": "trl"}, "chunked": {"framework": "trl", "loss": "chunked", "method": "lora", "precision": "autocast-bf16"}}
+PACKED = {
+    "qlora": {"method": "qlora"}, "checkpointed": {"method": "qlora", "checkpointing": "full"}, "int8": {"method": "lora", "quant": "int8"},
+    "once": {"method": "qlora", "double_quant": False},
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def measured(options: dict[str, Any]) -> Record:
+    given = dict(options)
+    use, rank = tuple(given.pop("use", "").split()), given.pop("rank", 0)
+    case = Case(model="tiny", config=CONFIG, job=Job(**{"precision": "fp32", "seq": 64, "batch": 2, **given}), use=use, rank=rank)
+    gc.collect()  # what an earlier case left would be counted as gone in this one
+    return recorded(case, run(case, "cpu", None), 1.0)
+
+
+def agrees(options: dict[str, Any]) -> None:
+    found = measured(options)
+    assert found.result == "ok", found.error
+    expected = predicted(found)
+    assert expected is not None
+    assert found.allocated is not None
+    assert abs(expected.allocated - found.allocated) <= EXACT
+
+
+@pytest.mark.parametrize("name", RANKS)
+def test_a_rank_among_others(name: str) -> None:
+    agrees(RANKS[name])
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job(name: str) -> None:
+    agrees(JOBS[name])
+
+
+@pytest.mark.parametrize("name", TRL)
+def test_heads_of_trl(name: str) -> None:
+    pytest.importorskip("trl")
+    agrees(TRL[name])
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_weights_that_bitsandbytes_packs(name: str) -> None:
+    pytest.importorskip("bitsandbytes", minversion="0.48", exc_type=ImportError)
+    agrees(PACKED[name])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw_8bit", "lion_8bit"])
+def test_states_in_eight_bits(optimizer: str) -> None:
+    """What is held between two steps. In the step itself bitsandbytes unpacks the states on a CPU, where CUDA's kernel does not (0.50
+    backends/cpu/ops.py)."""
+    pytest.importorskip("bitsandbytes", minversion="0.50", exc_type=ImportError)
+    found = measured({"optimizer": optimizer})
+    assert found.result == "ok", found.error
+    between = max(one.allocated for one in found.phases if (one.phase, one.step) == ("prepare", 1))
+    tape = trace_config(CONFIG, Job(precision="fp32", seq=64, batch=2, optimizer=optimizer), device="cpu")
+    assert abs(told(tape, workspace=True)["prepare 1"] - between) <= EXACT
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"loss": "liger"}, "Triton"),
+        ({"use": "cp=2 fsdp=2"}, "no context parallelism on a CPU"),
+        ({"use": "fsdp=2,version=1"}, "FSDP1 does not run on a CPU"),
+        ({"attention": "efficient"}, "no attention kernel `efficient`"),
+        ({"unsloth": "norms"}, "Unsloth"),
+        ({"optimizer": "grokadamw"}, "cannot be measured yet"),
+    ],
+    ids=lambda one: next(iter(one.values())) if isinstance(one, dict) else "",
+)
+def test_what_a_cpu_cannot_is_told(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as refused:
+        measured(options)
+    assert said in str(refused.value)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
+def test_a_package_that_is_not_there_is_named() -> None:
+    with pytest.raises(InputError, match="not installed") as refused:
+        measured({"method": "qlora", "optimizer": "adamw_8bit"})
+    assert {one.where for one in refused.value.problems} == {"job.quant", "job.optimizer"}
