@@ -12,7 +12,7 @@ from memfit.measure import loading, real
 from memfit.measure.meter import Meter
 from memfit.measure.record import Case
 from memfit.techniques.fsdp import resolved
-from memfit.trace import cuda, inputs, ranks, serve, stages, steps, trl
+from memfit.trace import cuda, inputs, kernels_of, ranks, serve, stages, steps, trl
 from memfit.trace.program import Options, count, prepared, quiet
 from memfit.trace.spread import Spread
 
@@ -26,7 +26,7 @@ def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
     strategy = resolved(case.strategy, job)
     with quiet():
         trl.load(job)
-    with quiet(), real.forced(job.attention), ranks.group(strategy, device.type) as mesh:
+    with quiet(), kernels_of.forced(job.attention), ranks.group(strategy, device.type) as mesh:
         meter.mark("load")
         kind, model = loading.empty(case.config, job, device)
         plan = inputs.plan(model, kind, job, device.type)

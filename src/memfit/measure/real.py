@@ -18,7 +18,6 @@ from memfit.trace import liger, optimizers, ranks, trl
 from memfit.trace.program import ATTENTION, DTYPES
 
 TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
-KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "math": "MATH", "cudnn": "CUDNN_ATTENTION"}
 FLASH = {"flash-attn-2": "flash_attn", "flash-attn-3": "flash_attn_interface"}  # packages with kernels
 
 
@@ -57,18 +56,6 @@ def package_of(name: str) -> str:
 def kernels(model: Any, job: Job) -> Iterator[None]:
     """Liger's, with the Triton that is installed."""
     with liger.applied(model, job, contextlib.nullcontext):
-        yield
-
-
-@contextlib.contextmanager
-def forced(attention: str) -> Iterator[None]:
-    """One backend of scaled_dot_product_attention and no other."""
-    if attention not in KERNELS:
-        yield
-        return
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel(getattr(SDPBackend, KERNELS[attention])):
         yield
 
 
@@ -149,4 +136,4 @@ def spread(case: Case, device: torch.device) -> Iterator[Problem]:
         yield Problem(message="torch has no context parallelism on a CPU", where="use cp", hint="measure it on a GPU, or trace it")
 
 
-__all__ = ["forced", "kernels", "optimizer_of", "refusals"]
+__all__ = ["kernels", "optimizer_of", "refusals"]

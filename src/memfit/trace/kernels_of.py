@@ -161,7 +161,8 @@ def chosen(
     if query.dim() != 4 or query.shape[0] != key.shape[0] or (query.shape[1] != key.shape[1] and not grouping):
         return "math"
     if device.type != "cuda":
-        return "cpu" if dropout == 0 and query.shape[-1] == value.shape[-1] and not (mask is not None and mask.requires_grad) else "math"
+        fused = dropout == 0 and query.shape[-1] == value.shape[-1] and not (mask is not None and mask.requires_grad)
+        return "cpu" if fused and "flash" in allowed() else "math"
     usable = allowed()
     if mask is not None and mask.requires_grad:  # a learned bias: cuDNN's backward gives it no gradient (tools/autograd/derivatives.yaml)
         usable = tuple(one for one in usable if one != "cudnn")
