@@ -47,7 +47,7 @@ def placed(model: Any, kind: str, job: Job, spread: Spread, meter: Meter) -> tup
     flat = spread.strategy.fsdp is not None and spread.strategy.fsdp.version == 1
     early = spread.cuts and not flat
     if early:
-        model = spread.cut(prepared(model, job, kind, "meta"))
+        model = spread.cut(prepared(spread.split(model), job, kind, "meta"))
     loading.arrive(model, job, meter.device)
     meter.mark("prepare")
     if not early:
