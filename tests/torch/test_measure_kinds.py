@@ -30,7 +30,7 @@ EXACT = 2048  # bytes: what Python and torch hold on their own account, here and
 RANKS = {
     "fsdp": {"use": "fsdp=4"}, "fsdp-16-bits": {"use": "fsdp=8,param_dtype=bf16,reduce_dtype=fp32"},
     "fsdp-autocast": {"use": "fsdp=2", "precision": "autocast-bf16"},
-    "fsdp-lora": {"use": "fsdp=4", "method": "lora"}, "tp-lora": {"use": "tp=2", "method": "lora"},
+    "fsdp-lora": {"use": "fsdp=4", "method": "lora"}, "tp-lora": {"use": "tp=2", "method": "lora", "targets": "q_proj,k_proj,v_proj"},
     "hybrid": {"use": "ddp=2 fsdp=2"}, "fsdp-tp": {"use": "fsdp=2 tp=2"},
     "sequence": {"use": "tp=2,sequence=yes"}, "ddp": {"use": "ddp=2"}, "tp-answers": {"use": "tp=2", "task": "inference", "new_tokens": 4},
     "first-stage": {"use": "pp=2"}, "last-stage": {"use": "pp=2", "rank": 1}, "zero-bubble": {"use": "pp=2,schedule=zero-bubble,virtual=2", "rank": 1},

@@ -59,6 +59,7 @@ def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
         meter.close()
         found["result"] = "ok"
     except InputError:
+        meter.stop()
         raise
     except Exception as problem:  # noqa: BLE001 - whatever ends a run is its result
         found |= failure(problem)

@@ -33,6 +33,9 @@ class Meter:
     def close(self) -> None:
         raise NotImplementedError
 
+    def stop(self) -> None:
+        """Nothing more is watched."""
+
     def rest(self) -> None:
         """Backward has ended."""
 
@@ -107,9 +110,12 @@ class ProfilerMeter(Meter):
         with torch.profiler.record_function(f"{MARK}{len(self.phases)}"):
             pass
 
+    def stop(self) -> None:
+        self.profiler.__exit__(None, None, None)
+
     def figures(self) -> dict[str, Any]:
         """Live bytes, summed up from the first event on; what was there before torch's profiler is not."""
-        self.profiler.__exit__(None, None, None)
+        self.stop()
         found = self.profiler.profiler
         assert found is not None
         assert found.kineto_results is not None
