@@ -111,6 +111,14 @@ def layer_norm(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidde
     return copied(*(one for one in args[:2] if isinstance(one, torch.Tensor)))
 
 
+@row("avg_pool2d_backward")
+def average_pool_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """Gradient and result in the gradient's memory format (ATen/native/cpu/AvgPoolKernel.cpp `cpu_avg_pool_backward`)."""
+    forms = torch.contiguous_format, torch.channels_last
+    form = next((one for one in forms if args[0].is_contiguous(memory_format=one)), torch.contiguous_format)
+    return [Hidden("contiguous", size_of(one)) for one in (args[0], result) if not one.is_contiguous(memory_format=form)]
+
+
 @row("embedding_dense_backward")
 def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """ATen/native/Embedding.cpp `embedding_dense_backward_cpu`."""
