@@ -29,6 +29,7 @@ PARTS = (("weights",), ("optimizer",), ("communication",), ("logits",), PASSING)
 TOGETHER: dict[str, tuple[tuple[str, ...], ...]] = {
     "tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
     "pp": (("weights",), ("optimizer",), ("communication",), ("logits", *PASSING)),
+    "pp tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
 }
 
 MIXED = "param-dtype=bf16,reduce-dtype=fp32"
@@ -57,7 +58,7 @@ class Row:
     @property
     def config(self) -> dict[str, Any]:
         config = (SPLIT if self.kind in TOGETHER else SMALL)[self.model]
-        return {**config, "num_hidden_layers": 6} if self.kind == "pp" else config
+        return {**config, "num_hidden_layers": 6} if self.kind.startswith("pp") else config
 
     @property
     def job(self) -> Job:
@@ -129,6 +130,16 @@ STAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama-biased", "pp=4,schedule=zero-bubble,micro-batches=8", {"precision": "fp32", "optimizer": "sgd"}),
     ("llama", "pp=2,schedule=zbv,virtual=2", {}), ("mistral", "pp=3,schedule=zbv,virtual=2,micro-batches=5", {"optimizer": "adamw_fused", "clip": 1.0}),
 )  # fmt: skip
+# Stages beside other layouts, adapters and packed weights in stages; `pp tp`: what is summed up over ranks is told with what comes next.
+STAGES_BESIDE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("pp", "llama", "pp=2 fsdp=2", {}), ("pp", "qwen3", "pp=2 fsdp=2", AUTO | FULL),
+    ("pp", "mistral", f"pp=2,micro-batches=4 fsdp=2,reshard=no,{MIXED}", {}), ("pp", "qwen2", "pp=2 fsdp=2,wrap=layers", {"method": "lora"} | FULL),
+    ("pp", "llama", "pp=2,schedule=interleaved,virtual=2 fsdp=2", {}), ("pp", "qwen2-tied", "pp=2 fsdp=2 ddp=2", {"clip": 1.0, "optimizer": "adamw_fused"}),
+    ("pp", "qwen2", "pp=2,schedule=interleaved,virtual=2 ddp=2,bucket-view", {}), ("pp", "llama", "pp=2,micro-batches=4 ddp=2", {"method": "lora"} | AUTO),
+    ("pp tp", "qwen3", "pp=2 tp=2 fsdp=2", AUTO16), ("pp tp", "llama", "pp=2 tp=2", SPREAD_OUT | FULL),
+    ("pp", "mistral", "pp=2,schedule=gpipe", {"method": "lora"} | OLD | AUTO16), ("pp", "llama", "pp=2,schedule=zbv,virtual=2", {"method": "qlora"}),
+    ("pp", "qwen2-tied", "pp=2,schedule=zbv,virtual=2", {"attention": "eager"}), ("pp", "llama", "pp=2", {"checkpointing": "every", "checkpoint_every": 2}),
+)  # fmt: skip
 
 
 def crossed(kind: str, models: tuple[str, ...], uses: tuple[str, ...], jobs: tuple[dict[str, Any], ...]) -> Iterator[Row]:
@@ -158,6 +169,7 @@ def rows() -> Iterator[Row]:
     yield from crossed("tp", tuple(SPLIT), CUT, CUT_JOBS)
     yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in CUT_ADAPTED)
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
+    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
 
 
 def groups(table: Sequence[Row]) -> list[list[Row]]:

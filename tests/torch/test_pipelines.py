@@ -23,14 +23,11 @@ from memfit.lower import lower  # noqa: E402
 from memfit.lower.schedules import turns  # noqa: E402
 from memfit.model.families import build  # noqa: E402
 from memfit.strategy import PP, strategy_from  # noqa: E402
-from memfit.techniques.pp import DEFERRED, micro_batches, placed_at  # noqa: E402
+from memfit.techniques.pp import micro_batches, placed_at  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-CLOSE, DEFERRED_EAGER = (
-    0.001,
-    0.02,
-)  # of the real peak; with eager attention the formulas of zero-bubble schedules are 1.7 % low, nobody knows why
+CLOSE = 0.001  # of the real peak
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
     "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": False,
@@ -77,26 +74,26 @@ def test_turns_are_torchs(schedule: str, virtual: int, size: int) -> None:
 # -------------------------------------------------------------------------------------------------------------------- real ranks
 @dataclass(frozen=True)
 class Pipelined:
-    """One rank of a pipeline: the model is made whole and cut, its stages run as torch's schedule has it."""
+    """One rank of a pipeline, alone or beside DDP or FSDP2: the model is made whole and cut, its stages run as torch's schedule has it."""
 
     use: str
 
     def __call__(self) -> Rank:
         import torch.distributed as dist
-        from torch.distributed.device_mesh import init_device_mesh
 
         from memfit.trace import stages
+        from memfit.trace.ranks import mesh_of
+        from memfit.trace.spread import Spread
 
         settled()
         small, loop = Small(config=LLAMA), Loop(batch=JOB.batch, seq=JOB.seq, attention=JOB.attention)
-        strategy = replace(strategy_from([self.use], None), rank=dist.get_rank())
+        strategy = replace(strategy_from(self.use.split(), None), rank=dist.get_rank())
         assert strategy.pp is not None
-        options = SimpleNamespace(
-            strategy=strategy, device="cpu", spread=SimpleNamespace(mesh=init_device_mesh("cpu", (strategy.ranks,), mesh_dim_names=("pp",)))
-        )
+        spread = Spread(strategy, mesh_of(strategy, "cpu"))
+        options = SimpleNamespace(strategy=strategy, device="cpu", spread=spread)
         with torch.backends.mkldnn.flags(enabled=False), measured() as profiler, Watch() as watch:
             torch.manual_seed(0)
-            model = stages.cut(built(small, loop), strategy)
+            model = spread.cut(spread.split(built(small, loop)))
             optimizer = torch.optim.AdamW(model.parameters())
             schedule = stages.scheduled(model, JOB, options)
             first, last = (any(getattr(one, name) for one in model.parts) for name in ("begins", "ends"))
@@ -113,29 +110,32 @@ class Pipelined:
 REAL = (
     "pp=2", "pp=4", "pp=2,schedule=gpipe,micro-batches=4", "pp=4,schedule=gpipe,stages=2/2/1/1", "pp=2,schedule=interleaved,virtual=2,micro-batches=4",
     "pp=2,schedule=zero-bubble,virtual=2", "pp=2,schedule=zbv,virtual=2", "pp=2,schedule=bfs,virtual=3",
+    "pp=2 fsdp=2,wrap=layers", "pp=2 ddp=2",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("use", [pytest.param(use, marks=[] if place in (0, 2) else [pytest.mark.slow]) for place, use in enumerate(REAL)])
 def test_every_stage_holds_what_is_said(use: str) -> None:
-    strategy = strategy_from([use], None)
+    strategy = strategy_from(use.split(), None)
     for rank, truth in enumerate(ranks(strategy.ranks, Pipelined(use))):
         own = replace(strategy, rank=rank)
         found = traced(trace_config(LLAMA, JOB, device="cpu", strategy=own))
         assert abs(found.before - truth.changes.before) <= 4096, rank  # step counters, and what reading the ranks' addresses left
         assert abs(found.peak - truth.changes.peak) <= CLOSE * truth.changes.peak, rank
         said = max(size for phase, size in told(lower(build(LLAMA), JOB, own)).items() if not phase.startswith("load"))
-        assert own.pp is not None
-        bound = DEFERRED_EAGER if own.pp.schedule in DEFERRED else CLOSE
-        assert abs(said - truth.peaks["steps"]) <= bound * truth.peaks["steps"], rank
+        assert abs(said - truth.peaks["steps"]) <= CLOSE * truth.peaks["steps"], rank
 
 
 # ------------------------------------------------------------------------------------------------------------------ what is refused
 @pytest.mark.parametrize(
     ("use", "fields", "said"),
     [
-        ("pp=2 ddp=2", {}, "beside `ddp`"),
-        ("pp=2", {"method": "lora"}, "full training"),
+        ("pp=2 cp=2", {}, "beside `cp`"),
+        ("pp=2 fsdp=2,version=1", {}, "not FSDP1"),
+        ("pp=2,schedule=zbv,virtual=2 ddp=2", {}, "replicas would part"),
+        ("pp=2 tp=2,sequence", {}, "split sequence"),
+        ("pp=2", {"loss": "liger"}, "cannot do without the logits"),
+        ("pp=2", {"method": "freeze", "trainable": "lm_head"}, "packed sequences by a plain loop"),
         ("pp=2,schedule=zbv,virtual=2", {"checkpointing": "full"}, "checkpoints"),
         ("pp=2,schedule=zbv", {}, "two stages on every rank"),
         ("pp=2,schedule=interleaved", {}, "interleaves one stage"),

@@ -57,9 +57,20 @@ class Stages:
         self.leftover.clear()
         self.stay(tokens)
         does = {"forward": self.forward, "whole": self.backward, "input": self.backward_input, "weight": self.backward_weight}
-        for turn in self.turns:
+        last = {turn.chunk: place for place, turn in enumerate(self.turns)}  # always a backward
+        for place, turn in enumerate(self.turns):
+            if self.schedule not in SINGLE:
+                self.body.engine.ahead_of(self.turns[place:])
+            self.body.engine.enters(turn.chunk)
+            self.body.engine.begin(last[turn.chunk] == place)
             does["forward" if turn.forward else turn.part](turn, step, tokens)
+            if not turn.forward:
+                self.body.engine.paused()
+            if last[turn.chunk] == place and self.schedule not in SINGLE:
+                self.body.engine.reduced()
         self.works.clear()
+        if self.schedule in SINGLE:
+            self.body.engine.reduced()
         self.last.clear()
 
     def stay(self, tokens: int) -> None:
@@ -113,10 +124,13 @@ class Stages:
         if received is not None:
             received.needs = True
         ctx = context(r, program, body.programs, shape, keys=tokens, training=True, engine=body.engine)
-        out = body.run_chunk(chunk, body.batch[0].view(*shape) if received is None else received, ctx, step)
+        x = body.engine.stage_before(body.batch[0].view(*shape) if received is None else received)
+        out = body.run_chunk(chunk, x, ctx, step)
+        del x
         if chunk.ends:
             out = head.logits(out, body.model, body.ends, ctx)
         leave_autocast(ctx)
+        out = body.engine.stage_after(out)
         result = out.detach()
         if self.schedule in SINGLE:
             self.last["output"] = result
@@ -176,7 +190,7 @@ class Stages:
         if waiting is None:
             r.backward(out, gradient)
         else:
-            deferred.weights(r, waiting, [leaf for _, leaves in self.body.engine.spans(self.body) for leaf in leaves])
+            deferred.weights(r, waiting, [leaf for _, leaves in self.body.trained() for leaf in deferred.in_order(leaves)])
         r.thread = "forward"
         del waiting, out, gradient
         r.let_go(r.kept)

@@ -11,7 +11,7 @@ from memfit.job import Job
 from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
 from memfit.strategy import PP, Strategy
-from memfit.techniques.base import Technique
+from memfit.techniques.base import TRACE, Technique
 
 MOST = 4096  # micro-batches in flight that are written down one by one
 LOOPED = ("interleaved", "bfs", "zero-bubble", "zbv")  # schedules of several stages on a rank
@@ -73,7 +73,7 @@ def apply(program: Program) -> Program:
     first, last = any(chunk.begins for chunk in chunks), any(chunk.ends for chunk in chunks)
     model = replace(
         model, layers=tuple(layers), embed=model.embed if first else (), towers=model.towers if first else (), final=model.final if last else (),
-        headless=not last, tied=model.tied and first and last,
+        headless=not last, tied=model.tied and any(chunk.begins and chunk.ends for chunk in chunks),
     )  # fmt: skip
     stage = Stage(number=number, count=pp.size, micro_batches=micro_batches(pp, program.job), chunks=tuple(chunks))
     return program.replace(model=model, entries=tuple(entries), stage=stage)
@@ -91,6 +91,9 @@ def problems(program: Program) -> Iterator[Problem]:
         yield Problem(message=message, where="use pp.schedule", hint="`1f1b` holds as many micro-batches")
     if not program.engine:
         yield from of_torch(job, program.strategy)
+        if pp.schedule in DEFERRED and program.strategy.size("fsdp") > 1:
+            message = f"no formula yet for FSDP2 around the two backwards of `{pp.schedule}`"
+            yield Problem(message=message, where="use pp.schedule", hint=TRACE)
         if job.hugging and program.model.family not in FAMILIES:
             known = ", ".join(sorted(FAMILIES))
             yield Problem(
@@ -146,14 +149,13 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     pp = strategy.pp
     assert pp is not None
     yield from countable(pp, job)
-    others = [name for name, layout in strategy.uses() if name != "pp" and layout.size > 1]
-    plain = job.method == "full" and job.quantization == "none" and job.packing and job.loss == "plain" and job.zero_grad == "after_step"
-    fused = job.liger or job.unsloth or job.evaluate or job.keep_outputs or job.longest or job.merge
+    yield from beside(pp, strategy)
+    plain = job.method != "freeze" and job.packing and job.zero_grad == "after_step"
+    more = job.unsloth or job.evaluate or job.keep_outputs or job.longest or job.merge
     two = pp.schedule in DEFERRED and (job.checkpointing != "none" or job.autocast)
     wrong = (
         (not job.hugging, f"of {job.framework}", "use pp", "`--framework megatron` has one"),
-        (bool(others), f"beside `{'` and `'.join(others)}`", "use pp", "`--framework megatron` has one"),
-        (not plain or fused, "but of full training of packed sequences, with torch's own kernels and loss", "use pp", "`--method full`"),
+        (not plain or bool(more), "but of training on packed sequences by a plain loop", "use pp", "`--method full`, or `lora`"),
         (job.precision not in PRECISIONS, f"in precision `{job.precision}`", "job.precision", "one of " + ", ".join(PRECISIONS)),
         (pp.schedule == "interleaved" and pp.virtual == 1, "that interleaves one stage on a rank", "use pp.virtual", "`virtual=2`"),
         (two, f"that runs `{pp.schedule}` with checkpoints or autocast", "use pp.schedule", "`1f1b` or `interleaved`"),
@@ -162,6 +164,28 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     for one, what, where, hint in wrong:
         if one:
             yield Problem(message=f"no formula yet for a pipeline {what}", where=where, hint=hint)
+    if job.loss != "plain":
+        message = f"the schedule takes the loss of what the last stage returns, so that `{job.loss}` cannot do without the logits"
+        yield Problem(message=message, where="job.loss", hint="use `plain`")
+
+
+def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:
+    """What torch's stages know of other layouts (torch 2.13 distributed/pipelining/stage.py backward_maybe_with_nosync)."""
+    for name, layout in strategy.uses():
+        if layout.size > 1 and name not in ("pp", "ddp", "fsdp", "tp"):
+            hint = "`ddp`, `fsdp` and `tp` beside it, or `--framework megatron`"
+            yield Problem(message=f"no formula yet for a pipeline beside `{name}`", where="use pp", hint=hint)
+    if strategy.fsdp is not None and strategy.fsdp.version == 1:
+        yield Problem(message="torch's stages know FSDP2 and DDP, not FSDP1", where="use fsdp.version", hint="`version=2`")
+    if strategy.tp is not None and strategy.tp.sequence:
+        message = "no formula yet for stages that hand on a split sequence"
+        yield Problem(message=message, where="use tp.sequence", hint="leave it away")
+    if strategy.ddp is not None and strategy.fsdp is None and pp.schedule in DEFERRED:
+        message = (
+            f"DDP is never told of the gradients that `{pp.schedule}` adds by hand, so that replicas would part "
+            "(torch 2.13 distributed/pipelining/_backward.py stage_backward_weight)"
+        )
+        yield Problem(message=message, where="use pp.schedule", hint="`fsdp` beside it, or `1f1b` or `interleaved`")
 
 
 TECHNIQUE = Technique(

@@ -13,8 +13,16 @@ from memfit.techniques.base import Technique
 def apply(program: Program) -> Program:
     job = program.job
     step = job.checkpoint_every if job.checkpointing == "every" else 1
-    entries = tuple(entry._replace(recompute=entry.number % step == 0) for entry in program.entries)
+    first = beginnings(program)
+    entries = tuple(entry._replace(recompute=(entry.number - first[place]) % step == 0) for place, entry in enumerate(program.entries))
     return program.replace(entries=entries, input_gradients=hooked(job))
+
+
+def beginnings(program: Program) -> list[int]:
+    """For each entry the number of the layer that its model, or its stage of a pipeline, begins with."""
+    if program.stage is None:
+        return [0] * len(program.entries)
+    return [program.entries[chunk.first].number for chunk in program.stage.chunks for _ in range(chunk.first, chunk.last)]
 
 
 def hooked(job: Job) -> bool:

@@ -159,8 +159,8 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         (not job.training and strategy.data > 1, "beside other layouts"),
         (job.loss != "plain" or job.liger or bool(job.unsloth), "with fused kernels"),
         (
-            strategy.size("cp") * strategy.size("pp") * strategy.size("zero") > 1 or (strategy.fsdp is None and strategy.data > 1),
-            "beside other layouts than FSDP2",
+            strategy.size("cp") * strategy.size("zero") > 1 or (strategy.fsdp is None and strategy.data > 1),
+            "beside other layouts than FSDP2 and pipelines",
         ),
         (
             not names <= COLUMNS | ROWS or True in norms or model.head.name != "lm_head" or bool(model.towers) or bool(styles & WHOLE),

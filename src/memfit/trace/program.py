@@ -142,13 +142,15 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
 def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
     """Load the model, make of it what trains, and run it."""
     total = count(model.parameters())
+    late = not options.spread.cuts or (job.quantization != "none" and options.strategy.fsdp is None)  # packed as they arrive
     if options.spread.cuts:
         with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
-            model = options.spread.cut(prepared(options.spread.split(model), job, plan.kind, recorder.device.type))
+            model = options.spread.split(model)
+            model = options.spread.cut(model if late else prepared(model, job, plan.kind, recorder.device.type))
     with module_stack(recorder), recorder:
         steps.warm_up(recorder, model, job)
         steps.load(recorder, model)
-        if not options.spread.cuts:
+        if late:
             model = prepared(model, job, plan.kind, recorder.device.type)
         recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
         paths = steps.paths_of(model)
@@ -164,7 +166,11 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
 
 
 def prepared(model: Any, job: Job, kind: str, device: str) -> Any:
-    """With what the job trains, and the head that does it."""
+    """With what the job trains, and the head that does it; of a pipeline each stage, whose adapters stand in transformers' own model."""
+    if isinstance(model, stages.Stages):
+        for one in model.parts:
+            prepared(one.whole, job, kind, device)
+        return model
     if job.training and job.prepared:
         model = prepare.kbit(model, job)
     if job.training:

@@ -28,19 +28,23 @@ class Spread:
         return any(one is not None for one in (self.strategy.fsdp, self.strategy.tp, self.strategy.pp))
 
     def split(self, model: Any) -> Any:
-        """Matrices over ranks: transformers' own model, before there are adapters, which PEFT makes like them."""
+        """Into stages, and matrices over ranks: transformers' own model, before there are adapters, which PEFT makes like them."""
+        if self.strategy.pp is not None:
+            return stages.cut(model, self.strategy, self.matrices)
+        return self.matrices(model)
+
+    def matrices(self, model: Any) -> Any:
         return model if self.strategy.tp is None else tensors.cut(model, self.strategy.tp, self.mesh["tp"])
 
     def cut(self, model: Any) -> Any:
         """Before it is loaded: only this rank's part will be."""
-        if self.strategy.pp is not None:
-            return stages.cut(model, self.strategy)
         fsdp = self.strategy.fsdp
         if fsdp is not None and fsdp.version == 1:
             made = flat.wrapped(model, fsdp, self.groups(), layers_of(base(model)))
             return flat.widened(made) if self.autocast else made
         if fsdp is not None:
-            fully_sharded(model, fsdp, self.shards())
+            for one, body in [(part, part.whole) for part in model.parts] if self.strategy.pp is not None else [(model, base(model))]:
+                fully_sharded(one, body, fsdp, self.shards())
         return model
 
     def groups(self) -> Any:
@@ -111,9 +115,9 @@ class Spread:
 UNSPREAD = Spread()
 
 
-def fully_sharded(model: Any, fsdp: FSDP, mesh: Any) -> None:
+def fully_sharded(model: Any, body: Any, fsdp: FSDP, mesh: Any) -> None:
     """Every layer a unit, and the rest with the root (torch's tutorials), or embedding and head units of their own, as accelerate 1.15 and
-    torchtitan have it."""
+    torchtitan have it; `body` is transformers' own model in it."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     given: dict[str, Any] = {
@@ -122,7 +126,7 @@ def fully_sharded(model: Any, fsdp: FSDP, mesh: Any) -> None:
     }
     if fsdp.offload:
         given["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
-    body, reshard = base(model), fsdp.reshard_to or fsdp.reshard
+    reshard = fsdp.reshard_to or fsdp.reshard
     layers = list(layers_of(body)) if fsdp.wrap != "none" else []
     for layer in layers:
         fully_shard(layer, reshard_after_forward=reshard, **given)
@@ -148,12 +152,17 @@ def layers_of(model: Any) -> torch.nn.ModuleList:
 def ends(body: Any) -> list[tuple[Any, bool]]:
     """(unit, whether it may reshard): embedding and [norm, head] apart, or one unit where they share their weight (accelerate 1.15
     utils/fsdp_utils.py `fsdp2_prepare_model`)."""
-    embedding, head, layers = body.get_input_embeddings(), body.get_output_embeddings(), layers_of(body)
+    embedding, head, layers = (
+        body.get_input_embeddings(),
+        body.get_output_embeddings(),
+        layers_of(body),
+    )  # of a stage the ends may be missing
     parent = next(one for one in body.modules() if any(child is layers for child in one.children()))
     norms = [one for one in parent.children() if "Norm" in type(one).__name__]
-    if head is not None and head.weight is embedding.weight:
+    if head is not None and embedding is not None and head.weight is embedding.weight:
         return [([*norms, embedding, head], False)]
-    return [(embedding, True), ([*norms, *([] if head is None else [head])], False)]
+    last = [*norms, *([] if head is None else [head])]
+    return [*([] if embedding is None else [(embedding, True)]), *([(last, False)] if last else [])]
 
 
 __all__ = ["UNSPREAD", "Spread", "base", "layers_of"]

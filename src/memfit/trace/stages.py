@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from memfit.trace import cuda, inputs, meshes, prepare, steps
 from memfit.trace.optimizers import stepped
 from memfit.trace.recorder import Recorder
 
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "bfs": "LoopedBFS", "interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
 }  # fmt: skip
@@ -51,8 +52,8 @@ class Stages(torch.nn.Module):
         self.parts, self.config = torch.nn.ModuleList(parts), config
 
 
-def cut(model: Any, strategy: Strategy) -> Stages:
-    """This rank's stages of `model`."""
+def cut(model: Any, strategy: Strategy, split: Callable[[Any], Any]) -> Stages:
+    """This rank's stages of `model`, each `split` over the ranks that share it."""
     pp = strategy.pp
     assert pp is not None
     if model.config.model_type not in FAMILIES:
@@ -62,10 +63,10 @@ def cut(model: Any, strategy: Strategy) -> Stages:
     layers = counts(pp, len(model.base_model.layers))
     assert layers is not None
     number = strategy.rank * pp.size // strategy.ranks
-    return Stages([part(model, index, layers) for index in placed_at(pp, number)], model.config)
+    return Stages([part(model, index, layers, split) for index in placed_at(pp, number)], model.config)
 
 
-def part(model: Any, index: int, layers: tuple[int, ...]) -> Part:
+def part(model: Any, index: int, layers: tuple[int, ...], split: Callable[[Any], Any]) -> Part:
     whole = copy.deepcopy(model)
     body, begin = whole.base_model, sum(layers[:index])
     body.layers = body.layers[begin : begin + layers[index]]
@@ -74,7 +75,7 @@ def part(model: Any, index: int, layers: tuple[int, ...]) -> Part:
         body.embed_tokens = None
     if not ends:
         body.norm, whole.lm_head = torch.nn.Identity(), None
-    return Part(whole, index, begins, ends)
+    return Part(split(whole), index, begins, ends)
 
 
 def train(recorder: Recorder, model: Stages, job: Job, options: Any, plan: inputs.Plan) -> None:
@@ -111,7 +112,12 @@ def scheduled(model: Stages, job: Job, options: Any) -> Any:
 
     pp, group = options.strategy.pp, options.spread.mesh.get_group("pp")
     kind = get_schedule_class(SCHEDULES[pp.schedule])
-    stages = [PipelineStage(one, one.number, pp.size * pp.virtual, options.device, *shapes(one, job), group=group) for one in model.parts]
+    stages = [
+        PipelineStage(
+            options.spread.wrapped(one), one.number, pp.size * pp.virtual, options.device, *shapes(one, job, options), group=group
+        )
+        for one in model.parts
+    ]
     last = model.parts[-1].whole
 
     def loss(logits: torch.Tensor, labels: torch.Tensor) -> Any:
@@ -121,15 +127,17 @@ def scheduled(model: Stages, job: Job, options: Any) -> Any:
     return kind(stages[0] if single else stages, n_microbatches=micro_batches(pp, job), loss_fn=loss)
 
 
-def shapes(one: Part, job: Job) -> tuple[torch.Tensor, torch.Tensor]:
+def shapes(one: Part, job: Job, options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What a stage gets and gives: no allocations."""
-    weight = next(tensor for tensor in one.parameters())
+    fsdp = options.strategy.fsdp
+    stored = next(tensor.dtype for tensor in one.parameters() if tensor.is_floating_point())  # packed weights are bytes
+    dtype = DTYPES[fsdp.param_dtype] if fsdp is not None and fsdp.param_dtype else stored
     hidden = (job.batch, job.seq, one.whole.config.hidden_size)
     cuda.INSIDE.depth += 1
     try:
         ids = torch.empty(hidden[:2], dtype=torch.int64, device="meta")
-        state = torch.empty(hidden, dtype=weight.dtype, device="meta", requires_grad=True)
-        logits = torch.empty((*hidden[:2], one.whole.config.vocab_size), dtype=weight.dtype, device="meta", requires_grad=True)
+        state = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
+        logits = torch.empty((*hidden[:2], one.whole.config.vocab_size), dtype=dtype, device="meta", requires_grad=True)
     finally:
         cuda.INSIDE.depth -= 1
     return (ids if one.begins else state, logits if one.ends else state)

@@ -24,7 +24,9 @@ def named(strategy: Strategy) -> str:
     name = next((name for name in ("zero", "gemini", "fsdp", "ddp") if strategy.engages(name)), "base")
     if name == "zero" and strategy.zero is not None:
         return "zero3" if strategy.zero.stage == 3 else "zero12"
-    return f"fsdp{strategy.fsdp.version}" if name == "fsdp" and strategy.fsdp is not None else name
+    if name == "fsdp" and strategy.fsdp is not None:
+        return f"fsdp{strategy.fsdp.version}" + ("_stages" if strategy.size("pp") > 1 and strategy.fsdp.version == 2 else "")
+    return name
 
 
 def kind(name: str) -> type[Engine]:

@@ -21,6 +21,14 @@ in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
     finish()            the backward is over, before the loop goes on.
     stepped(step)       the optimizer has stepped.
 
+Of a pipeline (`lower/stages.py`), where a rank may have several stages:
+
+    ahead_of(turns)     these turns are still to come, of a schedule of several stages.
+    enters(chunk)       this stage is about to run, forwards or backwards.
+    stage_before(x), stage_after(out)  its forward begins with x, and is over.
+    paused()            the backward of a micro-batch is over.
+    reduced()           so is that of the stage's last one.
+
 Compact tapes: one layer stands for many, so an engine's events within a layer's span must be alike from layer to layer (what the first one
 makes and the last one frees is fine), and their `where` must lie in the span that writes them: set `r.where = r.span`. What is counted over
 all layers (buckets, flat buffers) belongs into the span `""`, with `unfolded`. An engine that cannot keep to this is not `foldable`.
@@ -38,8 +46,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 from memfit.formats import Format
 from memfit.lower.optimize import Names, Spans, Stepper
 from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.schedules import Turn
 from memfit.optimizers import OPTIMIZERS
-from memfit.program import Program
+from memfit.program import Program, Stage
 from memfit.strategy import Strategy
 from memfit.techniques.tp import cut
 
@@ -119,6 +128,24 @@ class Engine:
     def stepped(self, step: int) -> None:
         pass
 
+    def ahead_of(self, turns: tuple[Turn, ...]) -> None:
+        pass
+
+    def enters(self, chunk: int) -> None:
+        pass
+
+    def stage_before(self, x: Tensor) -> Tensor:
+        return x
+
+    def stage_after(self, out: Tensor) -> Tensor:
+        return out
+
+    def paused(self) -> None:
+        pass
+
+    def reduced(self) -> None:
+        pass
+
 
 ENGINE = Engine
 
@@ -159,6 +186,14 @@ def units(body: Body) -> Iterator[Unit]:
     for entry, bound in zip(body.program.entries, body.layers, strict=True):
         yield Unit(name=bound.prefix, span=bound.prefix, leaves=tuple(leaf for _, leaf in parameters(bound)), times=entry.times)
     yield Unit(name=TAIL, span="", leaves=tuple(leaf for _, leaf in ends if id(leaf) in last - first))
+
+
+def stage_units(body: Body, stage: Stage) -> list[frozenset[str]]:
+    """Names of the units of each of a rank's stages."""
+    return [
+        frozenset((*([EMBED] if chunk.begins else ()), *(bound.prefix for bound in body.layers[chunk.first : chunk.last]), *([TAIL] if chunk.ends else ())))
+        for chunk in stage.chunks
+    ]  # fmt: skip
 
 
 def within(path: str, modules: Iterable[Module]) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from memfit.formats import INT32, Format
-from memfit.lower.layouts.base import ROOT, Engine, unfolded, units
+from memfit.lower.layouts.base import ROOT, Engine, Unit, stage_units, unfolded, units
 from memfit.lower.layouts.shards import REDUCE
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.program import Program
@@ -55,16 +55,27 @@ class DDP(Engine):
     def load(self, body: Body) -> None:
         super().load(body)
         r = self.r
-        leaves = [(unit.span, leaf) for unit in units(body) for leaf in unit.leaves]
         held = [(bound.prefix, bound[name]) for bound in (body.ends, *body.layers) for name in sorted(bound.buffers)]
         self.others = [item(one) for one in unfolded(self.program, held)]
-        self.items = [item(leaf) for leaf in unfolded(self.program, leaves) if leaf.needs]
-        r.mark("prepare")
-        self.broadcast([item(leaf) for leaf in unfolded(self.program, leaves)] + self.others)
         capped = self.layout.find_unused and not self.layout.static_graph
-        self.make(bucket_sizes(reversed(self.items), self.caps if capped else ()))
+        sizes: list[int] = []
+        r.mark("prepare")
+        for some in self.wrapped(body):
+            leaves = unfolded(self.program, [(unit.span, leaf) for unit in some for leaf in unit.leaves])
+            items = [item(leaf) for leaf in leaves if leaf.needs]
+            self.broadcast([item(leaf) for leaf in leaves] + self.others)
+            sizes += bucket_sizes(reversed(items), self.caps if capped else ())
+            self.items += items
+        self.make(sizes)
         if capped:  # which parameters were used
             self.map = r.tensor((len(self.items),), INT32, "used_map", "communication")
+
+    def wrapped(self, body: Body) -> list[list[Unit]]:
+        """The units that a DDP stands around: all, or those of a pipeline's stage."""
+        stage = self.program.stage
+        if stage is None or len(stage.chunks) == 1:
+            return [list(units(body))]
+        return [[unit for unit in units(body) if unit.name in names] for names in stage_units(body, stage)]
 
     @property
     def caps(self) -> tuple[int, ...]:

@@ -49,6 +49,7 @@ class Group:
 
 class FSDP2(Engine):
     repeats = False
+    gathers, reduces, replicates = GATHER, REDUCE, REPLICAS  # streams
 
     def __init__(self, r: Recorder, program: Program) -> None:
         super().__init__(r, program)
@@ -179,18 +180,18 @@ class FSDP2(Engine):
         held: list[Storage | None] = []
         if self.layout.offload:
             for param in group.params:
-                there = r.scratch(param.stored.bytes(param.whole // ranks), "to_device", "communication", GATHER)
+                there = r.scratch(param.stored.bytes(param.whole // ranks), "to_device", "communication", self.gathers)
                 cast = there
                 if param.stored is not param.leaf.format:
-                    cast = r.scratch(param.leaf.format.bytes(param.whole // ranks), "cast", "communication", GATHER)
+                    cast = r.scratch(param.leaf.format.bytes(param.whole // ranks), "cast", "communication", self.gathers)
                 held.append(cast)
                 del there, cast
         else:
             cast_in = sum(param.leaf.format.bytes(param.whole // ranks) for param in group.params if param.stored is not param.leaf.format)
-            held.append(r.scratch(cast_in, "cast", "communication", GATHER))
+            held.append(r.scratch(cast_in, "cast", "communication", self.gathers))
         size = sum(param.leaf.format.bytes(param.whole) for param in group.params)
-        group.result = [r.scratch(size, "all_gather", "communication", GATHER)]
-        r.comm("all_gather", size, ranks, "fsdp", GATHER)
+        group.result = [r.scratch(size, "all_gather", "communication", self.gathers)]
+        r.comm("all_gather", size, ranks, "fsdp", self.gathers)
         del held
         r.where = where
 
@@ -300,12 +301,12 @@ class FSDP2(Engine):
         size = format.bytes(count // self.ranks)
         kept = not self.layout.offload and trained[0].shard.grad is None  # else it is added to what is there
         part: Part = "gradients" if kept else "communication"
-        out = r.scratch(size, "reduce_scatter", part if format is stored else "communication", REDUCE)
-        r.comm("reduce_scatter", format.bytes(count), self.ranks, "fsdp", REDUCE)
-        stream = REDUCE
+        out = r.scratch(size, "reduce_scatter", part if format is stored else "communication", self.reduces)
+        r.comm("reduce_scatter", format.bytes(count), self.ranks, "fsdp", self.reduces)
+        stream = self.reduces
         if self.replicas > 1:
-            r.comm("all_reduce", size, self.replicas, "ddp", REPLICAS)
-            group.summed, stream = out, REPLICAS
+            r.comm("all_reduce", size, self.replicas, "ddp", self.replicates)
+            group.summed, stream = out, self.replicates
         if format is not stored:
             out = r.scratch(stored.bytes(count // self.ranks), "to", part, stream)
         if kept:
