@@ -16,7 +16,7 @@ from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
 from memfit.job import Job, remarks
-from memfit.lower import lower
+from memfit.lower import distinct, lower
 from memfit.lower.host import Host, host, paged
 from memfit.lower.layouts import foldable
 from memfit.model.modules import Model
@@ -96,10 +96,11 @@ class Estimate:
             return None
         pp, ranks = self.strategy.pp, [rank for rank, _ in self.strategy.distinct()]
         stages = alike(pp, len(self.model.layers)) if pp is not None and pp.size > 1 else (0,)
+        own = self.strategy.rank * len(ranks) // self.strategy.ranks
+        short = self.memory.tape.repeats or not foldable(self.strategy)  # where nothing folds, short is long
         tapes = {
             stage: self.memory.tape
-            if (self.memory.tape.repeats or not foldable(self.strategy))
-            and ranks[stage] == self.strategy.rank  # where nothing folds, short is long
+            if short and stage == own
             else lower(self.model, self.job, dataclasses.replace(self.strategy, rank=ranks[stage]), self.cluster, compact=True)
             for stage in dict.fromkeys(stages)
         }
@@ -146,7 +147,7 @@ def estimate(
     Of several ranks whose memory differs, the answer is that of the worst; `ranks` has all.
     """
     _counted(cluster, strategy)
-    alike = strategy.distinct()
+    alike = strategy.distinct() if producer is not None else distinct(model, job, cluster, strategy, every=precise)
     found = [
         _of_rank(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise, problems, total) for rank, _ in alike
     ]
@@ -210,9 +211,8 @@ def surplus(
     """By how much it does not fit: what the band reaches to, less what the GPU offers at least. `estimate` says `fits` where this is not
     positive. Not `precise`: the live peak against what it offers at most, so that nothing fits where this is positive."""
     _counted(cluster, strategy)
-    return max(
-        _beyond(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise) for rank, _ in strategy.distinct()
-    )
+    alike = strategy.distinct() if producer is not None else distinct(model, job, cluster, strategy, every=False)
+    return max(_beyond(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise) for rank, _ in alike)
 
 
 def _beyond(model: Model, job: Job, place: tuple[Cluster, Strategy], producer: Producer | None, precise: bool) -> int:

@@ -10,7 +10,8 @@ import pytest
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.job import Job
-from memfit.lower import lower
+from memfit.lower import distinct, lower
+from memfit.lower.layouts.shares import heaviest, shares
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
@@ -212,3 +213,36 @@ def test_written_short_it_is_the_same_tape(model: Model, stage: int) -> None:
     """So that the time is told from the tape that memory was."""
     job, strategy = Job(seq=32), Strategy(zero=ZeRO(size=W, stage=stage, reduce_bucket=10**6))
     assert lower(model, job, strategy, compact=True) == lower(model, job, strategy)
+
+
+TABLE = {**CONFIG, "vocab_size": 40_000}  # of which several ranks' parts lie within the embedding
+
+
+@pytest.mark.parametrize(("config", "accumulate"), [(CONFIG, 1), (TABLE, 2)], ids=["narrow", "wide"])
+@pytest.mark.parametrize(
+    "settings", [{}, {"stage": 1}, {"contiguous": False}, {"offload_optimizer": "cpu"}, {"round_robin": True}, {"overlap": True}],
+    ids=["2", "1", "scattered", "away", "round robin", "overlapping"],
+)  # fmt: skip
+def test_the_worst_rank_is_among_those_told(config: dict[str, Any], settings: dict[str, Any], accumulate: int) -> None:
+    """Each rank's memory by itself, against those that are looked at."""
+    model, job = build(config), Job(seq=16, accumulate=accumulate)
+    zero = ZeRO(size=W, reduce_bucket=10**6, **settings)
+    each = [memory(run(model, zero, rank=rank, seq=16, accumulate=accumulate)).allocated for rank in range(W)]
+    told = {first for first, _ in distinct(model, job, None, Strategy(zero=zero))}
+    assert max(each) == max(each[rank] for rank in told)
+    assert len(told) < W
+
+
+def test_ranks_differ_where_parts_cut_a_table(model: Model) -> None:
+    found = estimate(build(TABLE), Job(seq=16), strategy=Strategy(zero=ZeRO(size=W, reduce_bucket=10**6)))
+    worst = max(found.ranks, key=lambda one: one.device)
+    assert max(one.allocated for one in found.ranks) > 1.02 * min(one.allocated for one in found.ranks)
+    assert found.strategy.rank == worst.rank
+
+
+def test_shares_cover_the_ranks_and_the_model() -> None:
+    found = shares([[1000, 30, 30, 30], [5, 5]], 4)
+    assert [(one.first, one.alike) for one in found] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert [one[2:] for one in found] == [(1005, 274), (1010, 274), (1005, 274), (1090, 178)]
+    assert [(one.first, one.alike) for one in shares([[1000, 30, 30, 30]], 8)] == [(0, 7), (7, 1)]
+    assert {one.first for one in heaviest(found)} == {0, 1, 2, 3}

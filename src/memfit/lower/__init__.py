@@ -12,6 +12,7 @@ from memfit.lower.compact import Notes, repeats
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.layouts import foldable, scripted, steady
+from memfit.lower.layouts.shares import told_apart
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
@@ -31,6 +32,15 @@ def lower(model: Model, job: Job, strategy: Strategy | None = None, cluster: Clu
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
     walk = (shortest if compact else full)(model, job, cluster, strategy or ONE)
     return Tape(events=walk.events, source="formula", rank=0 if strategy is None else strategy.rank, repeats=walk.repeats)
+
+
+def distinct(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, every: bool = True) -> tuple[tuple[int, int], ...]:
+    """(rank, how many are like it) of the ranks whose memory differs; of ZeRO's partitions those among which the worst is, and the lightest;
+    not `every`: the one that is likely the worst."""
+    zero = strategy.zero
+    if zero is None or zero.stage == 3 or zero.size == 1 or not job.training:
+        return strategy.distinct()
+    return told_apart(programmed(model, job, cluster, strategy, True), every=every)
 
 
 def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
@@ -77,23 +87,24 @@ def whole(walk: Walk | None) -> Walk:
 def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Strategy = ONE, ends: Ends | None = BOTH) -> Walk | None:
     """Layer by layer (`ends` None), or with one layer for all that are like it but those at the ends. None where such a walk does not tell
     what the layers have that it leaves out."""
-    every = job.checkpoint_every if job.checkpointing == "every" else 1
-    gpu = cluster.gpu if cluster else None
     compact = ends is not None and not model.stored and foldable(strategy)  # a file's blocks differ from layer to layer
-
-    def programmed(short: bool) -> Program:
-        entries = placed(model.layers, short, every, ends=ends or BOTH)
-        return apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
-
-    program = programmed(compact)
+    program = programmed(model, job, cluster, strategy, compact, ends or BOTH)
     r = Recorder()
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
-    held = run(r, program, programmed(True) if scripted(strategy) else None)
+    held = run(r, program, programmed(model, job, cluster, strategy, True) if scripted(strategy) else None)
     spans = repeats(r, program)
     events = tuple(r.events)
     del held  # the tape ends within the run: what is alive then stays so
     return None if spans is None else Walk(events, spans, program)
+
+
+def programmed(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, short: bool, ends: Ends = BOTH) -> Program:
+    """The job put on the model; `short`: with one layer for all that are like it."""
+    every = job.checkpoint_every if job.checkpointing == "every" else 1
+    entries = placed(model.layers, short, every, ends=ends)
+    gpu = cluster.gpu if cluster else None
+    return apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
 
 
 def run(r: Recorder, program: Program, folded: Program | None) -> object:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from memfit.formats import BF16, FORMATS, FP16, FP32
 from memfit.lower.layouts.hooks import Hooked
+from memfit.lower.layouts.shares import NORM
 from memfit.lower.load import recast
 from memfit.lower.optimize import Names, Stepper
 from memfit.lower.recorder import Recorder, Tensor
@@ -17,8 +18,6 @@ from memfit.strategy import Strategy
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
-
-NORM = 8  # bytes a value of the copy that a gradient's norm is taken of (runtime/zero/utils.py get_norm_dtype)
 
 
 class ZeRO(Hooked):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from memfit.formats import FP32
 from memfit.lower.layouts.base import silently
 from memfit.lower.layouts.shards import COMPUTE, REDUCE, settle, settled
+from memfit.lower.layouts.shares import part_of
 from memfit.lower.layouts.zero import ZeRO, norm, overlap, stepper_of
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder, Storage, Tensor
@@ -26,8 +27,6 @@ from memfit.program import Program
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
-
-ALIGNED = 2  # values that partitions begin at (nccl_start_alignment_factor)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -100,13 +99,13 @@ class ZeRO12(ZeRO):
 
     def flattened(self, group: list[Tensor]) -> Flat:
         """The parameters become views of one buffer; this rank's part of it is cloned, and the clone cast."""
-        r, whole = self.r, ALIGNED * self.ranks
+        r = self.r
         leaves = self.ordered(group)
         starts, total = [], 0
         for leaf in leaves:
             starts.append(total)
             total += leaf.count
-        flat = Flat(leaves=leaves, starts=starts, part=-(-total // whole) * whole // self.ranks)
+        flat = Flat(leaves=leaves, starts=starts, part=part_of(total, self.ranks))
         flat.storage = r.scratch(self.format.bytes(flat.part * self.ranks), "flat", "weights")
         for leaf, start in zip(leaves, starts, strict=True):
             leaf.storage = flat.storage
@@ -170,7 +169,8 @@ class ZeRO12(ZeRO):
         bucket, r = self.bucket, self.r
         if not bucket.leaves:
             return
-        slices = self.slices(bucket.leaves) if self.contiguous else [leaf.count for leaf in bucket.leaves]
+        apart = self.contiguous and bucket.count > self.layout.reduce_bucket
+        slices = self.slices(bucket.leaves) if apart else self.ends(bucket)
         held = count = 0
         for place, size in enumerate(slices, 1):
             held, count = held + size, count + 1
@@ -182,6 +182,14 @@ class ZeRO12(ZeRO):
         for leaf in bucket.leaves:
             self.settle(leaf)
         bucket.leaves, bucket.count = [], 0
+
+    def ends(self, bucket: Bucket) -> list[int]:
+        """As many slices as matter where all of them are one sum: one, or several."""
+        if not self.contiguous:
+            return [leaf.count for leaf in bucket.leaves]
+        places = [(*self.place[id(leaf)], leaf.count) for leaf in bucket.leaves]
+        ranks = {(start + away) // flat.part for flat, start, count in places for away in (0, count - 1)}
+        return [bucket.count] if len(ranks) == 1 else [0, bucket.count]
 
     def slices(self, leaves: list[Tensor]) -> list[int]:
         found: list[tuple[int, int]] = []  # (rank, values)
