@@ -11,9 +11,9 @@ import argparse
 import datetime
 import json
 import os
+import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from memfit.truth.case import Case  # noqa: E402
 from memfit.truth.published import read  # noqa: E402
-from memfit.truth.traced import STORED, Traced, key, stored  # noqa: E402
+from memfit.truth.traced import STORED, Traced, key, refusals, stored  # noqa: E402
 
 VERSION = "import importlib.metadata as m; print(m.version('transformers'))"
 
@@ -42,6 +42,11 @@ def transformers(folder: str) -> tuple[int, int]:
 def distance(case: Case, version: tuple[int, int]) -> int:
     wanted = case.job.version("transformers")
     return abs(1000 * wanted[0] + wanted[1] - 1000 * version[0] - version[1])
+
+
+def shortened(words: str) -> str:
+    """A reason without what is one row's alone."""
+    return re.sub(r"^memfit refuses the job: ", "", words)
 
 
 def ask(folder: str, rows: list[Case]) -> tuple[list[Traced], dict[str, str]]:
@@ -67,12 +72,15 @@ def ask(folder: str, rows: list[Case]) -> tuple[list[Traced], dict[str, str]]:
 
 
 def write(known: dict[str, Traced], cases: dict[str, Case], refused: dict[str, str]) -> None:
-    """Answers to what is no longer asked so are left out."""
+    """Answers to what is no longer asked so are left out; what is refused is listed by its reason."""
     kept = [one for name, one in known.items() if name in cases and key(cases[name]) == one.key]
     order = {name: place for place, name in enumerate(cases)}
     lines = ",\n".join(json.dumps(vars(one)) for one in sorted(kept, key=lambda one: order[one.id]))
-    why = json.dumps(dict(Counter(refused.values()).most_common()), indent=1, ensure_ascii=False)
-    head = f'"date": "{datetime.datetime.now(datetime.UTC).date()}",\n"refused": {why}'
+    reasons: dict[str, list[str]] = {}
+    for name in sorted(refused.keys() & order.keys() - {one.id for one in kept}, key=order.__getitem__):
+        reasons.setdefault(refused[name], []).append(name)
+    why = ",\n".join(f"{json.dumps(reason, ensure_ascii=False)}: {json.dumps(names)}" for reason, names in reasons.items())
+    head = f'"date": "{datetime.datetime.now(datetime.UTC).date()}",\n"refused": {{\n{why}\n}}'
     STORED.write_text(f'{{\n{head},\n"answers": [\n{lines}\n]\n}}\n', encoding="utf-8")
 
 
@@ -85,16 +93,17 @@ def main() -> int:
     cases = {row.id: row for row in read() if isinstance(row, Case)}
     wanted = [one for one in cases.values() if given.source.lower() in one.source.lower() and (not given.rows or one.id in given.rows)]
     versions = {folder: transformers(folder) for folder in given.environments}
-    known, refused = dict(stored()), dict[str, str]()
+    known, refused = dict(stored()), dict(refusals())
     for one in wanted:
         known.pop(one.id, None)
+        refused.pop(one.id, None)
     nearest = {one.id: min(distance(one, version) for version in versions.values()) for one in wanted}
     for folder, version in versions.items():
         rows = [one for one in wanted if distance(one, version) == nearest[one.id] and (one.id not in known or known[one.id].instead)]
         if rows:
             said, why = ask(folder, rows)
             known |= {one.id: one for one in said if one.id not in known or len(one.instead) < len(known[one.id].instead)}
-            refused |= why
+            refused |= {name: shortened(words) for name, words in why.items()}
         refused = {name: why for name, why in refused.items() if name not in known}
         write(known, cases, refused)
     return 0

@@ -31,6 +31,8 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool,
         found = accuracy(path, progress=lambda done, rows, what: life.say(f"row {done + 1} of {rows}, {what}"), problems=wrong, **given)
     finally:
         life.done()
+    if words := report.broken(found):
+        click.echo(words, err=True)
     if plot:
         from memfit.report.scatter import svg
 

@@ -217,7 +217,7 @@ def test_processes_say_what_one_says(tmp_path: Path) -> None:
         tmp_path,
         {},
         {"id": "b", "metric": "peak_reserved"},
-        {"id": "b", "batch": 2},
+        {"id": "b2", "batch": 2},
         {"id": "c", "metric": "oom", "value": None, "seq": 2**20},
     )
     questions = list(gathered(selected(path, "", "", 0)))

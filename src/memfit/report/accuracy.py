@@ -25,7 +25,7 @@ from memfit.truth.accuracy import (
     technique,
 )
 from memfit.truth.baselines.peers import PEERS
-from memfit.truth.case import CONFIDENCES, METRICS
+from memfit.truth.case import BROKEN, CONFIDENCES, METRICS
 from memfit.truth.causes import why
 
 SCHEMA = 2
@@ -186,6 +186,14 @@ def summary(found: Accuracy) -> str:
     oom = f"; {right} of {asked} runs out of memory foreseen" if asked else ""
     answered = len(found.outcomes) + len(found.kernels)
     return f"{found.rows} row{'s' * (found.rows != 1)}: {answered} answered, {len(found.refused)} refused, each with its reason{oom}"
+
+
+def broken(found: Accuracy, shown: int = 5) -> str:
+    """Lines of the file that are no rows, the first of them by name; nothing where all are."""
+    lines = [f"{one.id} ({one.reason})" for one in found.refused if one.kind == BROKEN]
+    more = f" and {len(lines) - shown} more" if len(lines) > shown else ""
+    are = "line of the file is no row" if len(lines) == 1 else "lines of the file are no rows"
+    return f"{len(lines)} {are}: {', '.join(lines[:shown])}{more}" if lines else ""
 
 
 # ------------------------------------------------------------------------------------------------------------ as text

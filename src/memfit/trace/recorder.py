@@ -76,7 +76,8 @@ class Recorder(TorchDispatchMode):
         self.watch: dict[int, weakref.ref[Any]] = {}
         self.modules: list[str] = []
         self.names: dict[int, str] = {}
-        self.optimizer: object = None  # held while the tape goes on
+        self.optimizer: object = None  # held while the tape goes on,
+        self.loop: object = None  # like the variables of the loop
         self.made_at: dict[int, str] = {}  # autograd sequence number -> module path
         self.phase: Phase = "load"
         self.step = 0

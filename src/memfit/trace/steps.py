@@ -77,7 +77,8 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         own(recorder, "master", optimizer.masters())
         optimizer.tell = lambda gradients: own(recorder, "gradients", gradients)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
-    kept: dict[str, Any] = {}  # the loop's variables
+    kept: dict[str, Any] = {}  # the loop's variables,
+    recorder.loop = kept  # there when the last step is over, too
     lengths = dict.fromkeys(range(options.steps), job.seq) | ({LONGEST: job.longest} if job.longest else {})
     for step, length in lengths.items():
         if job.zero_grad == "before_backward":

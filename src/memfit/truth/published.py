@@ -19,6 +19,7 @@ from memfit.strategy import Strategy
 from memfit.truth import single, words
 from memfit.truth.case import KERNEL, METRICS, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
 from memfit.truth.models import built
+from memfit.truth.plain import options_of, strategy_of
 from memfit.truth.rows import Row, count, read_rows
 from memfit.truth.words import Options
 
@@ -36,6 +37,7 @@ PARTS = (
     "weights_gpu",
     "peak_torch_profile",
 )
+TWICE = "an id for the second time"
 PURE = {"bf16": 2, "fp16": 2, "fp32": 4}  # bytes of every number that is trained
 
 
@@ -79,7 +81,12 @@ def readers() -> dict[str, Reader]:
 
 def read(path: str | Path | None = None) -> Iterator[Case | single.Kernel | Refused]:
     """Every row of a file, understood or refused; None: the bundled collection."""
+    seen: set[str] = set()
     for row in read_rows(path):
+        if row.id in seen:
+            yield Refused(id=row.id, source=row.source, reason=TWICE)
+            continue
+        seen.add(row.id)
         yield row if isinstance(row, Refused) else understand(row)
 
 
@@ -153,8 +160,7 @@ def beyond(row: Row) -> None:
     gpus = count(row.gpus)
     if gpus is None:
         raise Unfit("no GPU" if row.gpus == 0 else "the number of GPUs is not stated", row.gpus)
-    readers()
-    if row.origin in _LAYOUTS:
+    if row.origin in _LAYOUTS or row.origin not in readers():
         return
     if gpus > 1:
         raise Unfit("several GPUs: not yet", f"{gpus} GPUs")
@@ -200,20 +206,7 @@ def least(job: Job, model: str) -> int:
 
 
 def plain(row: Row) -> Reading:
-    """A source that nobody knows: the fields as they are, in the words that most sources use."""
-    options = words.numbers(row.text("dtype"))
-    options |= {
-        "batch": words.batch(row),
-        "attention": words.attention(row.text("attention")),
-        "versions": words.versions(row.text("engine_version")),
-    }
-    engine = row.text("engine")
-    framework = next((name for name in ("trl", "torchtune", "torchtitan", "litgpt", "transformers") if name in engine), None)
-    if framework is None:
-        raise Unfit("whose modelling code ran is not known", engine)
-    options["framework"] = framework
-    if str(row.task).startswith("inf"):
-        return Reading(options={**options, **words.lengths(row), "task": "inference"})
-    options |= words.adapters(row) | {"seq": words.length(row.seq), "task": "finetune"}
-    options |= {"optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing)}
-    return Reading(options=options)
+    """A source that nobody knows."""
+    notes: list[str] = []
+    strategy = strategy_of(row, notes)
+    return Reading(options=options_of(row, notes), strategy=strategy, notes=notes)

@@ -94,6 +94,13 @@ def stored() -> Mapping[str, Traced]:
     return {one["id"]: Traced(**one) for one in json.loads(STORED.read_bytes())["answers"]} if STORED.is_file() else {}
 
 
+@lru_cache(maxsize=1)
+def refusals() -> Mapping[str, str]:
+    """Why the other rows have no kept answer, by their ids."""
+    told = json.loads(STORED.read_bytes())["refused"] if STORED.is_file() else {}
+    return {name: why for why, names in told.items() for name in names}
+
+
 def kept(case: Case) -> Traced | None:
     """The kept answer to this case, if this is what was asked."""
     found = stored().get(case.id)
