@@ -14,10 +14,10 @@ from memfit.cli_trace import Life
 from memfit.errors import InputError, Problem
 
 
-def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool, **given: Any) -> tuple[int, str]:
+def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool, regret: bool, **given: Any) -> tuple[int, str]:
     """Exit code 0: there is a table, whatever it says."""
-    if speed:
-        return 0, of_speeds(path, "json" if as_json else form, given)
+    if speed or regret:
+        return 0, of_speeds(path, "json" if as_json else form, regret, given)
     from memfit.report import accuracy as report
     from memfit.verbs import accuracy
 
@@ -49,18 +49,27 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool,
     return 0, report.text(found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns)))
 
 
-def of_speeds(path: str, form: str, given: dict[str, Any]) -> str:
+def of_speeds(path: str, form: str, regret: bool, given: dict[str, Any]) -> str:
+    """Speeds against published ones, or what choosing by them costs."""
+    from memfit.report import regret as costs
     from memfit.report import speed as report
+    from memfit.truth.regret import regrets
     from memfit.verbs import speeds
 
     found = speeds(path, **{key: given[key] for key in ("source", "confidence")})
-    return (
-        json.dumps(report.data(found), indent=2) if form == "json" else report.markdown(found) if form == "markdown" else report.text(found)
-    )
+    if regret:
+        sweeps = list(regrets(found))
+        made: Any = costs.data(sweeps) if form == "json" else costs.markdown(sweeps) if form == "markdown" else costs.text(sweeps)
+    else:
+        made = report.data(found) if form == "json" else report.markdown(found) if form == "markdown" else report.text(found)
+    return json.dumps(made, indent=2) if form == "json" else str(made)
 
 
 FLAGS = (
     click.Option(["--speed"], is_flag=True, help="speeds in place of memory: tokens a second, predicted against measured"),
+    click.Option(
+        ["--regret"], is_flag=True, help="what choosing by predicted speed costs: the first choice of each published sweep beside the best"
+    ),
     click.Option(
         ["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"
     ),

@@ -62,6 +62,10 @@ for _method in ("gptq", "awq"):
         )
 for _group in (128, 64, 32):  # a byte a value; per group a scale of 16 bits and a zero point of 8
     _row(f"gptq-8bit-g{_group}", _group + 3, "int8", block=_group, cite="AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda_old.py")
+NARROWEST = 4096  # inputs of the narrowest layers that are stored in one group each; wider ones hold up to 0.1 % less than is said
+_ONE_GROUP = "AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda_old.py: group_size -1 is all inputs of an output"
+_row("gptq-4bit-gall", NARROWEST + 5, "int4", block=2 * NARROWEST, cite=_ONE_GROUP)
+_row("gptq-8bit-gall", NARROWEST + 3, "int8", block=NARROWEST, cite=_ONE_GROUP)
 COMPLEX64 = _row("complex64", 8, "fp32", "C64")
 INT64 = _row("int64", 8, "int64", "long", "I64")
 INT32 = _row("int32", 4, "int32", "int", "I32")

@@ -416,3 +416,44 @@ def test_tools_that_are_not_installed_are_named_and_nothing_breaks(tmp_path: Pat
     assert say(built("openai-community/gpt2"), Job(), (None, ONE_GPU), broken) == "ZeroDivisionError: integer division or modulo by zero"
     assert broken.installed
     assert not Peer(name="none", package="no_such_package", install="", cite="", estimate=broken.estimate).installed
+
+
+# ------------------------------------------------------------------------------------------- every method by every axis, and regret
+def test_every_method_is_told_by_every_axis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = file(tmp_path, {}, {"id": "b", "metric": "peak_reserved"}, {"id": "d", "metric": "oom", "value": None, "seq": 2**20})
+    found = accuracy(path)
+    by = report.data(found)["by"]
+    assert list(by) == ["metric", "task", "technique", "GPU", "source"]
+    assert list(by["metric"]) == ["allocated", "out of memory", "reserved"]
+    for axis in ("task", "technique", "GPU", "source"):
+        (each,) = by[axis].values()
+        assert each["memfit"]["figures"]["cases"] == each["EleutherAI"]["figures"]["cases"] == 2
+        assert each["memfit"]["oom"] == {"seen": 1, "asked": 1, "false_no": 0, "fitted": 2}
+        assert each["memfit"]["seconds"] > 0
+    assert by["metric"]["out of memory"]["memfit"]["figures"] is None
+    errors = {one.case.metric: one.error() for one in found.outcomes}
+    assert by["metric"]["reserved"]["memfit"]["figures"]["worst"] == errors["peak_reserved"]
+    assert main(["accuracy", str(path), "--format", "markdown"]) == 0
+    page = capsys.readouterr().out
+    for axis in by:
+        assert f"## Every method by {axis}" in page
+    assert main(["accuracy", str(path)]) == 0
+    assert "every method: reserved" in capsys.readouterr().out
+
+
+def test_what_choosing_by_predicted_speed_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Three ways of one model on one GPU: the largest batch is predicted quickest, and another was."""
+    speeds = {1: 2000, 2: 2500, 4: 2400}
+    path = file(tmp_path, *({"id": f"b{batch}", "batch": batch, "speed": {"tokens_per_s": one}} for batch, one in speeds.items()))
+    assert main(["accuracy", str(path), "--regret", "--json"]) == 0
+    (sweep,) = json.loads(capsys.readouterr().out)["sweeps"]
+    assert (sweep["ways"], sweep["choice"], sweep["best"]) == (3, "b4", "b2")
+    assert sweep["lost"] == pytest.approx(1 - 2400 / 2500)
+    assert main(["accuracy", str(path), "--regret"]) == 0
+    text = capsys.readouterr().out
+    assert "within 5% of the best measured one in 1 of 1 sweeps; 4.0 % are lost at worst" in text
+    assert max(map(len, text.splitlines()[:4])) <= 130
+    assert main(["accuracy", str(path), "--regret", "--format", "markdown"]) == 0
+    assert "| b4 | b2 | 4.0 |" in capsys.readouterr().out
+    assert main(["accuracy", str(file(tmp_path, {})), "--regret"]) == 0
+    assert "no sweep of 3 runs" in capsys.readouterr().out

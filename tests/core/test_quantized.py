@@ -36,6 +36,8 @@ def weights(settings: dict[str, Any] | None) -> int:
         ({"quant_method": "fp8"}, PRODUCTS),
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, PRODUCTS // 256 * 133),
         ({"quant_method": "awq", "bits": 4, "group_size": 64}, PRODUCTS // 128 * 69),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, PRODUCTS // 8192 * 4101),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, PRODUCTS // 4096 * 4099),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, PRODUCTS // 16 * 9),
     ],
 )
@@ -53,7 +55,8 @@ def test_names_and_patterns_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"quant_method": "quip"}, {"quant_method": "gptq", "bits": 3, "group_size": 128}, {"quant_method": "fp8", "weight_block_size": [7]},
+        {"quant_method": "quip"}, {"quant_method": "gptq", "bits": 3, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": -1}, {"quant_method": "fp8", "weight_block_size": [7]},
         {"quant_method": 5}, {}, {"bits": 4},
     ],
 )  # fmt: skip

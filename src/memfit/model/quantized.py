@@ -75,10 +75,12 @@ def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
     if name in ("gptq", "awq"):
         if (bits == 4 or (bits == 8 and name == "gptq")) and group in (128, 64, 32):
             return f"{name}-{bits}bit-g{group}"
+        if name == "gptq" and bits in (4, 8) and group == -1:
+            return f"{name}-{bits}bit-gall"
         fields.blame(
             "quantization_config",
             f"{name} with {bits} bits in groups of {group} is not known",
-            "known: 4 bits, gptq also 8, in groups of 128, 64 or 32",
+            "known: 4 bits, gptq also 8, in groups of 128, 64 or 32; gptq also without (-1)",
         )
         return ""
     if name == "modelopt" and str(settings.get("quant_algo")).upper() in ("NVFP4", "FP8"):

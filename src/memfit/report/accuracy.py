@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from memfit.report import methods
 from memfit.report.figures import gib
 from memfit.report.markdown import table
+from memfit.report.methods import AXES, device, method_figures, producers, task, vars_of
 from memfit.report.tables import columns
 from memfit.report.text import job_words
 from memfit.truth.accuracy import (
@@ -15,7 +17,6 @@ from memfit.truth.accuracy import (
     METHODS,
     OURS,
     PEAKS,
-    TRACE,
     Accuracy,
     Figures,
     KernelOutcome,
@@ -96,14 +97,6 @@ def technique_rows(found: Accuracy) -> list[tuple[str, ...]]:
     return lines
 
 
-def task(one: Outcome) -> str:
-    return "training" if one.case.job.training else "inference"
-
-
-def device(one: Outcome) -> str:
-    return "no GPU named" if one.case.gpu is None else one.case.gpu.name
-
-
 def kind_rows(found: Accuracy) -> list[tuple[str, ...]]:
     """A line a task, then a line a GPU, over peaks."""
     lines = []
@@ -122,6 +115,21 @@ def method_rows(found: Accuracy) -> list[tuple[str, ...]]:
         one = over_sources(peaks, method)
         if one is not None:
             lines.append((method, *cells(one), ratio(found.decisions(method)), ratio(found.fitted(method)), brief(found.seconds(method))))
+    return lines
+
+
+AXIS_HEAD = ("by", *METHOD_HEAD)
+
+
+def axis_rows(told: Mapping[str, Mapping[str, Mapping[str, Any]]], axis: str) -> list[tuple[str, ...]]:
+    """A line a name on the axis and method, from `by` of the JSON."""
+    lines = []
+    for name, each in told[axis].items():
+        for method, one in each.items():
+            oom, known = one["oom"], one["figures"]
+            counts = cells(Figures(**known)) if known else ("",) * 7
+            decided = ratio((oom["seen"], oom["asked"])), ratio((oom["false_no"], oom["fitted"]))
+            lines.append((name, method, *counts, *decided, brief(one["seconds"])))
     return lines
 
 
@@ -207,6 +215,7 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
         ("peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found), 1),
         ("formulas and trace on the same rows", PRODUCER_HEAD, [short(row) for row in producer_rows(producers(found))], 2),
         ("peaks by every method", METHOD_HEAD, method_rows(found), 1),
+        *((f"every method: {name}", METHOD_HEAD, lines, 1) for name, lines in of_axes(found)),
         ("single kernels", ("kernel", *HEAD[2:]), kernel_rows(found), 1),
     ):
         if lines:
@@ -220,6 +229,14 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
     if worst:
         parts.append("worst\n" + "\n\n".join("\n".join(case_lines(one, width)) for one in found.worst(worst)))
     return "\n\n".join([*parts, fill(LEGEND, width)])
+
+
+def of_axes(found: Accuracy) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
+    """By metric and by task; by technique, GPU and source in the other formats, which have room."""
+    told = methods.data(found)
+    for axis in ("metric", "task"):
+        for name in told[axis]:
+            yield name, [row[1:] for row in axis_rows({axis: {name: told[axis][name]}}, axis)]
 
 
 def plain(head: Sequence[str], lines: Sequence[Sequence[str]], first: int) -> str:
@@ -254,7 +271,7 @@ def case_lines(one: Outcome, width: int) -> Iterator[str]:
 
 # -------------------------------------------------------------------------------------------------------- as Markdown
 def markdown(found: Accuracy, *, worst: int = 0) -> str:
-    lines = [f"{summary(found)}.", "", LEGEND]
+    lines, told = [f"{summary(found)}.", "", LEGEND], methods.data(found)
     for heading, head, body in (
         ("By source, rows described completely", HEAD, rows(found, CERTAIN)),
         ("By source", HEAD, rows(found)),
@@ -262,6 +279,7 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
         ("Peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found)),
         ("Formulas and trace on the same rows", PRODUCER_HEAD, producer_rows(producers(found))),
         ("Peaks by every method", METHOD_HEAD, method_rows(found)),
+        *((f"Every method by {axis}", AXIS_HEAD, axis_rows(told, axis)) for axis in AXES),
         ("Single kernels", ("kernel", *HEAD[2:]), kernel_rows(found)),
         ("Answered", TASK_HEAD, task_rows(found)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), share_rows(found)),
@@ -287,6 +305,7 @@ FIELDS = (
     ("gpus", "map", "the same for each GPU"),
     ("producers", "list", "for each `source` and `metric` that the trace answers: figures of `formulas` and `trace`, how far `apart` at most, `seconds`"),
     ("methods", "map", "for each method, the average over sources of its figures for peaks, and `seconds`, the middle of what an answer took"),
+    ("by", "map", "for each axis (metric, task, technique, GPU, source), name and method: `figures`, `oom` as below, `seconds`"),
     ("kernels", "list", "single kernels: `id`, `source`, `kernel`, `confidence`, `measured`, `predicted`, `error`"),
     ("oom", "map", "for each method: runs out of memory `seen` of those `asked`, and `false_no` of the runs that `fitted`"),
     ("absent", "list", "tools that were wanted and are not installed"),
@@ -302,7 +321,7 @@ def data(found: Accuracy) -> dict[str, Any]:
     """Everything, for programs: each outcome and each refusal, bytes as integers."""
     average, certain = over_sources(found.groups()), over_sources(found.groups(CERTAIN))
     peaks = {key: outcomes for key, outcomes in found.groups().items() if key[1] in PEAKS}
-    methods = {method: one for method in METHODS if (one := over_sources(peaks, method))}
+    averages = {method: one for method in METHODS if (one := over_sources(peaks, method))}
     return {
         "schema": SCHEMA,
         "rows": found.rows,
@@ -318,7 +337,8 @@ def data(found: Accuracy) -> dict[str, Any]:
         "tasks": {name: vars_of(one) for name, outcomes in found.by(task).items() if (one := method_figures(outcomes, OURS))},
         "gpus": {name: vars_of(one) for name, outcomes in found.by(device).items() if (one := method_figures(outcomes, OURS))},
         "producers": producers(found),
-        "methods": {method: {**vars_of(one), "seconds": found.seconds(method)} for method, one in methods.items()},
+        "methods": {method: {**vars_of(one), "seconds": found.seconds(method)} for method, one in averages.items()},
+        "by": methods.data(found),
         "kernels": [
             {
                 "id": one.kernel.id, "source": one.kernel.source, "kernel": one.kernel.name, "confidence": one.kernel.confidence,
@@ -329,7 +349,7 @@ def data(found: Accuracy) -> dict[str, Any]:
         "oom": {
             method: dict(zip(("seen", "asked", "false_no", "fitted"), (*found.decisions(method), *found.fitted(method)), strict=True))
             for method in METHODS
-            if method in methods or not peer(method)
+            if method in averages or not peer(method)
         },
         "absent": list(found.absent),
         "answered": {name: {"answered": counts[0], "rows": counts[1]} for name, counts in found.tasks().items()},
@@ -340,20 +360,6 @@ def data(found: Accuracy) -> dict[str, Any]:
         "refused": [vars(one) | {} for one in found.refused],
         "reasons": [{"kind": kind, "reason": reason, "rows": count, "certain": certain} for (kind, reason), (certain, count) in found.reasons().items()],
     }  # fmt: skip
-
-
-def producers(found: Accuracy) -> list[dict[str, Any]]:
-    lines = []
-    for (source, metric), outcomes in found.groups().items():
-        both = [one for one in outcomes if one.traced is not None]
-        ours, theirs = method_figures(both, OURS), method_figures(both, TRACE)
-        if ours is not None and theirs is not None:
-            apart = max((one.predicted / one.others[TRACE] - 1 for one in both), key=abs)
-            spent = sorted(one.seconds[TRACE] for one in both)[len(both) // 2]
-            lines.append(
-                {"source": source, "metric": metric, "formulas": vars_of(ours), "trace": vars_of(theirs), "apart": apart, "seconds": spent}
-            )
-    return lines
 
 
 def missing(found: Accuracy) -> Iterator[str]:
@@ -367,14 +373,6 @@ def missing(found: Accuracy) -> Iterator[str]:
 def peer(method: str) -> bool:
     """Is it a tool that was asked only if wanted?"""
     return method in {one.name for one in PEERS}
-
-
-def method_figures(outcomes: Sequence[Outcome], method: str) -> Figures | None:
-    return figures(error for case in outcomes if (error := case.error(method)) is not None)
-
-
-def vars_of(one: Figures) -> dict[str, float]:
-    return {name: getattr(one, name) for name in ("cases", "median", "p95", "worst", "bias", "under", "deepest")}
 
 
 def outcome(one: Outcome) -> dict[str, Any]:

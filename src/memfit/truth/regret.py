@@ -15,13 +15,16 @@ ALLOWED = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Regret:
-    """Of one sweep of `ways` runs: `lost` is the share of the best speed that the choice gives away."""
+    """Of one sweep of `ways` runs: memfit's `choice` and the `best`, by their rows, and `lost`, the share of the best speed that it gives away."""
 
     source: str
     model: str
     gpu: str
     ranks: int
+    seq: int
     ways: int
+    choice: str
+    best: str
     lost: float
 
 
@@ -32,12 +35,15 @@ def regrets(known: Speeds) -> Iterator[Regret]:
         case = one.case
         if case.job.training and case.gpu is not None:
             sweeps[case.source, case.model, case.gpu.id, case.strategy.ranks, case.job.seq].append(one)
-    for (source, model, gpu, ranks, _), some in sorted(sweeps.items()):
+    for (source, model, gpu, ranks, seq), some in sorted(sweeps.items()):
         if len(some) < FEWEST or len({one.measured for one in some}) < 2:
             continue
-        best = max(one.measured for one in some)
+        best = max(some, key=lambda one: one.measured)
         choice = max(some, key=lambda one: one.predicted)
-        yield Regret(source=source, model=model, gpu=gpu, ranks=ranks, ways=len(some), lost=1 - choice.measured / best)
+        yield Regret(
+            source=source, model=model, gpu=gpu, ranks=ranks, seq=seq, ways=len(some), choice=choice.case.id, best=best.case.id,
+            lost=1 - choice.measured / best.measured,
+        )  # fmt: skip
 
 
 __all__ = ["ALLOWED", "Regret", "regrets"]

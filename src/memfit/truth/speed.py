@@ -107,6 +107,8 @@ def said(row: Row) -> Speed | Refused:
         return refused(row, why.reason, why.detail)
     except InputError as bad:
         return refused(row, "memfit refuses the job", str(bad.problems[0].message))
+    except Exception as defect:  # noqa: BLE001 - as for memory: named, and the other rows are still answered
+        return refused(row, "a defect of memfit", f"{type(defect).__name__}: {defect}"[:120])
     return Speed(case=case, measured=measured, predicted=predicted)
 
 

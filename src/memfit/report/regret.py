@@ -1,0 +1,51 @@
+"""What choices by predicted speed cost, as text, Markdown and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from memfit.report.accuracy import share
+from memfit.report.markdown import table
+from memfit.report.tables import columns
+from memfit.truth.regret import ALLOWED, FEWEST, Regret
+
+HEAD = ("source", "model", "GPUs", "tokens", "ways", "choice", "best", "lost %")
+LEGEND = (
+    f"A sweep: {FEWEST} runs or more of one source on one model, machine and length, that differ in speed. choice: what memfit calls quickest; best: what "
+    "was measured quickest; lost: the share of the best one's tokens a second that the choice gives away."
+)  # fmt: skip
+
+
+def rows(found: Sequence[Regret], short: bool = False) -> list[tuple[str, ...]]:
+    """The dearest first."""
+    return [
+        (
+            one.source.rpartition("/")[2][:16] if short else one.source, one.model.partition(" (")[0].rpartition("/")[2][:16] if short else one.model,
+            f"{one.ranks}x{one.gpu}"[: 12 if short else None], str(one.seq), str(one.ways), one.choice, one.best, share(one.lost),
+        )
+        for one in sorted(found, key=lambda one: (-one.lost, one.source, one.model))
+    ]  # fmt: skip
+
+
+def summary(found: Sequence[Regret]) -> str:
+    if not found:
+        return f"no sweep of {FEWEST} runs with a speed each"
+    near = sum(one.lost <= ALLOWED for one in found)
+    worst = share(max(one.lost for one in found))
+    return (
+        f"the first choice is within {ALLOWED:.0%} of the best measured one in {near} of {len(found)} sweeps; {worst} % are lost at worst"
+    )
+
+
+def text(found: Sequence[Regret]) -> str:
+    return f"{summary(found)}\n\n" + columns(HEAD, rows(found, short=True), frozenset({3, 4, 7})) + f"\n\n{LEGEND}"
+
+
+def markdown(found: Sequence[Regret]) -> str:
+    return "\n".join([f"{summary(found)}.", "", *table(HEAD, rows(found), frozenset({"model", "GPUs", "choice", "best"})), "", LEGEND])
+
+
+def data(found: Sequence[Regret]) -> dict[str, Any]:
+    return {"allowed": ALLOWED, "sweeps": [asdict(one) for one in found]}
