@@ -16,6 +16,8 @@ from memfit.errors import InputError, Problem
 
 def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool, regret: bool, **given: Any) -> tuple[int, str]:
     """Exit code 0: there is a table, whatever it says."""
+    if Path(path).is_dir() or path.endswith(".json"):
+        return 0, of_records(path, worst, as_json or form == "json", given)
     if speed or regret:
         return 0, of_speeds(path, "json" if as_json else form, regret, given)
     from memfit.report import accuracy as report
@@ -47,6 +49,19 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool,
     if form == "markdown":
         return 0, report.markdown(found, worst=worst)
     return 0, report.text(found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns)))
+
+
+def of_records(path: str, worst: int, as_json: bool, given: dict[str, Any]) -> str:
+    """What `memfit measure` wrote, beside what is predicted of it."""
+    from memfit.report import measured as report
+    from memfit.verbs import beside
+
+    life = Life()
+    try:
+        found = beside(path, by=given["by"], told=lambda done, count, what: life.say(f"record {done + 1} of {count}, {what}"))
+    finally:
+        life.done()
+    return json.dumps(report.comparison_data(found), indent=2) if as_json else report.comparison(found, worst)
 
 
 def of_speeds(path: str, form: str, regret: bool, given: dict[str, Any]) -> str:

@@ -44,6 +44,7 @@ from memfit.words import (
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
     from memfit.estimate import Estimate
     from memfit.hardware import GPU, Cluster
+    from memfit.measure.compare import Beside
     from memfit.measure.record import Case, Record
     from memfit.model.catalog import Entry
     from memfit.model.modules import Model
@@ -319,6 +320,15 @@ def accuracy(
         processes=processes,
         **dataclasses.asdict(rows),
     )
+
+
+def beside(path: str | os.PathLike[str], *, by: str = "formula", told: Callable[[int, int, str], None] | None = None) -> list[Beside]:
+    """Records of `memfit measure`, a folder of them or one, beside what memfit predicts; event by event where the events were kept."""
+    from memfit.measure.compare import of_folder
+
+    if by not in PRODUCERS:
+        raise InputError(unknown("producer", by, "by", PRODUCERS))
+    return of_folder(Path(path), by, told or (lambda *_: None))
 
 
 def speeds(path: str | os.PathLike[str] = "", *, source: str = "", confidence: str = "") -> Speeds:

@@ -144,7 +144,7 @@ def test_a_campaign_runs_the_best_first_and_goes_on_where_it_stopped(tmp_path: P
     run(todo[:1], tmp_path / "out", budget=300.0, limit=120.0, told=hear)
     run(todo, tmp_path / "out", budget=300.0, limit=120.0, told=hear)
     assert told == [("high", False), ("high", True), ("low", False), ("low", True)]
-    assert {one.model: one.result for one in records(tmp_path / "out")} == {"high": "ok", "low": "ok"}
+    assert {one.model: one.result for one in records(tmp_path / "out").values()} == {"high": "ok", "low": "ok"}
     assert json.loads((tmp_path / "out" / todo[0].file).read_text())["schema"] == 2
 
 

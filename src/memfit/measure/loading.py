@@ -56,12 +56,12 @@ def arrive(model: Any, job: Job, device: torch.device) -> None:
     known: dict[int, torch.nn.Parameter] = {}
     for path, module in model.named_modules():
         for name, one in module._parameters.items():
-            if one is None or not one.is_meta:
+            if one is None or one.device.type != "meta":
                 continue
             if id(one) not in known:
                 known[id(one)] = arrived(one, DTYPES[job.precision], device, name == "weight")
             module._parameters[name] = known[id(one)]
-        if any(one is not None and one.is_meta for one in module._buffers.values()):
+        if any(one is not None and one.device.type == "meta" for one in module._buffers.values()):
             raise InputError.one(f"`{path}` has a buffer without data, which nobody could fill", where="model.config")
 
 
@@ -95,7 +95,7 @@ def warm_up(model: Any, device: torch.device) -> None:
     warmed = getattr(modeling_utils, "caching_allocator_warmup", None)
     if warmed is None or device.type != "cuda":
         return
-    places = {name: device for name, one in (*model.named_parameters(), *model.named_buffers()) if one.is_meta}
+    places = {name: device for name, one in (*model.named_parameters(), *model.named_buffers()) if one.device.type == "meta"}
     warmed(model, places, Sizes() if any(type(one).__name__ in ("Params4bit", "Int8Params") for one in model.parameters()) else None)
 
 

@@ -49,7 +49,6 @@ def placed(model: Any, kind: str, job: Job, spread: Spread, meter: Meter) -> tup
     if early:
         model = spread.cut(prepared(spread.split(model), job, kind, "meta"))
     loading.arrive(model, job, meter.device)
-    meter.mark("prepare")
     if not early:
         model = prepared(model, job, kind, meter.device.type)
     trained = count(one for one in model.parameters() if one.requires_grad) if job.training else 0

@@ -8,7 +8,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from memfit.measure import history
+from memfit.measure.history import Began
 from memfit.measure.record import Peak
+from memfit.tape import Tape
 
 MARK = "memfit mark "
 
@@ -19,6 +22,7 @@ class Meter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.peaks: list[Peak] = []
+        self.begun: list[Began] = []
         self.step = 0
         self.phase, self.since = "", time.perf_counter()
         self.names: dict[int, str] = {}
@@ -29,12 +33,17 @@ class Meter:
         self.close()
         self.phase, self.step = phase, self.step if step is None else step
         self.since = time.perf_counter()
+        self.begun.append(Began(phase, self.step, time.time_ns()))  # type: ignore[arg-type]
 
     def close(self) -> None:
         raise NotImplementedError
 
     def stop(self) -> None:
         """Nothing more is watched."""
+
+    def tape(self) -> Tape:
+        """Every event since the start, where they were kept."""
+        raise NotImplementedError
 
     def rest(self) -> None:
         """Backward has ended."""
@@ -71,6 +80,9 @@ class CudaMeter(Meter):
             "retries": stats.get("num_alloc_retries"),
             "total": self.cuda.get_device_properties(self.device).total_memory,
         }
+
+    def tape(self) -> Tape:
+        return history.of_snapshot(self.cuda.memory._snapshot(self.device)["device_traces"][self.device.index or 0], self.begun)
 
 
 def driver(device: torch.device) -> Callable[[], int | None]:
@@ -112,6 +124,11 @@ class ProfilerMeter(Meter):
 
     def stop(self) -> None:
         self.profiler.__exit__(None, None, None)
+
+    def tape(self) -> Tape:
+        found = self.profiler.profiler
+        assert found is not None
+        return history.of_profiler(found.kineto_results, self.begun)
 
     def figures(self) -> dict[str, Any]:
         """Live bytes, summed up from the first event on; what was there before torch's profiler is not."""

@@ -6,21 +6,25 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from memfit.errors import InputError
+from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
+from memfit.measure import checks
 from memfit.strategy import ONE, Strategy, strategy_from
 
 SCHEMA = 2
+LARGEST_FILE = 2**24  # bytes: configs are of some thousand, phases of some hundred each
+HINT = "records are what `memfit measure` writes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`config` is the model's own; `use` and `rank`: one rank of this layout is run, with collectives that do nothing."""
+    """`config` is the model's own; `use` and `rank`: one rank of this layout is run, with collectives that do nothing; `engine` serves in
+    place of transformers."""
 
     model: str
     config: Mapping[str, Any] = field(repr=False)
@@ -29,6 +33,7 @@ class Case:
     use: tuple[str, ...] = ()
     rank: int = 0
     history: bool = False
+    engine: str = ""
 
     @property
     def strategy(self) -> Strategy:
@@ -42,7 +47,8 @@ class Case:
     @property
     def name(self) -> str:
         """The same for the same case, whenever it is asked."""
-        known = {**self.changes, **({"use": "+".join(self.use)} if self.use else {}), **({"rank": self.rank} if self.rank else {})}
+        more = {"use": "+".join(self.use), "rank": self.rank, "engine": self.engine}
+        known = {**self.changes, **{key: value for key, value in more.items() if value}}
         return "/".join([self.model, ",".join(f"{key}={value}" for key, value in known.items()) or "default"])
 
     @property
@@ -95,8 +101,12 @@ class Record:
     tokens_per_second: float | None = None
     flops_per_second: float | None = None  # of the model: what recomputation does again is not counted
     seconds: float = 0.0  # of the whole process
+    engine: str = ""  # what served it, where that was not transformers
     events: str = ""  # the file of the allocator's own events, beside this one
     schema: int = SCHEMA
+
+
+RECORD_FIELDS = frozenset(one.name for one in dataclasses.fields(Record))
 
 
 def write(record: Record, path: Path) -> None:
@@ -107,23 +117,49 @@ def write(record: Record, path: Path) -> None:
 
 
 def read(path: Path) -> Record:
-    return record_of(json.loads(path.read_text(encoding="utf-8")), str(path))
+    return record_of(parsed(path), str(path))
+
+
+def parsed(path: Path) -> Any:
+    """What stands in the file; numbers that are none are no JSON."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(LARGEST_FILE + 1)
+        if len(text) > LARGEST_FILE:
+            raise InputError.one(f"this is no record: it has more than {LARGEST_FILE} bytes", where=str(path)[:200], hint=HINT)
+        return json.loads(text.decode("utf-8"), parse_constant=nothing)
+    except OSError as bad:
+        raise InputError.one(f"the record cannot be read: {(bad.strerror or 'unknown failure').lower()}", where=str(path)[:200]) from None
+    except (ValueError, RecursionError) as bad:
+        raise InputError.one(f"this is no JSON: {bad}"[:200], where=str(path)[:200], hint=HINT) from None
+
+
+def nothing(name: str) -> Any:
+    raise ValueError(f"`{name}` is no number")
 
 
 def record_of(values: Any, where: str) -> Record:
-    """A record of this schema; anything else is bad input."""
-    known = {one.name for one in dataclasses.fields(Record)}
-    if not isinstance(values, dict) or values.get("schema") != SCHEMA or not known.issuperset(values):
-        raise InputError.one(f"this is no record of schema {SCHEMA}", where=where[:200], hint="records are what `memfit measure` writes")
-    try:
-        phases = tuple(Peak(**one) for one in values.get("phases", ()))
-        return Record(
-            **{**values, "phases": phases, "use": tuple(values.get("use", ())), "step_seconds": tuple(values.get("step_seconds", ()))}
-        )
-    except TypeError as bad:
-        raise InputError.one(f"the record does not hold together: {bad}"[:200], where=where[:200]) from None
+    """A record of this schema; anything else is bad input, told with all that is wrong with it."""
+    if not isinstance(values, dict) or values.get("schema") != SCHEMA:
+        raise InputError.one(f"this is no record of schema {SCHEMA}", where=where[:200], hint=HINT)
+    problems = [
+        Problem(message=one.message, where=f"{where[:200]}: {one.where}".rstrip(": "), hint=one.hint)
+        for one in checks.problems(values, Record, Peak)
+    ]
+    raise_errors(problems)
+    phases = tuple(Peak(**one) for one in values.get("phases", ()))
+    found = {**values, "phases": phases, "use": tuple(values.get("use", ())), "step_seconds": tuple(values.get("step_seconds", ()))}
+    return Record(**found)
 
 
-def records(folder: Path) -> Iterator[Record]:
-    for path in sorted(folder.rglob("*.json")):
-        yield read(path)
+def records(folder: Path) -> dict[Path, Record]:
+    """All in a folder and below it, or one file, by their paths; problems of all of them at once."""
+    problems: list[Problem] = []
+    found: dict[Path, Record] = {}
+    for path in sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]:
+        try:
+            found[path] = read(path)
+        except InputError as bad:
+            problems += bad.problems
+    raise_errors(problems)
+    return found
