@@ -20,6 +20,7 @@ from memfit.lower import distinct, lower
 from memfit.lower.host import Host, host, paged
 from memfit.lower.layouts import foldable
 from memfit.model.modules import Model
+from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
@@ -397,6 +398,8 @@ def _remarks(program: Program) -> list[Problem]:
     if paged(program):
         message = "paged optimizer states count as the host's: the GPU holds them too as long as it has room, outside torch's allocator"
         found.append(Problem(message=message, where="job.optimizer", level="note"))
+    if job.training and (told := OPTIMIZERS[job.optimizer].assumes):
+        found.append(Problem(message=told, where="job.optimizer", level="note", hint="without them the step holds that much less"))
     if gpu is None:
         message = "no GPU is named: kernels are those of an A100, and there is no verdict"
         found.append(

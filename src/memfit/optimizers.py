@@ -43,6 +43,7 @@ class Optimizer:
     freezes: str = ""  # adapters whose name ends so are not trained
     passes: int = 0  # reads and writes of in-place kernels in a step, in tensors like the parameter; 0: nobody counted
     cite: str = ""
+    assumes: str = ""  # what nobody could look at, in a note of the answer
 
     @property
     def moved(self) -> int:
@@ -109,7 +110,7 @@ _MUON = "{update start:bf16_copy gram:bf16@square turn:bf16@square x:bf16 -start
 _row("muon", _TORCH.format("_muon"), (Rule(of="inner", states=("like",), step=_MUON), Rule(states=("like", "like"), step="root")))
 
 # ------------------------------------------------------------------------------------------------------ transformers
-_FP32_STEP = "parameter:wide square:fp32 update:fp32 -square update:fp32 signed:fp32 -signed"
+_FP32_STEP = "parameter:wide square:fp32 update:fp32 -square factor:fp32@row update:fp32 -factor signed:fp32 -signed"
 _ADAFACTOR = "{-gradient gradient:wide " + _FP32_STEP + "}"
 _simple("adafactor", "transformers 5.23 optimization.py Adafactor", "factored", _ADAFACTOR)
 _simple("lion", "lion-pytorch 0.2 lion_pytorch.py", "like", "{copy update -copy -update}", passes=9)
@@ -176,8 +177,17 @@ _simple("schedule_free_adamw", _FREE.format("adamw"), "like like", "denominator"
 _simple("schedule_free_radam", _FREE.format("radam"), "like like", "denominator")
 _simple("schedule_free_sgd", _FREE.format("sgd"), "like", "")
 _simple("stable_adamw", "torch-optimi 0.3.3 stableadamw.py", "like like scalar kahan scalar", "")  # Triton's kernels, in place
-_simple("adamw_torch_8bit", "torchao 0.18 optim/adam.py, subclass_8bit.py", "torchao_8bit torchao_8bit", "")  # compiled, in place
-_simple("adamw_torch_4bit", "torchao 0.18 optim/adam.py, subclass_4bit.py", "torchao_4bit torchao_4bit", "")
+# Compiled, parameter by parameter: a reduction and a product read each average, so that inductor keeps both in fp32 between two kernels, unless
+# it makes one of them. Watched on a CPU with torch 2.13; a GPU's 8-bit step may be one kernel.
+_AO_STEP, _AO_TOLD = (
+    "{average:fp32 square:fp32 -average -square}",
+    "torchao's compiled step is taken to hold two fp32 copies of a parameter, as it does on a CPU",
+)
+for _bits in ("8bit", "4bit"):
+    _ao = f"torchao_{_bits} torchao_{_bits}"
+    _simple(
+        f"adamw_torch_{_bits}", f"torchao 0.18 optim/adam.py, subclass_{_bits}.py; torch 2.13 inductor", _ao, _AO_STEP, assumes=_AO_TOLD
+    )
 
 # ------------------------------------------------------------------------------------------------------------- PEFT
 _PEFT = "peft 0.21 optimizers/{}.py"

@@ -40,6 +40,7 @@ CASES: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {"method": "lora", "modules_to_save": "lm_head"}),
     ({}, {"method": "qlora", "checkpointing": "full"}),
     ({}, {"evaluate": True, "optimizer": "sgd"}),
+    ({}, {"optimizer": "adafactor", "checkpointing": "full"}),
     (TIED, {"optimizer": "adamw_fused"}),
     (TIED, {"precision": "autocast-bf16", "optimizer": "sgd"}),
     ({"model_type": "gemma2", "head_dim": 32}, {"optimizer": "sgd"}),

@@ -81,7 +81,8 @@ class Optimizer2State(BlockwiseOptimizer):
 
 class TorchaoAdamW(torch.optim.Optimizer):
     """What torchao's AdamW keeps: codes, a scale per block and a table of its own for each state (torchao 0.18 optim/adam.py,
-    subclass_8bit.py, subclass_4bit.py). Its step is compiled, parameter by parameter, into kernels that work in place."""
+    subclass_8bit.py, subclass_4bit.py). Its step is compiled, parameter by parameter; it is taken to hold both averages in fp32
+    (`memfit.optimizers`)."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], *, bits: int) -> None:
         super().__init__(parameters, {"lr": 1e-4})
@@ -94,6 +95,9 @@ class TorchaoAdamW(torch.optim.Optimizer):
                 if one.grad is not None and not self.state[one]:
                     for name in ("exp_avg", "exp_avg_sq"):
                         self.fill(one, name)
+                if one.grad is not None:
+                    averages = [torch.empty_like(one, dtype=torch.float32) for _ in range(2)]
+                    del averages
 
     def fill(self, one: torch.Tensor, name: str) -> None:
         state, count = self.state[one], one.numel()
