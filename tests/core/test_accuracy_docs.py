@@ -29,9 +29,9 @@ BOUNDS = {
     ("MooreThreads/SimuMax", "peak_reserved"): (0.4, 1.6),
     ("QwenLM/Qwen3", "peak_allocated"): (0.6, 4.0),
     ("QwenLM/Qwen3", "allocated_end_of_generation"): (0.2, 14.5),
-    ("foundation-model-stack/fms-acceleration", "peak_allocated"): (0.3, 4.0),
+    ("foundation-model-stack/fms-acceleration", "peak_allocated"): (0.2, 1.5),
     ("foundation-model-stack/fms-acceleration", "allocated_end_of_step"): (0.2, 4.5),
-    ("foundation-model-stack/fms-acceleration", "nvidia-smi"): (5.0, 22.5),  # on several GPUs too
+    ("foundation-model-stack/fms-acceleration", "nvidia-smi"): (5.5, 22.5),  # 4.9 while live peaks with fused norms were 2 to 4 % too high
     ("huggingface/optimum", "peak_allocated_plus_context"): (4.5, 14.0),
     ("huggingface/peft", "allocated_end_of_step"): (0.1, 0.2),
     ("huggingface/transformers", "peak_allocated"): (1.5, 26.0),
