@@ -26,9 +26,10 @@ How far predicted speeds of training and generation are off figures that other p
 What is behind the larger errors, as far as is known: runs on SimuMax's B200 are slower than kernels that others measured on one; that
 project's own products on that machine (its configs/system/b200_bf16_ceperm.json, one of three sources of our rates) reach 0.45 to 0.5 of the
 vendor's figure where the other two reach 0.6. llm-foundry's tables were made with FlashAttention's first version in Triton, as its
-`submit_benchmarks.py` of that day says. In training the host's work between kernels is not told: small batches wait for it. In generation it is
-what one published run needed for a kernel (pytorch.org/blog/accelerating-generative-ai-2), and other hosts are up to a third quicker; contexts of ten
-thousand tokens and more are slower than said, and experts that a loop runs one by one much slower.
+`submit_benchmarks.py` of that day says. FSDP1 with an adapter's matrices as units
+of their own waits for the host at each of them, and full fine-tuning beside a full GPU gives the allocator's cache back in every step: both are slower
+than said, by up to a half. In generation, contexts of ten thousand tokens and more are slower than said, by as much a token and layer on an A100 as on
+an H20 of twice its bandwidth; GPTQ's kernels of 8 bits are half as fast as said on newer hosts.
 
 ## Training, by GPU
 

@@ -111,7 +111,7 @@ class Estimate:
             self.cluster,
             self.job,
             self.strategy,
-            self.parameters.trainable,
+            (self.parameters.total, self.parameters.trainable),
             self.model.dtype,
         )
 

@@ -40,7 +40,7 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
         "linear",
         2 * rows * width * layer.outputs,
         (x.count + out.count) * x.format.block_bytes + weight.format.bytes(weight.count),
-        x.format.math,
+        x.format.math if method in FEW else FP8.math,
     )
     del held
     out = r.node("stored_linear", out, (x,), back_stored, extra=(x.shape, layer.outputs))

@@ -27,7 +27,7 @@ from memfit.tape import Tape
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
 AGAIN = {"full": 1.0, "selective": 0.2}  # of the layers' products, the least that is computed again: every second is kept, maybe the larger
-BESIDE = ("optimizer", "communication", "host")  # what of a step is no pass's kernel: sums of gradients may come once a step
+BESIDE = ("optimizer", "communication", "host", "launch")  # what of a step is no pass's kernel: sums of gradients may come once a step
 SHORT = 2  # layers of the short models
 
 

@@ -11,9 +11,6 @@ from memfit.job import Job
 from memfit.simulate.time import Calls, Meter, alone
 from memfit.tape import Alloc, Comm, Compute, Mark, Tape
 
-# Seconds that Python, torch's dispatch and the driver need for a kernel, without compiling: 25.5 tokens a second of Llama-7B, "heavily CPU overhead
-# bound" (pytorch.org/blog/accelerating-generative-ai-2), by the 1,431 kernels a token that the tape of litgpt's model has, which stands for that one.
-LAUNCH = 1 / 25.5 / 1431
 PASSES = ("prefill", "decode")
 
 
@@ -46,19 +43,20 @@ class Pass:
     step: int
     device: float
     kernels: int
+    eager: float  # seconds that the host needs for a kernel
 
     @property
     def seconds(self) -> float:
-        return max(self.device, self.kernels * LAUNCH)
+        return max(self.device, self.kernels * self.eager)
 
 
 def generation(tape: Tape, rates: Rates, job: Job, *, calls: Calls = alone) -> Generation | None:
-    """None where nothing is generated, or links are not known. The tape has some of the passes; between two of them time runs evenly."""
+    """None where nothing is generated, or links or kernels are not known. The tape has some of the passes; between two of them time runs evenly."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
     found = list(passes(tape, lambda: Meter(rates, told, calls, KERNELS.get(job.attention))))
     if not told or not found or found[0][0] != "prefill" or any(meter.unknown for _, _, meter in found):
         return None
-    known = [Pass(step, sum(meter.parts.values()), meter.kernels) for _, step, meter in found]
+    known = [Pass(step, sum(meter.parts.values()), meter.kernels, rates.eager) for _, step, meter in found]
     prefill, decodes = known[0], known[1:]
     return Generation(
         prefill=prefill.seconds,

@@ -22,9 +22,16 @@ from memfit.techniques.pp import DEFERRED, micro_batches
 
 
 def step_time(
-    tapes: Sequence[tuple[int, Tape]], memory: Memory, cluster: Cluster, job: Job, strategy: Strategy, trainable: int, dtype: str
+    tapes: Sequence[tuple[int, Tape]],
+    memory: Memory,
+    cluster: Cluster,
+    job: Job,
+    strategy: Strategy,
+    parameters: tuple[int, int],
+    dtype: str,
 ) -> Duration | None:
-    """`tapes`: of each stage, or of one that takes as long, which its number says."""
+    """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`: those of the model, and those trained."""
+    total, trainable = parameters
     known, pp = rates(cluster.gpu), strategy.pp
     if known is None or (pp is not None and pp.schedule in DEFERRED):
         return None
@@ -33,7 +40,8 @@ def step_time(
     timed = partial(
         duration, rates=known, job=dataclasses.replace(job, accumulate=many) if many else job,
         trained=stepped(memory, job, strategy, trainable, dtype), calls=calls(cluster, strategy),
-        spread=Spread(shares=shares, ranks=strategy.ranks), host=away(cluster, strategy, trainable, FORMATS[dtype].block_bytes),
+        spread=Spread(shares=shares, ranks=strategy.ranks, trained=trainable / max(1, total)),
+        host=away(cluster, strategy, trainable, FORMATS[dtype].block_bytes),
     )  # fmt: skip
     if pp is None or not many:
         return timed(tapes[0][1])

@@ -1,8 +1,7 @@
 """A tape's time: every kernel by what it computes and moves, at the rates that GPUs were measured to reach.
 
 Kernels follow each other on one stream. Collectives on other streams run beside them and slow them down: what does not fit behind the kernels
-of its phase is waited for. Those on the same stream are waited for in full. What the host does between kernels a tape does not tell: a step of many small
-kernels takes longer.
+of its phase is waited for. Those on the same stream are waited for in full. A micro-batch takes no less than the host needs to launch its kernels.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from memfit.hardware.rates import KERNELS, NEWEST, Kernel, Rates
+from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.away import Away
@@ -18,15 +17,19 @@ from memfit.simulate.costs import heads, moved
 from memfit.tape import Alloc, Comm, Compute, Mark, Phase, Tape
 
 PASSES = ("forward", "backward")
+# Products of weights that lie in fp8 blocks are Triton kernels of transformers' own, launched from Python (integrations/finegrained_fp8.py): published
+# runs of small batches took 2 to 50 times as long as such weights take to be read, and nobody's table has the kernels.
+UNMEASURED = frozenset({"fp8"})
 Calls = Callable[[Comm], float | None]  # seconds of a collective; None: not known
 BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """One optimizer step of `tokens` tokens, on `ranks` GPUs together. `parts` sum to `seconds`; `host` among them is what is waited for there.
-    `flops` are all that one of them computes, `model_flops` those of the passes without what checkpointing computes again, the backward counted
-    twice the forward; `peak` is what the GPU could do of them in a second. `hidden`: seconds of communication and copies behind kernels."""
+    """One optimizer step of `tokens` tokens, on `ranks` GPUs together. `parts` sum to `seconds`; `host` among them is what is waited for there,
+    `launch` what small kernels wait for it. `flops` are all that one of them computes, `model_flops` those of the passes without what checkpointing
+    computes again: the backward twice the forward, less the gradients of weights that are not trained; `peak` is what the GPU could do of them in a
+    second. `hidden`: seconds of communication and copies behind kernels."""
 
     seconds: float
     stepping: float  # of them, the optimizer's, with its collectives
@@ -66,10 +69,11 @@ class Meter:
     attention: Kernel | None = None  # whose rate the job's option tells; None: the operator does
     parts: dict[str, float] = field(default_factory=dict)
     math: dict[str, float] = field(default_factory=dict)  # flops by the kind of arithmetic
+    products: float = 0.0  # flops of products with weights
     beside: float = 0.0  # seconds of collectives on other streams
     copied: int = 0  # bytes to and from the host, on streams of their own
     kernels: int = 0
-    unknown: bool = False  # a collective's links are
+    unknown: bool = False  # a collective's links are, or how fast a product is
     before: int = 0  # the block made last
     made: Alloc | None = None  # and the largest one of attention since its last kernel
 
@@ -96,7 +100,10 @@ class Meter:
             seconds = self.rates.attended(kernel, event.flops, event.bytes, event.math, shape, backward=backward)
             self.add("attention", seconds, times)
             self.made = None
+        elif event.math in UNMEASURED:
+            self.unknown = True
         elif event.flops:
+            self.products += event.flops * times
             self.add("matmul", self.rates.product(event.flops, event.bytes, event.math), times)
         else:
             self.add("memory", self.rates.moved(event.bytes), times)
@@ -130,10 +137,11 @@ class Meter:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """`shares`: ranks with batches of their own, of `ranks` in all."""
+    """`shares`: ranks with batches of their own, of `ranks` in all. `trained`: the share of the weights whose gradients are wanted."""
 
     shares: int = 1
     ranks: int = 1
+    trained: float = 1.0
 
 
 ONE = Spread()
@@ -155,7 +163,7 @@ def duration(
     turns: float = 0,
     host: Away | None = None,
 ) -> Duration | None:
-    """Of the last optimizer step on the tape; None where it has none, or links are not known. `trained`: bytes of the parameters that the
+    """Of the last optimizer step on the tape; None where it has none, or links or kernels are not known. `trained`: bytes of the parameters that the
     optimizer of this rank steps on the GPU, `host`: what the host does instead; `turns`: for how many passes each pass on the tape stands, where
     the schedule of a pipeline tells."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
@@ -181,7 +189,8 @@ def duration(
     elif trained:
         stepping.add("optimizer", rates.moved(OPTIMIZERS[job.optimizer].moved * trained), 1)
     hidden = sum(often * meter.finish() for often, meter in passes) + stepping.finish()
-    parts: dict[str, float] = {}
+    late = sum(often * waiting(phases, rates.eager * TRAINED) for often, phases in zip(times, micro, strict=True))
+    parts: dict[str, float] = {"launch": late} if late else {}
     for often, meter in (*passes, (1.0, stepping)):
         for kind, seconds in meter.parts.items():
             name = "optimizer" if meter is stepping and kind not in ("communication", "host") else kind
@@ -195,12 +204,22 @@ def duration(
         parts=dict(sorted(parts.items(), key=lambda one: -one[1])),
         hidden=hidden,
         flops=sum(often * meter.flops for often, meter in passes) + stepping.flops,
-        model_flops=(1 + BACKWARD) * sum(often * meter.flops for often, meter in forward),
+        model_flops=sum(often * ((1 + BACKWARD) * meter.flops - spared(job, spread) * meter.products) for often, meter in forward),
         peak=rates.rate(max(forward[0][1].math.items(), key=lambda one: one[1], default=("bf16", 0))[0]),
         kernels=round(sum(often * meter.kernels for often, meter in passes)) + stepping.kernels,
         measured=rates.measured,
         origin=rates.origin,
     )
+
+
+def spared(job: Job, spread: Spread) -> float:
+    """Of a product's two gradients those that nobody asks for: its frozen weight's, and its input's where all below is frozen, too."""
+    return (2 if job.method == "freeze" else 1) * (1 - spread.trained)
+
+
+def waiting(phases: Mapping[str, Meter], eager: float) -> float:
+    """What the GPU waits in a micro-batch for the host, which runs ahead of it wherever a kernel is longer than its launch."""
+    return max(0.0, sum(meter.kernels * eager - sum(meter.parts.values()) for meter in phases.values()))
 
 
 def walk(tape: Tape, step: int, fresh: Callable[[], Meter]) -> tuple[list[dict[str, Meter]], Meter]:

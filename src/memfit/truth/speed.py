@@ -154,7 +154,7 @@ def predict(case: Case) -> float:
     found = estimate(model, case.job, cluster, case.strategy, producer=ran if case.attention else None, precise=False)
     time = found.time if case.job.training else found.generation
     if time is None:
-        raise Unfit("no time for this layout or GPU", ", ".join(name for name, _ in case.strategy.uses()))
+        raise Unfit("no time for this layout, kernel or GPU", ", ".join(name for name, _ in case.strategy.uses()))
     return time.tokens_per_second / ranks
 
 
