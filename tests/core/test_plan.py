@@ -147,7 +147,7 @@ def test_what_is_known_of_one_layout_and_optimizer_bounds_others(method, precisi
         room, search.usable = search.usable, 2**60
         seconds = search.sooner(node)
         found = estimate(space.work.model, search.job(node), space.cluster, strategy, precise=False)
-        assert 0.5 * found.time.seconds < seconds <= found.time.seconds * (1 + 1e-9)
+        assert 0.4 * found.time.seconds < seconds <= found.time.seconds * (1 + 1e-9)
         if not strategy.offloads:
             kept = search.static(kernels, place, optimizer)[1]
             assert (
