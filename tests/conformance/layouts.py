@@ -130,6 +130,13 @@ STAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama-biased", "pp=4,schedule=zero-bubble,micro-batches=8", {"precision": "fp32", "optimizer": "sgd"}),
     ("llama", "pp=2,schedule=zbv,virtual=2", {}), ("mistral", "pp=3,schedule=zbv,virtual=2,micro-batches=5", {"optimizer": "adamw_fused", "clip": 1.0}),
 )  # fmt: skip
+# torch's styles with a split sequence, and a loss on split logits: no mask can be made there.
+SEQUENCES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "tp=2,sequence", {}), ("llama", "tp=4,sequence,parallel_loss fsdp=2", FULL), ("qwen2", "tp=2,sequence", AUTO | FULL),
+    ("mistral", "tp=4,sequence,parallel_loss", {"precision": "fp32", "seq": 64}), ("llama-biased", "tp=2,sequence", OLD | {"batch": 1}),
+    ("llama", "tp=2,parallel_loss fsdp=2", AUTO16), ("llama-tied", "tp=2,sequence,parallel_loss", TWICE), ("qwen3", "tp=2,sequence", AUTO),
+    ("smollm3", "tp=2,sequence", {"checkpointing": "selective"}),
+)  # fmt: skip
 # Stages beside other layouts, adapters and packed weights in stages; `pp tp`: what is summed up over ranks is told with what comes next.
 STAGES_BESIDE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("pp", "llama", "pp=2 fsdp=2", {}), ("pp", "qwen3", "pp=2 fsdp=2", AUTO | FULL),
@@ -167,7 +174,7 @@ def rows() -> Iterator[Row]:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)
     yield from crossed("tp", tuple(SPLIT), CUT, CUT_JOBS)
-    yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in CUT_ADAPTED)
+    yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in (*CUT_ADAPTED, *SEQUENCES))
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
 

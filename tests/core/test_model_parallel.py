@@ -148,7 +148,8 @@ def test_transformers_own_plan_as_the_trace_has_it(size: int, checkpointing: str
     ("fields", "use", "said"),
     [
         ({}, {"size": 8}, "8 ranks do not divide 4 key/value heads"),
-        ({}, {"size": 2, "sequence": True}, "with a split sequence"),
+        ({"attention": "eager"}, {"size": 2, "sequence": True}, "attention that needs a mask stops where the sequence is split"),
+        ({}, {"size": 2, "style": "transformers", "sequence": True}, "which its own plan has not"),
         ({"method": "lora"}, {"size": 2}, "stops at adapters of layers split by rows"),
         ({"method": "lora", "targets": "q_proj"}, {"size": 2, "style": "dtensor"}, "PEFT knows transformers' own plan alone"),
         ({"method": "qlora", "targets": "q_proj"}, {"size": 2}, "which lack the constants that unpack them"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import ops
+from memfit.lower import ops, split
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.layouts.base import TAIL
@@ -49,7 +49,7 @@ def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:
     wide = ops.cast(r, scores, FP32)
     padded = ops.integers(r, (ctx.batch, ctx.tokens + 1), "pad", "activations")
     shifted = ops.integers(r, (ctx.batch, ctx.tokens), "contiguous", "activations") if ctx.batch > 1 else padded
-    out = ops.cross_entropy(r, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted)
+    out = split.cross_entropy(ctx, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted)
     del padded  # the function's variable
     r.part = part
     return out

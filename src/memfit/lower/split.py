@@ -24,11 +24,67 @@ def summed(r: Recorder, x: Tensor, size: int) -> Tensor:
     return r.tensor(x.shape, x.format, "all_reduce", "communication")
 
 
+def sequential(ctx: Context) -> bool:
+    """Whether norms and residuals have a part of each sequence (torch 2.13 distributed/tensor/parallel/style.py SequenceParallel)."""
+    return ranks(ctx) > 1 and ctx.program.strategy.tp is not None and ctx.program.strategy.tp.sequence
+
+
+def positions(ctx: Context) -> Tensor | None:
+    """Of a split sequence the caller says where each token stands: a model would count those of its part."""
+    return ops.integers(ctx.r, (1, ctx.tokens), "arange").view(ctx.batch, ctx.tokens) if sequential(ctx) else None
+
+
+def collected(x: Tensor, ctx: Context) -> Tensor:
+    """What a block gets of a split sequence: all of it; the gradient of what its layers did with it is summed up and split."""
+    if not sequential(ctx):
+        return x
+    size = ranks(ctx)
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (scattered(r, g, size),)
+
+    return ctx.r.node("collect", together(ctx.r, x, size), (x,), back)
+
+
+def together(r: Recorder, x: Tensor, size: int) -> Tensor:
+    """Sequences are gathered one rank behind the other, and put side by side where there are several (_functional_collectives.py
+    all_gather_single)."""
+    shape = (x.shape[0], x.shape[1] * size, *x.shape[2:])
+    r.comm("all_gather", x.format.bytes(x.count) * size, size, "tp")
+    apart = r.tensor(shape, x.format, "all_gather", "communication")
+    if shape[0] == 1:
+        return apart
+    out = r.tensor(shape, x.format, "cat", "communication")
+    del apart
+    return out
+
+
+def scattered(r: Recorder, x: Tensor, size: int) -> Tensor:
+    """Sums over the ranks, of which each keeps its tokens; they are put behind one another first."""
+    behind = r.tensor(x.shape, x.format, "cat", "communication")
+    r.comm("reduce_scatter", x.format.bytes(x.count), size, "tp")
+    out = r.tensor((x.shape[0], x.shape[1] // size, *x.shape[2:]), x.format, "reduce_scatter", "communication")
+    del behind
+    return out
+
+
+def spread(x: Tensor, ctx: Context) -> Tensor:
+    """The way back from `collected`."""
+    size = ranks(ctx)
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (together(r, g, size),)
+
+    return ctx.r.node("spread", scattered(ctx.r, x, size), (x,), back)
+
+
 def entering(x: Tensor, name: str, ctx: Context) -> Tensor:
-    """The input of a layer split by columns: its gradient is summed up over the ranks."""
+    """The input of a layer split by columns: its gradient is summed up over the ranks, of a split sequence that of the block's input."""
     size = ranks(ctx)
     if size == 1 or name not in COLUMNS | {HEAD}:
         return x
+    if sequential(ctx):
+        return collected(x, ctx) if name == HEAD else x
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
         return (summed(r, g, size),)
@@ -39,12 +95,15 @@ def entering(x: Tensor, name: str, ctx: Context) -> Tensor:
 def leaving(out: Tensor, name: str, ctx: Context) -> Tensor:
     """The result of a layer split by rows is summed up, by inference in place; the head's is gathered."""
     size, r = ranks(ctx), ctx.r
+    if name in ROWS and sequential(ctx):
+        return spread(out, ctx)
     if size > 1 and name in ROWS and not r.grad:
         r.comm("all_reduce", out.format.bytes(out.count), size, "tp")  # in place
         return out
     if size > 1 and name in ROWS:
         return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
-    if size > 1 and name == HEAD and ctx.program.strategy.tp is not None and ctx.program.strategy.tp.vocabulary:
+    tp = ctx.program.strategy.tp
+    if size > 1 and name == HEAD and tp is not None and tp.vocabulary and not tp.parallel_loss:
         return gathered(r, out, size)
     return out
 
@@ -77,7 +136,7 @@ def table(ids: Tensor, weight: Tensor, ctx: Context) -> Tensor:
         weight = r.node("own_rows", weight.view(*weight.shape), (weight,), own_rows, extra=weight.shape)
     out = ops.embedding(r, moved, weight, weight.shape[0] * size)
     del mask
-    return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
+    return spread(out, ctx) if sequential(ctx) else r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
 
 
 def own_rows(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -86,3 +145,42 @@ def own_rows(r: Recorder, node: Node, g: Tensor) -> Grads:
     total = r.like(rows, "add")
     del total
     return (rows,)
+
+
+def cross_entropy(ctx: Context, logits: Tensor, labels: Tensor) -> Tensor:
+    """Of logits whose vocabulary is split, where the loss is told so: maxima, sums and what the labels find go over the ranks, the logits never
+    do (torch 2.13 distributed/tensor/parallel/loss.py `_log_softmax`, `_nll_loss_forward`, `_nll_loss_and_log_softmax_backward`)."""
+    tp = ctx.program.strategy.tp
+    if ranks(ctx) == 1 or tp is None or not tp.parallel_loss:
+        return ops.cross_entropy(ctx.r, logits, labels)
+    r, size, rows = ctx.r, ranks(ctx), logits.shape[0]
+
+    def over(op: str) -> Tensor:
+        own = r.tensor((rows,), logits.format, op)
+        r.comm("all_reduce", own.format.bytes(own.count), size, "tp")
+        out = r.tensor((rows,), logits.format, "all_reduce", "communication")
+        del own
+        return out
+
+    most = over("amax")
+    less = r.tensor(logits.shape, logits.format, "sub", "logits")
+    powers = r.tensor(logits.shape, logits.format, "exp", "logits")
+    total = over("sum")
+    del powers
+    logs = r.tensor(logits.shape, logits.format, "sub", "logits")
+    del less, most, total
+    found = over("gather")
+    del found
+    out = r.tensor((1,), logits.format, "nll_loss", "activations")
+    return r.node("nll_loss", out, (logits,), back_split, (logs, labels), logits.shape)
+
+
+def back_split(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """exp(log-probabilities), and minus one where the labels are."""
+    zeros = r.tensor(node.extra, g.format, "zeros_like", "logits")
+    powers = r.tensor(node.extra, g.format, "exp", "logits")
+    summed = r.tensor(node.extra, g.format, "add", "logits")
+    del powers
+    out = r.tensor(node.extra, g.format, "mul", "logits")
+    del summed, zeros
+    return (out,)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from memfit import kernels
 from memfit.formats import FP32
-from memfit.lower import ops, versions
+from memfit.lower import ops, split, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
@@ -156,7 +156,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     training = phase == "forward"
     cache = Cache(kind=versions.returned_cache(program)) if versions.fills_cache(program, training) else None
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache, engine=body.engine)
-    ctx.outputs = body.outputs
+    ctx.outputs, ctx.positions = body.outputs, split.positions(ctx)
     ids = body.engine.before(ROOT, ids)
     loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
     loss = body.engine.after(ROOT, loss)

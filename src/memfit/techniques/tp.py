@@ -148,8 +148,18 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
              if isinstance(mixer := block.mixer, Attention) and mixer.q_norm is not None}  # fmt: skip
     styles = {block.mixer.style for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
     odd = (
-        (tp.sequence, "with a split sequence"),
-        (tp.parallel_loss, "with a loss on split logits"),
+        (tp.style == "transformers" and (tp.sequence or tp.parallel_loss), "with a split sequence or loss, which its own plan has not"),
+        (
+            tp.sequence
+            and (
+                not job.training
+                or any(
+                    len(layer.blocks) != 2 or layer.parallel or block.order != "pre" for layer, _ in model.kinds for block in layer.blocks
+                )
+            ),
+            "with a split sequence",
+        ),
+        (tp.parallel_loss and not job.training, "with a split loss"),
         (not tp.vocabulary, "with the table and the head whole"),
         (job.version("transformers") < PLANNED, "before 5.17"),
         (model.tied and not tabled(program), "before 5.21 with a tied head"),
@@ -175,6 +185,16 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
                 hint=TRACE,
             )
     yield from adapted(job, tp, targets_of(program))
+    yield from masked(
+        job, tp, {block.mixer.window for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
+    )
+
+
+def masked(job: Job, tp: TP, windows: set[int]) -> Iterator[Problem]:
+    """transformers makes a mask as long as what the embedding gives, which is a part of the sequence (5.23 masking_utils.py), for both producers."""
+    if tp.sequence and (job.attention == "eager" or not job.packing or any(0 < window < job.seq for window in windows)):
+        message = "attention that needs a mask stops where the sequence is split: transformers makes masks for a rank's part of it"
+        yield Problem(message=message, where="use tp.sequence", hint="`--attention sdpa` on packed sequences, or leave `sequence` away")
 
 
 def targets_of(program: Program) -> frozenset[str]:

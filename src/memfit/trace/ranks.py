@@ -15,7 +15,7 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.strategy import ORDER, TP, Strategy
 from memfit.techniques.base import names
-from memfit.techniques.tp import COLUMNS, ROWS, adapted
+from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
 from memfit.trace import collectives, cuda, flat, stages, streams
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
@@ -74,6 +74,7 @@ def of_tensors(job: Job, tp: TP) -> Iterator[Problem]:
         yield Problem(message="transformers' own plan splits neither the sequence nor the loss", where="use tp.style", hint="use `dtensor`")
     if tp.sequence and not tp.vocabulary:
         yield Problem(message="a sequence is split where the embedding is", where="use tp.vocabulary", hint="leave `vocabulary` away")
+    yield from masked(job, tp, set())
     yield from adapted(job, tp, COLUMNS | ROWS if job.targets == "all-linear" else frozenset(names(job.targets)))
 
 
