@@ -92,6 +92,7 @@ class ZeRO(Layout):
     persistence: int = option(100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40)
     hpz: int = option(1, "`zero_hpz_partition_size`: ranks of the secondary shard of ZeRO++", low=1, high=1024)
     qwz: bool = option(False, "`zero_quantized_weights` of ZeRO++")
+    qgz: bool = option(False, "`zero_quantized_gradients` of ZeRO++")
     offload_optimizer: str = option("none", "where the states live", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
     offload_param: str = option("none", "where the weights live (stage 3)", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
 
@@ -219,6 +220,8 @@ class Strategy:
             size = self.size(name)
             if size > 1:
                 found.append((name, size, stride))
+            if name == "zero" and self.zero is not None and size > self.zero.hpz > 1:
+                found.append(("hpz", self.zero.hpz, stride))
             if name == "ddp" and self.size("ep") > 1:
                 found.append(("ep", self.size("ep"), self.expert_tensor))
             stride *= size

@@ -12,11 +12,12 @@ from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.lower import distinct, lower
 from memfit.lower.layouts.shares import heaviest, shares
+from memfit.lower.layouts.zeropp import groups
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.strategy import FSDP, Strategy, ZeRO, strategy_from
-from memfit.tape import Alloc, Free, Mark, Tape, check
+from memfit.tape import Alloc, Comm, Free, Mark, Tape, check
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4000,
@@ -123,7 +124,10 @@ def test_the_trainer_makes_two_groups(model: Model) -> None:
         (f"zero={W}", {"optimizer": "lomo"}, "steps while backward runs"),
         (f"zero={W}", {"task": "inference"}, "inference with ZeRO"),
         (f"zero={W} tp=2", {}, "beside `tp`"),
-        (f"zero={W},stage=3,hpz=2", {}, "no formula yet for ZeRO++"),
+        (f"zero={W},stage=2,hpz=2", {}, "that stage 3 gathers"),
+        (f"zero={W},stage=3,hpz=3", {}, "groups of 3 do not divide"),
+        (f"zero={W},stage=3,qwz,offload-param=cpu", {}, "beside offloaded weights"),
+        (f"zero={W},stage=3,qgz", {}, "4 bits"),
     ],
 )
 def test_what_has_no_formula_is_said(model: Model, use: str, options: dict[str, Any], message: str) -> None:
@@ -246,3 +250,33 @@ def test_shares_cover_the_ranks_and_the_model() -> None:
     assert [one[2:] for one in found] == [(1005, 274), (1010, 274), (1005, 274), (1090, 178)]
     assert [(one.first, one.alike) for one in shares([[1000, 30, 30, 30]], 8)] == [(0, 7), (7, 1)]
     assert {one.first for one in heaviest(found)} == {0, 1, 2, 3}
+
+
+def test_a_node_holds_the_weights_once_more(model: Model) -> None:
+    """hpZ: from the forward on, until the step is over."""
+    plain, plus = (held(run(model, ZeRO(size=W, stage=3, persistence=0, hpz=hpz)), "weights") for hpz in (1, 4))
+    once_more = plus["backward 1"] - plain["backward 1"]
+    assert once_more == pytest.approx(2 * model.parameters / 4, rel=1e-3)
+    gathers = {
+        (event.group, event.ranks)
+        for event in run(model, ZeRO(size=W, stage=3, hpz=4))
+        if isinstance(event, Comm) and event.op == "all_gather"
+    }
+    assert gathers == {("zero", W), ("hpz", 4)}
+    assert ("hpz", 4, 1) in Strategy(zero=ZeRO(size=W, stage=3, hpz=4)).groups
+
+
+def test_weights_travel_as_bytes(model: Model) -> None:
+    """qwZ: half of what bf16 is, and a scale for each group of values."""
+    tapes = [run(model, ZeRO(size=W, stage=3, persistence=0, qwz=qwz)) for qwz in (False, True)]
+    plain, bytewise = (sum(one.size for one in tape if isinstance(one, Comm) and one.op == "all_gather") for tape in tapes)
+    assert 0.5 * plain < bytewise < 0.51 * plain
+    assert not [one for one in tapes[0] if isinstance(one, Alloc) and one.op in ("quantize", "dequantize")]
+
+
+def test_groups_of_values_share_a_scale() -> None:
+    assert groups(16_000) == 2
+    assert groups(8 * 8000) == 8
+    assert groups(4096 * 4096) == 4096  # 2,098 do not divide it: the next that does, of 4,096 values
+    with pytest.raises(InputError, match="cannot quantize a part of 12 values"):
+        groups(12)

@@ -1,4 +1,4 @@
-"""Real DeepSpeed on two processes of the CPU, and on one, each rank under torch's profiler, against the formulas."""
+"""Real DeepSpeed on two and four processes of the CPU, and on one, each rank under torch's profiler, against the formulas."""
 
 from __future__ import annotations
 
@@ -84,11 +84,24 @@ CASES |= {
         {"checkpointing": "full"},
     ),
 }
+CASES |= {
+    "2, adapters, checkpointed": ("llama", {"stage": 2, "reduce_bucket": 50_000}, {"method": "lora", "seq": 128, "checkpointing": "full"}),
+    "3, adapters, checkpointed": (
+        "llama",
+        {"stage": 3, "reduce_bucket": 50_000, **EARLY},
+        {"method": "lora", "seq": 128, "checkpointing": "full"},
+    ),
+}
+PLUS = {
+    "3++, gathering ahead": ("llama", {"stage": 3, **BUCKET, "hpz": 2}, {"accumulate": 2}),
+    "3++, adapters": ("llama", {"stage": 3, "reduce_bucket": 50_000, **EARLY, "hpz": 2}, {"method": "lora", "seq": 64}),
+}
+CASES |= PLUS
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}  # the CPU knows no fp16
 SECTION = {
     "reduce_bucket": "reduce_bucket_size", "overlap": "overlap_comm", "contiguous": "contiguous_gradients", "round_robin": "round_robin_gradients",
     "stage": "stage", "persistence": "stage3_param_persistence_threshold", "prefetch_bucket": "stage3_prefetch_bucket_size",
-    "max_reuse": "stage3_max_reuse_distance", "max_live": "stage3_max_live_parameters", "sub_group": "sub_group_size",
+    "max_reuse": "stage3_max_reuse_distance", "max_live": "stage3_max_live_parameters", "sub_group": "sub_group_size", "hpz": "zero_hpz_partition_size",
 }  # fmt: skip
 
 
@@ -189,11 +202,21 @@ def told(tape: Tape, without: Sequence[str] = ("cublas",)) -> Phases:
     return phases([*rows, (phase, peak, live)])
 
 
+FOUR = (
+    *PLUS,
+    "2, adapters, checkpointed",
+    "1, accumulating",
+    "2, states away",
+    "3, accumulating",
+    "3, adapters, checkpointed",
+    "3, all away",
+)
+TWO = tuple(name for name in CASES if name not in FOUR)
 ALONE = ("2", "1, accumulating", "2, adapters", "3, one by one", "3", "3, checkpointed", "2, states away", "3, states away", "3, all away")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("names", "ranks"), [(tuple(CASES), 2), (ALONE, 1)], ids=("two", "one"))
+@pytest.mark.parametrize(("names", "ranks"), [(TWO, 2), (FOUR, 4), (ALONE, 1)], ids=("two", "four", "one"))
 def test_every_rank(names: tuple[str, ...], ranks: int) -> None:
     """In one, so that the processes are started once. One GPU with DeepSpeed is the usual way to offload."""
     seen, wrong = measured(names, ranks), []

@@ -66,8 +66,19 @@ def check(program: Program) -> Iterator[Problem]:
 
 def unserved(zero: ZeRO) -> Iterator[Problem]:
     """Settings without a formula."""
-    if zero.hpz > 1 or zero.qwz:
-        yield Problem(message="no formula yet for ZeRO++", where="use zero.hpz", hint="leave it away")
+    plus = "hpz" if zero.hpz > 1 else "qwz"
+    if (zero.hpz > 1 or zero.qwz) and zero.stage < 3:
+        yield Problem(message="ZeRO++'s copies and bytes are of weights that stage 3 gathers", where=f"use zero.{plus}", hint="`stage=3`")
+    if (zero.hpz > 1 or zero.qwz) and zero.offload_param != "none":
+        yield Problem(message="no formula yet for ZeRO++ beside offloaded weights", where=f"use zero.{plus}", hint="leave one of them away")
+    if zero.size % zero.hpz:
+        message = f"groups of {zero.hpz} do not divide {zero.size} ranks"
+        yield Problem(message=message, where="use zero.hpz", hint="the GPUs of a node, as ZeRO++ means it")
+    if zero.qgz:
+        message = "gradients that travel as 4 bits pass through buffers of kernels that no formula knows and no CPU runs"
+        yield Problem(
+            message=message, where="use zero.qgz", hint="leave it away: buffers of one gradient at a time are less than the bucket's"
+        )
     if "nvme" in (zero.offload_optimizer, zero.offload_param):
         yield Problem(message="no formula yet for ZeRO's offload to NVMe", where="use zero.offload_optimizer", hint="`cpu`")
     if zero.stage < 3 and zero.offload_param != "none":

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from memfit.lower.layouts.shards import COMPUTE, GATHER
+from memfit.lower.layouts.zeropp import opened, quantized, second
 from memfit.lower.recorder import Elastic, Recorder, Storage, Tensor
 from memfit.strategy import ZeRO
 
@@ -23,6 +24,7 @@ class Param:
     count: int
     stays: bool
     state: int = AWAY
+    second: Storage | None = None  # this rank's part of what its node holds of it once more (hpZ)
     users: set[str] = field(default_factory=set)
     fetched_for: int = -1
 
@@ -37,7 +39,7 @@ class Bundle:
     """Parameters that are gathered together, in one buffer that goes when all of them were asked for."""
 
     params: list[Param]
-    buffer: Storage | None
+    buffers: list[Storage | None]
     done: bool = False
 
 
@@ -109,25 +111,33 @@ class Coordinator:
         self.gather(chosen)
 
     def gather(self, params: Sequence[Param]) -> None:
+        """Those that the node holds once more come from there."""
+        for within in (True, False):
+            some = [param for param in params if (param.second is not None) is within]
+            if some:
+                self.gather_from(some, self.layout.hpz if within else self.layout.size, "hpz" if within else "zero")
+
+    def gather_from(self, params: Sequence[Param], ranks: int, group: str) -> None:
         """One comes into its own block; several into a buffer, from which each is copied when the first of them is asked for. A rank alone
         gathers nothing (runtime/zero/partition_parameters.py NoGatherCoalescedHandle)."""
-        if not params:
-            return
         r = self.r
         where, r.where = r.where, r.span
-        buffer, alone = None, self.layout.size == 1
+        buffers: list[Storage | None] = []
+        alone = self.layout.size == 1
         size = sum(param.leaf.format.bytes(param.part * self.layout.size) for param in params)
-        if len(params) == 1 or alone:
+        if self.layout.qwz and not alone:
+            size, buffers = quantized(r, params, (self.layout.size, ranks), self.stream)
+        elif len(params) == 1 or alone:
             for param in params:
                 param.storage.take()
         else:
-            buffer = r.scratch(size, "all_gather", "communication", self.stream)
+            buffers = [r.scratch(size, "all_gather", "communication", self.stream)]
         if self.layout.offload_param != "none" and not alone:
             there = [r.scratch(param.leaf.format.bytes(param.part), "to_device", "communication", self.stream) for param in params]
             del there
         if not alone:
-            r.comm("all_gather", size, self.layout.size, "zero", self.stream)
-        bundle = Bundle(params=list(params), buffer=buffer)
+            r.comm("all_gather", size, ranks, group, self.stream)
+        bundle = Bundle(params=list(params), buffers=buffers)
         for param in params:
             param.state = FLYING
             self.flying[param] = bundle
@@ -139,6 +149,8 @@ class Coordinator:
         if bundle.done:
             return
         where, self.r.where = self.r.where, self.r.span
+        if self.layout.qwz and bundle.buffers:
+            opened(self.r, bundle.params, self.layout.size, bundle.buffers)
         for one in bundle.params:
             one.storage.take()
             one.state = HERE
@@ -170,9 +182,17 @@ class Coordinator:
 
     def give_up(self, param: Param) -> None:
         if param.state == HERE and not param.users:
+            self.keep(param)
             param.storage.drop()
             param.state = AWAY
             self.available -= param.count
+
+    def keep(self, param: Param) -> None:
+        """A copy's part stays on the node (partition_parameters.py _partition_param_sec)."""
+        if self.layout.hpz > 1 and param.second is None:
+            where, self.r.where = self.r.where, self.r.span
+            param.second = second(self.r, param, self.layout)
+            self.r.where = where
 
     def leftovers(self) -> None:
         """Modules whose input has no gradient are not told of the end of their backward (release_backward_leftovers)."""

@@ -19,6 +19,7 @@ from memfit.lower.layouts.coordinator import AWAY, HERE, Coordinator, Module, Pa
 from memfit.lower.layouts.hooks import PAST
 from memfit.lower.layouts.shards import COMPUTE, REDUCE, settled
 from memfit.lower.layouts.zero import ZeRO, norm, stepper_of
+from memfit.lower.layouts.zeropp import second
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder, Storage, Tensor
 from memfit.program import Program
@@ -80,7 +81,9 @@ class ZeRO3(ZeRO):
             self.kept.append(r.scratch(leaf.format.bytes(part), "part", "weights"))
         whole = part * self.ranks if self.ranks > 1 or self.afar else 0  # one rank's part is taken as it stands there (NoGatherHandle)
         leaf.storage = r.elastic(leaf.format.bytes(whole), "gather", "communication", self.coordinator.stream)
-        self.params[id(leaf)] = Param(leaf=leaf, part=part, count=leaf.count, stays=leaf.count <= self.layout.persistence)
+        self.params[id(leaf)] = param = Param(leaf=leaf, part=part, count=leaf.count, stays=leaf.count <= self.layout.persistence)
+        if self.layout.hpz > 1:
+            param.second = second(r, param, self.layout)
 
     def join(self, trained: list[Param]) -> None:
         """Each parameter is there whole for a moment (zero.Init), the largest here; then the parts of the trained ones go to the host, and
@@ -223,6 +226,8 @@ class ZeRO3(ZeRO):
                 param.storage.take()
                 param.state = HERE
                 self.r.comm("all_gather", param.leaf.format.bytes(param.count), self.ranks, "zero")
+            if param.leaf.needs:  # what the node held is of the weights before (invalidate_secondary_tensor)
+                param.second = None
 
 
 def size_of(group: list[Param]) -> int:
