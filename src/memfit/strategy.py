@@ -95,6 +95,12 @@ class ZeRO(Layout):
     qgz: bool = option(False, "`zero_quantized_gradients` of ZeRO++")
     offload_optimizer: str = option("none", "where the states live", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
     offload_param: str = option("none", "where the weights live (stage 3)", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
+    optimizer_buffers: int = option(4, "`offload_optimizer.buffer_count`: pinned buffers on the way to NVMe", low=1, high=1024)
+    param_buffers: int = option(5, "`offload_param.buffer_count`, on the way to NVMe", low=1, high=1024)
+    param_buffer: int = option(100_000_000, "`offload_param.buffer_size`, values", low=1, high=2**40)
+    max_in_cpu: int = option(
+        1_000_000_000, "`offload_param.max_in_cpu`: values of a rank that stay on the host, not on NVMe", low=0, high=2**48
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ import pytest
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.job import Job
-from memfit.lower import distinct, lower
+from memfit.lower import distinct, lower, programmed
+from memfit.lower.host import offload
 from memfit.lower.layouts.shares import heaviest, shares
 from memfit.lower.layouts.zeropp import groups
 from memfit.model.families import build
@@ -18,6 +20,7 @@ from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.strategy import FSDP, Strategy, ZeRO, strategy_from
 from memfit.tape import Alloc, Comm, Free, Mark, Tape, check
+from memfit.words import cluster_of
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4000,
@@ -280,3 +283,26 @@ def test_groups_of_values_share_a_scale() -> None:
     assert groups(4096 * 4096) == 4096  # 2,098 do not divide it: the next that does, of 4,096 values
     with pytest.raises(InputError, match="cannot quantize a part of 12 values"):
         groups(12)
+
+
+def on_host(model: Model, zero: ZeRO) -> int:
+    return offload(programmed(model, Job(seq=16), None, Strategy(zero=zero), True))
+
+
+def test_on_nvme_the_host_holds_buffers_and_the_device_a_bucket_of_wide_gradients() -> None:
+    model = build({**CONFIG, "vocab_size": 400_000})
+    cpu, nvme = (ZeRO(size=2, stage=3, offload_optimizer=where, optimizer_buffers=5) for where in ("cpu", "nvme"))
+    part = model.parameters // 2
+    assert on_host(model, nvme) == 2 ** (2 * part - 1).bit_length() + 5 * 4 * (-(-part // 256) * 256)
+    assert on_host(model, cpu) > 12 * part + 2 * part
+    few, many = (held(run(model, zero, seq=16), "gradients")["backward 2"] for zero in (cpu, nvme))
+    table = 4 * 400_000 * 256 // 2  # one of two: each goes as it comes to the host
+    assert table < many - few < 4 * part
+    assert estimate(model, Job(seq=16), cluster_of("2xh100-sxm", ""), Strategy(zero=nvme), precise=False).time is None
+
+
+def test_weights_on_nvme_leave_so_many_on_the_host(model: Model) -> None:
+    cpu = ZeRO(size=2, stage=3, offload_optimizer="cpu", offload_param="cpu")
+    nvme = replace(cpu, offload_param="nvme", max_in_cpu=1000, param_buffers=3, param_buffer=1000)
+    part = model.parameters // 2
+    assert on_host(model, cpu) - on_host(model, nvme) == 2 ** (2 * part - 1).bit_length() - 2048 - 3 * 2 * 1024

@@ -10,6 +10,7 @@ from memfit.lower.optimize import SMALLEST_PAGED
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import ZeRO
+from memfit.units import round_up
 
 PAGED = {"int8_paged": 1, "fp32_paged": 4}  # bytes a value of the states that are managed memory
 
@@ -59,12 +60,15 @@ def offload(program: Program) -> int:
     zero, fsdp = program.strategy.zero, program.strategy.fsdp
     if not program.job.training:
         return 0
-    if zero is not None and "cpu" in (zero.offload_optimizer, zero.offload_param):
+    if zero is not None and {zero.offload_optimizer, zero.offload_param} != {"none"}:
         return of_zero(program, zero)
     gemini = program.strategy.gemini
     if gemini is not None and gemini.placement == "cpu":  # fp32 copies and two states, and 16 bits between the passes; not pinned
         return 14 * program.model.parameters // gemini.size
     return of_fsdp(program, program.strategy.shards) if fsdp is not None and fsdp.offload else 0
+
+
+AIO = 1024  # bytes that what is read and written is a multiple of (deepspeed 0.19.8 runtime/swap_tensor/utils.py)
 
 
 def pinned(size: int) -> int:
@@ -74,7 +78,9 @@ def pinned(size: int) -> int:
 def of_zero(program: Program, zero: ZeRO, pinned: Callable[[int], int] = pinned) -> int:
     """Stages 1 and 2: fp32 copies and gradients, a 16-bit copy on its way back, the largest parameter's gradient, with accumulation the sum of
     16-bit gradients (deepspeed 0.19.8 runtime/zero/stage_1_and_2.py). Stage 3: the same without those ways, and 16-bit gradients in any case;
-    weights where they are offloaded (runtime/zero/stage3.py)."""
+    weights where they are offloaded (runtime/zero/stage3.py). With states on NVMe 16-bit gradients and some buffers of the largest group that is
+    stepped at once, locked and not rounded up; with weights there a flat buffer of those that may stay, and some buffers (runtime/swap_tensor/
+    utils.py SwapBufferManager, partitioned_param_swapper.py). Left out: weights and groups of less than 1 MiB, which stay on the host."""
     width = FORMATS[program.weights].block_bytes
     trained = [(count, times) for count, _, times in program.trained_tensors()]
     part = sum(count * times for count, times in trained) // zero.size
@@ -86,8 +92,13 @@ def of_zero(program: Program, zero: ZeRO, pinned: Callable[[int], int] = pinned)
         else:
             size += pinned(4 * part) + pinned(width * part) + pinned(width * max(count for count, _ in trained))
             size += width * part if program.job.accumulate > 1 else 0
+    if zero.offload_optimizer == "nvme":
+        size += pinned(width * part) + zero.optimizer_buffers * 4 * round_up(min(part, zero.sub_group), AIO // 4)
+    whole = program.model.parameters // zero.size
     if zero.offload_param == "cpu":
-        size += pinned(width * part) + width * (program.model.parameters // zero.size - part)
+        size += pinned(width * part) + width * (whole - part)
+    if zero.offload_param == "nvme":
+        size += pinned(width * min(part, zero.max_in_cpu)) + zero.param_buffers * width * round_up(zero.param_buffer, AIO // width)
     return size
 
 

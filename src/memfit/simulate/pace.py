@@ -33,7 +33,9 @@ def step_time(
     """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`: those of the model, and those trained."""
     total, trainable = parameters
     known, pp = rates(cluster.gpu), strategy.pp
-    if known is None or (pp is not None and pp.schedule in DEFERRED):
+    zero = strategy.zero
+    on_disk = zero is not None and "nvme" in (zero.offload_optimizer, zero.offload_param)
+    if known is None or on_disk or (pp is not None and pp.schedule in DEFERRED):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
     many = 0 if pp is None or pp.size == 1 else micro_batches(pp, job)

@@ -182,21 +182,24 @@ class ZeRO3(ZeRO):
         casts = [self.r.scratch(self.format.bytes(count), "to", "communication", self.stream) for count in wide]
         together = None if alone else self.r.scratch(self.format.bytes(size), "cat", "communication", self.stream)
         self.r.comm("reduce_scatter", self.format.bytes(size), self.ranks, "zero", self.stream)
+        wides: list[Storage | None] = []
         for leaf in self.bucket:
             if self.away:
-                self.send(self.params[id(leaf)].part)
+                wides.append(self.send(self.params[id(leaf)].part))
             leaf.grad = None
-        del together, casts
+        del together, casts, wides
         self.bucket, self.count = [], 0
 
-    def send(self, part: int) -> None:
-        """Added up on the host, by way of the device; after the last micro-batch its norm is taken, and fp32 goes there (partition_grads)."""
+    def send(self, part: int) -> Storage | None:
+        """Added up on the host, by way of the device; after the last micro-batch its norm is taken, and fp32 goes there (partition_grads). To NVMe those
+        of a bucket go together, and stand on the device until then (_offload_grad_partition_at_boundary)."""
         back = self.r.scratch(self.format.bytes(part), "to", "gradients", self.stream)
+        wide: Storage | None = None
         if self.last:
             norm(self.r, (min(part, AT_ONCE),))
-            wide = self.r.scratch(4 * part, "to", "gradients", self.stream) if self.format is not FP32 else None
-            del wide
+            wide = self.r.scratch(4 * part, "to", "gradients", self.stream) if self.format is not FP32 else back
         del back
+        return wide if self.layout.offload_optimizer == "nvme" else None
 
     def finish(self) -> None:
         self.reduce()
