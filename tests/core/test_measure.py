@@ -22,22 +22,46 @@ BENCH = Path(__file__).resolve().parents[2] / "bench" / "campaign.toml"
 CONFIG = {"model_type": "llama", "num_hidden_layers": 8, "layer_types": ["full_attention"] * 8}
 
 
+SPAN: dict[str, set[Any]] = {
+    "method": {"full", "lora", "qlora", "freeze"}, "task": {"finetune", "inference"}, "checkpointing": {"none", "full"},
+    "attention": {"sdpa", "flash", "math", "efficient", "cudnn", "eager"}, "cache": {"dynamic", "static"},
+    "precision": {"bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast"},
+    "optimizer": {"adamw", "adamw_fused", "adamw_loop", "sgd", "adafactor", "adamw_8bit", "paged_adamw_8bit", "lion_8bit"},
+    "loss": {"plain", "liger", "liger-ce"}, "framework": {"transformers", "trl"}, "quantization": {"none", "nf4", "fp4", "int8"},
+    "liger": {False, True}, "merge": {False, True}, "beams": {1, 4},
+}  # fmt: skip
+
+
 def test_the_campaign_has_its_cases_and_spans_what_it_must() -> None:
+    """As the issue asks: at least 180 cases, 8 families, 0.1B to 32B, and every switch."""
+    from memfit.model.families import build
+
     found = planned(str(BENCH))
     assert len(found) >= 180
     assert len({case.file for case in found}) == len(found)
     assert len({case.config["model_type"] for case in found}) >= 8
-    jobs = [case.job for case in found]
-    for name, wanted in {
-        "method": {"full", "lora", "freeze"}, "task": {"finetune", "inference"}, "checkpointing": {"none", "full"},
-        "attention": {"sdpa", "flash", "math", "efficient", "cudnn", "eager"}, "cache": {"dynamic", "static"},
-        "precision": {"bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast"},
-        "optimizer": {"adamw", "adamw_fused", "adamw_loop", "sgd", "adafactor"},
-    }.items():  # fmt: skip
-        assert wanted <= {getattr(job, name) for job in jobs}, name
+    sizes = {case.model: build(case.config, name=case.model).parameters for case in found}
+    assert min(sizes.values()) < 0.2e9
+    assert max(sizes.values()) > 32e9
+    for name, wanted in SPAN.items():
+        assert wanted <= {getattr(case.job, name) for case in found}, name
     assert {case.strategy.ranks for case in found} >= {1, 2, 4, 8, 64}
-    assert {name for case in found for name, _ in case.strategy.uses()} >= {"fsdp", "tp", "ddp"}
+    assert {name for case in found for name, _ in case.strategy.uses()} >= {"fsdp", "tp", "ddp", "pp", "cp"}
+    assert any(case.strategy.pp is not None and case.rank == case.strategy.ranks - 1 for case in found)
     assert found[0].history
+
+
+def test_the_campaign_goes_up_to_what_an_80_gb_gpu_holds() -> None:
+    """Batches and lengths in a grid, with and without checkpointing, whose ends are said not to fit; prompts of tens of thousands of tokens."""
+    import memfit
+
+    found = [case for case in planned(str(BENCH)) if not case.use]
+    grid = [case for case in found if case.model == "meta-llama/Llama-3.2-1B" and case.job.training]
+    assert {case.job.batch for case in grid} >= {1, 2, 4, 8, 16, 32}
+    assert {case.job.seq for case in grid} >= {512, 1024, 2048, 4096, 8192, 16384, 32768}
+    assert any(case.job.seq >= 32000 for case in found if not case.job.training)
+    said = {memfit.estimate(case.config, gpu="h100-sxm", **case.changes).verdict for case in grid if case.job.batch * case.job.seq > 32000}
+    assert said >= {"fits", "no"}
 
 
 def test_every_case_of_the_campaign_can_be_predicted() -> None:
@@ -143,6 +167,26 @@ def test_ranks_are_counted_from_nought(capsys: pytest.CaptureFixture[str]) -> No
     ):
         assert main(words) == 2
         assert said in capsys.readouterr().err
+
+
+def test_tokens_a_second_are_those_of_the_rank() -> None:
+    """Of a pipeline all micro-batches pass; of a sequence that is split a part; a prompt alone is read."""
+    peaks = [Peak(phase="forward", step=step, allocated=1, reserved=1, seconds=2.0) for step in (0, 1)]
+    answer = {"result": "ok", "by": "cuda", "phases": [vars(one) for one in peaks]}
+    whole = recorded(case(seq=512), answer, 1.0).tokens_per_second
+    assert whole == 256
+    for use, share in (("pp=2,micro_batches=4", 4.0), ("cp=2 fsdp=2", 0.5), ("fsdp=4", 1.0)):
+        found = recorded(dataclasses.replace(case(seq=512), use=tuple(use.split())), answer, 1.0)
+        assert found.tokens_per_second == whole * share, use
+    read_only = {**answer, "phases": [{**vars(peaks[0]), "phase": "prefill"}]}
+    assert recorded(case(task="inference", seq=100, new_tokens=0), read_only, 1.0).tokens_per_second == 50
+
+
+def test_a_cpu_that_is_full_is_out_of_memory_too() -> None:
+    text = "[enforce fail at alloc_cpu.cpp:124] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 13107200000 bytes. Error code 12"
+    found = failure(RuntimeError(text))
+    assert (found["result"], found["asked"]) == ("oom", 13107200000)
+    assert found["free"] is None or found["free"] >= 0
 
 
 def test_steps_are_summed_over_their_phases() -> None:

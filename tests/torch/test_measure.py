@@ -12,8 +12,8 @@ from memfit.errors import InputError
 from memfit.job import Job
 from memfit.measure.campaign import read, run
 from memfit.measure.compare import predicted
-from memfit.measure.record import Case, Record, records
-from memfit.measure.run import measure
+from memfit.measure.record import Case, Record, records, write
+from memfit.measure.run import measure, recorded
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -146,6 +146,28 @@ def test_a_campaign_runs_the_best_first_and_goes_on_where_it_stopped(tmp_path: P
     assert told == [("high", False), ("high", True), ("low", False), ("low", True)]
     assert {one.model: one.result for one in records(tmp_path / "out").values()} == {"high": "ok", "low": "ok"}
     assert json.loads((tmp_path / "out" / todo[0].file).read_text())["schema"] == 2
+
+
+def test_what_was_cut_off_or_refused_is_left_for_another_call(tmp_path: Path) -> None:
+    """A campaign goes on behind a case that lacks a package; only what took its own limit is a timeout for good."""
+    todo = [case(seq=length) for length in (16, 32, 64)]
+    ends = {16: "refused", 32: "timeout", 64: "timeout"}
+
+    def one(asked: Case, folder: Path, *, device: str, limit: float) -> Record:
+        if ends[asked.job.seq] == "refused":
+            raise InputError.one("Liger's kernels are liger-kernel's, which is not installed")
+        record = recorded(asked, {"result": "timeout", "by": "profiler"}, limit)
+        folder.mkdir(exist_ok=True)
+        write(record, folder / asked.file)
+        return record
+
+    told: list[str] = []
+    made = run(todo[:2], tmp_path, budget=50.0, limit=100.0, told=lambda _, record: told.append(record.result if record else ""), one=one)
+    assert told == ["", "error", "", "timeout"]
+    assert "not installed" in made[0].error
+    assert not list(tmp_path.glob("*.json"))
+    run(todo[2:], tmp_path, budget=500.0, limit=100.0, told=lambda *_: None, one=one)
+    assert [path.name for path in tmp_path.glob("*.json")] == [todo[2].file]
 
 
 def test_what_cannot_be_measured_is_refused_all_at_once() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ pytest.importorskip("accelerate")
 
 from tests.torch.watch import told
 
+import torch
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.measure.child import run
@@ -115,6 +120,31 @@ def test_what_a_cpu_cannot_is_told(options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError) as refused:
         measured(options)
     assert said in str(refused.value)
+
+
+def test_every_case_of_the_campaign_can_be_run_on_a_gpu() -> None:
+    """Nothing of it is refused there, but for packages that are not installed here: a GPU's day is short."""
+    from memfit.measure.real import refusals
+    from memfit.verbs import planned
+
+    bench = Path(__file__).resolve().parents[2] / "bench" / "campaign.toml"
+    for case in planned(str(bench)):
+        said = [one.message for one in refusals(case, torch.device("cuda", 0)) if "not installed" not in one.message]
+        assert not said, (case.name, said)
+
+
+@pytest.mark.slow
+def test_a_cpu_runs_out_of_memory_as_a_gpu_does(tmp_path: Path) -> None:
+    """Under a limit of 8 GiB, logits of 13 GB: the record says what was asked for and what was free."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**CONFIG, "vocab_size": 200_000, "max_position_embeddings": 4096, "num_hidden_layers": 1}))
+    words = f"{sys.executable} -m memfit measure {config} --precision fp32 --batch 4 --seq 4096 --json"
+    done = subprocess.run(["bash", "-c", f"ulimit -v {8 * 2**20}; exec {words}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["result"] == "oom", found["error"]
+    assert found["asked"] >= 13e9
+    assert found["free"] < 8 * 2**30
 
 
 @pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")

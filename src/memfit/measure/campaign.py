@@ -13,12 +13,13 @@ from typing import Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import job_from
 from memfit.measure.record import Case, Record
-from memfit.measure.run import device_here, measure
+from memfit.measure.run import COUNTED, device_here, measure, recorded
 from memfit.registry import nearest
 
 KEYS = ("models", "value", "job", "jobs", "steps", "use", "rank", "history", "layers")
 SHORTEST = 20.0  # seconds: with less of the budget left no further case is begun
 Configs = Callable[[str], Mapping[str, Any]]
+One = Callable[..., Record]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +95,11 @@ def shortened(config: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     return short
 
 
-def run(todo: list[Case], folder: Path, *, budget: float, limit: float, told: Callable[[Case, Record | None], None]) -> list[Record]:
-    """Cases in order until the budget is spent; those with a record in the folder are done. `told` hears of each, before and after."""
+def run(
+    todo: list[Case], folder: Path, *, budget: float, limit: float, told: Callable[[Case, Record | None], None], one: One = measure
+) -> list[Record]:
+    """Cases in order until the budget is spent; those with a record in the folder are done. `told` hears of each, before and after. What
+    cannot be run here for lack of a package, and what the budget's end cut off, is told and left for another call."""
     start = time.monotonic()
     device = device_here()
     made: list[Record] = []
@@ -106,6 +110,13 @@ def run(todo: list[Case], folder: Path, *, budget: float, limit: float, told: Ca
         if left < SHORTEST:
             break
         told(case, None)
-        made.append(measure(case, folder, device=device, limit=min(left, limit)))
-        told(case, made[-1])
+        try:
+            record = one(case, folder, device=device, limit=min(left, limit))
+        except InputError as bad:
+            reason = "; ".join(problem.message for problem in bad.problems)
+            record = recorded(case, {"result": "error", "error": f"refused: {reason}"[:500], "by": COUNTED[device]}, 0.0)
+        if record.result == "timeout" and left < limit:
+            (folder / case.file).unlink(missing_ok=True)
+        made.append(record)
+        told(case, record)
     return made

@@ -22,6 +22,7 @@ LIBRARIES = ("peft", "accelerate", "bitsandbytes", "trl")
 EVENTS = 2_000_000
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _FREE = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) (?:is )?free")  # torch 2.1 and newer; before
+_HOST = re.compile(r"you tried to allocate (\d+) bytes")  # c10/core/impl/alloc_cpu.cpp
 UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 
@@ -84,10 +85,27 @@ def note(found: dict[str, Any], what: str, used: int | None) -> None:
 def failure(problem: Exception) -> dict[str, Any]:
     """An OOM says how much was asked for and how much was free."""
     text = " ".join(str(problem).split())
-    out = "OutOfMemory" in type(problem).__name__ or "out of memory" in text
+    out = "OutOfMemory" in type(problem).__name__ or "out of memory" in text or isinstance(problem, MemoryError)
     said = {"asked": _ASKED.search(text), "free": _FREE.search(text)} if out else {}
-    told = {name: int(float(found[1]) * UNITS[found[2]]) for name, found in said.items() if found is not None}
+    told: dict[str, Any] = {name: int(float(found[1]) * UNITS[found[2]]) for name, found in said.items() if found is not None}
+    host = _HOST.search(text)
+    if host is not None:
+        out, told = True, {"asked": int(host[1]), "free": free_of_host()}
     return {"result": "oom" if out else "error", "error": f"{type(problem).__name__}: {text}"[:500], **told}
+
+
+def free_of_host() -> int | None:
+    """What the machine, or a limit on this process (`ulimit -v`), leaves: Linux says both."""
+    try:
+        import resource
+
+        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        rows = (row.split() for row in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        left = next(int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:")
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        return left if limit == resource.RLIM_INFINITY else max(0, min(left, limit - held))
+    except (ImportError, OSError, StopIteration, ValueError):
+        return None
 
 
 def remember(torch: Any) -> None:

@@ -17,6 +17,9 @@ from memfit.measure.child import PREFIX
 from memfit.measure.record import Case, Peak, Record, write
 from memfit.model.families import build
 from memfit.model.modules import Attention
+from memfit.techniques.pp import micro_batches
+
+COUNTED = {"cuda": "cuda", "cpu": "profiler"}  # whose figures a device's are
 
 
 def measure(case: Case, folder: Path | None = None, *, device: str = "", limit: float = 600.0) -> Record:
@@ -44,7 +47,7 @@ def finished(asked: Mapping[str, Any], alloc_conf: str, limit: float) -> dict[st
     try:
         done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=limit, env=environment, check=False)
     except subprocess.TimeoutExpired:
-        return {"result": "timeout", "error": f"not done after {limit:.0f} s", "by": "cuda" if asked["device"] == "cuda" else "profiler"}
+        return {"result": "timeout", "error": f"not done after {limit:.0f} s", "by": COUNTED[asked["device"]]}
     lines = [line for line in done.stdout.splitlines() if line.startswith(PREFIX)]
     if lines:
         found: dict[str, Any] = json.loads(lines[-1][len(PREFIX) :])
@@ -53,18 +56,13 @@ def finished(asked: Mapping[str, Any], alloc_conf: str, limit: float) -> dict[st
         return found
     last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing said")
     message = f"the process ended with {done.returncode}: {last.strip()}"[:400]
-    return {"result": "error", "error": message, "by": "cuda" if asked["device"] == "cuda" else "profiler"}
+    return {"result": "error", "error": message, "by": COUNTED[asked["device"]]}
 
 
 def recorded(case: Case, answer: Mapping[str, Any], whole: float) -> Record:
     phases = tuple(Peak(**one) for one in answer.get("phases", ()))
-    job, steps = case.job, step_seconds(phases)
-    per_second = None
-    if answer.get("result") == "ok":
-        steady = steps[1:] or steps
-        seconds = sum(steady) / len(steady) if steady else sum(one.seconds for one in phases if one.phase == "decode")
-        tokens = job.batch * (job.seq * job.accumulate if job.training else job.new_tokens - 1)
-        per_second = tokens / seconds if seconds else None
+    steps = step_seconds(phases)
+    per_second = rate(case, phases, steps) if answer.get("result") == "ok" else None
     return Record(
         case=case.name, model=case.model, config=case.config, job=case.changes, use=case.use, rank=case.rank, world=case.strategy.ranks,
         **{**answer, "phases": phases}, step_seconds=steps, tokens_per_second=per_second, seconds=whole,
@@ -72,10 +70,25 @@ def recorded(case: Case, answer: Mapping[str, Any], whole: float) -> Record:
     )  # fmt: skip
 
 
+def rate(case: Case, phases: tuple[Peak, ...], steps: tuple[float, ...]) -> float | None:
+    """Tokens that pass through this rank in a second: of steps but the first, of what is generated behind the first token, or of a prompt alone."""
+    job, strategy = case.job, case.strategy
+    if job.training:
+        steady = steps[1:] or steps
+        seconds = sum(steady) / len(steady) if steady else 0.0
+        batches = job.accumulate if strategy.pp is None else micro_batches(strategy.pp, job)
+        tokens = job.batch * batches * job.seq // strategy.size("cp")
+    else:
+        phase, length = ("decode", job.new_tokens - 1) if job.new_tokens > 1 else ("prefill", job.seq)
+        seconds = sum(one.seconds for one in phases if one.phase == phase)
+        tokens = job.batch * length
+    return tokens / seconds if seconds else None
+
+
 def per_token(case: Case) -> int:
     """Operations of the model for one token (Chowdhery et al., PaLM, appendix B): 2 for each weight that multiplies and 4·L·H·N·T for
     attention going forward, twice that for gradients of weights and inputs; with frozen weights only those of inputs. What an
-    embedding looks up is none. Of a rank that shares the matrices: its part."""
+    embedding looks up is none. Of a rank that shares the matrices or the layers: its part."""
     try:
         model = build(case.config)
     except InputError:
@@ -87,7 +100,7 @@ def per_token(case: Case) -> int:
     tokens = job.seq if job.training else job.seq + job.new_tokens
     forward = 2 * weights + sum(4 * mixer.heads * mixer.head * tokens for mixer in mixers)
     passes = 1 if not job.training else 3 if job.method == "full" else 2
-    return passes * forward // case.strategy.size("tp")
+    return passes * forward // (case.strategy.size("tp") * case.strategy.size("pp"))
 
 
 def step_seconds(phases: tuple[Peak, ...]) -> tuple[float, ...]:
