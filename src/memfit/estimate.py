@@ -24,7 +24,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
-from memfit.simulate.pace import generation_time, step_time
+from memfit.simulate.pace import generation_time, step_time, untold
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
@@ -122,6 +122,21 @@ class Estimate:
             return None
         tape = self.memory.tape if self.memory.tape.repeats else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
         return generation_time(tape, self.cluster, self.job, self.strategy)
+
+    @property
+    def untimed(self) -> str:
+        """Why formulas for a GPU tell no time; empty where they do, and where nothing is asked."""
+        nothing = not self.job.training and self.job.new_tokens < 1
+        if (
+            self.cluster is None
+            or self.script
+            or nothing
+            or self.source != "formula"
+            or self.time is not None
+            or self.generation is not None
+        ):
+            return ""
+        return untold(self.memory.tape, self.cluster, self.strategy)
 
     @property
     def parts(self) -> dict[str, int]:

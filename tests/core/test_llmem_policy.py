@@ -85,7 +85,9 @@ MEASURED = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_where_all_three_ran_the_quickest_is_told_and_the_slowest(name: str) -> None:
     """Not so where 4DP does not fit: 4TP was the quicker for OPT-2.7b (by a quarter) and CodeGen-2B (by 1 %), and by kernels and links alone
-    2DP+2TP is. What Python does between kernels, which steps of a few sequences wait for, is on no tape."""
+    2DP+2TP is. With the batches found here (7 x 2 and 19 sequences, 5 x 2 and 10) both steps of each model took as long, 2.2 s and 1.2 s: they waited for the
+    host, where LLMem's models ask nvidia-smi in every layer; what that takes is on no tape. bloom-3b's third way is 2DP+2TP, measured out of memory
+    (test_gemini)."""
     measured, batches = MEASURED[name]
     seconds = []
     for method, batch in zip(METHODS, batches, strict=True):

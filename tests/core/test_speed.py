@@ -9,6 +9,7 @@ from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu, find_link
 from memfit.hardware.collectives import PORT, Group, seconds
 from memfit.report import speed as report
+from memfit.truth.case import Refused
 from memfit.truth.rows import Row
 from memfit.truth.speed import Speeds, correlation, said, speeds
 from memfit.verbs import speeds as asked
@@ -126,3 +127,8 @@ def test_the_page_shows_the_record(record: Speeds):
     data = report.data(record)
     assert len(json.dumps(data)) > 1000
     assert report.text(record).splitlines()[1].startswith("source")
+
+
+@pytest.mark.parametrize("speed", [{"tokens_per_s": -5}, {"step_ms": -3.0}, {"tokens_per_s_per_gpu": 0}, {"tokens_per_s_per_gpu": "x"}, {}])
+def test_a_speed_that_is_none_has_no_answer(speed):
+    assert isinstance(said(Row(**ROW, speed=speed)), Refused)

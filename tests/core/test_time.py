@@ -417,3 +417,19 @@ def test_stages_that_take_as_long_are_told_once():
     assert alike(PP(size=4), 17) == (0, 1, 1, 3)  # the first has one more
     assert alike(PP(size=5, stages="3/4/3/4/2"), 16) == (0, 1, 2, 1, 4)
     assert alike(PP(size=2, schedule="interleaved", virtual=2), 16) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "word"),
+    [
+        ("meta-llama/Llama-3.2-1B", {"gpu": "4xh100-sxm", "use": ["pp=4,micro_batches=8,schedule=zero-bubble"]}, "two parts"),
+        ("Qwen/Qwen3-32B-FP8", {"gpu": "h100-sxm", "task": "inference", "new_tokens": 8}, "fp8"),
+        ("meta-llama/Llama-3.2-1B", {"gpu": "h100-sxm"}, ""),
+        ("meta-llama/Llama-3.2-1B", {"gpu": "h100-sxm", "task": "inference", "new_tokens": 0}, ""),
+    ],
+)
+def test_a_time_that_is_not_told_has_a_reason(name, asked, word):
+    found = ask(name, offline=True, **asked)
+    assert word in found.untimed
+    assert bool(found.untimed) is bool(word)
+    assert not word or (found.time is None and found.generation is None)

@@ -22,6 +22,7 @@ TIME: tuple[tuple[str, str, str], ...] = (
     ("time.kernels", "integer", "that are launched in the step"),
     ("time.measured", "boolean", "on this GPU, not on one of its kind"),
     ("time.origin", "string", "whose kernels"),
+    ("untimed", "string?", "why formulas for a GPU tell neither `time` nor `generation`; null where they do"),
     ("generation", "object?", "of all new tokens; null as `time` is, and where nothing is generated"),
     ("generation.seconds", "number", "from the prompt to the last token"),
     ("generation.prefill", "number", "seconds until the first token"),
@@ -36,6 +37,8 @@ TIME: tuple[tuple[str, str, str], ...] = (
 
 def pace(estimate: Estimate) -> Iterator[str]:
     time = estimate.time
+    if why := estimate.untimed:
+        yield f"how long it takes is not told: {why}"
     if time is None:
         yield from generating(estimate.generation)
         return
@@ -63,7 +66,7 @@ def duration(seconds: float) -> str:
 
 
 def time_dict(estimate: Estimate) -> dict[str, Any]:
-    return {"time": told("time", estimate.time), "generation": told("generation", estimate.generation)}
+    return {"time": told("time", estimate.time), "untimed": estimate.untimed or None, "generation": told("generation", estimate.generation)}
 
 
 def told(name: str, found: Duration | Generation | None) -> dict[str, Any] | None:

@@ -10,8 +10,8 @@ from memfit.hardware import Cluster
 from memfit.strategy import Strategy
 
 # Seconds a value that AdamW takes on the whole host, two 24-core processors of 2017: DeepSpeed's CPUAdam and torch's own (ZeRO-Offload, arXiv
-# 2101.06840, table 4: 2.57 and 14.76 s for ten billion; quoted from memory, not looked up again). Newer hosts have two to three times that
-# memory bandwidth.
+# 2101.06840, table 4: 2.57 and 14.76 s for ten billion; quoted from memory, not looked up again. DeepSpeed's own documentation says 5 to 7 times,
+# deepspeed.ai/tutorials/zero-offload). Newer hosts have two to three times that memory bandwidth.
 DEEPSPEED, TORCH = 0.257e-9, 1.476e-9
 
 

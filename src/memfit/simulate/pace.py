@@ -15,9 +15,9 @@ from memfit.simulate.away import away
 from memfit.simulate.bubbles import pipelined, standing
 from memfit.simulate.generating import Generation, generation
 from memfit.simulate.memory import Memory
-from memfit.simulate.time import Calls, Duration, Spread, duration
+from memfit.simulate.time import UNMEASURED, Calls, Duration, Spread, duration
 from memfit.strategy import Strategy
-from memfit.tape import Comm, Tape
+from memfit.tape import Comm, Compute, Tape
 from memfit.techniques.pp import DEFERRED, micro_batches
 
 
@@ -57,6 +57,22 @@ def generation_time(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) 
     return None if known is None else generation(tape, known, job, calls=calls(cluster, strategy))
 
 
+def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
+    """Why a tape on these GPUs has no time."""
+    known, pp, call = rates(cluster.gpu), strategy.pp, calls(cluster, strategy)
+    if known is None:
+        return f"neither kernels of {cluster.gpu.name} nor of a GPU of its kind were measured"
+    if pp is not None and pp.schedule in DEFERRED:
+        return f"no formula says how long a pipeline waits whose backwards come in two parts (`schedule={pp.schedule}`)"
+    if any(type(event) is Compute and event.math in UNMEASURED for event in tape):
+        return "nobody measured the kernels that multiply weights in fp8 blocks"
+    if any(type(event) is Comm and call(event) is None for event in tape):
+        return "a link between its GPUs is not known: name the network of the nodes"
+    if known.host is None:
+        return "no copy between this GPU and its host was measured"
+    return "nothing on its tape computes"
+
+
 def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype: str) -> int:
     """Bytes of the parameters that the optimizer steps on this rank. States that are like them tell, shards and all."""
     like = [state for state in OPTIMIZERS[job.optimizer].states if state == "like"]
@@ -83,4 +99,4 @@ def calls(cluster: Cluster, strategy: Strategy) -> Calls:
     return call
 
 
-__all__ = ["calls", "generation_time", "step_time"]
+__all__ = ["calls", "generation_time", "step_time", "untold"]

@@ -109,6 +109,8 @@ def said(row: Row) -> Speed | Refused:
         return refused(row, "memfit refuses the job", str(bad.problems[0].message))
     except Exception as defect:  # noqa: BLE001 - as for memory: named, and the other rows are still answered
         return refused(row, "a defect of memfit", f"{type(defect).__name__}: {defect}"[:120])
+    if measured <= 0 or predicted <= 0:
+        return refused(row, "the speed is no positive number", f"{measured:g}, predicted {predicted:g}")
     return Speed(case=case, measured=measured, predicted=predicted)
 
 
