@@ -22,7 +22,7 @@ from memfit.plan.holds import Holds, Walked, passing
 from memfit.simulate.away import away
 from memfit.simulate.pace import calls
 from memfit.simulate.time import Duration, duration
-from memfit.strategy import ONE, Strategy
+from memfit.strategy import Strategy
 from memfit.tape import Tape
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
@@ -32,12 +32,12 @@ SHORT = 2  # layers of the short models
 
 
 class Like(NamedTuple):
-    """A job, and the layouts that split its model: what ranks of it run, others that share out the data run too. `sharded`: and what
-    ZeRO adds to it."""
+    """A job, and the layouts that split its model: what ranks of it run, others that share out the data run too. `cast`: DeepSpeed makes
+    one precision of several."""
 
     job: Job
     inner: Strategy
-    sharded: Strategy = ONE
+    cast: bool = False
 
     @property
     def split(self) -> int:
@@ -100,7 +100,7 @@ class Bounds:
         """Seconds a sequence of kernels that only move bytes, with nothing recomputed, in micro-batches of at most `batch`: what they move
         of weights is shared by more sequences the larger those are."""
         like = like.of(checkpointing="none", attention="sdpa", accumulate=1, batch=batch, optimizer="sgd", evaluate=False)
-        like = like._replace(sharded=ONE)
+        like = like._replace(cast=False)
         if like not in self.moved:
             tape = self.lowered(like)
             found = None if tape is None or self.ideal is None else self.duration(tape, like, self.ideal)
@@ -133,27 +133,12 @@ class Bounds:
     def walked(self, like: Like, batch: int) -> Walked | None:
         """One micro-batch, as the formulas have it; None where they refuse it."""
         precision = KERNELS.get(like.job.precision, like.job.precision) if like.job.hugging else like.job.precision
-        like = like.of(batch=batch, accumulate=1, optimizer="sgd", precision=precision)
+        like = like.of(batch=batch, accumulate=1, optimizer="sgd", precision=precision)._replace(cast=False)
         if like not in self.tapes:
             tape = self.lowered(like)
             found = None if tape is None else self.walk(tape, like)
-            self.tapes[like] = self.longer(like, found) if found is not None and like.sharded else found
+            self.tapes[like] = found
         return self.tapes[like]
-
-    def longer(self, like: Like, found: Walked) -> Walked:
-        """With what ZeRO's own kernels take at ideal rates. Its walks are long, so that two short models tell what a layer adds."""
-        if len(self.model.kinds) > 1 or len(self.model.layers) <= SHORT + 1:
-            return found
-        times: list[float] = []
-        for layers in (SHORT, SHORT + 1):
-            model = self.short.setdefault(layers, replace(self.model, layers=self.model.layers[:layers]))
-            try:
-                tape = lower(model, like.job, like.sharded, self.cluster, compact=True)
-            except (InputError, NotImplementedError):
-                return found
-            times.append(self.passes(tape, like, self.ideal))
-        more = max(0.0, times[0] + (len(self.model.layers) - SHORT) * (times[1] - times[0]) - found.ideal)
-        return found._replace(seconds=found.seconds + more, ideal=found.ideal + more)
 
     def lowered(self, like: Like) -> Tape | None:
         try:
@@ -170,7 +155,7 @@ class Bounds:
         return 0.0 if found is None else sum(value for kind, value in found.parts.items() if kind not in BESIDE)
 
     def duration(self, tape: Tape, like: Like, rates: Rates) -> Duration | None:
-        return duration(tape, rates, like.job, 0, calls=calls(self.cluster, like.sharded or like.inner))
+        return duration(tape, rates, like.job, 0, calls=calls(self.cluster, like.inner))
 
     def stepping(self, job: Job, strategy: Strategy) -> float:
         """Of the optimizer's own kernels, or of what the host does instead."""
@@ -222,13 +207,15 @@ def alike(job: Job, strategy: Strategy) -> Like | None:
     if strategy.zero is not None or (strategy.size("fsdp") > 1 and job.autocast):
         half = next((name for name in ("bf16", "fp16") if name in job.precision), job.precision)
         cast = job.replace(precision=half, adapter_dtype="base", prepare_kbit=False)
-        return Like(cast, inner, strategy if strategy.zero is not None else ONE)
+        return Like(cast, inner, strategy.zero is not None)
     return Like(job, inner)
 
 
 def closest(strategy: Strategy) -> Strategy:
     """The layout that runs the same kernels and holds the least: with all ranks that share the data in one group of shards, on the GPU."""
-    fsdp = strategy.fsdp
+    fsdp, zero = strategy.fsdp, strategy.zero
+    if zero is not None:
+        return replace(strategy, zero=replace(zero, offload_optimizer="none", offload_param="none"))
     if fsdp is None or fsdp.size == 1 or strategy.size("pp") * strategy.size("ep") > 1:
         return strategy
     return replace(strategy, ddp=None, fsdp=replace(fsdp, size=fsdp.size * strategy.size("ddp"), offload=False))

@@ -61,10 +61,12 @@ class Holds:
         self.trained: dict[Job, int] = {}
 
     def trainable(self, job: Job) -> int:
-        like = job.replace(batch=1, accumulate=1, checkpointing="none", optimizer="sgd")
-        if like not in self.trained:
-            self.trained[like] = trainable(self.model, like)
-        return self.trained[like]
+        if job not in self.trained:
+            like = job.replace(batch=1, accumulate=1, checkpointing="none", optimizer="sgd")
+            if like not in self.trained:
+                self.trained[like] = trainable(self.model, like)
+            self.trained[job] = self.trained[like]
+        return self.trained[job]
 
     def kept(self, job: Job, strategy: Strategy) -> Kept:
         """Whatever lives on the host is left out."""

@@ -144,7 +144,7 @@ class Search:
             found: dict[Like | None, list[int]] = {}
             for place, strategy in enumerate(self.space.strategies):
                 like = alike(job, strategy)
-                if like is None or not like.sharded or self.cast.setdefault(like, job) == job:  # ZeRO makes one of several precisions
+                if like is None or not like.cast or self.cast.setdefault(like, job) == job:  # ZeRO makes one of several precisions
                     found.setdefault(like, []).append(place)
             self.alike[job] = found
         return self.alike[job]

@@ -49,8 +49,8 @@ def head(plan: Plan) -> Iterator[str]:
     work, counted = plan.work, plan.counted
     yield f"{work.model.name} on {cluster(plan)}, {work.sequences} sequences of {work.job.seq} tokens a step"
     yield (
-        f"{counted.size:,} candidates: {counted.estimated} estimated, {counted.replayed} with the allocator replayed, the others ruled out"
-        + (" so far (interrupted)" if plan.interrupted else "")
+        f"{counted.size:,} candidates: {counted.estimated} estimated, {counted.replayed} with the allocator replayed, the others ruled out by bounds"
+        f" ({counted.walked} walks of one GPU's kernels)" + (" so far (interrupted)" if plan.interrupted else "")
     )
 
 
@@ -192,7 +192,12 @@ def data(plan: Plan) -> dict[str, Any]:
         "tokens": plan.tokens,
         "policy": plan.policy,
         "interrupted": plan.interrupted,
-        "counted": {"candidates": plan.counted.size, "estimated": plan.counted.estimated, "replayed": plan.counted.replayed},
+        "counted": {
+            "candidates": plan.counted.size,
+            "walked": plan.counted.walked,
+            "estimated": plan.counted.estimated,
+            "replayed": plan.counted.replayed,
+        },
         "reason": plan.reason,
         "rows": [{**row_data(row), "front": fronted(plan, row)} for row in plan.rows],
         "dropped": [dataclasses.asdict(one) for one in plan.dropped],
