@@ -12,7 +12,7 @@ from memfit.estimate import estimate
 from memfit.hardware import find_gpu, parse_cluster
 from memfit.hardware.prices import price, priced
 from memfit.job import Job
-from memfit.plan.bounds import Bounds, alike, closest, staged
+from memfit.plan.bounds import Bounds, alike, closest
 from memfit.plan.planning import Wish, plan
 from memfit.plan.search import Kind, Node, Search
 from memfit.plan.space import AXES, Space, Work, label, turned
@@ -123,7 +123,8 @@ def test_bounds_are_bounds(model, gpus, seed):
         floor = search.floor(kernels, like) if known else 0.0
         passes += 0.0 if like is None else times * batch * bounds.splitting(like)
         calling = bounds.calling(kernels, strategy, times)
-        least = max(max(floor, staged(strategy, times) * passes) + search.taken_share * calling, calling) + bounds.stepping(job, strategy)
+        share = 1.0 if walked is None else bounds.staged(like, strategy, (batch, times), walked)
+        least = max(max(floor, share * passes) + search.taken_share * calling, calling) + bounds.stepping(job, strategy)
         assert least <= found.time.seconds * (1 + 1e-9)
 
 

@@ -24,6 +24,7 @@ from memfit.simulate.pace import calls
 from memfit.simulate.time import Duration, duration
 from memfit.strategy import Strategy
 from memfit.tape import Tape
+from memfit.techniques.pp import counts as layers_of
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
 AGAIN = {"full": 1.0, "selective": 0.2}  # of the layers' products, the least that is computed again: every second is kept, maybe the larger
@@ -71,15 +72,16 @@ class Bounds:
         self.counts = self.holds.counts
         self.short: dict[int, Model] = {}
         self.tapes: dict[Like, Walked | None] = {}
+        self.layers: dict[Like, float] = {}
         self.moved: dict[Like, float] = {}
 
     def compute(self, job: Job, seq: int) -> float:
         """Of the products of one sequence, at the best rate that any was measured at; nothing where no rate is known."""
         if self.rates is None:
             return 0.0
-        peak = max(self.rates.rate(math) for math in (("fp32",) if job.precision == "fp32" else ("bf16", "fp16")))
-        best = max(fraction for row in self.rates.matmul.values() for _, fraction in row)
+        best = self.quickest(job)
         fused = max(fraction for table in self.rates.attention.values() for row in table.values() for _, fraction in row)
+        fused = max(best, fused * self.peak(job))
         layers, again, head, _ = self.counts
         linear = 2.0 * seq * (layers + head)
         scored = sum(times * scores(layer, seq) for layer, times in self.model.kinds)
@@ -87,7 +89,7 @@ class Bounds:
         linear += back * linear * (1 - 1 / max(1, len(self.model.layers)) if back == 1 else 1)
         linear += 2 * seq * again * AGAIN.get(job.checkpointing, 0.0)
         flash = job.attention not in ("eager", "math")
-        return linear / (peak * best) + (scored * (1 + back) / (peak * max(fused, best)) if flash else 0.0)
+        return linear / best + (scored * (1 + back) / fused if flash else 0.0)
 
     @staticmethod
     def backward(job: Job) -> int:
@@ -140,9 +142,44 @@ class Bounds:
             self.tapes[like] = found
         return self.tapes[like]
 
-    def lowered(self, like: Like) -> Tape | None:
+    def staged(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> float:
+        """Of the kernels of all micro-batches, the least share that a rank of a pipeline is busy or waits: no stage is quicker than the mean one,
+        nor than the last, which has the head; and a chunk of one micro-batch passes through all others before and behind it."""
+        pp, (batch, times) = strategy.pp, micro
+        if pp is None or pp.size == 1 or walked.seconds <= 0:
+            return 1.0
+        slowest = 1 / pp.size
+        parts = layers_of(pp, len(self.model.layers)) or ()
+        if len(self.model.kinds) == 1 and len(parts) >= pp.size and self.rates is not None:
+            head = 2.0 * batch * like.job.seq * self.counts.head * (1 + self.backward(like.job)) / like.split
+            last = sum(parts[pp.size - 1 :: pp.size]) * self.layer(like, batch) + head / self.quickest(like.job)
+            slowest = min(1.0, max(slowest, last / walked.seconds))
+        return slowest + (1 - slowest) / (times * pp.virtual)
+
+    def layer(self, like: Like, batch: int) -> float:
+        """Seconds of one layer's passes, of a model in which all are alike."""
+        like = like.of(batch=batch, accumulate=1, optimizer="sgd")._replace(cast=False)
+        if like not in self.layers:
+            times: list[float] = []
+            for layers in (SHORT, SHORT + 1):
+                model = self.short.setdefault(layers, replace(self.model, layers=self.model.layers[:1] * layers))
+                tape = self.lowered(like, model)
+                times.append(0.0 if tape is None else self.passes(tape, like, self.rates))
+            self.layers[like] = max(0.0, times[1] - times[0])
+        return self.layers[like]
+
+    def quickest(self, job: Job) -> float:
+        """Of the arithmetic of products, the best rate that any was measured at."""
+        assert self.rates is not None
+        return self.peak(job) * max(fraction for row in self.rates.matmul.values() for _, fraction in row)
+
+    def peak(self, job: Job) -> float:
+        assert self.rates is not None
+        return max(self.rates.rate(math) for math in (("fp32",) if job.precision == "fp32" else ("bf16", "fp16")))
+
+    def lowered(self, like: Like, model: Model | None = None) -> Tape | None:
         try:
-            return lower(self.model, like.job, like.inner, self.cluster, compact=True)
+            return lower(model or self.model, like.job, like.inner, self.cluster, compact=True)
         except (InputError, NotImplementedError):
             return None
 
@@ -170,7 +207,9 @@ class Bounds:
         return OPTIMIZERS[job.optimizer].moved * width * values / (self.rates.bandwidth * self.rates.copy)
 
     def calling(self, job: Job, strategy: Strategy, times: int) -> float:
-        """Of the collectives that carry gradients and gathered weights, as if each were one call without latency."""
+        """Of the collectives that carry gradients and gathered weights, as if each were one call without latency; of a pipeline's, whose stages
+        may keep what is gathered from one micro-batch to the next, those of one."""
+        times = times if strategy.size("pp") == 1 else 1
         found, values = 0.0, self.holds.trainable(job)
         split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
         weights = 2 * self.counts.values // split if job.quantization == "none" else 0
@@ -221,13 +260,4 @@ def closest(strategy: Strategy) -> Strategy:
     return replace(strategy, ddp=None, fsdp=replace(fsdp, size=fsdp.size * strategy.size("ddp"), offload=False))
 
 
-def staged(strategy: Strategy, times: int) -> float:
-    """Of the kernels of `times` micro-batches, the least share that a rank of a pipeline is busy or waits: no stage is quicker than the mean
-    one, and a chunk of one micro-batch passes through all others before and behind it."""
-    pp = strategy.pp
-    if pp is None or pp.size == 1:
-        return 1.0
-    return 1 / pp.size + (1 - 1 / pp.size) / (times * pp.virtual)
-
-
-__all__ = ["BESIDE", "Bounds", "Like", "alike", "closest", "staged"]
+__all__ = ["BESIDE", "Bounds", "Like", "alike", "closest"]

@@ -19,7 +19,7 @@ from memfit.hardware import usable
 from memfit.hardware.outside import context
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.bounds import BESIDE, Bounds, Like, alike, closest, staged
+from memfit.plan.bounds import BESIDE, Bounds, Like, alike, closest
 from memfit.plan.holds import Kept, Walked
 from memfit.plan.space import Space, label, turned
 from memfit.simulate.time import PASSES
@@ -197,7 +197,10 @@ class Search:
         summed = 0.0 if node.like is None else node.batch * self.bounds.splitting(node.like)
         for place in node.places:
             strategy, times = self.space.strategies[place], self.times(place, node.batch)
-            passes = node.seconds if walked is None else max(node.seconds, times * staged(strategy, times) * (walked.seconds + summed))
+            passes = node.seconds
+            if node.like is not None and walked is not None:
+                share = self.bounds.staged(node.like, strategy, (node.batch, times), walked)
+                passes = max(passes, times * share * (walked.seconds + summed))
             calling = self.bounds.calling(node.kernels, strategy, times)
             passes += self.taken_share * calling
             held, between = self.bounds.holds.passing(node.kernels, strategy, (node.batch, times), walked)
