@@ -10,12 +10,16 @@ LAYERS = 2
 Values = dict[str, Any]
 
 GLM = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}
+# Names of codes as the tokenizers have them, in the places where the published models keep them.
+CHAMELEON = {"<image>": 8711, **{f"IMGIMG{''.join(chr(65 + int(digit)) for digit in str(code))}Z": 4 + code for code in range(8192)}}
+EMU3 = {"<image>": 151649, "<|extra_200|>": 151846, **{f"<|visual token {code:06d}|>": 151854 + code for code in range(32768)}}
 # What the defaults lack or contradict; a dictionary changes the part of that name.
 OWN: dict[str, Values] = {
     "aria": {"vision_config": {"image_size": 980, "patch_size": 14}},
     "aya_vision": {"vision_config": {"num_attention_heads": 16, "image_size": 364}},
     "bamba": {"attn_layer_indices": [1]},
     "blip-2": {"image_token_index": 50265},
+    "chameleon": {"vocabulary_map": CHAMELEON},
     "cohere_asr": {"decoder_start_token_id": 7},
     "cohere_compass": {"text_config": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
@@ -28,6 +32,7 @@ OWN: dict[str, Values] = {
     "deepseek_vl_hybrid": {"high_res_vision_config": {"global_attn_indexes": [0, 1]}},
     "diffusion_gemma": {"text_config": {"num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 704}},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "emu3": {"vocabulary_map": EMU3},
     "encoder-decoder": {"decoder_start_token_id": 2, "pad_token_id": 1},
     "esm": {"vocab_size": 64, "pad_token_id": 1, "mask_token_id": 32},
     "gemma3": {"mm_tokens_per_image": 49},
@@ -38,6 +43,10 @@ OWN: dict[str, Values] = {
     "glm4v": {"text_config": {"rope_parameters": GLM}},
     "glm4v_moe": {"text_config": {"rope_parameters": GLM, "head_dim": 128}},
     "glmga": {"text_config": {"rope_parameters": GLM}},
+    "granite4_vision": {
+        "downsample_rate": "4/8", "deepstack_layer_map": [[-1, 0]], "spatial_target_layers": [1], "vision_feature_select_strategy": "full",
+        "vision_config": {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 16}, "image_grid_pinpoints": [[384, 768], [768, 384]],
+    },
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128},
@@ -46,6 +55,7 @@ OWN: dict[str, Values] = {
     },
     "idefics3": {"vision_config": {"image_size": 256}},
     "instructblip": {"image_token_index": 32000},
+    "instructblipvideo": {"video_token_index": 32000},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "janus": {"vision_config": {"projection_dim": 4096}},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},

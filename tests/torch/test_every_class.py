@@ -35,10 +35,12 @@ JOBS: dict[str, dict[str, Any]] = {
     "fnet": {"precision": "fp32"}, "xlstm": {"precision": "fp32"}, "xlnet": {"precision": "fp32"}, "blip": {"seq": 256}, "florence2": {"seq": 512},
     "git": {"seq": 512}, "kosmos-2.5": {"seq": 4096}, "vision-encoder-decoder": {"seq": 256}, "pp_formulanet": {"precision": "fp32"},
     **{kind: {"seq": 4096} for kind in ("lighton_ocr", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mistral_large4")},
+    "chameleon": {"seq": 1280}, "emu3": {"seq": 3584}, "granite4_vision": {"seq": 2048},
     "instructblip": {"seq": 256}, "instructblipvideo": {"seq": 256}, "perceiver": {"seq": 2048},
     "qwen4_exp": {"seq": 256},  # it goes token by token
 }  # fmt: skip
 
+TASKS = {("reformer", "inference"): {"seq": 32}}  # its table of positions ends with the sequence that it was made for
 HEADED = {("masked-lm", "reformer"): {"is_decoder": False}}
 
 
@@ -74,7 +76,9 @@ def outcome(head: str, kind: str, task: str) -> str:
     options = {"images": 1, "seq": 1024} if head == "image-text" else {"seq": 64}
     try:
         trace_config(
-            small(kind) | HEADED.get((head, kind), {}), Job(task=task, head=head, new_tokens=4, **(options | JOBS.get(kind, {}))), steps=1
+            small(kind) | HEADED.get((head, kind), {}),
+            Job(task=task, head=head, new_tokens=4, **(options | JOBS.get(kind, {}) | TASKS.get((kind, task), {}))),
+            steps=1,
         )
     except InputError as bad:
         (problem,) = bad.problems
@@ -88,7 +92,7 @@ def test_it_is_traced_or_refused_as_told(head: str, kind: str) -> None:
     found = {task: outcome(head, kind, task) for task in tasks(head, kind)}
     for task, message in found.items():
         told = REFUSED.get(f"{head} {kind} {task}", "")
-        if not message and "Error: " in told and "requires the" in told:
+        if not message and "Error: " in told and ("requires the" in told or "No module named" in told):
             continue  # here the package is installed
         assert bool(message) == bool(told), f"{head} {kind} {task}: {message or 'passes now'}"
         assert told in message

@@ -117,6 +117,12 @@ def questioned(wanted: Wanted) -> Inputs:
     return {**plain(wanted), "qformer_input_ids": wanted.ones(wanted.batch, 8), "qformer_attention_mask": wanted.ones(wanted.batch, 8)}
 
 
+def filmed(wanted: Wanted) -> Inputs:
+    """The same with images as the frames of one video: InstructBLIP for videos."""
+    shape = (wanted.batch, wanted.images, wanted.channels, *wanted.size)
+    return {**questioned(wanted), "pixel_values": wanted.pixels(*shape)}
+
+
 def sized(wanted: Wanted) -> Inputs:
     """Images with their sizes: Pixtral's in one piece, LLaVA-NeXT's in a whole view and the tiles of the best of its resolutions."""
     grid = getattr(wanted.model.config, "image_grid_pinpoints", None)
@@ -262,7 +268,10 @@ FORMS: tuple[tuple[str, Form | str], ...] = (
     ("state", "it wants a robot's state"), ("qformer_input_ids", questioned), ("tile_fine_mask", whole_tiles),
     ("perceiver_embeddings", crossed), ("pixel_attention_mask", by_sequence), ("image_sizes", sized),
 )  # fmt: skip
-OTHER: dict[Any, tuple[Form, ...]] = {patches: (square_patches, merged_patches)}  # tried where the first is not taken
+OTHER: dict[Any, tuple[Form, ...]] = {
+    patches: (square_patches, merged_patches),
+    questioned: (filmed,),
+}  # tried where the first is not taken
 
 
 def forms_of(model: Any) -> tuple[Form, ...]:

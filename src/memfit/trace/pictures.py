@@ -55,8 +55,6 @@ def required(model: Any) -> bool:
 
 def pictures(model: Any, job: Job, device: str) -> Pictures:
     """The first shape and dtype that the model's own vision tower accepts; nothing else of the model is run."""
-    if hasattr(model.config, "video_token_index") and mark_of(model) is None:
-        raise InputError.one(f"`{type(model).__name__}` takes videos, not images", where="job.images", hint="leave `images` at 0")
     size = size_of(model, job)
     wrong: list[str] = []
     kinds = dict.fromkeys((torch.float32, model.dtype))  # processors give fp32; models that do not cast it get their own dtype
@@ -94,7 +92,9 @@ def mark_of(model: Any) -> int | None:
     """The token that stands for images; any one where a mask says which do."""
     if "image_embeds_position_mask" in parameters(model):
         return PLACE
-    return special(model.config, "image_token_id", "image_token_index")
+    named = getattr(model.config, "vocabulary_map", None) or {}  # Chameleon, Emu3
+    found = special(model.config, "image_token_id", "image_token_index") or named.get("<image>")
+    return special(model.config, "video_token_index") if found is None else found  # images as the frames of one video
 
 
 def tokens_of(model: Any, given: Inputs, images: int) -> int:
@@ -102,7 +102,7 @@ def tokens_of(model: Any, given: Inputs, images: int) -> int:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "image_embeds_position_mask" in parameters(base):
         return int(model.config.latent_query_num)
-    asks = [found for one in (base, getattr(base, "model", None)) if (found := getattr(one, "get_image_features", None)) is not None]
+    asks = [found for one in (base, getattr(base, "model", None)) if (found := asked(one)) is not None]
     if not asks or mark_of(model) is None:
         return 0
     ask = max(asks, key=lambda one: len(inspect.signature(one).parameters.keys() & given.keys()))
@@ -114,12 +114,19 @@ def tokens_of(model: Any, given: Inputs, images: int) -> int:
     return rows // images
 
 
+def asked(model: Any) -> Any:
+    return getattr(model, "get_image_features", None) or getattr(model, "get_video_features", None)
+
+
 def features(found: Any) -> Iterator[torch.Tensor]:
     """The tensors that take the place of image tokens."""
     if isinstance(found, torch.Tensor):
         yield found
     elif hasattr(found, "pooler_output") and found.pooler_output is not None:
         yield from features(found.pooler_output)
+    elif getattr(found, "deepstack_features", None):  # Granite 4 vision: the same tokens, for one layer after the other
+        _, stack = found.deepstack_features[0]
+        yield from features(stack)
     elif hasattr(found, "last_hidden_state"):
         yield found.last_hidden_state
     elif isinstance(found, (tuple, list)) and found:
