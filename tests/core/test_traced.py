@@ -21,6 +21,14 @@ def test_every_kept_answer_is_to_what_the_row_asks() -> None:
     assert [name for name in known if name not in CASES or traced.kept(CASES[name]) is None] == []
 
 
+def test_what_the_trace_does_not_answer_is_listed_by_its_reason() -> None:
+    refused = traced.refusals()
+    assert len(refused) > 300
+    assert not refused.keys() & traced.stored().keys()
+    assert set(refused) <= set(CASES)
+    assert sum("Unsloth" in reason for reason in refused.values()) > 200
+
+
 def test_an_answer_to_another_question_does_not_count() -> None:
     case = CASES["fms-0001"]
     assert traced.kept(case) is not None
