@@ -16,7 +16,7 @@ from memfit.errors import InputError, Problem
 
 def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool, regret: bool, **given: Any) -> tuple[int, str]:
     """Exit code 0: there is a table, whatever it says."""
-    if Path(path).is_dir() or path.endswith(".json"):
+    if path and (Path(path).is_dir() or path.endswith(".json")):
         return 0, of_records(path, worst, as_json or form == "json", given)
     if speed or regret:
         return 0, of_speeds(path, "json" if as_json else form, regret, given)

@@ -75,9 +75,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_every_wrong_wish_is_named_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    err = said(capsys, str(tmp_path), "--by", "formulas", "--confidence", "hihg", "--plot", str(tmp_path / "no" / "x.svg"))
+    err = said(capsys, str(tmp_path / "none.jsonl"), "--by", "formulas", "--confidence", "hihg", "--plot", str(tmp_path / "no" / "x.svg"))
     for words in (
-        "is a folder",
+        "is no file",
         "unknown producer `formulas`",
         "`formula`",
         "unknown confidence `hihg`",
@@ -102,6 +102,15 @@ def test_files_that_hold_no_rows(capsys: pytest.CaptureFixture[str], tmp_path: P
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     assert words in said(capsys, str(path))
+
+
+def test_without_a_file_the_bundled_rows_are_meant(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Wherever the command is started: the empty name is no folder of records."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["accuracy", "--source", "litgpt", "--limit", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outcomes"][0]["source"] == "Lightning-AI/litgpt"
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
