@@ -1,6 +1,7 @@
 """How long a step takes: hand-worked kernels, tapes that say the same, speeds that others measured."""
 
 import dataclasses
+import json
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
 from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.report import write
 from memfit.simulate.away import Away
 from memfit.simulate.bill import bill
 from memfit.simulate.bubbles import pipelined
@@ -433,3 +435,7 @@ def test_a_time_that_is_not_told_has_a_reason(name, asked, word):
     assert word in found.untimed
     assert bool(found.untimed) is bool(word)
     assert not word or (found.time is None and found.generation is None)
+    if word:
+        assert f"how long it takes is not told: {found.untimed}" in " ".join(write(found).split())
+        assert f"How long it takes is not told: {found.untimed}." in write(found, "markdown")
+    assert json.loads(write(found, "json"))["untimed"] == (found.untimed or None)

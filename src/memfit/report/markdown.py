@@ -69,7 +69,9 @@ def _numbers(estimate: Estimate) -> Iterator[str]:
 
 def _pace(estimate: Estimate) -> Iterator[str]:
     lines = [line.strip() for line in pace(estimate)]
-    yield from [f"{lines[0][0].upper()}{lines[0][1:]} ({lines[1]}).", ""] if lines else []
+    if lines:
+        more = f" ({lines[1]})" if lines[1:] else ""
+        yield from (f"{lines[0][0].upper()}{lines[0][1:]}{more}.", "")
 
 
 def _parts(estimate: Estimate) -> Iterator[str]:

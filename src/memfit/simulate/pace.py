@@ -65,7 +65,7 @@ def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
     if pp is not None and pp.schedule in DEFERRED:
         return f"no formula says how long a pipeline waits whose backwards come in two parts (`schedule={pp.schedule}`)"
     if any(type(event) is Compute and event.math in UNMEASURED for event in tape):
-        return "nobody measured the kernels that multiply weights in fp8 blocks"
+        return "nobody measured the kernels that multiply weights stored in fp8 or fp4"
     if any(type(event) is Comm and call(event) is None for event in tape):
         return "a link between its GPUs is not known: name the network of the nodes"
     if known.host is None:
