@@ -208,7 +208,8 @@ class Strategy:
     def engages(self, name: str) -> bool:
         """Does this layout change anything? On one rank most do nothing; DeepSpeed's engine and ColossalAI's keep their own copies there, too."""
         layout = getattr(self, name)
-        return layout is not None and (layout.size > 1 or layout.alone)
+        size = self.shards if name == "fsdp" else 0 if layout is None else layout.size
+        return layout is not None and (size > 1 or layout.alone)
 
     @property
     def ranks(self) -> int:
@@ -237,8 +238,11 @@ class Strategy:
 
     def distinct(self) -> tuple[tuple[int, int], ...]:
         """(rank, how many are like it) of the ranks whose memory differs: the stages of a pipeline. Ranks of one stage are alike; of a ring,
-        the last is meant, which has results of the most queries."""
+        the last is meant, which has results of the most queries. Beside FSDP the others are told too: they alone have a mask (lower/masks.py `unseen`)."""
         stages = self.size("pp")
+        if self.cp is not None and self.cp.size > 1 and self.fsdp is not None:
+            last = self.ranks // self.cp.size
+            return (0, self.ranks - last), (self.size("tp") * (self.cp.size - 1), last)
         place = self.size("tp") * (self.cp.size - 1) if self.cp is not None and self.cp.style == "ring" else 0
         return tuple((stage * (self.ranks // stages) + place, self.ranks // stages) for stage in range(stages))
 

@@ -29,6 +29,7 @@ PARTS = (("weights",), ("optimizer",), ("communication",), ("logits",), PASSING)
 TOGETHER: dict[str, tuple[tuple[str, ...], ...]] = {
     "tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
     "pp": (("weights",), ("optimizer",), ("communication",), ("logits", *PASSING)),
+    "cp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
     "pp tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
 }
 
@@ -137,6 +138,13 @@ SEQUENCES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "tp=2,parallel_loss fsdp=2", AUTO16), ("llama-tied", "tp=2,sequence,parallel_loss", TWICE), ("qwen3", "tp=2,sequence", AUTO),
     ("smollm3", "tp=2,sequence", {"checkpointing": "selective"}),
 )  # fmt: skip
+# torch's ring attention beside FSDP2, as accelerate has it.
+RINGS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "cp=2 fsdp=2,wrap=layers", {}), ("llama", "cp=4 fsdp=2", {"seq": 2048, "batch": 1, "optimizer": "sgd"} | FULL),
+    ("qwen2", "cp=2,style=allgather fsdp=2", AUTO), ("qwen3", "cp=2 fsdp=1", {"attention": "flash", "seq": 512}),
+    ("llama", "cp=4,style=allgather fsdp=2", {"seq": 1024}), ("llama-biased", "cp=2 fsdp=2", {"method": "lora", "seq": 512, "batch": 1}),
+    ("llama", "cp=3 fsdp=2", OLD | {"seq": 384}), ("qwen2", "cp=2 fsdp=2", TWICE | AUTO16 | {"clip": 1.0}),
+)  # fmt: skip
 # Stages beside other layouts, adapters and packed weights in stages; `pp tp`: what is summed up over ranks is told with what comes next.
 STAGES_BESIDE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("pp", "llama", "pp=2 fsdp=2", {}), ("pp", "qwen3", "pp=2 fsdp=2", AUTO | FULL),
@@ -175,6 +183,7 @@ def rows() -> Iterator[Row]:
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)
     yield from crossed("tp", tuple(SPLIT), CUT, CUT_JOBS)
     yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in (*CUT_ADAPTED, *SEQUENCES))
+    yield from (Row(kind="cp", model=model, use=use, options=options) for model, use, options in RINGS)
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
 

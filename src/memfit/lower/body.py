@@ -167,7 +167,7 @@ class Body:
         if chunk.ends:
             x = self.engine.before(TAIL, x)
             x = final(x, self.model, self.ends, ctx)
-        ctx.masks, ctx.tables, ctx.cos, ctx.sin, ctx.distances = {}, {}, None, None, None
+        ctx.masks, ctx.tables, ctx.cos, ctx.sin, ctx.distances, ctx.unseen = {}, {}, None, None, None, None
         ctx.results.clear()
         del held
         return x
@@ -195,6 +195,7 @@ class Body:
         eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
         ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model, asked=ctx.static)}
         held += [mask for mask in ctx.masks.values() if mask is not None and ctx.static]
+        ctx.unseen = masks.unseen(ctx)
         for mixer in {
             block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)
         }.values():

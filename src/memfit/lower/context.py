@@ -33,6 +33,7 @@ class Context:
     sin: Tensor | None = None
     tables: dict[bool, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)  # of layers that slide, and that do not
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
+    unseen: Tensor | None = None  # a mask that layers are given, and attention is not
     outputs: list[Tensor] = field(default_factory=list)  # of the model, where the loop's variable keeps them
     returned: list[Tensor] = field(default_factory=list)  # the logits among the model's outputs, until its caller has got them
     held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from memfit import kernels
 from memfit.formats import FP32
 from memfit.lower import ops, split, versions
+from memfit.lower.attention import ring
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
@@ -147,6 +148,8 @@ def passes(r: Recorder, program: Program, body: Body, step: int) -> None:
 def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Tensor, ...]:
     """Token ids, labels and, with padding, which tokens are real; the loop's variable holds them until the next batch."""
     shape = (Dim(batch, "B"), Dim(tokens, "S"))
+    if ring.ring(program) is not None:
+        return ring.batch(r, program.strategy, shape)
     return tuple(ops.integers(r, shape, "inputs") for _ in range(2 if program.job.packing else 3))
 
 
@@ -156,7 +159,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     training = phase == "forward"
     cache = Cache(kind=versions.returned_cache(program)) if versions.fills_cache(program, training) else None
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache, engine=body.engine)
-    ctx.outputs, ctx.positions = body.outputs, split.positions(ctx)
+    ctx.outputs, ctx.positions = body.outputs, inputs[2] if ring.ring(program) is not None else split.positions(ctx)
     ids = body.engine.before(ROOT, ids)
     loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
     loss = body.engine.after(ROOT, loss)

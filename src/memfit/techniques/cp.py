@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from memfit.errors import Problem
 from memfit.model.modules import Attention, Latent
 from memfit.program import Program
+from memfit.strategy import CP
 from memfit.techniques.base import TRACE, Technique
 
 
@@ -15,8 +16,7 @@ def check(program: Program) -> Iterator[Problem]:
     cp, job = program.strategy.cp, program.job
     assert cp is not None
     if not program.engine:
-        message = f"no formula yet for context parallelism of {job.framework}"
-        yield Problem(message=message, where="use cp", hint=f"`--framework megatron` has one; {TRACE}")
+        yield from of_torch(program, cp)
         return
     pieces = 2 * cp.size * (program.strategy.size("tp") if program.strategy.tp is not None and program.strategy.tp.sequence else 1)
     if job.seq % pieces:
@@ -30,6 +30,30 @@ def check(program: Program) -> Iterator[Problem]:
         for count in sorted(heads):
             message = f"{cp.size} ranks do not divide the {count} heads of a rank"
             yield Problem(message=message, where="use cp", hint="`style=ring` or `style=allgather` take any number of heads")
+
+
+def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
+    """torch's ring attention as accelerate and the Trainer have it (torch 2.13 distributed/tensor/experimental/_context_parallel)."""
+    job, strategy = program.job, program.strategy
+    heads = {block.mixer.head % 8 for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
+    windows = {block.mixer.window for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
+    wrong = (
+        (not job.hugging, f"of {job.framework}", "`--framework megatron` has one"),
+        (not job.training, "of inference", "leave it away"),
+        (cp.style == "ulysses", "of Ulysses attention, which torch has not", "`style=ring` or `style=allgather`"),
+        (strategy.fsdp is None or strategy.fsdp.version == 1 or any(strategy.size(name) > 1 for name in ("ddp", "tp", "pp", "zero")),
+         "beside other layouts than FSDP2", "`cp=2 fsdp=4`"),
+        (job.attention not in ("sdpa", "flash") or not job.packing or bool(job.unsloth),
+         "but of flash attention by SDPA on packed sequences", "`--attention sdpa`"),
+        (any(0 < window < job.seq for window in windows) or heads != {0}, f"of the family `{program.model.family}` as it is here", TRACE),
+        (job.checkpointing == "selective" or job.evaluate or job.loss != "plain", "with selective checkpoints, an evaluation or a fused loss", TRACE),
+    )  # fmt: skip
+    for one, what, hint in wrong:
+        if one:
+            yield Problem(message=f"no formula yet for context parallelism {what}", where="use cp", hint=hint)
+    if job.seq % (2 * cp.size):
+        message = f"{2 * cp.size} chunks do not divide {job.seq} tokens"
+        yield Problem(message=message, where="job.seq", hint="every rank holds two chunks of each sequence, an early and a late one")
 
 
 TECHNIQUE = Technique(
