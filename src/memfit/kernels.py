@@ -372,9 +372,9 @@ _row(
 )
 
 
-def norm_backward(rows: int, width: int, element: int, sms: int = 108) -> int:
-    """One partial buffer (weight or bias gradient); zero unless rows > 65536 and the width is small for the GPU."""
-    if rows <= 65536 or width // 32 >= sms // 2:
+def norm_backward(rows: int, width: int, element: int, sms: int = 108, torch: tuple[int, int] = (2, 13)) -> int:
+    """One partial buffer (weight or bias gradient); zero unless rows > 65536 and the width is small for the GPU. None in torch 2.6."""
+    if rows <= 65536 or width // 32 >= sms // 2 or torch < (2, 7):
         return 0
     return min(-(-rows // 32), 32768 // -(-width // 32)) * width * element
 

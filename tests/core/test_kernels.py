@@ -115,6 +115,7 @@ def test_norm_backward_has_partial_sums_for_many_short_rows() -> None:
     assert kernels.norm_backward(65536, 64, 2) == 0
     assert kernels.norm_backward(100_000, 4096, 2) == 0
     assert kernels.norm_backward(100_000, 64, 2) == 3125 * 64 * 2
+    assert kernels.norm_backward(100_000, 64, 2, torch=(2, 6)) == 0
 
 
 def test_foreach_norm_keeps_a_number_per_chunk() -> None:

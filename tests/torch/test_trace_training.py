@@ -279,3 +279,12 @@ def test_rms_norm_is_one_kernel_with_a_graph_and_without() -> None:
         sizes = [event.size for event in recorder.finished() if isinstance(event, Alloc) and "rms_norm." in event.op]
         assert sizes[:2] == [64 * 512 * 4, 64 * 4]
         assert source.grad is not None
+
+
+def test_sums_of_many_short_rows_are_made_in_parts_by_both() -> None:
+    """Layer norms of more than 65536 tokens: a part for the weight's gradient and one for the bias', in as many places."""
+    gpt2, job = {**CONFIGS["gpt2"], "n_positions": 1024, "vocab_size": 200}, Job(batch=80, seq=1000)
+    tapes = lower(build(gpt2), job), traced(gpt2, batch=80, seq=1000)
+    parts = [[one.size for one in tape if isinstance(one, Alloc) and one.part == "workspace" and "norm" in one.op] for tape in tapes]
+    assert parts[0] == parts[1] == [2500 * 64 * 2] * 20
+    assert memory(tapes[0]).allocated == memory(tapes[1]).allocated

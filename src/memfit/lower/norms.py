@@ -84,7 +84,7 @@ def layer(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
     if ctx.autocast is not None:
         x = ops.cast(ctx.r, x, FP32)
         weight, bias = (None if one is None else ops.cast(ctx.r, one, FP32) for one in (weight, bias))
-    return ops.layer_norm(ctx.r, x, weight, bias)
+    return ops.layer_norm(ctx.r, x, weight, bias, (ctx.program.processors, ctx.torch))
 
 
 def layer1p(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
@@ -94,7 +94,7 @@ def layer1p(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
     weight, bias = ops.add_scalar(r, weight_of(module, bound)), bound[f"{module.name}.bias"]
     if ctx.autocast is not None:
         x, weight, bias = (ops.cast(r, one, ctx.autocast) for one in (x, weight, bias))
-    return ops.layer_norm(r, x, weight, bias)
+    return ops.layer_norm(r, x, weight, bias, (ctx.program.processors, ctx.torch))
 
 
 def olmo(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:

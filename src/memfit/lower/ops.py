@@ -384,21 +384,27 @@ def back_embedding(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (out,)
 
 
-def layer_norm(r: Recorder, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """torch's own: mean and 1/σ in fp32 per row (aten/src/ATen/native/cuda/layer_norm_kernel.cu)."""
+def layer_norm(
+    r: Recorder, x: Tensor, weight: Tensor | None, bias: Tensor | None, on: tuple[int, tuple[int, int]] = (108, (2, 13))
+) -> Tensor:
+    """torch's own: mean and 1/σ in fp32 per row (aten/src/ATen/native/cuda/layer_norm_kernel.cu). `on`: how many processors, which torch."""
     out = r.like(x, "layer_norm")
     rows = (*x.shape[:-1], 1)
     stats = (r.tensor(rows, FP32, "layer_norm"), r.tensor(rows, FP32, "layer_norm"))
     inputs = tuple(one for one in (x, weight, bias) if one is not None)
-    return r.node("layer_norm", out, inputs, back_layer_norm, (x, *stats), (x.shape, x.shape[-1]))
+    return r.node("layer_norm", out, inputs, back_layer_norm, (x, *stats), (x.shape, x.shape[-1], on))
 
 
 def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
-    shape, width = node.extra
+    """Many short rows: the sums of both weights' gradients are made in parts, which stay until the kernel returns."""
+    shape, width, on = node.extra
     grads: list[Tensor | None] = [r.tensor(shape, g.format, "layer_norm") if node.inputs[0] is not None else None]
     for index in range(1, len(node.inputs)):
         needed = node.inputs[index] is not None
         grads.append(r.tensor((width,), g.format, "layer_norm", grad_part(node, index)) if needed else None)
+    partial = kernels.norm_backward(g.count // width, width, g.format.block_bytes, *on)
+    held = [r.scratch(partial, "layer_norm") for one in node.inputs[1:] if one is not None]
+    del held
     return grads
 
 

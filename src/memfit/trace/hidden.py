@@ -152,8 +152,10 @@ def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> l
     width = 1
     for one in shape:
         width *= one
-    size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms)
-    return named(contiguous_grad=ordered(gradient), contiguous_input=ordered(args[1]), dgamma_partial=size, dbeta_partial=size)
+    device, mask = recorder.device, args[7]
+    size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), device.sms, device.version)
+    partial = {name: size for name, needed in zip(("dgamma_partial", "dbeta_partial"), mask[1:], strict=True) if needed}
+    return named(contiguous_grad=ordered(gradient), contiguous_input=ordered(args[1]), **partial)
 
 
 @row("_fused_rms_norm_backward")
