@@ -382,8 +382,9 @@ def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = 
     assert built is not None
     name = source.name if source is not None else built.name
     case = Case(
-        model=name or "model", config=dict(built.config), job=job, steps=how.measured_steps, use=layout, rank=how.rank, history=how.history
-    )
+        model=name or "model", config=dict(built.config), job=job, steps=how.measured_steps, use=layout, rank=how.rank,
+        history=how.history, engine=how.engine,
+    )  # fmt: skip
     return [one(case, Path(how.out) if how.out else None, limit=how.case_limit)]
 
 

@@ -78,6 +78,7 @@ class Measuring:
         1, "short for `--use fsdp=N` with weights gathered in bf16 and gradients reduced in fp32", low=1, high=2**20, group="measure"
     )
     rank: int = option(0, "which rank of the layout is measured", low=0, high=2**24, group="measure")
+    engine: str = option("", "serve by this in place of transformers: `vllm`, or `vllm,gpu_memory_utilization=0.85`", group="measure")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -189,6 +189,25 @@ def test_a_cpu_that_is_full_is_out_of_memory_too() -> None:
     assert found["free"] is None or found["free"] >= 0
 
 
+@pytest.mark.parametrize(
+    ("engine", "job", "said"),
+    [
+        ("vlm", {}, "unknown engine `vlm`"),
+        ("vllm,gpu_memory_utilisation=1", {}, "did you mean `gpu_memory_utilization`"),
+        ("vllm,gpu_memory_utilization=7", {}, "`7.0` is no share of a GPU"),
+        ("vllm,enforce_eager=perhaps", {}, "`perhaps` is no value"),
+        ("vllm", {"task": "finetune"}, "does not train"),
+        ("vllm", {"beams": 4, "precision": "autocast-bf16"}, "serves no `autocast-bf16`"),
+        ("vllm", {}, "on a GPU alone"),
+    ],
+)
+def test_an_engine_is_asked_for_in_words(engine: str, job: dict[str, Any], said: str) -> None:
+    from memfit.measure.serving import refusals
+
+    found = list(refusals(Case(model="m", config=CONFIG, job=Job(**{"task": "inference", **job}), engine=engine), "cpu"))
+    assert any(said in str(one) for one in found), found
+
+
 def test_steps_are_summed_over_their_phases() -> None:
     peaks = tuple(
         Peak(phase=phase, step=step, allocated=1, reserved=None, seconds=0.5)

@@ -82,6 +82,25 @@ def test_the_allocators_history_becomes_a_tape(tmp_path: Path) -> None:
     assert tape.events[-1] == blocks[1]
 
 
+def test_vllm_by_its_own_signatures(tmp_path: Path) -> None:
+    """The stand-in's cache fills the share of the GPU that it is told, which the counters see."""
+    ASKED.append(
+        Case(
+            model="tiny", config=CONFIG, job=Job(task="inference", seq=16, batch=3, new_tokens=4), engine="vllm,gpu_memory_utilization=0.5"
+        )
+    )
+    device = cuda.Device(name=GPU.name, memory=GPU.memory, sms=GPU.sms, capability=GPU.sm)
+    follow(Request(script=str(SCRIPT), device=device, steps=0, scratch=str(tmp_path / "scratch")))
+    found = FOUND.pop()
+    assert found["result"] == "ok", found.get("error")
+    made = recorded(ASKED[-1], found, 1.0)
+    assert made.allocated is not None
+    assert 0 <= made.allocated - GPU.memory // 2 <= 2**21  # a whole number of pages
+    assert [one.phase for one in made.phases] == ["load", "prefill", "decode"]
+    assert made.engine == "vllm,gpu_memory_utilization=0.5"
+    assert record_of(json.loads(json.dumps(dataclasses.asdict(made))), "here") == made
+
+
 class Full:
     """A GPU on which nothing fits: `torch.cuda` as a meter sees it, whose counters go on working after an OOM."""
 

@@ -16,7 +16,7 @@ from memfit.measure.record import Case, Record
 from memfit.measure.run import COUNTED, device_here, measure, recorded
 from memfit.registry import nearest
 
-KEYS = ("models", "value", "job", "jobs", "steps", "use", "rank", "history", "layers")
+KEYS = ("models", "value", "job", "jobs", "steps", "use", "rank", "history", "layers", "engine")
 SHORTEST = 20.0  # seconds: with less of the budget left no further case is begun
 Configs = Callable[[str], Mapping[str, Any]]
 One = Callable[..., Record]
@@ -75,6 +75,7 @@ def cases(table: Mapping[str, Any], configs: Configs, where: str) -> Iterator[Pl
                     use=tuple(str(layout).split()),
                     rank=int(table.get("rank", 0)),
                     history=bool(table.get("history", False)),
+                    engine=str(table.get("engine", "")),
                 )
                 raise_errors([] if case.strategy.rank < case.strategy.ranks else [no_rank(case)])
                 yield Planned(value=float(table.get("value", 0)), case=case)

@@ -18,7 +18,7 @@ from memfit.job import Job
 from memfit.measure.record import Case
 
 PREFIX = "RECORD "
-LIBRARIES = ("peft", "accelerate", "bitsandbytes", "trl")
+LIBRARIES = ("peft", "accelerate", "bitsandbytes", "trl", "liger-kernel", "vllm")
 EVENTS = 2_000_000
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
 _FREE = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB) (?:is )?free")  # torch 2.1 and newer; before
@@ -54,9 +54,9 @@ def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
     if case.history and kind == "cuda":
         remember(torch)
     try:
-        from memfit.measure.loops import perform
+        from memfit.measure import loops, serving
 
-        found |= perform(case, device, meter)
+        found |= (serving if case.engine else loops).perform(case, device, meter)
         meter.close()
         found["result"] = "ok"
     except InputError:
