@@ -229,7 +229,8 @@ class ZeRO3(ZeRO):
                 param.storage.take()
                 param.state = HERE
                 self.r.comm("all_gather", param.leaf.format.bytes(param.count), self.ranks, "zero")
-            if param.leaf.needs:  # what the node held is of the weights before (invalidate_secondary_tensor)
+        for param in self.params.values():  # then what the node held goes, which is of the weights before (invalidate_secondary_tensor)
+            if param.leaf.needs:
                 param.second = None
 
 
