@@ -266,3 +266,21 @@ def test_the_older_loss_in_chunks_keeps_the_probabilities_of_all() -> None:
                 alive.pop(event.id, None)
         found[version] = sorted(alive.values())
     assert found == {"0.1": [8 * model.head.outputs * 4] * 8, "0.3": []}
+
+
+@pytest.mark.parametrize(("kept", "tensors"), [(False, 0), (True, 1)])
+def test_the_loop_of_2024_held_the_logits_that_its_model_had_made_wide(kept: bool, tensors: int) -> None:
+    """What is alive of logits beside the probabilities when the second step's backward begins: those of this step in fp32; those of the step
+    before went when its forward was over."""
+    model = build({**CONFIGS["llama"], "model_type": "llama"})
+    tape = lower(model, Job(framework="torchtitan", seq=64, precision="bf16", keep_outputs=kept, versions="torchtitan=0.1"))
+    alive: dict[int, Alloc] = {}
+    for event in tape:
+        if type(event) is Mark and event.phase == "backward" and event.step == 1:
+            break
+        if type(event) is Alloc and event.part == "logits" and event.op != "log_softmax":
+            alive[event.id] = event
+        elif type(event) is Free:
+            alive.pop(event.id, None)
+    count = 64 * model.head.outputs
+    assert [one.size for one in alive.values() if one.size >= 2 * count] == [4 * count] * tensors

@@ -92,16 +92,24 @@ def back_complex(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 # --------------------------------------------------------------------------------------------------------------------- loss
 def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Cross-entropy of fp32 logits beside those of the model (components/loss.py cross_entropy_loss)."""
+    """Cross-entropy of fp32 logits beside those of the model (components/loss.py cross_entropy_loss). Until 2024-06-12 the model made them fp32
+    itself, and the loop's `pred` held them until the next forward was over (train.py at f6d9de752; commit e29b6b4d4 deletes it)."""
     scores = head.logits(hidden, model, bound, ctx)
     del hidden
-    return cross_entropy(scores, labels, ctx)
+    if not ctx.job.keep_outputs:
+        return cross_entropy(scores, labels, ctx)
+    part, ctx.r.part = ctx.r.part, "logits"
+    wide = ops.cast(ctx.r, scores, FP32)
+    ctx.r.part = part
+    ctx.returned.append(wide)
+    del scores
+    return cross_entropy(wide, labels, ctx)
 
 
 def cross_entropy(scores: Tensor, labels: Tensor, ctx: Context) -> Tensor:
     r = ctx.r
     part, r.part = r.part, "logits"
-    wide = ops.cast(r, scores, FP32)
+    wide = scores if scores.format == FP32 else ops.cast(r, scores, FP32)
     loss = ops.scale(r, ops.cross_entropy(r, wide.view(wide.count // wide.shape[-1], wide.shape[-1]), labels))
     r.part = part
     return loss

@@ -1,7 +1,8 @@
 """Meta's torchtitan: FSDP2 over Llama as its configs of 2025 run it (llama3_8b.toml: batch 1, 8192 tokens, selective checkpoints by operation,
 AdamW fused, norms clipped at 1, weights in fp32 and products in bf16, parallelize_llama.py apply_fsdp), started by its run_train.sh, which
-asks for expandable segments (since 2025 at the latest). What Inductor compiles, fp8, and other implementations of FSDP are not what the formulas
-say; nor is its code of 2024, which nobody here has read."""
+asks for expandable segments (since 2025 at the latest, not by 2024-09). What Inductor compiles, fp8, and other implementations of FSDP are not what
+the formulas say; nor is its code between 2024-06-12 and 2025, which nobody here has read. Before, the loop held the logits through backward (train.py
+at f6d9de752 of 2024-03-28 and 4eb4bfc54 of 2024-06-04), and the optimizer was AdamW as torch has it, unless `fused` was said."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from memfit.truth.rows import Row, count
 
 SHARDS = re.compile(r"fsdp(\d{1,5})")
 ENDS = "2025-07-28"  # since then the ends are units of their own (commit 83e694105); before, the root's
+HELD = "2024-06-12"  # until then (commit e29b6b4d4)
 EAGER = ("FSDP2", "FSDP2 eager", "eager FSDP2")
 
 
@@ -30,7 +32,9 @@ def read(row: Row) -> Reading:
     done_by = next((str(row.more(key)) for key in ("fsdp_impl", "impl", "engine", "trainer") if row.more(key)), EAGER[0])
     if done_by not in EAGER:
         raise Unfit("a technique without formula", done_by)
-    if not re.match(r"202[5-9]", row.text("engine_version")):
+    version = row.text("engine_version")
+    early = "2024-03" <= version < HELD
+    if not early and not re.match(r"202[5-9]", version):
         raise Unfit("a version whose code was not read", row.text("engine_version"))
     if length is None:
         raise Unfit("the length of the longest sequence is not stated", row.seq)
@@ -40,5 +44,11 @@ def read(row: Row) -> Reading:
         "loss": "chunked" if str(row.more("loss") or "").startswith("chunked") else "plain",
         "checkpointing": "selective" if row.text("grad_checkpointing").startswith("selective") else words.checkpointing(row.grad_checkpointing),
     }  # fmt: skip
+    if early:
+        options |= {
+            "keep_outputs": True,
+            "alloc_conf": "",
+            "optimizer": "adamw_fused" if "fused=true" in row.text("optimizer") else "adamw",
+        }
     wrap = "ends" if row.text("engine_version") >= ENDS else "layers"
     return Reading(options=options, strategy=Strategy(fsdp=FSDP(size=gpus, param_dtype="bf16", reduce_dtype="fp32", wrap=wrap)))
