@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import importlib.util
 import json
 import subprocess
@@ -23,7 +24,7 @@ from memfit.errors import InputError
 from memfit.job import Job
 from memfit.measure.child import run
 from memfit.measure.compare import predicted
-from memfit.measure.record import Case, Record
+from memfit.measure.record import Case, Record, read
 from memfit.measure.run import recorded
 from memfit.trace import trace_config
 
@@ -50,6 +51,7 @@ PACKED = {
     "qlora": {"method": "qlora"}, "checkpointed": {"method": "qlora", "checkpointing": "full"}, "int8": {"method": "lora", "quant": "int8"},
     "once": {"method": "qlora", "double_quant": False},
 }  # fmt: skip
+RECORDS = sorted((Path(__file__).resolve().parents[2] / "records" / "cpu").glob("*.json"))
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
@@ -131,6 +133,23 @@ def test_every_case_of_the_campaign_can_be_run_on_a_gpu() -> None:
     for case in planned(str(bench)):
         said = [one.message for one in refusals(case, torch.device("cuda", 0)) if "not installed" not in one.message]
         assert not said, (case.name, said)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.name[-13:-5])
+def test_the_committed_records_are_foretold(path: Path) -> None:
+    """Measured once on a CPU by torch's profiler, real widths, few layers: the trace is within a thousandth."""
+    found = read(path)
+    assert found.result == "ok"
+    if "framework" in found.job:
+        pytest.importorskip("trl")
+    for library in ("torch", "transformers", "peft"):
+        if found.versions[library].split(".")[:2] != importlib.metadata.version(library).split(".")[:2]:
+            pytest.skip(f"measured with {library} {found.versions[library]}")
+    expected = predicted(found)
+    assert expected is not None
+    assert found.allocated is not None
+    assert abs(expected.allocated / found.allocated - 1) < 0.001
 
 
 @pytest.mark.slow

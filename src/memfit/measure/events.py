@@ -11,6 +11,7 @@ from memfit.tape import Alloc, Mark, Tape
 
 SMALLEST = 512  # bytes: a block of CUDA's allocator; smaller ones are numbers, counters, seeds
 Place = tuple[str, int]  # phase and step
+ANSWERING = ("prefill", "decode")  # a token is no step of a meter's
 
 
 class Kind(NamedTuple):
@@ -77,7 +78,7 @@ def places(tape: Tape) -> dict[Place, list[Alloc]]:
     place: Place = ("load", 0)
     for event in tape:
         if type(event) is Mark:
-            place = (event.phase, event.step)
+            place = (event.phase, 0 if event.phase in ANSWERING else event.step)
         elif type(event) is Alloc and event.size >= SMALLEST and place[0] != "load":
             found.setdefault(place, []).append(event)
     return found
