@@ -281,16 +281,22 @@ def test_what_the_host_does_is_hand_worked():
     assert duration(tape, dataclasses.replace(PLAIN, host=None), JOB, 10**9) is None
 
 
+SIXTEEN = {"gemini": {"precision": "fp16"}}
+
+
 @pytest.mark.parametrize(
     ("here", "there"),
     [
         ("fsdp=8", "fsdp=8,offload"),
         ("zero=8,stage=2", "zero=8,stage=2,offload-optimizer=cpu"),
         ("zero=8,stage=3,offload-optimizer=cpu", "zero=8,stage=3,offload-optimizer=cpu,offload-param=cpu"),
+        ("gemini=8", "gemini=8,placement=cpu"),
     ],
 )
 def test_the_host_is_slower(here, there):
-    found, other = (ask("meta-llama/Llama-3.2-1B", gpu="8xh100-sxm", use=[use], offline=True).time for use in (here, there))
+    found, other = (
+        ask("meta-llama/Llama-3.2-1B", gpu="8xh100-sxm", use=[use], offline=True, **SIXTEEN.get(use[:6], {})).time for use in (here, there)
+    )
     assert found is not None
     assert other is not None
     assert other.parts["host"] > 0.1
@@ -426,6 +432,7 @@ def test_stages_that_take_as_long_are_told_once():
     [
         ("meta-llama/Llama-3.2-1B", {"gpu": "4xh100-sxm", "use": ["pp=4,micro_batches=8,schedule=zero-bubble"]}, "two parts"),
         ("Qwen/Qwen3-32B-FP8", {"gpu": "h100-sxm", "task": "inference", "new_tokens": 8}, "fp8"),
+        ("meta-llama/Llama-3.2-1B", {"gpu": "4xh100-sxm", "use": ["zero=4,stage=3,offload-optimizer=nvme"]}, "disk"),
         ("meta-llama/Llama-3.2-1B", {"gpu": "h100-sxm"}, ""),
         ("meta-llama/Llama-3.2-1B", {"gpu": "h100-sxm", "task": "inference", "new_tokens": 0}, ""),
     ],

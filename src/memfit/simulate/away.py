@@ -27,12 +27,15 @@ class Away:
 def away(cluster: Cluster, strategy: Strategy, trainable: int, width: int) -> Away | None:
     """None where nothing lives on the host. DeepSpeed copies gradients as fp32 (deepspeed 0.19.8 runtime/zero/stage_1_and_2.py
     async_inplace_copy_grad_to_fp32_buffer_from_gpu) and weights back in `width` bytes, unless they stay there, too; FSDP copies gradients as the
-    weights are stored (torch 2.13 _fsdp_param_group.py) and gathers new weights from the host, as it does all the time."""
-    zero, fsdp = strategy.zero, strategy.fsdp
+    weights are stored (torch 2.13 _fsdp_param_group.py) and gathers new weights from the host, as it does all the time. Gemini's chunks go to the host
+    as they are summed up, and come from there for every pass; its HybridAdam has DeepSpeed's kernel there (colossalai 0.3.0 kernel/cuda_native)."""
+    zero, fsdp, gemini = strategy.zero, strategy.fsdp, strategy.gemini
     here = min(strategy.ranks, cluster.gpus_per_node)
     count = trainable // (strategy.ranks // strategy.size("ddp"))
     if fsdp is not None and fsdp.offload:
         return Away(gradients=count * width, weights=0, seconds=count * here * TORCH)
+    if gemini is not None and gemini.placement == "cpu":
+        return Away(gradients=count * width, weights=0, seconds=count * here * DEEPSPEED)
     if zero is not None and zero.offload_optimizer != "none":
         back = 0 if zero.offload_param != "none" else count * width
         return Away(gradients=FP32.bytes(count), weights=back, seconds=count * here * DEEPSPEED)

@@ -33,9 +33,7 @@ def step_time(
     """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`: those of the model, and those trained."""
     total, trainable = parameters
     known, pp = rates(cluster.gpu), strategy.pp
-    zero = strategy.zero
-    on_disk = zero is not None and "nvme" in (zero.offload_optimizer, zero.offload_param)
-    if known is None or on_disk or (pp is not None and pp.schedule in DEFERRED):
+    if known is None or on_disk(strategy) or (pp is not None and pp.schedule in DEFERRED):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
     many = 0 if pp is None or pp.size == 1 else micro_batches(pp, job)
@@ -57,6 +55,11 @@ def generation_time(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) 
     return None if known is None else generation(tape, known, job, calls=calls(cluster, strategy))
 
 
+def on_disk(strategy: Strategy) -> bool:
+    zero = strategy.zero
+    return zero is not None and "nvme" in (zero.offload_optimizer, zero.offload_param)
+
+
 def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
     """Why a tape on these GPUs has no time."""
     known, pp, call = rates(cluster.gpu), strategy.pp, calls(cluster, strategy)
@@ -64,6 +67,8 @@ def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
         return f"neither kernels of {cluster.gpu.name} nor of a GPU of its kind were measured"
     if pp is not None and pp.schedule in DEFERRED:
         return f"no formula says how long a pipeline waits whose backwards come in two parts (`schedule={pp.schedule}`)"
+    if on_disk(strategy):
+        return "how fast the disk is that states and weights come from is not known (`nvme`)"
     if any(type(event) is Compute and event.math in UNMEASURED for event in tape):
         return "nobody measured the kernels that multiply weights stored in fp8 or fp4"
     if any(type(event) is Comm and call(event) is None for event in tape):

@@ -109,6 +109,9 @@ class Meter:
             self.add("memory", self.rates.moved(event.bytes), times)
 
     def call(self, event: Comm, times: float) -> None:
+        if event.group == "host":
+            self.copied += round(event.size * times)
+            return
         seconds = self.calls(event)
         if seconds is None:
             self.unknown = True
