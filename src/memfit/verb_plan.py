@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 STEP = 64  # sequences of a step, where nobody says
 WITHOUT = ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_gpu", "cheapest_precision", "advise", "by", "accumulate", "memory")
+INFINIBAND = ("ib", "infiniband")
 NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
 
 
@@ -60,8 +61,10 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
 def gpus_of(text: str, network: str) -> Cluster | None:
     from memfit.hardware import find_link
 
-    found = cluster_of(text, "")
-    return dataclasses.replace(found, network=find_link(network)) if found is not None and network else found
+    found, named = cluster_of(text, ""), network.strip().lower()
+    if found is None or not named or named in INFINIBAND:  # of the GPU's own time, which is what its vendor's machines have
+        return found
+    return dataclasses.replace(found, network=find_link(network))
 
 
 def axes_of(named: Mapping[str, Any], problems: list[Problem]) -> dict[str, tuple[Any, ...]]:
@@ -130,7 +133,7 @@ def wish_of(wanted: Planning, job: Job, progress: Progress | None) -> Any:
     POLICIES.find(wanted.policy, where="policy")
     return Wish(
         each=wanted.top, tokens=wanted.dataset_tokens or wanted.examples * job.seq, dollars=wanted.price or None, policy=wanted.policy,
-        budget=wanted.budget_money or None, progress=progress,
+        budget=wanted.budget_money or None, hours=wanted.budget_hours or None, progress=progress,
     )  # fmt: skip
 
 

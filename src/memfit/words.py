@@ -110,10 +110,11 @@ class Planning:
     )
     examples: int = option(0, "the same in sequences", low=0, high=2**48, group="plan")
     network: str = option(
-        "", "what joins the nodes, like `ndr` or `ethernet-100`; empty: as the vendor's own machines have it", group="plan"
+        "", "what joins the nodes, like `ib`, `ndr` or `ethernet-100`; empty: as the vendor's own machines have it", group="plan"
     )
     price: float = option(0.0, "dollars of an hour of one GPU; 0: as public lists had it", low=0.0, high=1e6, group="plan")
     budget_money: float = option(0.0, "dollars that all of it may cost; 0: any", low=0.0, high=1e15, group="plan")
+    budget_hours: float = option(0.0, "hours that all of it may take; 0: any", low=0.0, high=1e9, group="plan")
     policy: str = option("fastest", "by what is chosen", group="plan")
     top: int = option(3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan")
     offload: bool = option(True, "strategies that keep something on the host may be chosen", group="plan")

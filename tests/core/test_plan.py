@@ -2,6 +2,9 @@
 
 import json
 import random
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from datetime import date
 
@@ -9,7 +12,7 @@ import pytest
 
 from memfit.errors import InputError
 from memfit.estimate import estimate
-from memfit.hardware import find_gpu, parse_cluster
+from memfit.hardware import find_gpu, find_link, parse_cluster
 from memfit.hardware.prices import price, priced
 from memfit.job import Job
 from memfit.plan.bounds import Bounds, alike, closest
@@ -19,6 +22,7 @@ from memfit.plan.space import AXES, Space, Work, label, turned
 from memfit.report.plan import data, job_file, markdown, text
 from memfit.strategy import ONE, strategy_from
 from memfit.truth.models import built
+from memfit.verb_plan import gpus_of
 from memfit.verb_plan import plan as ask
 from memfit.verbs import estimate as again_of
 
@@ -230,6 +234,45 @@ def test_a_budget_that_nobody_can_meet():
     assert "the budget is $0.50" in found.reason
     assert found.nearest.rows[0].cost.dollars > 0.5
     assert ask("gpt2", gpu="1xl4", price=1.0, budget_money=500, dataset_tokens=1e9, **QUICK).fits
+
+
+def test_hours_that_nobody_can_meet():
+    found = ask("gpt2", gpu="1xl4", budget_hours=0.01, dataset_tokens=1e9, **QUICK)
+    assert not found.fits
+    assert "the budget is 0.01" in found.reason
+    hours = found.nearest.rows[0].cost.hours
+    assert hours > 0.01
+    assert ask("gpt2", gpu="1xl4", budget_hours=hours, dataset_tokens=1e9, **QUICK).fits
+    assert not ask("gpt2", gpu="1xl4", budget_hours=0.99 * hours, dataset_tokens=1e9, **QUICK).fits
+
+
+def test_machines_as_people_write_them():
+    for words, network, gpu, nodes, each in (
+        ("8xH100", "", "h100-sxm", 1, 8), ("2x8xA100-80GB", "ib", "a100-sxm-80gb", 2, 8), ("1xRTX4090", "", "rtx-4090", 1, 1),
+        ("4x8xh100-sxm", "roce-100", "h100-sxm", 4, 8),
+    ):  # fmt: skip
+        found = gpus_of(words, network)
+        assert (found.gpu.id, found.nodes, found.gpus_per_node) == (gpu, nodes, each)
+    assert gpus_of("4x8xh100-sxm", "roce-100").network == find_link("roce-100")
+    with pytest.raises(InputError, match="unknown link"):
+        gpus_of("2x8xh100-sxm", "pigeon")
+
+
+START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_real_ctrl_c_ends_a_long_search_with_what_was_found():
+    """A space that takes minutes: the signal comes as soon as the first sign of life is there."""
+    words = ["plan", "meta-llama/Llama-3.1-70B", "--gpus", "128x8xh100-sxm", "--seq", "4096"]
+    with subprocess.Popen([sys.executable, "-c", START, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        first = run.stderr.read(1)
+        run.send_signal(signal.SIGINT)
+        said, complaint = run.communicate(timeout=60)
+    assert first
+    assert "Traceback" not in complaint
+    assert "interrupted" in said
+    assert run.returncode in (0, 1)
 
 
 def test_options_that_leave_nothing_to_choose_from():

@@ -85,6 +85,7 @@ class Wish:
     tokens: float = 0
     dollars: float | None = None  # of an hour of one GPU
     budget: float | None = None  # dollars for all of it
+    hours: float | None = None  # that all of it may take
     policy: str = "fastest"
     progress: Progress | None = None
 
@@ -105,19 +106,33 @@ def none_at_all(work: Work, cluster: Cluster, wish: Wish) -> Plan:
 def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     """On these GPUs, whatever comes of it. Interrupted, it tells what was found until then."""
     space = Space(work, cluster)
-    search = Search(space=space, bounds=Bounds(work.model, cluster), each=wish.each, progress=wish.progress)
-    interrupted = False
+    interrupted, search = False, None
     try:
+        search = Search(space=space, bounds=Bounds(work.model, cluster), each=wish.each, progress=wish.progress)
         taken = list(POLICIES.find(wish.policy).solve(search))
     except KeyboardInterrupt:
-        taken, interrupted = list(search.taken), True
+        taken, interrupted = list(search.taken) if search is not None else [], True
     each = paid(cluster, wish.dollars)
     rows = [row_of(one, cluster, each, wish.tokens) for one in taken]
     found = Plan(
         work=work, cluster=cluster, paid=each, tokens=wish.tokens or MILLION, rows=tuple(rows), interrupted=interrupted,
-        dropped=tuple(dropped(space, search)), counted=search.counted, policy=wish.policy,
+        dropped=() if search is None else tuple(dropped(space, search)), counted=Counted() if search is None else search.counted,
+        policy=wish.policy, reason="interrupted before anything was found that fits" if interrupted and not rows else "",
     )  # fmt: skip
-    return found if wish.budget is None else afforded(found, wish.budget)
+    found = found if wish.hours is None else in_time(found, wish.hours)
+    return found if wish.budget is None or not found.rows else afforded(found, wish.budget)
+
+
+def in_time(found: Plan, hours: float) -> Plan:
+    """The rows that are done by then; where none is, the quickest is the nearest."""
+    known = [row for row in found.rows if row.cost is not None]
+    soon = tuple(row for row in known if row.cost is not None and row.cost.hours <= hours)
+    if soon or not known:
+        return replace(found, rows=soon)
+    least = min(known, key=lambda row: row.cost.hours if row.cost is not None else 0.0)
+    assert least.cost is not None
+    reason = f"the quickest way that fits takes {least.cost.hours:.3g} hours, and the budget is {hours:.3g}"
+    return replace(found, rows=(), reason=reason, nearest=replace(found, rows=(least,)))
 
 
 def afforded(found: Plan, budget: float) -> Plan:
@@ -178,7 +193,7 @@ def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
     for count in (*more, *(one for one in counts if one > cluster.gpus), *(one for one in reversed(counts) if one < cluster.gpus)):
         other = cluster if count == cluster.gpus else replace(cluster, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD))
         sequences = other.gpus * -(-work.sequences // other.gpus)
-        found = once(replace(work, sequences=sequences, strategies=()), other, replace(wish, each=1, budget=None))
+        found = once(replace(work, sequences=sequences, strategies=()), other, replace(wish, each=1, budget=None, hours=None))
         if found.fits:
             return found
     return None
