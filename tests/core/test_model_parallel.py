@@ -155,7 +155,7 @@ def test_transformers_own_plan_as_the_trace_has_it(size: int, checkpointing: str
         ({"method": "qlora", "targets": "q_proj"}, {"size": 2}, "which lack the constants that unpack them"),
         ({"versions": "transformers=4.57"}, {"size": 2}, "before 5.17"),
         ({"loss": "liger"}, {"size": 2}, "with fused kernels"),
-        ({"framework": "torchtitan"}, {"size": 2}, "no formula yet for tensor parallelism of torchtitan"),
+        ({"framework": "litgpt"}, {"size": 2}, "no formula yet for tensor parallelism of litgpt"),
     ],
 )
 def test_what_transformers_plan_is_not_known_for(fields: dict[str, str], use: dict[str, int], said: str) -> None:

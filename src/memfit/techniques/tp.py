@@ -20,7 +20,12 @@ from memfit.techniques.base import TRACE, Technique
 
 Mixer = Attention | Latent | MLP | MoE
 # Of frameworks whose code is written; torch's styles on the same layers do what transformers' own plan does.
-STYLES = {"megatron": ("megatron",), "transformers": ("transformers", "dtensor"), "trl": ("transformers", "dtensor")}
+STYLES = {
+    "megatron": ("megatron",),
+    "transformers": ("transformers", "dtensor"),
+    "trl": ("transformers", "dtensor"),
+    "torchtitan": ("dtensor",),
+}
 WHOLE = frozenset({"stablelm"})  # attention that reshapes to the heads of the whole model, and stops (transformers 5.23)
 
 
