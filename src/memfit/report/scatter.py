@@ -95,7 +95,7 @@ def title(one: Outcome) -> str:
 def mark(place: int, x: float, y: float, words: str = "") -> str:
     """A circle, a square, a triangle, a diamond, and so on in turn."""
     told = f"<title>{words}</title>" if words else ""
-    match place % 4:
+    match (place + place // len(COLOURS)) % 4:  # another one, where a colour comes again
         case 0:
             return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4">{told}</circle>'
         case 1:
