@@ -11,7 +11,8 @@ import pytest
 from memfit.errors import InputError
 from memfit.job import Job
 from memfit.measure.campaign import read, run
-from memfit.measure.compare import predicted
+from memfit.measure.child import run as child
+from memfit.measure.compare import of_folder, predicted
 from memfit.measure.record import Case, Record, records, write
 from memfit.measure.run import measure, recorded
 
@@ -71,6 +72,25 @@ def test_a_rank_holds_what_the_trace_foretells(use: str) -> None:
     assert expected is not None
     assert found.allocated is not None
     assert abs(expected.allocated / found.allocated - 1) < EXACT
+
+
+def test_events_are_kept_beside_a_record_and_compared(tmp_path: Path) -> None:
+    """A folder that is not there yet; the last stage of a pipeline, event by event as the trace has it."""
+    folder = tmp_path / "new" / "folder"
+    found = measure(case(use=("pp=2,micro_batches=4",), rank=1, history=True), folder, device="cpu")
+    assert (found.result, found.error) == ("ok", "")
+    assert (folder / found.events).is_file()
+    beside = of_folder(folder, "formula", lambda *_: None)[0]
+    assert beside.compared is not None
+    assert beside.compared.same_bytes > 0.95 * beside.compared.bytes
+
+
+def test_figures_are_kept_where_events_cannot_be(tmp_path: Path) -> None:
+    found = child(case(seq=16, history=True), "cpu", tmp_path / "nowhere" / "e.gz")
+    assert found["result"] == "ok"
+    assert found["allocated"]
+    assert "the events were not kept: FileNotFoundError" in found["error"]
+    assert "events" not in found
 
 
 class Counters:

@@ -72,8 +72,11 @@ def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
         note(found, "peak", meter.device_peak)
         note(found, "after", meter.used())
     if case.history and events is not None:
-        history.write(meter.tape(), events)
-        found["events"] = events.name
+        try:
+            history.write(meter.tape(), events)
+            found["events"] = events.name
+        except Exception as problem:  # noqa: BLE001 - the figures are there all the same
+            found["error"] = f"{found.get('error', '')} the events were not kept: {type(problem).__name__}: {problem}".strip()[:500]
     return found
 
 

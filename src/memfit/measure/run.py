@@ -25,6 +25,8 @@ COUNTED = {"cuda": "cuda", "cpu": "profiler"}  # whose figures a device's are
 def measure(case: Case, folder: Path | None = None, *, device: str = "", limit: float = 600.0) -> Record:
     """Run one case; with a folder, its record is written there. OOM, a timeout and a failure are results, too."""
     began = time.monotonic()
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
     events = folder / case.file.replace(".json", ".events.json.gz") if folder is not None and case.history else None
     asked = {
         "case": {**vars(case), "config": dict(case.config), "job": dataclasses.asdict(case.job)},
@@ -34,7 +36,6 @@ def measure(case: Case, folder: Path | None = None, *, device: str = "", limit: 
     answer = finished(asked, case.job.alloc_conf, limit)
     record = recorded(case, answer, time.monotonic() - began)
     if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
         write(record, folder / case.file)
     return record
 
