@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import re
 
-from memfit.strategy import FSDP, Strategy
+from memfit.strategy import FSDP, TP, Strategy
 from memfit.truth import words
 from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
 from memfit.truth.rows import Row, count
 
-SHARDS = re.compile(r"fsdp(\d{1,5})")
+SHARDS = re.compile(r"fsdp(\d{1,5})(?: tp(\d{1,3}))?")
 ENDS = "2025-07-28"  # since then the ends are units of their own (commit 83e694105); before, the root's
 HELD = "2024-06-12"  # until then (commit e29b6b4d4)
 EAGER = ("FSDP2", "FSDP2 eager", "eager FSDP2")
@@ -24,7 +24,7 @@ EAGER = ("FSDP2", "FSDP2 eager", "eager FSDP2")
 def read(row: Row) -> Reading:
     gpus, length = count(row.gpus) or 1, count(row.seq)
     layout = SHARDS.fullmatch(row.text("parallel"))
-    if layout is None or int(layout[1]) != gpus:
+    if layout is None or int(layout[1]) * int(layout[2] or 1) != gpus:
         raise Unfit("a strategy for several GPUs: not yet", row.text("parallel"))
     for key in ("compile", "float8", "recipe"):
         if row.more(key):
@@ -51,4 +51,8 @@ def read(row: Row) -> Reading:
             "optimizer": "adamw_fused" if "fused=true" in row.text("optimizer") else "adamw",
         }
     wrap = "ends" if row.text("engine_version") >= ENDS else "layers"
-    return Reading(options=options, strategy=Strategy(fsdp=FSDP(size=gpus, param_dtype="bf16", reduce_dtype="fp32", wrap=wrap)))
+    fsdp = FSDP(size=int(layout[1]), param_dtype="bf16", reduce_dtype="fp32", wrap=wrap)
+    split = (
+        TP(size=int(layout[2]), sequence=True, parallel_loss=True) if layout[2] else None
+    )  # its defaults (parallelize_llama.py apply_tp)
+    return Reading(options=options, strategy=Strategy(fsdp=fsdp, tp=split))
