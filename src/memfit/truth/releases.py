@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
-RELEASES = {
-    "transformers": "4.30 2023-06, 4.31 2023-07, 4.32 2023-08, 4.33 2023-09, 4.34 2023-10, 4.35 2023-11, 4.36 2023-12, 4.37 2024-01, 4.38 2024-02, "
-    "4.39 2024-03, 4.40 2024-04, 4.41 2024-05, 4.42 2024-06, 4.43 2024-07, 4.44 2024-08, 4.45 2024-09, 4.46 2024-10, 4.47 2024-12, 4.48 2025-01, "
-    "4.49 2025-02, 4.50 2025-03, 4.51 2025-04, 4.52 2025-05, 4.53 2025-06, 4.54 2025-07, 4.56 2025-08, 4.57 2025-10, 5.0 2026-01",
-    "torch": "2.0 2023-03, 2.1 2023-10, 2.2 2024-01, 2.3 2024-04, 2.4 2024-07, 2.5 2024-10, 2.6 2025-01, 2.7 2025-04, 2.8 2025-08, 2.9 2025-10, 2.10 2026-01",
-    "peft": "0.4 2023-07, 0.5 2023-08, 0.6 2023-11, 0.7 2023-12, 0.8 2024-01, 0.9 2024-02, 0.10 2024-03, 0.11 2024-05, 0.12 2024-07, 0.13 2024-09, "
-    "0.14 2024-12, 0.15 2025-03, 0.16 2025-07, 0.17 2025-08, 0.18 2025-11",
-    "accelerate": "0.20 2023-06, 0.21 2023-07, 0.22 2023-08, 0.23 2023-09, 0.24 2023-10, 0.25 2023-12, 0.26 2024-01, 0.27 2024-02, 0.28 2024-03, 0.29 2024-04, "
-    "0.30 2024-05, 0.31 2024-06, 0.33 2024-07, 0.34 2024-09, 1.0 2024-10, 1.1 2024-11, 1.2 2024-12, 1.3 2025-01, 1.4 2025-02, 1.5 2025-03, 1.6 2025-04, "
-    "1.7 2025-05, 1.8 2025-06, 1.9 2025-07, 1.10 2025-08, 1.11 2025-10, 1.12 2025-11",
-    "bitsandbytes": "0.39 2023-06, 0.41 2023-07, 0.42 2024-01, 0.43 2024-03, 0.44 2024-09, 0.45 2024-12, 0.46 2025-05, "
-    "0.47 2025-08, 0.48 2025-09, 0.49 2025-12",
-    "trl": "0.4 2023-06, 0.5 2023-08, 0.7 2023-09, 0.8 2024-03, 0.9 2024-06, 0.10 2024-08, 0.11 2024-09, 0.12 2024-11, 0.13 2024-12, 0.14 2025-01, "
-    "0.15 2025-02, 0.16 2025-03, 0.17 2025-04, 0.18 2025-05, 0.19 2025-06, 0.20 2025-07, 0.22 2025-08, 0.23 2025-09, 0.24 2025-10, 0.25 2025-11, 0.26 2025-12",
-}  # fmt: skip
-MONTHS = {library: dict(one.split() for one in text.split(", ")) for library, text in RELEASES.items()}
-LAST = "2026-02"  # what came out later is not listed
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+STORED = Path(__file__).parent / "data" / "releases.json"  # tools/releases.py makes it
+
+
+@cache
+def stored() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(STORED.read_bytes())
+    return found
 
 
 def month_of(library: str, version: str) -> str | None:
     """When a version came out; None for one that is not listed."""
-    return MONTHS[library].get(".".join(version.split(".")[:2]))
+    found: str | None = stored()[library].get(".".join(version.split(".")[:2]))
+    return found
 
 
 def newest(library: str, month: str) -> str | None:
-    """The newest version of that month; None before the first that is listed, and after the last."""
-    before = [version for version, out in MONTHS[library].items() if out <= month]
-    return before[-1] if before and month <= LAST else None
+    """The newest version of that month; None before the first that is listed, and after the table was made."""
+    before = [version for version, out in stored()[library].items() if out <= month]
+    return before[-1] if before and month <= stored()["until"] else None
 
 
-__all__ = ["RELEASES", "month_of", "newest"]
+__all__ = ["month_of", "newest", "stored"]
