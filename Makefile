@@ -9,6 +9,8 @@ PINS   := .ci/constraints.txt
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))
 # Without what it requires, which is Triton: a compiler for GPUs, for which the trace has a stand-in.
 ALONE  := $(shell sed -n 's/^\(liger_kernel==[^ ]*\).*/\1/p' $(PINS))
+# In a folder apart, for one test: it brings Pillow, with which transformers takes other ways.
+APART  := $(shell sed -n 's/^\(matplotlib==[^ ]*\).*/\1/p' $(PINS))
 # Environments with older versions, one of each list. TORCH_INDEX=https://download.pytorch.org/whl/cpu has wheels without CUDA.
 LISTS  := $(wildcard .ci/older/*.txt)
 CACHE  ?= .venv-older
@@ -37,6 +39,7 @@ $(VENV)/.setup: pyproject.toml $(PINS) | $(BIN)/python
 	$(PIP) $(TORCH)
 	$(PIP) --constraint $(PINS) --editable '.[$(EXTRAS)]'
 	$(PIP) --no-deps $(ALONE)
+	$(PIP) --constraint $(PINS) --upgrade --target $(VENV)/pictures $(APART)
 	@touch $@ $(VENV)/.core
 
 core: $(VENV)/.core    ## the virtual environment of the command alone, without torch

@@ -98,7 +98,9 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
 
         if find_spec("matplotlib") is None:
             found.append(
-                Problem(message="a PNG needs the package `matplotlib`", where="timeline", hint="pip install matplotlib, or name it *.svg")
+                Problem(
+                    message="a PNG needs the package `matplotlib`", where="timeline", hint="pip install 'memfit[plot]', or name it *.svg"
+                )
             )
     for name, path in (("timeline", timeline), ("snapshot", snapshot)):
         if path and not Path(path).absolute().parent.is_dir():

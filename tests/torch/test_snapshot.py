@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import pickle
 import re
+import struct
+import subprocess
+import sys
+import zlib
+from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -88,3 +96,40 @@ def test_the_timeline_has_the_same_peaks(found: Estimate) -> None:
     assert max(drawn.reserved) == found.memory.reserved
     assert max(drawn.totals) == pytest.approx(found.memory.allocated, rel=0.001)
     assert [(band.phase, band.step) for band in drawn.bands][:3] == [("load", 0), ("prepare", 0), ("forward", 0)]
+
+
+PICTURES = Path(sys.prefix) / "pictures"  # matplotlib, apart from the rest (Makefile)
+
+
+def drawn(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    given = [sys.executable, "-m", "memfit", "trace", "config.json", "--gpu", "rtx-4090", "--seq", "64", "--timeline", "run.png"]
+    return subprocess.run(
+        given, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PICTURES.is_dir(), reason="`make setup` puts matplotlib there")
+def test_the_timeline_as_a_png(tmp_path: Path) -> None:
+    run = drawn(tmp_path, os.pathsep.join([str(PICTURES), os.environ.get("PYTHONPATH", "")]))
+    assert (run.returncode, run.stderr) == (0, "")
+    written = (tmp_path / "run.png").read_bytes()
+    assert written.startswith(b"\x89PNG\r\n\x1a\n")
+    wide, high = struct.unpack(">II", written[16:24])
+    assert wide > high > 500
+    data, at = b"", 8
+    while at < len(written):  # its picture's lines: a blank one has a single colour
+        (size,) = struct.unpack(">I", written[at : at + 4])
+        data += written[at + 8 : at + 8 + size] if written[at + 4 : at + 8] == b"IDAT" else b""
+        at += size + 12
+    assert len(Counter(zlib.decompress(data))) > 100
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is there")
+def test_a_png_without_matplotlib_is_refused_before_anything_is_traced(tmp_path: Path) -> None:
+    run = drawn(tmp_path, os.environ.get("PYTHONPATH", ""))
+    assert run.returncode == 2
+    assert "a PNG needs the package `matplotlib`" in run.stderr
+    assert "memfit[plot]" in run.stderr
+    assert not (tmp_path / "run.png").exists()
