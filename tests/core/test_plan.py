@@ -258,7 +258,9 @@ def test_machines_as_people_write_them():
         gpus_of("2x8xh100-sxm", "pigeon")
 
 
-START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
+START = (  # a runner in the background ignores the signal
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
+)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")

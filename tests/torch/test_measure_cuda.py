@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
-from tests.torch.pretended import ASKED, FOUND
+from tests.torch.pretended import pretended
 from tests.torch.test_measure_kinds import CONFIG
 
 import torch
@@ -28,7 +28,6 @@ from memfit.simulate.memory import memory
 from memfit.simulate.replay import replay
 from memfit.tape import Alloc, Mark
 from memfit.trace import cuda, trace_config
-from memfit.trace.script import Request, follow
 
 SCRIPT = Path(__file__).parent / "scripts" / "measured.py"
 GPU = find_gpu("a100-sxm-80gb")
@@ -40,20 +39,23 @@ JOBS: dict[str, dict[str, Any]] = {
 }
 
 
-def measured(job: dict[str, Any], tmp_path: Path, *, kept: str = "") -> dict[str, Any]:
-    ASKED.append(Case(model="tiny", config=CONFIG, job=Job(**job), history=bool(kept)))
+def case_of(job: dict[str, Any], **other: Any) -> Case:
+    return Case(model="tiny", config=CONFIG, job=Job(**job), **other)
+
+
+def measured(case: Case, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     device = cuda.Device(name=GPU.name, memory=GPU.memory, sms=GPU.sms, capability=GPU.sm)
-    follow(Request(script=str(SCRIPT), arguments=(kept,) if kept else (), device=device, steps=0, scratch=str(tmp_path / "scratch")))
-    return FOUND.pop()
+    found = pretended(case, script=str(SCRIPT), arguments=arguments, device=device, steps=0, scratch=str(tmp_path / "scratch"))
+    assert found["result"] == "ok", found.get("error")
+    return found
 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_counters_of_a_pretended_gpu_are_those_of_the_trace(name: str, tmp_path: Path) -> None:
-    found = measured(JOBS[name], tmp_path)
-    assert found["result"] == "ok", found.get("error")
-    made = recorded(ASKED[-1], found, 1.0)
+    case = case_of(JOBS[name])
+    made = recorded(case, measured(case, tmp_path), 1.0)
     assert record_of(json.loads(json.dumps(dataclasses.asdict(made))), "here") == made
-    tape = trace_config(CONFIG, ASKED[-1].job, gpu=GPU, decode_all=True, steps=3)
+    tape = trace_config(CONFIG, case.job, gpu=GPU, decode_all=True, steps=3)
     expected = memory(tape, replay(tape))
     assert made.allocated is not None
     assert expected.reserved is not None
@@ -70,8 +72,7 @@ def test_counters_of_a_pretended_gpu_are_those_of_the_trace(name: str, tmp_path:
 def test_the_allocators_history_becomes_a_tape(tmp_path: Path) -> None:
     """In the format of torch's snapshots: who asked is the innermost line of Python, and phases begin where the meter marked them."""
     (tmp_path / "scratch").mkdir()
-    found = measured(JOBS["full"], tmp_path, kept=str(tmp_path / "scratch" / "e.json.gz"))
-    assert found["result"] == "ok", found.get("error")
+    found = measured(case_of(JOBS["full"], history=True), tmp_path, str(tmp_path / "scratch" / "e.json.gz"))
     assert found["events"] == "e.json.gz"
     tape = history.read(next((tmp_path / "scratch").rglob("*e.json.gz")))
     blocks = [one for one in tape if isinstance(one, Alloc)]
@@ -84,16 +85,8 @@ def test_the_allocators_history_becomes_a_tape(tmp_path: Path) -> None:
 
 def test_vllm_by_its_own_signatures(tmp_path: Path) -> None:
     """The stand-in's cache fills the share of the GPU that it is told, which the counters see."""
-    ASKED.append(
-        Case(
-            model="tiny", config=CONFIG, job=Job(task="inference", seq=16, batch=3, new_tokens=4), engine="vllm,gpu_memory_utilization=0.5"
-        )
-    )
-    device = cuda.Device(name=GPU.name, memory=GPU.memory, sms=GPU.sms, capability=GPU.sm)
-    follow(Request(script=str(SCRIPT), device=device, steps=0, scratch=str(tmp_path / "scratch")))
-    found = FOUND.pop()
-    assert found["result"] == "ok", found.get("error")
-    made = recorded(ASKED[-1], found, 1.0)
+    case = case_of({"task": "inference", "seq": 16, "batch": 3, "new_tokens": 4}, engine="vllm,gpu_memory_utilization=0.5")
+    made = recorded(case, measured(case, tmp_path), 1.0)
     assert made.allocated is not None
     assert 0 <= made.allocated - GPU.memory // 2 <= 2**21  # a whole number of pages
     assert [one.phase for one in made.phases] == ["load", "prefill", "decode"]
