@@ -95,8 +95,9 @@ def traced(arguments: dict[str, Any], job: Job) -> Tape:
     import torch
     from memfit.trace import autocast, cuda, kernels_of, steps
     from memfit.trace.optimizers import optimizer_of
+    from memfit.trace.paths import plain
     from memfit.trace.program import module_stack
-    from memfit.trace.recorder import Recorder, plain
+    from memfit.trace.recorder import Recorder
     from memfit.trace.rules import References, learn
 
     device = cuda.Device(version=(2, 13))
@@ -147,8 +148,9 @@ def generated(arguments: dict[str, Any], job: Job) -> Tape:
 
     import torch
     from memfit.trace import autocast, cuda, kernels_of, steps
+    from memfit.trace.paths import plain
     from memfit.trace.program import DTYPES, module_stack
-    from memfit.trace.recorder import Recorder, plain
+    from memfit.trace.recorder import Recorder
     from memfit.trace.rules import References, learn
 
     device = cuda.Device(version=(2, 13))

@@ -62,8 +62,9 @@ def traced(name: str, job: Job) -> Tape:
     import torch
     from memfit.trace import cuda, kernels_of, steps
     from memfit.trace.optimizers import optimizer_of
+    from memfit.trace.paths import plain
     from memfit.trace.program import module_stack
-    from memfit.trace.recorder import Recorder, plain
+    from memfit.trace.recorder import Recorder
     from memfit.trace.rules import References, learn
 
     device = cuda.Device(version=(2, 13))

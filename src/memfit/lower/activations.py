@@ -12,7 +12,8 @@ from functools import partial
 from memfit.formats import BOOL, FP32
 from memfit.lower import ops
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 Run = Callable[[Tensor, Context], Tensor]
 

@@ -13,7 +13,8 @@ from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.packed import BLOCK, PLAIN, Packed, unpacked, unpacked_scales
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 FUSED = (0, 50)  # the first version whose kernel multiplies by packed weights, for few rows
 FUSED_ROWS = 4  # rows that always take it; up to 1536 it depends on the GPU, and unpacking is assumed here

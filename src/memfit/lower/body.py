@@ -18,7 +18,8 @@ from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.layouts.base import EMBED, TAIL, Engine
 from memfit.lower.load import idle_linears, narrow, prepare, repack, warm_up
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module
 from memfit.program import Chunk, Entry, Program
 from memfit.tape import Phase

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from memfit.formats import FORMATS, FP8, FP32, INT32, UINT8, Format
 from memfit.lower.packed import Packed, pack
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Linear, Weight
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program

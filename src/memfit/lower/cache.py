@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from memfit.formats import INT64, Format
 from memfit.lower import quantized_cache
 from memfit.lower.ops import back_cat
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 
 SERVING = ("prefill", "decode")  # elsewhere a cache is filled though nothing will ask it: keys and values are what backward keeps
 

@@ -8,7 +8,8 @@ from bisect import bisect
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.model.modules import Layer
 from memfit.program import Entry, Program
 from memfit.tape import NOTHING, Alloc, Free, Mark, Odd, Repeat

@@ -9,7 +9,8 @@ from memfit.job import Job
 from memfit.lower.cache import Cache
 from memfit.lower.layouts.base import Engine
 from memfit.lower.programs import Programs
-from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Dim, Tensor
 from memfit.program import Program
 
 

@@ -11,7 +11,8 @@ from heapq import heapify, heappop, heappush
 from typing import Any, TypeAlias
 
 from memfit.lower import ops
-from memfit.lower.recorder import Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Node, Tensor
 
 Target: TypeAlias = "Node | Tensor | None"
 Waiting: TypeAlias = "list[tuple[Node, Tensor]]"  # nodes with weights, and their gradients

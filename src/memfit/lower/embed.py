@@ -8,7 +8,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
-from memfit.lower.recorder import Dim, Tensor
+from memfit.lower.tensors import Dim, Tensor
 from memfit.model.modules import Attention, Embedding, Linear, Model, Norm
 
 # Code that calls what dropout leaves of the embedding by the embedding's own name, and so lets go of the latter.

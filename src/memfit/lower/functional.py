@@ -6,7 +6,8 @@ from memfit import kernels
 from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 FUSED_SINCE = (2, 9)  # torch
 

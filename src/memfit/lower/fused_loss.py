@@ -14,7 +14,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.liger import back_handed
 from memfit.lower.linears import cast_weight
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Model
 
 NEWEST = (0, 8)

@@ -9,7 +9,7 @@ from memfit.lower.context import Context
 from memfit.lower.layouts.base import TAIL
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Linear, Model, Norm
 from memfit.tape import Alloc
 

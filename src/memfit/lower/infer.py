@@ -10,7 +10,8 @@ from memfit.lower import head, ops, quantized_cache, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last
 from memfit.lower.context import context
-from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Dim, Tensor
 from memfit.program import Program
 
 WALKED = 12  # decoding steps written one by one; of more, evenly spaced ones and always the last

@@ -9,7 +9,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.mlp import bare
 from memfit.lower.norms import norm
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import MLP, Attention, Block, Latent, Layer, MoE
 
 

@@ -13,7 +13,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
 from memfit.lower.programs import Programs, Run
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MLP, Model, Norm
 from memfit.techniques.liger import PATCHES, Patch
 

@@ -6,7 +6,8 @@ from memfit.formats import FP32
 from memfit.lower import bnb, ops, rows, split, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.techniques.tp import ROWS
 
 

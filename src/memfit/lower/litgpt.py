@@ -20,7 +20,8 @@ from memfit.lower.litgpt_generate import generates
 from memfit.lower.litgpt_lora import joined
 from memfit.lower.norms import norm
 from memfit.lower.programs import Programs, Run
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MLP, Attention, Embedding, Layer, Model, Norm, Weight
 from memfit.program import Program
 

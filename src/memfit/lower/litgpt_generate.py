@@ -9,7 +9,8 @@ from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.context import context
 from memfit.lower.infer import walked
-from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Dim, Tensor
 from memfit.model.modules import Attention
 from memfit.program import Program
 

@@ -9,7 +9,8 @@ from memfit.lower import bnb, ops, views
 from memfit.lower.bound import Adapted, Bound, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.linears import cast_weight
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Attention
 
 

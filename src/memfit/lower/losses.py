@@ -8,7 +8,7 @@ from memfit.formats import FP32
 from memfit.lower import fused_loss, head, liger, ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Model
 
 CHUNKS = 8  # torchtune 0.6 modules/loss/cross_entropy_loss.py num_output_chunks

@@ -7,7 +7,8 @@ from memfit.formats import BOOL
 from memfit.lower import ops, views
 from memfit.lower.attention import ring
 from memfit.lower.context import Context
-from memfit.lower.recorder import Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Shape, Tensor
 from memfit.model.modules import Attention, Latent, Model, Module
 
 OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one is causal

@@ -10,7 +10,8 @@ from __future__ import annotations
 from memfit.formats import FP16, FP32, INT8
 from memfit.lower.bound import Adapted, Bound, BoundLinear
 from memfit.lower.packed import Packed, four_bits, unpacked
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.program import Program
 
 

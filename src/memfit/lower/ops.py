@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from memfit import kernels
 from memfit.formats import BOOL, FP16, FP32, INT64, Format
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.strides import contiguous, joined, normal, viewed
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.tape import Part
 
 

@@ -8,7 +8,8 @@ from functools import cache, cached_property
 
 from memfit.errors import InputError
 from memfit.formats import BF16, BOOL, FP32, UINT8, Format
-from memfit.lower.recorder import Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Shape, Tensor
 from memfit.optimizers import Optimizer, Rule
 from memfit.tape import Phase
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.formats import FORMATS, FP16, FP32, INT8, UINT8, Format
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Linear
 from memfit.program import Program
 

@@ -12,8 +12,9 @@ from memfit.formats import FORMATS
 from memfit.lower import ops
 from memfit.lower.body import Body
 from memfit.lower.context import context, leave_autocast
-from memfit.lower.recorder import Dim, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.schedules import Turn, turns
+from memfit.lower.tensors import Dim, Shape, Tensor
 from memfit.program import Program, Stage
 
 

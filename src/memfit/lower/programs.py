@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from memfit.lower.recorder import Choices, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Choices, Tensor
 
 if TYPE_CHECKING:
     from memfit.lower.bound import Bound

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from memfit.errors import Problem, raise_errors
 from memfit.formats import UINT8, Format
 from memfit.lower import ops
-from memfit.lower.recorder import Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Shape, Tensor
 from memfit.program import Program
 
 RESIDUAL = 128  # tokens that wait in full precision (cache_utils.py QuantizedLayer residual_length)

@@ -5,7 +5,8 @@ colo_linear_1drow, nn/_ops/embedding.py colo_embedding_1Dcol, tensor/dist_spec_m
 from __future__ import annotations
 
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 
 def ranks(ctx: Context) -> int:

@@ -12,7 +12,8 @@ from memfit.lower.expand import expanded
 from memfit.lower.layouts.base import parameters
 from memfit.lower.layouts.hooks import Teller
 from memfit.lower.layouts.zero import ZeRO
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.lower.told import Line, Place, Told
 from memfit.program import Program
 from memfit.tape import Alloc, Event, Free, Mark

@@ -7,7 +7,8 @@ from __future__ import annotations
 from memfit.formats import BOOL, INT64
 from memfit.lower import ops
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Embedding
 from memfit.techniques.tp import COLUMNS, ROWS, tabled
 

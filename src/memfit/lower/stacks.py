@@ -13,7 +13,8 @@ from memfit.formats import Format
 from memfit.lower import ops
 from memfit.lower.bound import Adapted, Bound
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 
 class Replaced:

@@ -13,8 +13,9 @@ from memfit.formats import FORMATS
 from memfit.lower import deferred, head, ops
 from memfit.lower.body import Body
 from memfit.lower.context import context, leave_autocast
-from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.schedules import Turn, turns
+from memfit.lower.tensors import Dim, Tensor
 from memfit.program import Program, Stage
 
 SINGLE = ("1f1b", "gpipe")  # one stage on a rank: the result of the last forward stays in a variable of the schedule

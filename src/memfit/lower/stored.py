@@ -12,7 +12,8 @@ from memfit.formats import FP8, FP32
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 FEW = {"gptq": 50, "awq": 1023}  # rows up to which the kernel takes the weight as it is packed
 BLOCK = 128  # values of an input that share an fp8 scale

@@ -16,7 +16,8 @@ from memfit.lower.layers import ORDERS, choices
 from memfit.lower.linears import linear
 from memfit.lower.mlp import MLPS
 from memfit.lower.programs import Programs
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Attention, Embedding, Model, Norm, Weight
 from memfit.program import Program
 

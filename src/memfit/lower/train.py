@@ -18,9 +18,10 @@ from memfit.lower.layouts.zero import ZeRO
 from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.pipeline import Pipeline
-from memfit.lower.recorder import Dim, Recorder, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.script import Player
 from memfit.lower.stages import Stages
+from memfit.lower.tensors import Dim, Tensor
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 

@@ -18,7 +18,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe.ops import rows_of
 from memfit.lower.programs import Programs
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Model
 from memfit.program import Program
 from memfit.techniques.trl import head_of

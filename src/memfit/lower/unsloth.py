@@ -11,7 +11,8 @@ from memfit.lower import head, liger, ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.programs import Programs
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.lower.versions import NARROW
 from memfit.model.modules import Model, Norm
 

@@ -11,7 +11,7 @@ from memfit.lower.attention.rotary import picked, turning
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.programs import Programs
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Model, Weight
 from memfit.program import Program
 

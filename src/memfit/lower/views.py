@@ -8,8 +8,9 @@ gradient of the whole's size (tools/autograd/derivatives.yaml); `matmul` flatten
 from __future__ import annotations
 
 from memfit.lower import ops
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.strides import Strides, contiguous, normal, viewed
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 
 
 def seen(x: Tensor, shape: Shape, strides: Strides) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from memfit.strategy import FSDP
 from memfit.trace import cuda
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}  # of a policy; "" leaves them as they are
 
 
 def wrapped(model: Any, fsdp: FSDP, groups: Any, layers: Any) -> Any:

@@ -15,7 +15,8 @@ import torch
 from memfit.trace import cuda
 from memfit.trace.label import settle
 from memfit.trace.ops import collect
-from memfit.trace.recorder import Recorder, plain
+from memfit.trace.paths import plain
+from memfit.trace.recorder import Recorder
 from memfit.trace.steps import own, paths_of, states
 
 PATIENCE = 3

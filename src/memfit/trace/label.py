@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from memfit.trace.recorder import Block, Recorder, layer_of
+from memfit.trace.paths import layer_of
+from memfit.trace.recorder import Block, Recorder
 
 
 def settle(recorder: Recorder, vocabulary: int) -> None:

@@ -44,7 +44,8 @@ from memfit.trace import (
     versions,
 )
 from memfit.trace.optimizers import optimizer_of
-from memfit.trace.recorder import Recorder, plain
+from memfit.trace.paths import plain
+from memfit.trace.recorder import Recorder
 from memfit.trace.rules import References, learn
 from memfit.trace.spread import UNSPREAD, Spread
 

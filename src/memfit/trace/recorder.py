@@ -20,7 +20,9 @@ from memfit.trace.hidden import HIDDEN, Hidden
 from memfit.trace.hidden_cpu import CPU
 from memfit.trace.kernels_of import CHOSEN
 from memfit.trace.ops import aten, collect
+from memfit.trace.paths import is_layer, layer_of, plain
 from memfit.trace.rules import RULES
+from memfit.trace.shadows import count_of, restored, shadowed
 from memfit.trace.shapes import result_of
 
 REAL_LIMIT = 1 << 22  # integers in one tensor; larger ones become meta
@@ -411,39 +413,6 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return getattr(tensor, "_local_tensor", tensor)
 
 
-def plain(path: str) -> str:
-    """A module's path without the wrapping of PEFT and FSDP1, so that adapted and plain models name their layers alike."""
-    path = path.replace("_fsdp_wrapped_module.", "").removesuffix("_fsdp_wrapped_module").removesuffix(".")
-    return path.removeprefix("base_model").removeprefix(".model").removeprefix(".").replace(".base_layer", "")
-
-
-def is_layer(path: str) -> bool:
-    """`model.layers.3`: an entry of a list of layers, itself not inside another one."""
-    return path.rpartition(".")[2].isdigit() and not any(piece.isdigit() for piece in path.split(".")[:-1])
-
-
-def layer_of(path: str) -> str:
-    pieces = path.split(".")
-    for index, piece in enumerate(pieces):
-        if piece.isdigit():
-            return ".".join(pieces[: index + 1])
-    return ""
-
-
-def shadowed(value: Any, swapped: dict[int, torch.Tensor]) -> Any:
-    """`value` with every real tensor replaced by a meta tensor of the same shape."""
-    if isinstance(value, torch.Tensor):
-        if value.is_meta:
-            return value
-        shadow = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
-        swapped[id(shadow)] = value
-        SHADOWS[id(shadow)] = shadow
-        return shadow
-    if isinstance(value, (tuple, list)):
-        return type(value)(shadowed(one, swapped) for one in value)
-    return value
-
-
 FILLS: dict[Any, Callable[[Any], float]] = {
     aten.full.default: lambda args: float(args[1]),
     aten.full_like.default: lambda args: float(args[1]),
@@ -455,31 +424,6 @@ FILLS: dict[Any, Callable[[Any], float]] = {
 }
 COPIES = {aten._to_copy.default, aten.clone.default}
 WRITES: dict[Any, str] = {}  # how an operator sets the values of its result
-
-SHADOWS: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-
-
-def restored(result: Any, swapped: dict[int, torch.Tensor]) -> Any:
-    """An in-place op on a shadow returns the tensor it stood for."""
-    if isinstance(result, torch.Tensor):
-        return swapped.get(id(result), result)
-    if isinstance(result, (tuple, list)):
-        return type(result)(restored(one, swapped) for one in result)
-    return result
-
-
-def count_of(args: Any) -> int:
-    """Elements that a factory or a cast is asked for."""
-    for one in args:
-        if isinstance(one, torch.Tensor):
-            return one.numel()
-        if isinstance(one, (list, tuple, torch.Size)) and all(isinstance(item, int) for item in one):
-            count = 1
-            for item in one:
-                count *= item
-            return count
-    numbers = [one for one in args if isinstance(one, (int, float))]
-    return int(max(numbers, default=0))
 
 
 COMPOSITES: dict[Any, Any] = {}

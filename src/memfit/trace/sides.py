@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from memfit.trace import cuda
 from memfit.trace.ops import collect
-from memfit.trace.recorder import Recorder, count_of, restored, shadowed
+from memfit.trace.recorder import Recorder
 from memfit.trace.rules import RULES
+from memfit.trace.shadows import count_of, restored, shadowed
 from memfit.trace.shapes import result_of
 
 aten = torch.ops.aten

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from memfit.strategy import FSDP, ONE, Strategy
 from memfit.trace import flat, stages, tensors
-
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}
+from memfit.trace.flat import DTYPES
 
 
 @dataclass(frozen=True)

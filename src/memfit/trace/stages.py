@@ -19,10 +19,10 @@ from memfit.strategy import Strategy
 from memfit.tape import Phase
 from memfit.techniques.pp import FAMILIES, counts, layered, micro_batches, of_torch, placed_at, turned
 from memfit.trace import cuda, inputs, meshes, prepare, steps
+from memfit.trace.flat import DTYPES
 from memfit.trace.optimizers import stepped
 from memfit.trace.recorder import Recorder
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 SCHEDULES = {
     "1f1b": "1F1B", "gpipe": "GPipe", "bfs": "LoopedBFS", "interleaved": "Interleaved1F1B", "zero-bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble",
 }  # fmt: skip

@@ -11,7 +11,8 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.tape import LONGEST, Part
 from memfit.trace import inputs, meshes, prepare, standins, trl, versions
 from memfit.trace.optimizers import backward, kept_of, stepped
-from memfit.trace.recorder import Block, Recorder, plain
+from memfit.trace.paths import plain
+from memfit.trace.recorder import Block, Recorder
 
 
 def warm_up(recorder: Recorder, model: Any, job: Job) -> None:

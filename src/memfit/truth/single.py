@@ -22,7 +22,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context, context
 from memfit.lower.frameworks import TRANSFORMERS
 from memfit.lower.fused_loss import Call, fused_linear_cross_entropy
-from memfit.lower.recorder import Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Node, Tensor
 from memfit.model.families import build
 from memfit.model.modules import Norm
 from memfit.program import Program, placed

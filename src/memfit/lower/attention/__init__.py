@@ -8,7 +8,7 @@ from typing import Any
 from memfit.lower.attention import alibi, capped, falcon, gpt2, gpt_neo, gpt_neox, latent, llama, opt
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention, Model
 
 Program = Callable[[Tensor, Any, Bound, Context], Tensor]  # the module is Attention or Latent, as the style says

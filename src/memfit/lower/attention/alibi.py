@@ -10,7 +10,7 @@ from memfit.lower.attention.written import dropped_later, masked, scaled, where
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention, Model
 
 

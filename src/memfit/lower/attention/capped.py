@@ -12,7 +12,7 @@ from memfit.lower.attention.kernels import by_tokens, mask_of, product, repeated
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe.ops import largest
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention
 
 

@@ -12,7 +12,8 @@ from memfit.lower.attention.written import dropped_later, scores
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Attention, Model
 
 Three = tuple[Tensor, Tensor, Tensor]

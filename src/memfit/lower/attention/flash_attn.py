@@ -11,7 +11,8 @@ from memfit.formats import FP32, INT32, INT64
 from memfit.lower import ops, views
 from memfit.lower.attention.sdpa import padded
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 HOPPER = (9, 0)
 

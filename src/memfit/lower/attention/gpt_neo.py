@@ -13,7 +13,8 @@ from memfit.lower.attention.written import masked, scores, softmax, weighed, whe
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention
 
 PARTS = 4  # transformers 5.23 modeling_codegen.py CodeGenAttention.forward mp_num

@@ -10,7 +10,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention
 
 

@@ -11,7 +11,8 @@ from memfit.lower.attention import sdpa
 from memfit.lower.attention.flash_attn import flash_attn
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Attention, Context], Tensor]

@@ -12,7 +12,8 @@ from memfit.lower.context import Context
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.programs import Rotary
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Latent
 
 

@@ -13,7 +13,8 @@ from memfit import kernels
 from memfit.formats import FP32, Format
 from memfit.lower import ops, views
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.program import Program
 from memfit.strategy import Strategy
 

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from memfit.formats import FP32
 from memfit.lower import ops, views
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Model
 
 Pair = tuple[Tensor, Tensor]

@@ -15,8 +15,9 @@ from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import ops, views
 from memfit.lower.attention import ring
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.strides import Shape, contiguous, kept, normal
+from memfit.lower.tensors import Grads, Node, Tensor
 
 DEFAULT = ("flash", "efficient", "math", "cudnn")  # torch.backends.cuda: all are enabled, the order is the choice's own
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memfit.formats import COMPLEX64, FP32
 from memfit.lower import ops
 from memfit.lower.context import Context
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention, Latent, Model, Weight
 
 WIDE = {"olmo", "olmo2", "ernie4_5"}  # kept in fp32 (modeling_olmo.py OlmoRotaryEmbedding)

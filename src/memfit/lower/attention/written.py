@@ -11,7 +11,8 @@ from memfit.lower import ops, views
 from memfit.lower.attention.kernels import product
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Attention
 
 Program = Callable[[Tensor, Attention, Bound, Context], Tensor]

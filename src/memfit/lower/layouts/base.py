@@ -45,8 +45,9 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from memfit.formats import Format
 from memfit.lower.optimize import Names, Spans, Stepper
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.schedules import Turn
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Stage
 from memfit.strategy import Strategy

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 from memfit.lower.layouts.shards import COMPUTE, GATHER
 from memfit.lower.layouts.zeropp import opened, quantized, second
-from memfit.lower.recorder import Elastic, Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Elastic, Storage, Tensor
 from memfit.strategy import ZeRO
 
 AWAY, FLYING, HERE = range(3)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from memfit.formats import INT32, Format
 from memfit.lower.layouts.base import ROOT, Engine, Unit, stage_units, unfolded, units
 from memfit.lower.layouts.shards import REDUCE
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
 from memfit.tape import Part
 

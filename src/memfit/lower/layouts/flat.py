@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from memfit.formats import UINT8, Format
-from memfit.lower.recorder import Elastic, Storage, Tensor
+from memfit.lower.tensors import Elastic, Storage, Tensor
 from memfit.tape import Event, Free
 
 IDLE, FORWARD, PRE_BACKWARD, POST_BACKWARD = "idle", "forward", "pre-backward", "post-backward"

@@ -18,7 +18,8 @@ from memfit.lower.layouts.base import ROOT, Engine, Leaves, gate
 from memfit.lower.layouts.flat import FORWARD, IDLE, POST_BACKWARD, PRE_BACKWARD, Flat, Lent, adapter, opaque, ordered, scales, values
 from memfit.lower.layouts.shards import COMPUTE, GATHER, REDUCE, bring, packed_weights, settle, settled
 from memfit.lower.optimize import Spans
-from memfit.lower.recorder import Grads, Node, Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Storage, Tensor
 from memfit.program import Program
 from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part, Sync

@@ -17,7 +17,8 @@ from memfit.formats import FORMATS, FP32, UINT8, Format
 from memfit.lower.layouts.base import EMBED, ROOT, TAIL, Engine, Unit, gate
 from memfit.lower.layouts.shards import GATHER, REDUCE, REPLICAS, Param, bring, packed_weights, settle, settled, shard
 from memfit.lower.optimize import Spans
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
 from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part

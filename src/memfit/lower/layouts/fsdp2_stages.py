@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from memfit.lower.layouts.base import ROOT, Unit, stage_units
 from memfit.lower.layouts.fsdp2 import FSDP2, IDLE, POST_BACKWARD, Group
 from memfit.lower.layouts.shards import COMPUTE, GATHER, REDUCE, REPLICAS
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.schedules import Turn
+from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
 
 if TYPE_CHECKING:

@@ -27,7 +27,8 @@ from memfit.lower.layouts.chunks import search
 from memfit.lower.layouts.flat import Lent
 from memfit.lower.layouts.shards import settled
 from memfit.lower.optimize import Spans, Stepper
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import Strategy

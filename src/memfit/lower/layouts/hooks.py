@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from memfit.lower.layouts.base import EMBED, Engine, Leaves, gate, parameters, silently
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.lower.told import Place, Told
 from memfit.program import Program
 from memfit.tape import Event

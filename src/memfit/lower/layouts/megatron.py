@@ -17,7 +17,7 @@ from memfit.formats import BF16, FP32
 from memfit.lower.layouts.base import Engine, Unit, unfolded, units
 from memfit.lower.layouts.shards import bring, settled
 from memfit.lower.optimize import Copies, Stepper
-from memfit.lower.recorder import Shape, Storage, Tensor
+from memfit.lower.tensors import Shape, Storage, Tensor
 from memfit.model.modules import MLP, Attention, Latent, Layer, Linear
 from memfit.optimizers import OPTIMIZERS
 

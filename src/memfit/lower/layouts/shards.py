@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from memfit.formats import Format
 from memfit.lower.layouts.base import Engine, Unit, silently, units
-from memfit.lower.recorder import Elastic, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Elastic, Shape, Tensor
 from memfit.tape import Part
 
 if TYPE_CHECKING:

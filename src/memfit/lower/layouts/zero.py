@@ -11,7 +11,8 @@ from memfit.lower.layouts.hooks import Hooked
 from memfit.lower.layouts.shares import NORM
 from memfit.lower.load import recast
 from memfit.lower.optimize import Names, Stepper
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Tensor
 from memfit.optimizers import OPTIMIZERS, Optimizer
 from memfit.program import Program
 from memfit.strategy import Strategy

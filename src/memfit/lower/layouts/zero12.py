@@ -22,7 +22,8 @@ from memfit.lower.layouts.shards import COMPUTE, REDUCE, settle, settled
 from memfit.lower.layouts.shares import part_of
 from memfit.lower.layouts.zero import ZeRO, norm, overlap, stepper_of
 from memfit.lower.optimize import Stepper
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
 
 if TYPE_CHECKING:

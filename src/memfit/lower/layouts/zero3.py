@@ -21,7 +21,8 @@ from memfit.lower.layouts.shards import COMPUTE, REDUCE, settled
 from memfit.lower.layouts.zero import ZeRO, norm, stepper_of
 from memfit.lower.layouts.zeropp import second
 from memfit.lower.optimize import Stepper
-from memfit.lower.recorder import Recorder, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
 from memfit.techniques.trl import head_of
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from memfit.errors import InputError
 from memfit.formats import FP16
-from memfit.lower.recorder import Recorder, Storage
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Storage
 from memfit.strategy import ZeRO
 
 if TYPE_CHECKING:

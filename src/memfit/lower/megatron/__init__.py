@@ -20,7 +20,8 @@ from memfit.lower.megatron.moe import mixture
 from memfit.lower.megatron.ranks import of, scattered, tensor_parallel
 from memfit.lower.megatron.te import entered, product, rms_norm, swiglu
 from memfit.lower.programs import Order, Programs
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Storage, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Shape, Storage, Tensor
 from memfit.model.modules import MLP, Attention, Block, Embedding, Latent, Layer, Model, MoE, Weight
 from memfit.program import Program
 

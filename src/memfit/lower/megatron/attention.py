@@ -10,7 +10,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.megatron.context import around
 from memfit.lower.megatron.te import entered, product, rms_norm, turned
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Attention, Block
 
 HOPPER = (9, 0)  # from here on TE prefers cuDNN to FlashAttention (dot_product_attention/utils.py get_attention_backend)

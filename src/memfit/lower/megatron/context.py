@@ -14,7 +14,8 @@ from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.context import Context
 from memfit.lower.megatron.ranks import Ranks, bytes_of
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 
 STREAM = 2  # TE's cp_stream
 Core: TypeAlias = "Callable[[Tensor, Tensor, Tensor], Tensor]"

@@ -14,7 +14,8 @@ from memfit.lower import ops
 from memfit.lower.context import Context
 from memfit.lower.megatron.ranks import Ranks
 from memfit.lower.megatron.router import capacity, settings
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.model.modules import MoE
 from memfit.strategy import EP
 

@@ -13,7 +13,8 @@ from memfit.lower.context import Context
 from memfit.lower.megatron.attention import again, core
 from memfit.lower.megatron.ranks import Ranks, bytes_of, of
 from memfit.lower.megatron.te import entering, normed_product, product, rms_norm
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.model.modules import Block, Latent
 
 ALONE = Ranks(size=1)  # the way down to the latents is whole on every rank (TELinear, parallel_mode "duplicated")

@@ -7,7 +7,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.megatron.ranks import of
 from memfit.lower.megatron.te import back_alike, head_product
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Model
 
 

@@ -14,7 +14,8 @@ from memfit.lower.megatron import dispatch
 from memfit.lower.megatron.ranks import Ranks, of
 from memfit.lower.megatron.router import routed, settings
 from memfit.lower.megatron.te import dummy, entering, product, rms_norm, swiglu
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Block, MoE
 
 

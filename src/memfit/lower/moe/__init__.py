@@ -10,7 +10,7 @@ from memfit.lower.linears import linear
 from memfit.lower.moe import experts, gates, ops, routers
 from memfit.lower.moe.phimoe import phimoe
 from memfit.lower.programs import Run
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import MLP, MoE
 
 

@@ -13,9 +13,10 @@ from memfit.lower.activations import activate
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe import ops, stored
-from memfit.lower.recorder import Recorder, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.stacks import Replaced
 from memfit.lower.stored import is_stored
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import MoE
 
 Gate = Callable[[Tensor, MoE, Context], Tensor]

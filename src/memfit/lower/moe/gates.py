@@ -7,7 +7,7 @@ from memfit.lower import views
 from memfit.lower.activations import clamp
 from memfit.lower.context import Context
 from memfit.lower.moe.experts import Gate
-from memfit.lower.recorder import Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import MoE
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 from memfit import kernels
 from memfit.formats import BOOL, INT64, Format
 from memfit.lower.ops import grad_part
-from memfit.lower.recorder import Grads, Node, Recorder, Shape, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.strides import contiguous
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.lower.views import seen
 
 

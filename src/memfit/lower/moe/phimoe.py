@@ -8,7 +8,8 @@ from memfit.lower.context import Context
 from memfit.lower.linears import plain as product
 from memfit.lower.moe import ops
 from memfit.lower.moe.routers import Routed, parts
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MoE
 
 

@@ -11,8 +11,8 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import plain as product
 from memfit.lower.moe import ops
-from memfit.lower.recorder import Tensor
 from memfit.lower.stacks import Replaced
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import MoE
 
 Routed = tuple[Tensor, Tensor, Tensor]

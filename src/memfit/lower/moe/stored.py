@@ -11,8 +11,9 @@ from memfit.formats import FP8, FP32, INT32
 from memfit.lower import ops as plain
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.recorder import Grads, Node, Recorder, Tensor
+from memfit.lower.recorder import Recorder
 from memfit.lower.stored import BLOCK
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MoE
 
 AT_ONCE = 2**30  # bytes of matrices that backward unpacks at a time (FP8GroupedMatmulFunction.dequant_budget_bytes)

@@ -1,0 +1,136 @@
+"""What a program of `lower` holds: tensors that are only a shape and a life, the steps of their backward, pieces that run again.
+
+A storage lives as long as something refers to its Python object, as in torch itself; its end writes the `Free`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from memfit.formats import Format
+from memfit.lower.strides import Strides
+from memfit.tape import Event, Free
+
+if TYPE_CHECKING:
+    from memfit.lower.recorder import Recorder
+
+Shape: TypeAlias = tuple[int, ...]
+Grads: TypeAlias = "Sequence[Tensor | None]"
+Back: TypeAlias = "Callable[[Recorder, Node, Any], Grads]"  # the gradient; for a node of several outputs, a dict of them
+Choices: TypeAlias = "Callable[[], Callable[[str], bool]]"  # a policy for each run of a selective checkpoint
+
+
+class Dim(int):
+    """A size that remembers its letter, so that a formula can be shown with its numbers put in."""
+
+    letter: str
+
+    def __new__(cls, value: int, letter: str) -> Dim:
+        self = super().__new__(cls, value)
+        self.letter = letter
+        return self
+
+
+class Storage:
+    """A block. Its size is what the program asks for; `Free` is written when the last reference goes."""
+
+    __slots__ = ("id", "size", "write")
+
+    def __init__(self, id: int, size: int, write: Callable[[Event], None]) -> None:
+        self.id, self.size, self.write = id, size, write
+
+    def __del__(self) -> None:
+        self.write(tuple.__new__(Free, (self.id, ())))
+
+
+class Elastic(Storage):
+    """A storage whose block is given back and taken anew while tensors refer to it, as `resize_` has it: a new block each time."""
+
+    __slots__ = ("take_block",)
+
+    def __init__(self, size: int, take_block: Callable[[], int], write: Callable[[Event], None]) -> None:
+        super().__init__(-1, size, write)
+        self.take_block = take_block
+
+    def take(self) -> None:
+        if self.id < 0:
+            self.id = self.take_block()
+
+    def drop(self) -> None:
+        if self.id >= 0:
+            self.write(Free(self.id))
+            self.id = -1
+
+    def __del__(self) -> None:
+        self.drop()
+
+
+class Tensor:
+    """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the node's outputs it is. `strides`
+    are None where it is contiguous; `base` is what it is a view of, where torch's own tensor would hold that."""
+
+    __slots__ = ("shape", "format", "storage", "node", "slot", "needs", "grad", "name", "strides", "base")
+
+    def __init__(self, shape: Shape, format: Format, storage: Storage | None, node: Node | None = None, needs: bool = False) -> None:
+        self.shape, self.format, self.storage, self.node, self.needs = shape, format, storage, node, needs
+        self.slot = 0
+        self.grad: Tensor | None = None
+        self.name = ""
+        self.strides: Strides = None
+        self.base: Tensor | None = None
+
+    def view(self, *shape: int) -> Tensor:
+        """The same storage in another shape; gradients pass through unchanged. For contiguous tensors; `views` has the rest."""
+        view = Tensor(shape or self.shape, self.format, self.storage, self.node, self.needs)
+        view.slot = self.slot
+        if view.shape == self.shape:
+            view.strides, view.base = self.strides, self.base
+        return view
+
+    def detach(self) -> Tensor:
+        alias = Tensor(self.shape, self.format, self.storage)
+        alias.strides = self.strides
+        return alias
+
+    @property
+    def count(self) -> int:
+        return prod(self.shape)
+
+
+class Node:
+    """One step of the backward graph; `inputs` are the nodes or leaves its results go to."""
+
+    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra", "frame", "outputs", "__weakref__")
+
+    def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
+        self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
+        self.span, self.outputs = "", 1
+        self.saved: tuple[Any, ...] = ()
+        self.extra: Any = None
+        self.frame: Frame | None = None
+
+
+class Frame:
+    """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
+    while it is `replaying`, `fresh` collects their doubles, None for those whose graph nothing refers to any more. The last of the
+    nodes to run lets go of the frame, and so of the input and all else it was given, masks among it (torch/utils/checkpoint.py,
+    use_reentrant=False).
+
+    Selective: `choices` makes the policy of a run, which says of each operation in turn whether its results are kept; `kept` holds
+    them until the recomputation takes them (create_selective_checkpoint_contexts). `whole`: it is not stopped early."""
+
+    __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done", "choices", "keeps", "kept", "taken", "whole")
+
+    def __init__(self, again: Callable[[Tensor], Any], given: Tensor, choices: Choices | None = None, whole: bool = False) -> None:
+        self.again: Callable[[Tensor], Any] | None = again
+        self.given: Tensor | None = given
+        self.nodes: list[weakref.ref[Node]] = []
+        self.fresh: list[Node | None] = []
+        self.replaying = self.done = False
+        self.choices, self.whole = choices, whole
+        self.keeps = None if choices is None else choices()
+        self.kept: list[Tensor] = []
+        self.taken = -1  # the block of the last of them that the recomputation took
