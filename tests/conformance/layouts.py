@@ -153,6 +153,8 @@ STAGES_BESIDE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("pp", "qwen2", "pp=2,schedule=interleaved,virtual=2 ddp=2,bucket-view", {}), ("pp", "llama", "pp=2,micro-batches=4 ddp=2", {"method": "lora"} | AUTO),
     ("pp tp", "qwen3", "pp=2 tp=2 fsdp=2", AUTO16), ("pp tp", "llama", "pp=2 tp=2", SPREAD_OUT | FULL),
     ("pp", "mistral", "pp=2,schedule=gpipe", {"method": "lora"} | OLD | AUTO16), ("pp", "llama", "pp=2,schedule=zbv,virtual=2", {"method": "qlora"}),
+    ("pp", "llama", "pp=2,schedule=interleaved,virtual=2 fsdp=2,wrap=layers", FULL), ("pp", "mistral", "pp=2,schedule=bfs,virtual=3 fsdp=2,wrap=layers", FULL),
+    ("pp", "llama", "pp=2,schedule=interleaved,virtual=2 fsdp=2,wrap=layers", {"method": "lora"} | FULL),
     ("pp", "qwen2-tied", "pp=2,schedule=zbv,virtual=2", {"attention": "eager"}), ("pp", "llama", "pp=2", {"checkpointing": "every", "checkpoint_every": 2}),
 )  # fmt: skip
 

@@ -6,8 +6,10 @@ The group is torch's own `fake` one (torch 2.13 torch/testing/_internal/distribu
 from __future__ import annotations
 
 import contextlib
+import importlib
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -148,7 +150,16 @@ def storages(recorder: Recorder) -> list[tuple[Any, str, Any]]:
             recorder.resized(self, size)
         return found
 
-    return [(torch.UntypedStorage, "resize_", resize)]
+    def bytes_of(_: Any, size: Sequence[int], *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """Of several dtypes bytes are gathered, which are no small integers to compute with."""
+        made: torch.Tensor = torch.ops.aten.empty.memory_format(size, dtype=dtype, device="meta")
+        return made
+
+    importlib.import_module("torch.distributed.fsdp")
+
+    module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_collectives")
+    mixin = getattr(module, "DefaultAllocMixin", None)  # of newer torch
+    return [(torch.UntypedStorage, "resize_", resize), *([] if mixin is None else [(mixin, "allocate", bytes_of)])]
 
 
 def aside() -> list[tuple[Any, str, Any]]:

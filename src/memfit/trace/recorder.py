@@ -252,7 +252,7 @@ class Recorder(TorchDispatchMode):
         extra: list[Hidden] = hidden(self, args, kwargs, result) if hidden is not None else []
         passing: list[Block] = []
         for one in extra:
-            if one.keep or one.first:
+            if one.first:
                 self.hidden(one, func, passing)
         if isinstance(result, torch.Tensor):
             result = self.tensor(result, func, ruled)
@@ -260,7 +260,7 @@ class Recorder(TorchDispatchMode):
         elif isinstance(result, (tuple, list)):
             result = type(result)(self.tensor(one, func, ruled) if isinstance(one, torch.Tensor) else one for one in result)
         for one in extra:
-            if not one.keep and not one.first:
+            if not one.first:
                 self.hidden(one, func, passing)
         for block in passing:
             self.free(block)

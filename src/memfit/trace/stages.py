@@ -18,7 +18,7 @@ from memfit.job import Job
 from memfit.strategy import Strategy
 from memfit.tape import Phase
 from memfit.techniques.pp import FAMILIES, counts, layered, micro_batches, of_torch, placed_at, turned
-from memfit.trace import cuda, inputs, meshes, prepare, steps
+from memfit.trace import inputs, meshes, prepare, steps
 from memfit.trace.flat import DTYPES
 from memfit.trace.optimizers import stepped
 from memfit.trace.recorder import Recorder
@@ -129,17 +129,16 @@ def scheduled(model: Stages, job: Job, options: Any) -> Any:
 
 def shapes(one: Part, job: Job, options: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """What a stage gets and gives: no allocations."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
     fsdp = options.strategy.fsdp
     stored = next(tensor.dtype for tensor in one.parameters() if tensor.is_floating_point())  # packed weights are bytes
     dtype = DTYPES[fsdp.param_dtype] if fsdp is not None and fsdp.param_dtype else stored
     hidden = (job.batch, job.seq, one.whole.config.hidden_size)
-    cuda.INSIDE.depth += 1
-    try:
+    with _disable_current_modes():
         ids = torch.empty(hidden[:2], dtype=torch.int64, device="meta")
         state = torch.empty(hidden, dtype=dtype, device="meta", requires_grad=True)
         logits = torch.empty((*hidden[:2], one.whole.config.vocab_size), dtype=dtype, device="meta", requires_grad=True)
-    finally:
-        cuda.INSIDE.depth -= 1
     return (ids if one.begins else state, logits if one.ends else state)
 
 

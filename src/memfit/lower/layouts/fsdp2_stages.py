@@ -48,8 +48,9 @@ class Staged(FSDP2):
         return self.groups.setdefault(name, Group(name=name, span=unit.span, reshard=False))
 
     def own(self) -> list[Group]:
-        """The groups of the stage that runs, as its modules stand."""
-        return [group for name, group in self.groups.items() if self.chunk_of.get(name) == self.now or name == f"{ROOT} {self.now}"]
+        """The groups of the stage that runs, as its modules stand: the root is the first."""
+        root = self.groups.get(f"{ROOT} {self.now}")
+        return [*([] if root is None else [root]), *(group for name, group in self.groups.items() if self.chunk_of.get(name) == self.now)]
 
     # ------------------------------------------------------------------------------------------------------------------ a stage
     def enters(self, chunk: int) -> None:
@@ -59,7 +60,7 @@ class Staged(FSDP2):
         self.gathers, self.reduces, self.replicates = (stream + REPLICAS * chunk for stream in (GATHER, REDUCE, REPLICAS))
         for group in self.own():
             if chunk in self.active and group.result:
-                self.at(group)
+                self.r.mark(self.r.phase, group.span, self.r.at)
                 self.copy_out(group)
 
     def stage_before(self, x: Tensor) -> Tensor:
@@ -128,16 +129,16 @@ class Staged(FSDP2):
             self.everywhere(chunk, gather=False)
 
     def everywhere(self, chunk: int, *, gather: bool) -> None:
-        now, gathers = self.now, self.gathers
+        now, gathers, phase = self.now, self.gathers, self.r.phase
         self.now, self.gathers = chunk, COMPUTE
         for group in self.own():
-            self.at(group)
+            self.r.mark(phase, group.span, self.r.at)
             if gather:
                 self.unshard(group)
             else:
                 self.reshard(group, forward=False)
         self.now, self.gathers = now, gathers
-        self.r.mark(self.r.phase, "", self.r.at)
+        self.r.mark(phase, "", self.r.at)
 
 
 ENGINE = Staged
