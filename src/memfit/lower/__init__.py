@@ -11,8 +11,7 @@ from memfit.lower.body import runs_sdpa
 from memfit.lower.compact import Notes, repeats
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
-from memfit.lower.layouts import foldable, scripted, steady
-from memfit.lower.layouts.shares import told_apart
+from memfit.lower.layouts import foldable, scripted, steady, told_apart
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
@@ -35,12 +34,11 @@ def lower(model: Model, job: Job, strategy: Strategy | None = None, cluster: Clu
 
 
 def distinct(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, every: bool = True) -> tuple[tuple[int, int], ...]:
-    """(rank, how many are like it) of the ranks whose memory differs; of ZeRO's partitions those among which the worst is, and the lightest;
+    """(rank, how many are like it) of the ranks whose memory differs; of partitions those among which the worst is, and the lightest;
     not `every`: the one that is likely the worst."""
-    zero = strategy.zero
-    if zero is None or zero.stage == 3 or zero.size == 1 or not job.training:
+    if not job.training:
         return strategy.distinct()
-    return told_apart(programmed(model, job, cluster, strategy, True), every=every)
+    return told_apart(strategy, lambda: programmed(model, job, cluster, strategy, True), every=every) or strategy.distinct()
 
 
 def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:

@@ -10,8 +10,7 @@ from memfit.lower.body import Body
 from memfit.lower.compact import repeats
 from memfit.lower.expand import expanded
 from memfit.lower.layouts.base import parameters
-from memfit.lower.layouts.hooks import Teller
-from memfit.lower.layouts.zero import ZeRO
+from memfit.lower.layouts.hooks import Hooked, Teller
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Storage, Tensor
 from memfit.lower.told import Line, Place, Told
@@ -37,7 +36,7 @@ class Script:
 class Player:
     """Plays micro-batches for the engine of a loaded body; `walk` is how one is walked."""
 
-    def __init__(self, body: Body, engine: ZeRO, folded: Program, walk: MicroBatch) -> None:
+    def __init__(self, body: Body, engine: Hooked, folded: Program, walk: MicroBatch) -> None:
         self.r, self.engine, self.folded, self.walk = body.r, engine, folded, walk
         self.leaves = {bound.prefix: [leaf for _, leaf in parameters(bound)] for bound in (body.ends, *body.layers)}
         self.trained = [leaf for _, leaves in body.trained() for leaf in leaves]

@@ -14,7 +14,7 @@ from memfit.lower.compact import Copy
 from memfit.lower.context import Context, context, leave_autocast
 from memfit.lower.layouts import engine_of
 from memfit.lower.layouts.base import ROOT
-from memfit.lower.layouts.zero import ZeRO
+from memfit.lower.layouts.hooks import Hooked
 from memfit.lower.merge import merge
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.pipeline import Pipeline
@@ -42,7 +42,7 @@ def train(r: Recorder, program: Program, folded: Program | None = None) -> tuple
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
-    if folded is not None and isinstance(engine, ZeRO) and not (body.programs.keeps_outputs or job.keep_outputs):
+    if folded is not None and isinstance(engine, Hooked) and not (body.programs.keeps_outputs or job.keep_outputs):
         body.player = Player(body, engine, folded, micro_batch)
     steps, pipeline = engine.steps, None if program.stage is None else (Pipeline if program.engine else Stages)(r, program, body)
     for step in range(steps):

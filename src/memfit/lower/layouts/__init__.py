@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -42,6 +43,12 @@ def foldable(strategy: Strategy) -> bool:
     if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
         return False
     return kind(named(strategy)).foldable(strategy)
+
+
+def told_apart(strategy: Strategy, program: Callable[[], Program], *, every: bool) -> tuple[tuple[int, int], ...] | None:
+    """Ranks that the engine tells apart, where it does (see `Engine.apart`)."""
+    engine = kind(named(strategy))
+    return None if engine.apart is Engine.apart else engine.apart(program(), every=every)
 
 
 def steady(strategy: Strategy) -> bool:

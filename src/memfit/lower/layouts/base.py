@@ -78,6 +78,12 @@ class Engine:
         if type(self).ready is not Engine.ready:  # else nobody asks
             r.ready = self.ready
 
+    @staticmethod
+    def apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
+        """(rank, how many are like it) of the ranks that hold different amounts, the worst among them; not `every`: the one that is likely the
+        worst. None: they are alike but for what the strategy says itself."""
+        return None
+
     steady = True  # inner layers are alike to the allocator as well: each lets go of what the one before it took
 
     @staticmethod

@@ -13,7 +13,6 @@ from memfit.tape import Event
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
-    from memfit.lower.layouts.zero import ZeRO
 
 PAST = " back"  # behind the name of a hook: the same in backward
 
@@ -23,6 +22,13 @@ class Hooked(Engine):
 
     gates = False  # there are hooks at modules
     products: frozenset[int] = frozenset()  # weights of products whose input is saved in any case
+
+    def cast(self, body: Body) -> None:
+        """The parameters get the numbers that the engine trains them in."""
+
+    def saves(self, body: Body) -> frozenset[int]:
+        """Weights of products whose input is saved in any case."""
+        return frozenset()
 
     def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
         """A module runs (`before`, `after`: units by name; `enter`, `leave`: modules by parameters), or its backward does."""
@@ -60,10 +66,10 @@ class Hooked(Engine):
 
 
 class Teller(Hooked):
-    """Stands in for an engine of ZeRO's: the same hooks, each of which leaves a word. Gradients go as they come, but for what else holds them;
+    """Stands in for such an engine: the same hooks, each of which leaves a word. Gradients go as they come, but for what else holds them;
     with `added`, parameters have gradients already, to which they are added."""
 
-    def __init__(self, r: Recorder, program: Program, engine: ZeRO, added: bool) -> None:
+    def __init__(self, r: Recorder, program: Program, engine: Hooked, added: bool) -> None:
         super().__init__(r, program)
         self.engine, self.gates, self.inner, self.added = engine, engine.gates, engine.inner, added
         self.places: dict[int, Place] = {}

@@ -64,10 +64,6 @@ class ZeRO(Hooked):
         r.where = r.span
         return r.leaf(leaf.shape, self.format, leaf.name, "weights", leaf.needs)
 
-    def saves(self, body: Body) -> frozenset[int]:
-        """Weights of products whose input is saved in any case."""
-        return frozenset()
-
     def groups(self, body: Body) -> list[list[Tensor]]:
         """Trained parameters in the Trainer's two groups, with weight decay and without: norms and biases, which have one dimension
         (transformers 5.23 trainer.py get_decay_parameter_names)."""

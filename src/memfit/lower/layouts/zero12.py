@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from memfit.formats import FP32
 from memfit.lower.layouts.base import silently
 from memfit.lower.layouts.shards import COMPUTE, REDUCE, settle, settled
-from memfit.lower.layouts.shares import part_of
+from memfit.lower.layouts.shares import part_of, told_apart
 from memfit.lower.layouts.zero import ZeRO, norm, overlap, stepper_of
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder
@@ -62,6 +62,10 @@ class ZeRO12(ZeRO):
         self.away = self.layout.offload_optimizer != "none"
         self.contiguous = self.layout.contiguous or self.away
         self.way: Storage | None = None  # on which gradients come back from the host to be added to
+
+    @staticmethod
+    def apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
+        return None if program.strategy.size("zero") == 1 else told_apart(program, every=every)
 
     # ----------------------------------------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
