@@ -46,6 +46,11 @@ class Optimizer:
     assumes: str = ""  # what nobody could look at, in a note of the answer
 
     @property
+    def low_rank(self) -> bool:
+        """Steps matrices in few of their directions."""
+        return any(state in ("low", "low_int8", "low_factored", "sketch") for rule in self.rules for state in rule.states)
+
+    @property
     def moved(self) -> int:
         """Where nobody counted: parameter, gradient and states read once, parameter and states written once, as a fused kernel does."""
         return self.passes or 3 + 2 * len(self.states)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, placed
 
 TRACE = "`--by trace` runs the real code instead (extra `trace`)"  # of problems that the formulas alone have
@@ -36,6 +37,13 @@ class Technique:
 def names(text: str) -> tuple[str, ...]:
     """`a, b` as names."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def flattened(job: Job) -> Iterator[Problem]:
+    """Optimizers that cannot step what lies flat (galore-torch 1.0 galore_projector.py, apollo-torch 1.0.3 random_projector.py: `shape[1]`)."""
+    if job.training and OPTIMIZERS[job.optimizer].low_rank:
+        message = f"`{job.optimizer}` asks a gradient for its second side, which a flat part of the parameters has not"
+        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
 
 
 def numbered(program: Program, parts: tuple[str, ...]) -> Program:

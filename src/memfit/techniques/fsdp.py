@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import Strategy
-from memfit.techniques.base import Technique
+from memfit.techniques.base import TRACE, Technique, flattened
 
 ENDS = (1, 15)  # accelerate whose embedding, and final norm and head, are units (utils/fsdp_utils.py fsdp2_prepare_model)
 
@@ -58,6 +59,15 @@ def check(program: Program) -> Iterator[Problem]:
         )
     if layout.version == 1:
         yield from flat(program)
+    if layout.version == 2 and job.training and OPTIMIZERS[job.optimizer].low_rank:
+        stops = job.optimizer.startswith("apollo")
+        yield Problem(
+            message="APOLLO multiplies DTensors with plain tensors, and stops at its first step (apollo-torch 1.0.3 random_projector.py)"
+            if stops
+            else "no formula yet for GaLore's decomposition of sharded gradients",
+            where="job.optimizer",
+            hint="another `optimizer`" if stops else TRACE,
+        )
     if layout.version == 2 and job.optimizer == "adafactor":
         message = "transformers' Adafactor mixes tensors and DTensors, and stops at its first step (5.23 optimization.py)"
         yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
@@ -70,6 +80,7 @@ def flat(program: Program) -> Iterator[Problem]:
     """What FSDP1 cannot put into one flat parameter (torch 2.13 torch/distributed/fsdp/_flat_param.py _validate_tensors_to_flatten)."""
     layout, job = resolved(program.strategy, program.job).fsdp, program.job
     assert layout is not None
+    yield from flattened(job)
     if program.quant is not None and program.quant.prepared:
         message = (
             "`prepare_model_for_kbit_training` makes norms fp32, and FSDP1 flattens one dtype: Must flatten tensors with uniform dtype"

@@ -9,7 +9,7 @@ from memfit.errors import Problem
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import ZeRO
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Technique, flattened
 
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 TOLD = "DeepSpeed's 16-bit training keeps fp32 copies, each rank those of its partition, and nothing runs under autocast"
@@ -57,6 +57,7 @@ def check(program: Program) -> Iterator[Problem]:
     if job.training and job.optimizer == "muon":
         message = "DeepSpeed steps Muon in a way of its own, over gathered matrices, and no formula knows it"
         yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+    yield from flattened(job)
     if program.model.stored:
         yield Problem(message="weights stored as bytes have no partitions", where="use zero", hint="a checkpoint of 16 bits")
     if job.precision in ("bf16", "fp16"):
