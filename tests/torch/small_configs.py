@@ -66,6 +66,7 @@ OWN: dict[str, Values] = {
     "minicpmv4_7": {"image_token_id": 248056},
     "ministral": {"head_dim": 128},
     "mllama": {"vision_config": {"intermediate_layers_indices": [0, 1], "vision_output_dim": 3840}},
+    "molmo2": {"adapter_config": {"text_hidden_size": 4096}},
     "moonshine": {"pad_token_id": 2},
     "moonshine_streaming": {"num_key_value_heads": 8, "decoder_start_token_id": 1},
     "nemotron": {"num_key_value_heads": 8},
@@ -92,8 +93,17 @@ OWN: dict[str, Values] = {
     "xmod": {"default_language": "en_XX"},
 }  # fmt: skip
 
+# Without these there is no configuration.
+NEEDED: dict[str, Values] = {
+    "gemma4_assistant": {"text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}}
+}
 # What is changed after layers were left out.
+DRAFT = {
+    "num_hidden_layers": 7, "layer_types": [*["sliding_attention"] * 5, *["full_attention"] * 2], "num_kv_shared_layers": 1,
+    "per_layer_config": {"06": {"head_dim": 512}},
+}  # fmt: skip
 AFTER: dict[str, Values] = {
+    "gemma4_unified_assistant": {"text_config": DRAFT},  # by its defaults no layer makes the cache that all others use
     "zamba": {"num_hidden_layers": 10, "layer_types": [*["linear_attention"] * 2, "hybrid"] * 3 + ["linear_attention"]},
 }  # fmt: skip
 
@@ -102,7 +112,7 @@ def small(kind: str) -> Values:
     """The configuration of `kind` as a dictionary; whole where a smaller one is refused."""
     from transformers import CONFIG_MAPPING
 
-    whole = fitted(merged(CONFIG_MAPPING[kind]().to_dict(), OWN.get(kind, {})))
+    whole = fitted(merged(CONFIG_MAPPING[kind](**NEEDED.get(kind, {})).to_dict(), OWN.get(kind, {})))
     cut = merged(shrunk(whole), AFTER.get(kind, {}))
     try:
         CONFIG_MAPPING[kind](**{key: value for key, value in cut.items() if key != "model_type"})

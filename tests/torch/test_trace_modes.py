@@ -150,12 +150,45 @@ def test_a_static_cache_is_full_from_the_start() -> None:
     assert {one.size for one in cached if one.size > 8} == {2 * 2 * (64 + 40 - 1) * 16 * 2}
 
 
-def test_skipping_the_middle_of_an_answer_does_not_change_the_peak() -> None:
-    job = Job(task="inference", batch=2, seq=8, new_tokens=60)
-    whole = peak(trace_config(LLAMA, job, decode_all=True))[0]
-    assert (
-        abs(peak(trace_config(LLAMA, job))[0] - whole) <= 2 * 2 * 68 * 8
-    )  # the ids so far are there twice when the answer is taken up again
+ANSWERS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in ("llama", "gemma2", "deepseek_v3", "gpt_oss")), *((name, {"cache": "static"}) for name in ("llama", "gemma2")),
+    ("llama", {"cache": "quantized"}), ("llama", {"cache": "none"}), ("gpt_oss", {"beams": 3}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), ANSWERS)
+def test_skipping_the_middle_of_an_answer_changes_nothing_but_ids(name: str, options: dict[str, Any]) -> None:
+    """Every token of an answer takes the same code; the positions of a prompt, kept by `generate`, are as long as what is taken up again."""
+    new, ids = 30, 2 * options.get("beams", 1) * (8 + 30) * 8
+    job = Job(task="inference", batch=2, seq=8, new_tokens=new, **options)
+    whole, skipped = (trace_config(CONFIGS[name], job, decode_all=every) for every in (True, False))
+    check(skipped)
+    assert len(skipped) < len(whole) / 2
+    assert 0 <= peak(skipped)[0] - peak(whole)[0] <= ids + 512
+    assert last_token(skipped, new, ids) == last_token(whole, new, ids) != []
+
+
+def last_token(tape: Tape, new: int, larger: int) -> list[tuple[str, str, int]]:
+    """What the model allocates for the last token, in order; what is as small as a row of ids aside."""
+    found, on = [], False
+    for event in tape.events:
+        if isinstance(event, Mark):
+            on = event.phase == "decode" and event.step == new - 1
+        elif isinstance(event, Alloc) and on and event.where and event.size > larger:
+            found.append((event.where, event.op, event.size))
+    return found
+
+
+def test_the_trace_runs_every_layer() -> None:
+    """Nothing is extrapolated from a layer to the others: twice as many layers, and every further one's allocations are its own."""
+    few, many = (traced({**LLAMA, "num_hidden_layers": count}) for count in (2, 4))
+    paths = {re.match(r"model\.layers\.(\d+)", one.where) for one in many.events if isinstance(one, Alloc)}
+    assert {found[1] for found in paths if found} == {"0", "1", "2", "3"}
+
+    def inner(tape: Tape, layer: int) -> list[tuple[str, int]]:
+        return [(one.op, one.size) for one in tape.events if isinstance(one, Alloc) and one.where.startswith(f"model.layers.{layer}.")]
+
+    assert inner(many, 1) == inner(many, 2) == inner(few, 1) != []
 
 
 def test_logits_of_the_whole_prompt_when_asked() -> None:

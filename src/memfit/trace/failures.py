@@ -11,6 +11,7 @@ from memfit.trace.cuda import NoSuchDevice
 SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HUB = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError", "ConnectionError",
        "ConnectError", "ConnectTimeout", "EntryNotFoundError", "OfflineModeError", "DatasetNotFoundError", "MaxRetryError")  # fmt: skip
+PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it has another name on PyPI
 ELSEWHERE = "put a local folder in its place, or run once with a network so that it is in the cache"
 
 
@@ -27,15 +28,17 @@ Told = tuple[str, str] | None
 
 
 def missing_package(bad: BaseException, script: str) -> Told:
-    if not isinstance(bad, ImportError):
-        return None
-    if isinstance(bad, ModuleNotFoundError) and bad.name:
-        name = bad.name.partition(".")[0]
-        return (
-            f"`{script}` needs the package `{name}`, which is not installed here",
-            "install it, or name an environment that has it with `--python`",
-        )
-    return f"`{script}` stops with ImportError: {first_line(bad)}", "another environment can be named with `--python`"
+    return lacking(bad, f"`{script}`") if isinstance(bad, ImportError) else None
+
+
+def lacking(bad: ImportError, who: str) -> tuple[str, str]:
+    """Python names the package; transformers' own checks do so in words (utils/import_utils.py `requires_backends`)."""
+    found = re.search(r"requires the (\S+) library", str(bad))
+    name = bad.name.partition(".")[0] if isinstance(bad, ModuleNotFoundError) and bad.name else found[1] if found else ""
+    if name:
+        hint = f"install it (`pip install {PACKAGES.get(name, name)}`), or name an environment that has it with `--python`"
+        return f"{who} needs the package `{name}`, which is not installed here", hint
+    return f"{who} stops with ImportError: {first_line(bad)}", "another environment can be named with `--python`"
 
 
 def no_such_device(bad: BaseException, script: str) -> Told:

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from memfit.errors import InputError
 
 Inputs = dict[str, torch.Tensor]
 
@@ -61,7 +60,7 @@ def parameters(model: Any) -> set[str]:
 
 def vision(model: Any) -> Any:
     config = model.config
-    for name in ("vision_config", "vision_model_config", "vq_config", "encoder"):
+    for name in ("vision_config", "vision_model_config", "vq_config", "encoder", "vlm_config"):
         found = getattr(config, name, None)
         if found is not None:
             return getattr(found, "vision_config", found)
@@ -259,13 +258,43 @@ def flattened(wanted: Wanted) -> Inputs:
     return found if marked else {**found, "attention_mask": wanted.ones(wanted.count, most).float()}
 
 
-# By the names that a model's forward must have; the first that fits. A text instead of a form: why there is none.
-FORMS: tuple[tuple[str, Form | str], ...] = (
+MARGIN, CROPS, POOL = 4, 8, 2  # of Molmo 2's processor: patches by which crops overlap, the most crops, the side of a pool
+
+
+def pooled(wanted: Wanted) -> Inputs:
+    """Molmo 2: a small view of the whole and overlapping crops as rows of patches, and for each token the patches pooled into it."""
+    tower = wanted.tower
+    patch, side = first(tower, "patch_size", otherwise=14), first(tower, "image_size", otherwise=378)
+    count, margin = side // patch, 2 * MARGIN
+    down, across = tiling(wanted.size, margin * patch, (count - margin) * patch)
+    pools = [-(-rows // POOL) for rows in (count, count, down * (count - margin) + margin, across * (count - margin) + margin)]
+    crops, tokens = 1 + down * across, pools[0] * pools[1] + pools[2] * pools[3]
+    into = torch.arange(tokens * POOL * POOL).view(tokens, -1) % (crops * count * count)
+    return {
+        "pixel_values": wanted.pixels(wanted.count * crops, count * count, wanted.channels * patch * patch),
+        "image_token_pooling": into.repeat(wanted.count, 1).to(torch.int32).to(wanted.device),
+        "image_grids": wanted.each(pools), "image_num_crops": wanted.each(crops),
+    }  # fmt: skip
+
+
+def tiling(size: tuple[int, int], margin: int, window: int) -> tuple[int, int]:
+    """Rows and columns of crops: those that need the least enlargement, else the least shrinking (image_processing_molmo2.py)."""
+    high, wide = (max(1, length - margin) for length in size)
+    cuts = sorted(
+        ((rows, columns) for rows in range(1, CROPS + 1) for columns in range(1, CROPS // rows + 1)),
+        key=lambda one: (one[0] * one[1], one[0]),
+    )
+    scales = {one: min(one[0] * window / high, one[1] * window / wide) for one in cuts}
+    enough = [one for one in cuts if scales[one] >= 1]
+    return min(enough, key=scales.__getitem__) if enough else max(cuts, key=scales.__getitem__)
+
+
+# By the names that a model's forward must have; the first that fits.
+FORMS: tuple[tuple[str, Form], ...] = (
     ("aspect_ratio_ids", tiled), ("image_grid_thw", patches), ("image_grid_hw", flat_grid), ("target_sizes", strips),
     ("pixel_values_local", plain), ("spatial_shapes", padded_with_shapes), ("image_position_ids", padded_with_places),
-    ("image_token_pooling", "its processor's table of pooled patches"), ("flattened_patches", flattened),
-    ("bbox", "the places of words decide which patches it keeps"), ("image_patches", in_rows), ("high_res_pixel_values", twice),
-    ("state", "it wants a robot's state"), ("qformer_input_ids", questioned), ("tile_fine_mask", whole_tiles),
+    ("image_token_pooling", pooled), ("flattened_patches", flattened), ("image_patches", in_rows), ("high_res_pixel_values", twice),
+    ("state", whole_tiles), ("qformer_input_ids", questioned), ("tile_fine_mask", whole_tiles),
     ("perceiver_embeddings", crossed), ("pixel_attention_mask", by_sequence), ("image_sizes", sized),
 )  # fmt: skip
 OTHER: dict[Any, tuple[Form, ...]] = {
@@ -278,9 +307,6 @@ def forms_of(model: Any) -> tuple[Form, ...]:
     known = parameters(model)
     for name, form in FORMS:
         if name in known:
-            if isinstance(form, str):
-                message = f"memfit does not know how `{type(model).__name__}` takes its images (`{name}`: {form})"
-                raise InputError.one(message, where="job.images", hint="without `images` its text is traced")
             return (form, *OTHER.get(form, ()), plain)
     return (plain,)
 

@@ -182,8 +182,13 @@ def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulate:
         return []
-    count = max((one.numel() for one in args[1] if one is not None), default=0)
+    count = max((selected(one) for one in args[1] if one is not None), default=0)
     return named(sorted_indices=kernels.index_put_accumulate(count))
+
+
+def selected(index: torch.Tensor) -> int:
+    """How many places an index names: a mask those that are true (ATen/native/TensorAdvancedIndexing.cpp `expandTensors`)."""
+    return int(index.sum()) if index.dtype == torch.bool and not index.is_meta else index.numel()
 
 
 @row("sort", "sort.stable")

@@ -121,8 +121,8 @@ def average_pool_backward(recorder: Any, args: Any, kwargs: Any, result: Any) ->
 
 @row("embedding_dense_backward")
 def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    """ATen/native/Embedding.cpp `embedding_dense_backward_cpu`."""
-    return copied(args[0])
+    """ATen/native/Embedding.cpp `embedding_dense_backward_cpu`: the table's gradient is made before that of the rows is put in order."""
+    return [one._replace(first=False) for one in copied(args[0])]
 
 
 @row("masked_scatter_backward")

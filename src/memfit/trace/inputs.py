@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from memfit.errors import InputError, Problem
 from memfit.job import Job
-from memfit.trace import classes, versions
+from memfit.trace import beside, classes, versions
 from memfit.trace.pictures import Inputs, Pictures, parameters, pictures, required, sees, special
 from memfit.trace.recorder import Recorder
 
 ASCII = 128
-REGIONS = 36  # of an image, as bottom-up attention's detector gives them to LXMERT (arXiv 1908.07490)
 QUESTION = 16  # tokens of a question before its text
 IGNORED = -100  # labels that count for nothing
 TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")  # learned: there is a last position
@@ -115,7 +114,7 @@ def hearing(model: Any) -> tuple[int, ...] | None:
     name = heard_as(model)
     if name == "input_values" and paired(model):
         return (WAVE,)
-    if name != "input_features":
+    if name != "input_features" or beside.in_step(model):
         return None
     config = model.config
     bins = special(config, "num_mel_bins")
@@ -129,6 +128,7 @@ def hearing(model: Any) -> tuple[int, ...] | None:
 
 def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> Inputs:
     """Everything but labels."""
+    beside.decide(recorder, model)
     device = recorder.device.type
     heard = hearing(model)
     if heard is not None:
@@ -141,14 +141,7 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
         given["input_ids"] = written(model, job, made, size).to(device)
     else:
         given["input_ids"] = torch.randint(1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device)
-    if hasattr(model, "codec_model") and getattr(model.config, "codebook_vocab_size", None):  # Kyutai: codes of sound beside each word
-        shape = (size, job.seq, model.config.num_codebooks + 1)
-        given["input_ids"] = torch.randint(1, model.config.codebook_vocab_size, shape, device=device)
-    if getattr(model.config, "dim_bbox", None):  # BROS: where each word stands
-        given["bbox"] = torch.empty((size, job.seq, model.config.dim_bbox), dtype=model.dtype, device=device)
-    if "visual_feats" in parameters(model):  # LXMERT: what a detector found in an image, and where
-        for name, width in (("visual_feats", model.config.visual_feat_dim), ("visual_pos", model.config.visual_pos_dim)):
-            given[name] = torch.empty((size, REGIONS, width), dtype=model.dtype, device=device)
+    given |= beside.given(recorder, model, size, job)
     if made.pictures is not None:
         given |= made.pictures.make(size)
         given |= seen(model, job, made, given["input_ids"])
@@ -222,7 +215,9 @@ def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) ->
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     given = prompt(recorder, model, job, made, size)
     device = recorder.device.type
-    if made.kind == "classification":
+    if "labels" not in parameters(model) and "actions" in parameters(model):
+        given |= beside.actions(model, size, device)
+    elif made.kind == "classification":
         number = int(getattr(model.config, "num_labels", 2))
         given["labels"] = torch.zeros((size,), dtype=torch.int64 if number > 1 else torch.float32, device=device)
     elif made.kind == "question-answering":
@@ -247,4 +242,4 @@ def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) ->
     return given
 
 
-__all__ = ["Plan", "plan", "prompt", "training"]
+__all__ = ["Plan", "plan", "prompt", "sees", "training"]

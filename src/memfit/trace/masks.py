@@ -40,6 +40,19 @@ def selected(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
     return True, args[0] if result is source else result
 
 
+def judged(rule: Rule) -> Rule:
+    """What backward writes into zeros by a mask, it writes to the indices of what is true."""
+
+    def found(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+        done, result = rule(recorder, func, args, kwargs)
+        masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)] if done else []
+        held = [recorder.seen(aten.nonzero.default, (one,), {}, places_of(recorder, one), True) for one in masks if not one.is_meta]
+        del held
+        return done, result
+
+    return found
+
+
 def within(recorder: Recorder, mask: torch.Tensor) -> bool:
     """Whether it is real, or small enough to be taken as one; a row that is seen as many (`expand_as`) is real at any size."""
     return not mask.is_meta or mask.numel() <= recorder.real_limit
@@ -87,7 +100,7 @@ def install() -> None:
         return
     for op, rule in SELECTING.items():
         before = RULES.get(op)
-        RULES[op] = rule if before is None else both(before, rule)
+        RULES[op] = rule if before is None else both(judged(before), rule)
         INSTALLED.append(op)
 
 

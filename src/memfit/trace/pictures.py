@@ -93,7 +93,8 @@ def mark_of(model: Any) -> int | None:
     if "image_embeds_position_mask" in parameters(model):
         return PLACE
     named = getattr(model.config, "vocabulary_map", None) or {}  # Chameleon, Emu3
-    found = special(model.config, "image_token_id", "image_token_index") or named.get("<image>")
+    config = getattr(model.config, "vlm_config", model.config)
+    found = special(config, "image_token_id", "image_token_index") or named.get("<image>")
     return special(model.config, "video_token_index") if found is None else found  # images as the frames of one video
 
 
@@ -102,7 +103,12 @@ def tokens_of(model: Any, given: Inputs, images: int) -> int:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     if "image_embeds_position_mask" in parameters(base):
         return int(model.config.latent_query_num)
-    asks = [found for one in (base, getattr(base, "model", None)) if (found := asked(one)) is not None]
+    inner = getattr(base, "model", None)
+    if (within := getattr(inner, "vlm", None)) is not None:  # a model that sees inside another gets its images one by one
+        base, given = within, {name: value.flatten(0, 1) for name, value in given.items()}
+    asks = [found for one in (base, inner) if (found := asked(one)) is not None]
+    if not asks:
+        embedded(base, given)
     if not asks or mark_of(model) is None:
         return 0
     ask = max(asks, key=lambda one: len(inspect.signature(one).parameters.keys() & given.keys()))
@@ -112,6 +118,19 @@ def tokens_of(model: Any, given: Inputs, images: int) -> int:
         found = ask(**{name: value for name, value in given.items() if name in known or (open_ended and name in ("image_sizes",))})
     rows = sum(one.shape[:-1].numel() for one in features(found))
     return rows // images
+
+
+def embedded(model: Any, given: Inputs) -> None:
+    """Where there is no tower to ask, the convolution that takes the pixels says whether it takes their dtype."""
+    pixels = given.get("pixel_values")
+    if pixels is None or pixels.dim() != 4:
+        return
+    for module in model.modules():
+        if any(isinstance(one, torch.nn.Conv2d) and one.in_channels == pixels.shape[1] for one in module.children()):
+            if len(inspect.signature(module.forward).parameters) == 1:
+                with torch.no_grad():
+                    module(pixels)
+            return
 
 
 def asked(model: Any) -> Any:

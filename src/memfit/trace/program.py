@@ -25,6 +25,7 @@ from memfit.trace import (
     autocast,
     classes,
     cuda,
+    failures,
     flash_attn,
     inputs,
     kernels_of,
@@ -123,7 +124,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
             kernels_of.forced(job.attention),
             older.counted(),
             trl.without_kernels(job),
-            failing(),
+            failing(SIGHTED if inputs.sees(model) and not job.images else ""),
         ):
             with Recorder(device):
                 plan = inputs.plan(model, kind, job, device.type)  # of the model before its weights are packed
@@ -351,15 +352,21 @@ def module_stack(recorder: Recorder) -> Iterator[None]:
         yield
 
 
+SIGHTED = "its class takes images, too, and no image was asked for: `--images 1`"
+
+
 @contextlib.contextmanager
-def failing() -> Iterator[None]:
+def failing(hint: str = "") -> Iterator[None]:
     """The program's own failures are bad input: the real run would end the same way."""
     try:
         yield
     except (InputError, KeyboardInterrupt, MemoryError):
         raise
+    except ImportError as bad:
+        message, hint = failures.lacking(bad, "the model's own code")
+        raise InputError.one(message, where="model.config", hint=hint) from bad
     except Exception as bad:
         frames = [one for one in traceback.extract_tb(bad.__traceback__) if "memfit" not in one.filename and "/torch/" not in one.filename]
         place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
         text = " ".join(str(bad).split())[:300]
-        raise InputError.one(f"the program stops with {type(bad).__name__}: {text}".rstrip("."), where=place) from bad
+        raise InputError.one(f"the program stops with {type(bad).__name__}: {text}".rstrip("."), where=place, hint=hint) from bad

@@ -72,7 +72,8 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.device = device
         self.rows = CPU if device.type == "cpu" else HIDDEN
-        self.skew, self.real_limit = skew, REAL_LIMIT
+        self.skew, self.real_limit, self.real_floats = skew, REAL_LIMIT, REAL_FLOATS
+        self.decided: dict[float, tuple[int, str]] = {}  # threshold -> it is passed once in so many places, and how that is told
         self.events: list[Block | Event] = []
         self.blocks: dict[int, Block] = {}  # storage address -> block
         self.watch: dict[int, weakref.ref[Any]] = {}
@@ -278,7 +279,7 @@ class Recorder(TorchDispatchMode):
             not known
             and not tensor.is_meta
             and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
-            and tensor.numel() > REAL_FLOATS
+            and tensor.numel() > self.real_floats
         ):
             tensor = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
             storage = tensor.untyped_storage()

@@ -185,6 +185,10 @@ def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     """A comparison of a tensor whose one value is known."""
     tensor = args[0]
     block = recorder.owned(tensor) if tensor.is_meta else None
+    if tensor.is_meta and tensor.dim() and args[1] in recorder.decided and tensor.numel() <= recorder.real_limit:
+        every, told = recorder.decided[args[1]]
+        recorder.assume("decided", told)
+        return True, (torch.arange(tensor.shape[-1]) % every == 0).expand(tensor.shape).contiguous()
     if block is None or block.value is None:
         return NO
     if tensor.numel() <= recorder.real_limit:
@@ -211,6 +215,17 @@ def finite(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]
     result = recorder.seen(func, args, kwargs, func(*args, **kwargs), False)
     if (block := recorder.owned(result)) is not None:
         block.value = 0.0
+    return True, result
+
+
+@rule("_is_all_true")
+def holds(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """What a library checks of its arguments is taken to hold (torch/distributions/distribution.py)."""
+    if not args[0].is_meta:
+        return NO
+    result = recorder.seen(func, args, kwargs, func(*args, **kwargs), False)
+    if (block := recorder.owned(result)) is not None:
+        block.value = 1.0
     return True, result
 
 
@@ -308,7 +323,8 @@ def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         block = recorder.owned(tensor)
         return True, 1.0 if block is None or block.value is None else block.value
     if tensor.dtype == torch.bool:
-        return True, False
+        block = recorder.owned(tensor)
+        return True, False if block is None or block.value is None else bool(block.value)
     raise InputError.one(
         f"the program reads an integer of {list(tensor.shape)} whose value depends on data",
         where=recorder.modules[-1] if recorder.modules else "",

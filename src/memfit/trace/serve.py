@@ -6,8 +6,9 @@ import inspect
 from typing import Any
 
 import torch
+from memfit.errors import InputError
 from memfit.job import Job
-from memfit.trace import classes, inputs, older, pictures
+from memfit.trace import beside, classes, inputs, older, pictures
 from memfit.trace.recorder import Recorder
 
 RESIDUAL = 128  # tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
@@ -25,12 +26,18 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
             held = model(**prompt, **asked(model, job))
         del held
         return
+    if not hasattr(model, "generate"):
+        message = f"`{type(model).__name__}` writes no text: it has no `generate`"
+        raise InputError.one(message, where="job.task", hint="`--new-tokens 0` traces one forward")
     settings = settings_of(model, job)
-    skip = job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not older.whole(model, job)
-    whole = job.cache == "static"  # then it is made as long as it will get, and the first answer must say so
-    if skip and whole:
+    whole = older.whole(model, job) or bool(beside.in_step(model))
+    skip = job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not whole
+    static = (
+        job.cache == "static" or job.beams > 1
+    )  # the cache, or the beams' ids, are made as long as they get: the first answer must say so
+    if skip and static:
         settings["stopping_criteria"] = [Stop()]
-    held = model.generate(**prompt, max_new_tokens=FIRST if skip and not whole else job.new_tokens, **settings)
+    held = model.generate(**prompt, max_new_tokens=FIRST if skip and not static else job.new_tokens, **settings)
     if not skip:
         return
     settings.pop("stopping_criteria", None)
@@ -51,12 +58,21 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
             return
         recorder.mark("prepare")
         recorder.calls = done
-        longer = inputs.prompt(recorder, model, job.replace(seq=length, images=0), plan.replace(pictures=None), job.batch)
+        longer = lengthened(recorder, model, job.replace(images=0), plan.replace(pictures=None), length)
         given = {} if cache is None else {"past_key_values": cache}
         if done == job.new_tokens - LAST:
             cache = None
         model.generate(**longer, max_new_tokens=count, **settings, **given)
         del longer, given
+
+
+def lengthened(recorder: Recorder, model: Any, job: Job, plan: inputs.Plan, length: int) -> pictures.Inputs:
+    """The prompt with what was answered so far; its ids take no more memory than the prompt's own, because that is what a caller holds."""
+    found = inputs.prompt(recorder, model, job.replace(seq=length), plan, job.batch)
+    if "input_ids" in found:
+        ids = inputs.prompt(recorder, model, job, plan, job.batch)["input_ids"]
+        found["input_ids"] = ids[:, :1].expand(-1, length, *ids.shape[2:])
+    return found
 
 
 def stretches(job: Job) -> list[tuple[int, int]]:
@@ -175,10 +191,8 @@ def packed(layer: Any, length: int) -> bool:
 
 
 def filled(layer: Any, length: int) -> bool:
-    """Let a static layer of this length believe that it is so full; True where a window is passed, which it then turns."""
-    before = getattr(layer, "cumulative_length_int", None)
+    """Let a static layer of this length believe that it is so full."""
     layer.cumulative_length.fill_(length)
-    if before is None:
-        return False
-    layer.cumulative_length_int = length
-    return bool(before < layer.max_cache_len <= length)
+    if hasattr(layer, "cumulative_length_int"):
+        layer.cumulative_length_int = length
+    return True

@@ -9,7 +9,7 @@ import torch
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.tape import LONGEST, Part
-from memfit.trace import inputs, meshes, prepare, standins, trl, versions
+from memfit.trace import beside, inputs, meshes, prepare, standins, trl, versions
 from memfit.trace.optimizers import backward, kept_of, stepped
 from memfit.trace.paths import plain
 from memfit.trace.recorder import Block, Recorder
@@ -121,7 +121,7 @@ def micro_step(
         kept["inputs"] = given  # until the next ones are there
         recorder.mark("forward")
         outputs = forward(**given)
-        loss = outputs.loss
+        loss = beside.loss_of(model, outputs)
         if job.keep_outputs:
             kept["outputs"] = outputs  # overwritten now
         if not options.keep_outputs:
