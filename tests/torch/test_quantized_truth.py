@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -31,6 +34,28 @@ MODES |= {
 MODES |= {
     f"{name}, merged": Mode(job={**MODES[name].job, "merge": True}, loop={**MODES[name].loop, "merge": True}) for name in ("nf4", "int8")
 }
+OPTIMIZERS = {
+    "adamw_8bit": "AdamW8bit",
+    "paged_adamw": "PagedAdamW",
+    "lion_8bit": "Lion8bit",
+    "ademamix_8bit": "AdEMAMix8bit",
+    "rmsprop_bnb": "RMSprop",
+}
+
+
+def made(name: str) -> Callable[[list[Any]], Any]:
+    """As the Trainer makes it: states of the embedding, the first parameter, stay in 32 bits (transformers 5.23 trainer_optimizer.py)."""
+
+    def make(trained: list[Any]) -> Any:
+        import bitsandbytes
+
+        bitsandbytes.optim.GlobalOptimManager.get_instance().override_config(trained[0], "optim_bits", 32)
+        return getattr(bitsandbytes.optim, name)(trained)
+
+    return make
+
+
+MODES |= {name: Mode(job={"optimizer": name}, loop={"optimizer": made(real)}) for name, real in OPTIMIZERS.items()}
 # Mamba multiplies by a packed weight itself, which stops the real program, too.
 NAMES = ["starcoder2" if name == "mamba" else name for name in KINDS]
 EVERY = ("nf4", "int8")

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from memfit.trace import lowbit_cpu
 
 SMALLEST_8BIT = 4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size; torchao 0.18 optim/adam.py _new_buffer
 SMALLEST_PAGED = 100_000  # bitsandbytes 0.50 optim/optimizer.py get_state_buffer
@@ -15,8 +16,9 @@ BLOCK = 256  # both: values that share a constant (transformers 5.23 trainer_opt
 class BlockwiseOptimizer(torch.optim.Optimizer):
     """What bitsandbytes keeps: 1-byte states with one fp32 constant per 256 values, fp32 for small tensors, paged ones off the GPU.
 
-    bitsandbytes 0.50 optim/optimizer.py `init_state`; its kernels work in place. `wide`: parameters that keep fp32 states
+    bitsandbytes 0.50 optim/optimizer.py `init_state`; its kernels for CUDA work in place. `wide`: parameters that keep fp32 states
     (the Trainer of transformers asks that for embeddings). `doubled`: the first state is two in one tensor (optim/ademamix.py).
+    `kind`: the rule of its step, which a CPU runs in torch; nothing is paged there.
     """
 
     def __init__(
@@ -28,8 +30,10 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
         paged: bool = False,
         wide: Iterable[torch.Tensor] = (),
         doubled: bool = False,
+        kind: str = "",
     ) -> None:
         super().__init__(parameters, {"lr": 1e-4})
+        self.kind = kind
         self.states, self.bits, self.paged, self.wide = states, bits, paged, {id(one) for one in wide}
         self.doubled = doubled
         self.maps: dict[str, torch.Tensor] = {}
@@ -38,8 +42,12 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             for one in group["params"]:
-                if one.grad is not None and not self.state[one]:
+                if one.grad is None:
+                    continue
+                if not self.state[one]:
                     self.fill(one)
+                if self.kind and one.device.type == "cpu":
+                    lowbit_cpu.step(self.kind, one, self.state[one])
 
     def fill(self, one: torch.Tensor) -> None:
         state, count = self.state[one], one.numel()
@@ -50,7 +58,7 @@ class BlockwiseOptimizer(torch.optim.Optimizer):
             if not small:
                 state[f"qmap{index}"] = self.maps.setdefault(f"qmap{index}", torch.empty(256, dtype=torch.float32, device=one.device))
                 state[f"absmax{index}"] = torch.zeros((*twice, -(-count // BLOCK)), dtype=torch.float32, device=one.device)
-            if self.paged and count >= SMALLEST_PAGED:
+            if self.paged and count >= SMALLEST_PAGED and one.device.type != "cpu":
                 state[f"state{index}"] = "managed"  # cudaMallocManaged: not the allocator's
             else:
                 state[f"state{index}"] = torch.zeros((*twice, *one.shape), dtype=kind, device=one.device)

@@ -135,7 +135,8 @@ def adafactor(name: str, model: Any, job: Job) -> Any:
 
 def bitsandbytes(name: str, model: Any, job: Job) -> Any:
     wide = [one.weight for one in model.modules() if isinstance(one, torch.nn.Embedding)] if "bits" not in BITSANDBYTES[name] else []
-    return BlockwiseOptimizer(trained(model), wide=wide, **BITSANDBYTES[name])
+    kind = name.removeprefix("paged_").partition("_")[0]
+    return BlockwiseOptimizer(trained(model), wide=wide, kind=kind, **BITSANDBYTES[name])
 
 
 def torchao(name: str, model: Any, job: Job) -> Any:
