@@ -75,6 +75,12 @@ SHARDED = (
     "fsdp=8", "fsdp=8,wrap=layers", f"fsdp=16,{MIXED}", f"fsdp=8,wrap=layers,{MIXED}", "fsdp=8,reduce-dtype=fp32", "fsdp=8,reshard=no", "fsdp=8,reshard-to=2",
     "fsdp=3", "fsdp=4 ddp=2", f"fsdp=4,wrap=layers,{MIXED} ddp=2", "fsdp=8,sync=no", f"fsdp=8,sync=no,{MIXED}", "fsdp=8,prefetch=2", "fsdp=8,wrap=none",
 )  # fmt: skip
+# Shards on the host, and what is done beside them.
+OFFLOADED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "fsdp=2,offload", {"evaluate": True}), ("qwen2", "fsdp=3,offload,wrap=layers", FULL | AUTO | {"clip": 1.0}),
+    ("llama", f"fsdp=4,offload,{MIXED}", TWICE | {"precision": "fp32"}), ("gpt2", "fsdp=2,offload ddp=2", {"method": "lora"} | FULL),
+    ("llama", "fsdp=2,offload,sync=no", TWICE | {"optimizer": "sgd"}), ("mistral", "fsdp=8,offload,reshard=no", OLD),
+)  # fmt: skip
 REPLICATED = ("ddp=8", "ddp=8,bucket-mb=1", "ddp=4,bucket-view", "ddp=4,static-graph", "ddp=4,find-unused")
 JOBS: tuple[dict[str, Any], ...] = (
     {}, FULL, AUTO | FULL | TWICE, {"method": "lora"}, {"method": "lora", "optimizer": "adamw_fused", "clip": 1.0} | FULL,
@@ -180,6 +186,7 @@ def rows() -> Iterator[Row]:
     for use in REPLICATED:
         yield from (Row(kind="ddp", model="llama", use=use, options=options) for options in ALONE if runs(use, options))
     yield from crossed("fsdp2", some, SHARDED, JOBS)
+    yield from (Row(kind="fsdp2", model=model, use=use, options=options) for model, use, options in OFFLOADED)
     for model, use, options in FLAT:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)

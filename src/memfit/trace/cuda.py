@@ -80,7 +80,10 @@ def pretended(device: Device) -> Iterator[None]:
         if INSIDE.depth:
             return true
         if true.type == "meta":
-            return device.elsewhere.get(self.untyped_storage()._cdata, here) if device.elsewhere else here
+            if not device.elsewhere:
+                return here
+            own = getattr(self, "_local_tensor", self)  # a distributed tensor is where this rank's part is
+            return device.elsewhere.get(own.untyped_storage()._cdata, here)
         return here if device.claimed and device.owns(self) else true
 
     def is_cuda(self: torch.Tensor) -> bool:

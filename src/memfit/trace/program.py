@@ -38,6 +38,7 @@ from memfit.trace import (
     ranks,
     runtime,
     serve,
+    sides,
     stages,
     steps,
     stored,
@@ -111,7 +112,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     with quiet(), flash_attn.installed(job.attention):
         with failing():
             kind, model = built(config, job, options)
-        recorder = Recorder(device, job.router_skew)
+        recorder = (sides.Offloaded if options.strategy.offloads else Recorder)(device, job.router_skew)
         recorder.sends = options.sends
         if options.watch is not None:
             options.watch(recorder)

@@ -37,8 +37,8 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(message=f"there is no rank {strategy.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")
     if strategy.fsdp is not None and job.quantization != "none":
         yield Problem(message="the trace cannot shard quantized weights", where="job.quant", hint="LoRA on 16-bit weights can be sharded")
-    if strategy.fsdp is not None and strategy.fsdp.offload:
-        yield Problem(message="the trace has no host for FSDP2 to offload to", where="use fsdp.offload", hint="leave it away")
+    if strategy.fsdp is not None and strategy.fsdp.offload and strategy.fsdp.version == 1:
+        yield Problem(message="the trace has no host for FSDP1 to offload to", where="use fsdp.offload", hint="FSDP2 has one")
     if strategy.cp is not None:
         yield from of_sequences(job, strategy)
     if strategy.pp is not None:

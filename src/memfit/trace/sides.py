@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from memfit.trace import cuda
 from memfit.trace.ops import collect
-from memfit.trace.recorder import Recorder
+from memfit.trace.recorder import Recorder, local
 from memfit.trace.rules import RULES
 from memfit.trace.shadows import count_of, restored, shadowed
 from memfit.trace.shapes import result_of
@@ -88,7 +88,7 @@ class Sides(Recorder):
         tensors: list[torch.Tensor] = []
         collect(args, tensors)
         meta = side == VOID or any(one.is_meta for one in tensors)
-        if meta and side == CPU and func is aten._to_copy.default and args[0].numel() <= REAL_COUNT and self.device.owns(args[0]):
+        if meta and side == CPU and func is aten._to_copy.default and self.brings(args[0].numel()) and self.device.owns(args[0]):
             return self.fetched(args[0], kwargs.get("dtype"))
         if not meta and "device" in [one.name for one in func._schema.arguments]:
             meta = self.too_large(func, args, kwargs)
@@ -106,6 +106,10 @@ class Sides(Recorder):
             if isinstance(one, torch.Tensor) and one.is_meta:
                 self.apart(one, side)
         return result
+
+    def brings(self, count: int) -> bool:
+        """Whether what comes from the GPU has values on the CPU, which are assumed."""
+        return count <= REAL_COUNT
 
     def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         """Whether a new tensor is better not made for real: without values from the start, or too many of them."""
@@ -156,6 +160,20 @@ class Sides(Recorder):
             self.host_blocks.pop(key, None)
             self.host -= tensor.untyped_storage().nbytes()
         super().arrive(tensor, part, where)
+
+
+class Offloaded(Sides):
+    """FSDP2's shards never are on the GPU."""
+
+    def brings(self, count: int) -> bool:
+        """Gradients are of their shards' kind."""
+        return count == 1
+
+    def arrive(self, tensor: torch.Tensor, part: Any, where: str) -> None:
+        if hasattr(tensor, "_local_tensor"):
+            self.apart(local(tensor))
+        else:
+            super().arrive(tensor, part, where)
 
 
 def together(tensors: list[torch.Tensor], sides: list[str], name: str) -> None:
