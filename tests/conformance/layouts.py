@@ -81,6 +81,18 @@ OFFLOADED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", f"fsdp=4,offload,{MIXED}", TWICE | {"precision": "fp32"}), ("gpt2", "fsdp=2,offload ddp=2", {"method": "lora"} | FULL),
     ("llama", "fsdp=2,offload,sync=no", TWICE | {"optimizer": "sgd"}), ("mistral", "fsdp=8,offload,reshard=no", OLD),
 )  # fmt: skip
+# Packed weights in shards, `bnb_4bit_quant_storage` being the model's own dtype.
+QLORA: dict[str, Any] = {"method": "qlora"}
+QLORA_AS_IT_IS: dict[str, Any] = QLORA | {"prepare_kbit": False}
+PACKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("fsdp2", "llama", "fsdp=2", QLORA), ("fsdp2", "mistral", "fsdp=4,offload", QLORA | FULL), ("fsdp2", "gpt2", "fsdp=2 ddp=2", QLORA | FULL | TWICE),
+    ("fsdp2", "qwen2", "fsdp=3,wrap=layers", QLORA_AS_IT_IS | AUTO16 | OLD), ("fsdp2", "llama", "fsdp=8,reshard=no", QLORA | {"quant": "fp4", "targets": "q_proj,v_proj"}),
+    ("fsdp2", "llama", "fsdp=2,offload,param-dtype=bf16", QLORA_AS_IT_IS | FULL | {"clip": 1.0}), ("fsdp1", "llama", "fsdp=2,version=1", QLORA_AS_IT_IS),
+    ("fsdp1", "mistral", "fsdp=8,version=1", QLORA_AS_IT_IS | AUTO16 | OLD), ("fsdp1", "qwen2", "fsdp=4,version=1,backward-prefetch=pre", QLORA_AS_IT_IS | FULL),
+    ("fsdp1", "llama", "fsdp=2,version=1,adapters=layer", QLORA_AS_IT_IS | FULL | {"adapter_dtype": "base"}),
+    ("pp", "qwen2", "pp=2,schedule=interleaved,virtual=2 fsdp=2,offload", FULL), ("pp", "llama", "pp=2 fsdp=2", QLORA | FULL),
+    ("tp", "qwen2", "tp=2 fsdp=2,offload", FULL), ("cp", "llama", "cp=2 fsdp=2,offload", {}),
+)  # fmt: skip
 REPLICATED = ("ddp=8", "ddp=8,bucket-mb=1", "ddp=4,bucket-view", "ddp=4,static-graph", "ddp=4,find-unused")
 JOBS: tuple[dict[str, Any], ...] = (
     {}, FULL, AUTO | FULL | TWICE, {"method": "lora"}, {"method": "lora", "optimizer": "adamw_fused", "clip": 1.0} | FULL,
@@ -187,6 +199,7 @@ def rows() -> Iterator[Row]:
         yield from (Row(kind="ddp", model="llama", use=use, options=options) for options in ALONE if runs(use, options))
     yield from crossed("fsdp2", some, SHARDED, JOBS)
     yield from (Row(kind="fsdp2", model=model, use=use, options=options) for model, use, options in OFFLOADED)
+    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in PACKED)
     for model, use, options in FLAT:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)

@@ -100,7 +100,8 @@ class Bound:
             self.r.where = self.path(weight.name.rpartition(".")[0])
             if weight.name in quantized:
                 linear = quantized[weight.name]
-                self.packed[linear.name] = pack(self.r, self.program, linear, self.format(weight))
+                self.packed[linear.name] = packed = pack(self.r, self.program, linear, self.format(weight))
+                packed.weight.name = weight.name
             else:
                 self.tensors[weight.name] = self.parameter(weight)
 

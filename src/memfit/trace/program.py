@@ -40,6 +40,7 @@ from memfit.trace import (
     serve,
     sides,
     stages,
+    standins,
     steps,
     stored,
     trl,
@@ -149,6 +150,8 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
     if options.spread.cuts:
         with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
             model = options.spread.split(model)
+            for one in [one for one in model.modules() if isinstance(one, standins.Linear4bit) and not late]:
+                one.quantize(DTYPES[job.precision])  # `bnb_4bit_quant_storage`
             model = options.spread.cut(model if late else prepared(model, job, plan.kind, recorder.device.type))
     with module_stack(recorder), recorder:
         steps.warm_up(recorder, model, job)

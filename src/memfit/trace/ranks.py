@@ -35,8 +35,9 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
             yield Problem(message=f"the trace has no layout `{name}` yet", where="use", hint="one of " + ", ".join(SERVED))
     if strategy.rank >= strategy.ranks:
         yield Problem(message=f"there is no rank {strategy.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")
-    if strategy.fsdp is not None and job.quantization != "none":
-        yield Problem(message="the trace cannot shard quantized weights", where="job.quant", hint="LoRA on 16-bit weights can be sharded")
+    if strategy.fsdp is not None and (job.quantization == "int8" or (job.quantization != "none" and not strategy.fsdp.packed)):
+        hint = "nf4 whose `bnb_4bit_quant_storage` is a float can be sharded"
+        yield Problem(message="the trace cannot shard weights that are stored as bytes", where="job.quant", hint=hint)
     if strategy.fsdp is not None and strategy.fsdp.offload and strategy.fsdp.version == 1:
         yield Problem(message="the trace has no host for FSDP1 to offload to", where="use fsdp.offload", hint="FSDP2 has one")
     if strategy.cp is not None:

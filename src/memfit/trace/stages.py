@@ -132,7 +132,9 @@ def shapes(one: Part, job: Job, options: Any) -> tuple[torch.Tensor, torch.Tenso
     from torch.utils._python_dispatch import _disable_current_modes
 
     fsdp = options.strategy.fsdp
-    stored = next(tensor.dtype for tensor in one.parameters() if tensor.is_floating_point())  # packed weights are bytes
+    stored = next(
+        tensor.dtype for tensor in one.parameters() if tensor.is_floating_point() and tensor.dim() == 1
+    )  # a norm's: no packed weight's
     dtype = DTYPES[fsdp.param_dtype] if fsdp is not None and fsdp.param_dtype else stored
     hidden = (job.batch, job.seq, one.whole.config.hidden_size)
     with _disable_current_modes():

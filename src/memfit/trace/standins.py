@@ -94,13 +94,13 @@ class State8bit(types.SimpleNamespace):
         self.CB = self.SCB = None
 
 
-def quantize_4bit(weight: torch.Tensor, nested: bool) -> tuple[torch.Tensor, QuantState]:
+def quantize_4bit(weight: torch.Tensor, nested: bool, storage: torch.dtype = torch.uint8) -> tuple[torch.Tensor, QuantState]:
     """`functional.quantize_4bit`: packed halves, fp32 constants, and with `nested` those in 8 bits around their mean."""
     count, device = weight.numel(), weight.device
     if device.type == "cpu":
         packed, absmax = packing_cpu.four_bits(weight, BLOCK)
     else:
-        packed = torch.empty(((count + 1) // 2, 1), dtype=torch.uint8, device=device)
+        packed = torch.empty((-(-((count + 1) // 2) // storage.itemsize), 1), dtype=storage, device=device)
         absmax = torch.empty((-(-count // BLOCK),), dtype=torch.float32, device=device)
     code = torch.empty((16,), dtype=torch.float32, device=device)
     shape, kind = tuple(weight.shape), weight.dtype
@@ -179,6 +179,7 @@ class Linear4bit(torch.nn.Linear):
     """`nn.Linear4bit`: the input is cast to the compute dtype and the output back."""
 
     weight: Any
+    quant_state: QuantState | None = None
 
     def __init__(self, source: torch.nn.Linear, *, nested: bool, kind: str, compute: torch.dtype, old: bool) -> None:
         torch.nn.Module.__init__(self)
@@ -186,9 +187,11 @@ class Linear4bit(torch.nn.Linear):
         self.weight, self.bias = source.weight, source.bias
         self.nested, self.kind, self.compute_dtype, self.old = nested, kind, compute, old
 
-    def quantize(self) -> None:
-        """On the GPU: the full weight is there until its packed form is made."""
-        packed, state = quantize_4bit(self.weight.data, self.nested)
+    def quantize(self, storage: torch.dtype = torch.uint8) -> None:
+        """On the GPU: the full weight is there until its packed form is made. Where it is to be sharded, as floats, the layer itself keeps
+        what unpacks it: FSDP puts plain tensors in the place of weights."""
+        packed, state = quantize_4bit(self.weight.data, self.nested, storage)
+        self.quant_state = state if storage.is_floating_point else None
         self.weight = Params4bit(packed, quant_state=state, quant_type=self.kind, compress_statistics=self.nested)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -199,7 +202,7 @@ class Linear4bit(torch.nn.Linear):
             if bias.dtype != x.dtype:
                 bias.data = bias.data.to(x.dtype)
             bias = bias.to(self.compute_dtype)
-        state = self.weight.quant_state
+        state = self.quant_state or self.weight.quant_state
         needs = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
         if needs:
             return MatMul4Bit.apply(x, self.weight, bias, state, self.old).to(kind)

@@ -44,7 +44,10 @@ def arrivals(recorder: Recorder, model: Any) -> None:
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             recorder.arrive(parameter, "weights", path)
-        if isinstance(module, (standins.Linear4bit, standins.Linear8bitLt)):
+        if isinstance(module, standins.Linear4bit) and module.quant_state is not None:  # packed on the host, and sharded
+            for one in module.quant_state.tensors():
+                recorder.arrive(one, "weights", path)
+        elif isinstance(module, (standins.Linear4bit, standins.Linear8bitLt)):
             recorder.modules.append(path)
             module.quantize()
             recorder.modules.pop()
