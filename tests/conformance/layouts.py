@@ -86,9 +86,11 @@ QLORA: dict[str, Any] = {"method": "qlora"}
 QLORA_AS_IT_IS: dict[str, Any] = QLORA | {"prepare_kbit": False}
 PACKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("fsdp2", "llama", "fsdp=2", QLORA), ("fsdp2", "mistral", "fsdp=4,offload", QLORA | FULL), ("fsdp2", "gpt2", "fsdp=2 ddp=2", QLORA | FULL | TWICE),
-    ("fsdp2", "qwen2", "fsdp=3,wrap=layers", QLORA_AS_IT_IS | AUTO16 | OLD), ("fsdp2", "llama", "fsdp=8,reshard=no", QLORA | {"quant": "fp4", "targets": "q_proj,v_proj"}),
+    ("fsdp2", "qwen2", "fsdp=3,wrap=layers", QLORA_AS_IT_IS | AUTO16 | OLD),
+    ("fsdp2", "llama", "fsdp=8,reshard=no", QLORA | {"quant": "fp4", "targets": "q_proj,v_proj"}),
     ("fsdp2", "llama", "fsdp=2,offload,param-dtype=bf16", QLORA_AS_IT_IS | FULL | {"clip": 1.0}), ("fsdp1", "llama", "fsdp=2,version=1", QLORA_AS_IT_IS),
-    ("fsdp1", "mistral", "fsdp=8,version=1", QLORA_AS_IT_IS | AUTO16 | OLD), ("fsdp1", "qwen2", "fsdp=4,version=1,backward-prefetch=pre", QLORA_AS_IT_IS | FULL),
+    ("fsdp1", "mistral", "fsdp=8,version=1", QLORA_AS_IT_IS | AUTO16 | OLD),
+    ("fsdp1", "qwen2", "fsdp=4,version=1,backward-prefetch=pre", QLORA_AS_IT_IS | FULL),
     ("fsdp1", "llama", "fsdp=2,version=1,adapters=layer", QLORA_AS_IT_IS | FULL | {"adapter_dtype": "base"}),
     ("pp", "qwen2", "pp=2,schedule=interleaved,virtual=2 fsdp=2,offload", FULL), ("pp", "llama", "pp=2 fsdp=2", QLORA | FULL),
     ("tp", "qwen2", "tp=2 fsdp=2,offload", FULL), ("cp", "llama", "cp=2 fsdp=2,offload", {}),
