@@ -426,6 +426,38 @@ def index_put_accumulate(count: int) -> int:
 
 
 _row(
+    "column_sum",
+    "what blocks of threads put by where they share the sum of a column: 128 places for each of theirs",
+    "torch 2.4 .. 2.13",
+    "ATen/native/cuda/Reduce.cuh setReduceConfig, global_memory_size",
+)
+THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}  # of a multiprocessor; others 2048
+
+
+def last_power(count: int) -> int:
+    """The largest power of two up to `count`."""
+    return 1 << (max(count, 1).bit_length() - 1)
+
+
+@lru_cache(maxsize=1024)  # every layer asks the same
+def column_sum(rows: int, columns: int, sms: int = 108, capability: tuple[int, int] = (8, 0)) -> tuple[int, int]:
+    """Two buffers of a sum over the rows of a matrix, fp32 inside: partial sums and a counter for each group of columns; (0, 0) where a
+    block sums all of its columns alone. A matrix of 2 GiB and more (in fp32) is summed in halves."""
+    while rows * columns >= 2**29:
+        rows = -(-rows // 2)
+    wide = next(size for size in (4, 2, 1) if columns % size == 0)
+    most = 512 // wide
+    height = min(last_power(rows), most // min(last_power(columns // wide), 32))
+    width = min(last_power(columns // wide), most // height)
+    if rows < min(height * 16, 256) or -(-rows // height) < 256:
+        return 0, 0
+    each, grid = -(-rows // height), -(-columns // (wide * width))
+    room = sms * (THREADS.get(capability, 2048) // (width * height))
+    shares = max(min(-(-room // grid), -(-each // 16)), -(-each // 256)) if grid <= room else 1
+    return (4 * columns * shares * width * wide, 4 * grid) if shares > 1 else (0, 0)
+
+
+_row(
     "foreach_norm",
     "one fp32 value per chunk of 65536 elements and tensor",
     "torch 2.6 .. 2.13",

@@ -37,7 +37,7 @@ LITGPT = [
     ("llama", "full", "bf16", 271_732_736), ("llama", "full", "fp32", 379_202_560), ("llama", "full", "autocast-bf16", 346_172_416),
     ("qwen2", "full", "bf16", 271_738_880), ("qwen3", "full", "bf16", 292_876_288), ("gemma", "full", "bf16", 297_160_704),
     ("gemma2", "full", "bf16", 474_292_224), ("gpt_neox", "full", "bf16", 237_521_920), ("falcon", "full", "bf16", 221_387_776),
-    ("phi", "full", "bf16", 233_368_576),
+    ("phi", "full", "bf16", 259_666_432),
 ]  # fmt: skip
 # The same with AdamW, and adapters of rank 8 on every linear layer and the head.
 LITGPT_LORA = [("llama", 236_680_704), ("gemma", 262_305_280), ("phi", 218_196_480), ("gpt_neox", 222_341_632), ("falcon", 206_043_648)]

@@ -123,6 +123,28 @@ def test_foreach_norm_keeps_a_number_per_chunk() -> None:
     assert kernels.foreach_norm(()) == 0
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "sms", "capability", "mib"),
+    [
+        # What peaks of published runs hold beside tensors: Liger-Kernel's benchmarks of rms_norm (A100) and fused_add_rms_norm (H100).
+        (2048, 1024, 108, (8, 0), 16), (2048, 8192, 108, (8, 0), 108), (2048, 16384, 108, (8, 0), 112), (2048, 32768, 108, (8, 0), 112),
+        (2048, 8192, 132, (9, 0), 128), (2048, 16384, 132, (9, 0), 136), (2048, 32768, 132, (9, 0), 144),
+        (1000, 4096, 108, (8, 0), 0), (132, 4096, 132, (9, 0), 0),  # too few rows: each block sums its columns alone
+    ],
+)  # fmt: skip
+def test_sums_over_rows_share_columns(rows: int, columns: int, sms: int, capability: tuple[int, int], mib: int) -> None:
+    shares, counters = kernels.column_sum(rows, columns, sms, capability)
+    assert shares == mib * 2**20
+    assert counters == (4 * columns // 128 if mib else 0)
+
+
+def test_sums_over_odd_and_large_matrices() -> None:
+    assert kernels.column_sum(8192, 4095)[0] > 0  # one column a thread
+    assert kernels.column_sum(8192, 6)[0] < 2**20
+    assert kernels.column_sum(2**20, 4096) == kernels.column_sum(2**16, 4096)  # in halves of halves
+    assert kernels.column_sum(8192, 4096, 84, (8, 6))[0] < kernels.column_sum(8192, 4096, 84)[0]  # fewer threads at a time
+
+
 def test_sort_and_scatter_scratch_grow_with_the_input() -> None:
     assert kernels.sort_buffers(8, 4096, 4) == 0
     assert kernels.sort_buffers(1, 10_000, 8) == 10_000 * 8 + 10_000 * 16

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple, cast
 
 from memfit import kernels
@@ -90,6 +91,7 @@ def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Str
     r = Recorder()
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
+    r.sums = partial(kernels.column_sum, sms=program.processors, capability=program.capability)
     held = run(r, program, programmed(model, job, cluster, strategy, True) if scripted(strategy) else None)
     spans = repeats(r, program)
     events = tuple(r.events)

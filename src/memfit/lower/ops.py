@@ -99,10 +99,20 @@ def reduced(r: Recorder, node: Node, index: int, g: Tensor, shape: Shape, format
     for size in shape:
         wanted *= size
     if wanted != g.count:
-        g = r.tensor(shape, g.format, "sum", grad_part(node, index))
+        g = over_rows(r, g, shape, grad_part(node, index))
     if format is not g.format:
         return laid(r.tensor(shape, format, "to", grad_part(node, index)), g)
     return g.view(*shape)
+
+
+def over_rows(r: Recorder, g: Tensor, shape: Shape, part: Part) -> Tensor:
+    """A sum; where whole leading dimensions go, blocks of threads may share a column, and put their parts by
+    (aten/src/ATen/native/cuda/Reduce.cuh)."""
+    out = r.tensor(shape, g.format, "sum", part)
+    if g.strides is None and g.shape[len(g.shape) - len(shape) :] == shape:
+        held = [r.scratch(size, "partial_sums") for size in r.sums(g.count // out.count, out.count)]
+        del held
+    return out
 
 
 def wider(a: Tensor, b: Tensor) -> Shape:
@@ -294,7 +304,7 @@ def back_addmm(r: Recorder, node: Node, g: Tensor) -> Grads:
     g = rows(r, g)
     to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
     to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
-    to_bias = r.tensor((g.shape[-1],), g.format, "sum", grad_part(node, 2)) if node.inputs[2] is not None else None
+    to_bias = over_rows(r, g, (g.shape[-1],), grad_part(node, 2)) if node.inputs[2] is not None else None
     return [unfolded(to_x), turned(to_weight), to_bias]
 
 

@@ -40,6 +40,7 @@ class Recorder:
         self._next_seq = 0
         self.thread = "forward"  # backward runs on a thread of its own
         self.cublas, self._cublas_of = 0, dict[str, Storage | None]()
+        self.sums: Callable[[int, int], tuple[int, ...]] = lambda rows, columns: ()  # buffers of a sum over the rows of a matrix
         self._standing: dict[tuple[str, Shape], Tensor] = {}
         self.frame: Frame | None = None
         self.shared: set[str] = set()  # names of leaves that get several gradients, which are added into another tensor
@@ -145,7 +146,7 @@ class Recorder:
     def beside(self) -> Recorder:
         """Another recorder, for which what stands here stands, too."""
         other = Recorder()
-        other.cublas, other._cublas_of, other._standing = self.cublas, self._cublas_of, self._standing
+        other.cublas, other._cublas_of, other._standing, other.sums = self.cublas, self._cublas_of, self._standing, self.sums
         return other
 
     def reserve(self, count: int) -> int:
@@ -309,7 +310,7 @@ class Recorder:
         waiting = _dependencies(roots)
         buffers: dict[Any, Tensor] = {key_of(root.node, root.slot): gradient}
         buffers.update((key_of(one.node, one.slot), given) for one, given in others if one.node is not None)
-        ready = [(-node.seq, node) for node in roots if not waiting.get(node)]
+        ready = [(-node.seq, node) for node in dict.fromkeys(roots) if not waiting.get(node)]
         heapify(ready)
         del root, gradient, roots, others
         while ready:

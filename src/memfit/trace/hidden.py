@@ -172,6 +172,17 @@ def softmax_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list
     return named(contiguous_grad=sum(0 if one.is_contiguous() else one.numel() * one.element_size() for one in args[:2]))
 
 
+@row("sum.dim_IntList")
+def column_sum(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
+    """Where whole leading dimensions of a contiguous tensor are summed over."""
+    source, dims = args[0], {one % max(1, args[0].dim()) for one in args[1] or ()}
+    if not dims or dims != set(range(len(dims))) or not source.is_contiguous() or not result.numel() or len(dims) == source.dim():
+        return []
+    device = recorder.device
+    shares, counters = kernels.column_sum(source.numel() // result.numel(), result.numel(), device.sms, device.capability)
+    return named(partial_sums=shares, counters=counters)
+
+
 @row("_foreach_norm.Scalar")
 def foreach_norm(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     return named(partial_norms=kernels.foreach_norm(tuple(one.numel() for one in args[0])))
