@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -305,28 +306,36 @@ def kernel(**changes: Any) -> Kernel | Refused:
 
 def test_published_kernels_test_the_rows_of_kernels() -> None:
     errors: dict[str, list[float]] = {}
+    refused: Counter[str] = Counter()
     for row in read_rows():
         if not isinstance(row, Refused) and kind(row) == KERNEL:
             try:
                 one = read_kernel(row)
-            except Unfit:
+            except Unfit as unfit:
+                refused[unfit.reason] += 1
                 continue
-            errors.setdefault(one.name.partition(",")[0], []).append(KernelOutcome(kernel=one, predicted=peak(one)).error)
-    assert sum(map(len, errors.values())) >= 94
+            errors.setdefault(one.name.rpartition(",")[0], []).append(KernelOutcome(kernel=one, predicted=peak(one)).error)
+    assert sum(map(len, errors.values())) >= 334
+    assert sorted(refused.values()) == [4, 50]  # whether Triton or cuTile ran; compiled by inductor
     worst = {name: max(map(abs, found)) for name, found in errors.items()}
-    assert worst.pop("layer_norm") < 0.013  # of 0.6.0 on an H100
-    assert max(worst.values()) < 0.0003
+    assert worst.pop("fused_moe, huggingface") < 0.02  # routing is random there, and even here
+    assert worst.pop("fused_linear_jsd, torch") < 0.0011  # the rest of a block that is not split: which one is free decides
+    assert worst.pop("fused_linear_jsd, liger") < 0.0006
+    assert worst.pop("fused_linear_cross_entropy, liger") < 0.0004
+    assert max(worst.values()) < 0.0001
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"model": "single kernel fused_moe {}"}, "a kernel without formula"),
+        ({"model": "single kernel mhc {}"}, "a kernel without formula"),
+        ({"model": "single kernel kto_loss {}"}, "a compiled kernel, or measured behind one: what inductor keeps is in no source"),
         ({"extra": {"provider": "apex"}}, "a kernel's provider without formula"),
         ({"extra": None}, "a kernel's provider without formula"),
         ({"gpu": "a big one"}, "the GPU is not named"),
         ({"engine_version": "liger new"}, "the versions are not known"),
-        ({"model": "single kernel rms_norm {}", "engine_version": "liger 0.2.1"}, "a kernel of a version without formula"),
+        ({"model": "single kernel jsd {}", "engine_version": "liger 0.8.0"}, "a kernel of a version without formula"),
+        ({"model": "single kernel fused_moe {}", "extra": {**KERNEL_ROW["extra"], "E": 2**20}}, "the kernel's sizes are not stated"),
         ({"value": None}, "the unit or the value is not settled"),
         ({"extra": {**KERNEL_ROW["extra"], "T": 2**40}}, "the kernel's sizes are not stated"),
         ({"extra": {**KERNEL_ROW["extra"], "T": -1}}, "the kernel's sizes are not stated"),
