@@ -25,8 +25,9 @@ How far predicted speeds of training and generation are off figures that other p
 
 What is behind the larger errors, as far as is known: runs on SimuMax's B200 are slower than kernels that others measured on one; that
 project's own products on that machine (its configs/system/b200_bf16_ceperm.json, one of three sources of our rates) reach 0.45 to 0.5 of the
-vendor's figure where the other two reach 0.6. llm-foundry's tables were made with FlashAttention's first version in Triton, as its
-`submit_benchmarks.py` of that day says. FSDP1 with an adapter's matrices as units
+vendor's figure where the other two reach 0.6; the forward of 8,192 tokens of an 8B model on another B200 takes 12 % longer than said, too. torchtitan's
+A100s are Meta's boards of 330 W in place of 400, which no rate here knows of. llm-foundry's tables were made with FlashAttention's first version in
+Triton, as its `submit_benchmarks.py` of that day says. FSDP1 with an adapter's matrices as units
 of their own waits for the host at each of them, and full fine-tuning beside a full GPU gives the allocator's cache back in every step: both are slower
 than said, by up to a half. In generation, contexts of ten thousand tokens and more are slower than said, by as much a token and layer on an A100 as on
 an H20 of twice its bandwidth; GPTQ's kernels of 8 bits are half as fast as said on newer hosts.

@@ -79,7 +79,8 @@ def test_small_kernels_wait_for_the_host():
 
 def test_a_small_step_takes_as_long_as_was_published():
     """Llama-3.2-1B with 512 tokens and checkpoints on a B200, eager: 48.8 ms forward and backward for as many kernels as its tape has; 8B with 8192
-    tokens 590.7 ms, and 46.6 ms of AdamW (stas00/ml-engineering@744d01e training/performance/README.md)."""
+    tokens 590.7 ms, 3.88 times what its forward alone takes, and 46.6 ms of AdamW (stas00/ml-engineering@744d01e training/performance/README.md).
+    That machine is slower than our rates by as much forward as in training; with the last product of every layer computed again it would be 4.08 times."""
     small, large = (
         ask(name, gpu="b200", batch=1, seq=seq, precision="bf16", checkpointing="full", optimizer="adamw", offline=True).time
         for name, seq in (("meta-llama/Llama-3.2-1B", 512), ("meta-llama/Llama-3.1-8B", 8192))
@@ -87,7 +88,21 @@ def test_a_small_step_takes_as_long_as_was_published():
     assert small is not None
     assert large is not None
     assert small.seconds - small.parts["optimizer"] == pytest.approx(48.8e-3, rel=0.02)
-    assert large.seconds - large.parts["optimizer"] == pytest.approx(590.7e-3, rel=0.1)
+    assert large.seconds - large.parts["optimizer"] == pytest.approx(590.7e-3, rel=0.12)
+    alone = ask(
+        "meta-llama/Llama-3.1-8B",
+        gpu="b200",
+        task="inference",
+        batch=1,
+        seq=8192,
+        new_tokens=1,
+        logits="all",
+        precision="bf16",
+        offline=True,
+    )
+    assert alone.generation is not None
+    assert alone.generation.prefill == pytest.approx(152.4e-3, rel=0.12)
+    assert (large.seconds - large.parts["optimizer"]) / alone.generation.prefill == pytest.approx(590.7 / 152.4, rel=0.02)
     assert large.parts["optimizer"] == pytest.approx(46.6e-3, rel=0.05)
     assert "launch" not in large.parts
 

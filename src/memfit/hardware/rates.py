@@ -30,9 +30,9 @@ PINNED = 55.06 / 63  # of PCIe's rate that a copy was measured to reach (links.t
 # tokens a second of Llama-7B, "heavily CPU overhead bound", on an A100 (pytorch.org/blog/accelerating-generative-ai-2), by the 1,431 kernels a token
 # on the tape of litgpt's model, which stands for that one; 8.1 ms of Llama-3.2-1B's forward of 512 tokens without gradients, on a B200
 # (stas00/ml-engineering@744d01e training/performance/README.md), by the 633 of transformers'. Forward and backward with checkpoints took that one
-# 48.8 ms for 2,240 kernels: where gradients are wanted, a kernel takes so much longer.
+# 48.8 ms for 2,224 kernels: where gradients are wanted, a kernel takes so much longer.
 LAUNCHES = {4: 1 / 25.5 / 1431, 5: 8.1e-3 / 633}
-TRAINED = (48.8e-3 / 2240) / (8.1e-3 / 633)
+TRAINED = (48.8e-3 / 2224) / (8.1e-3 / 633)
 HOST = {6: "pcie3-x16", 7: "pcie3-x16", 8: "pcie4-x16", 9: "pcie5-x16", 10: "pcie5-x16", 12: "pcie5-x16"}  # by architecture
 
 

@@ -28,6 +28,8 @@ from memfit.techniques.stored import stays
 if TYPE_CHECKING:
     from memfit.lower.script import Player
 
+# The torch from which a recomputation ends when all that is wanted is there again (pytorch/pytorch#96866 of 2023-03-22, after 2.0 had its branch).
+STOPS = (2, 1)
 Run: TypeAlias = Callable[[Tensor, Entry, Bound, Context], Tensor]
 
 
@@ -188,7 +190,8 @@ class Body:
         if ctx.job.reentrant or self.programs.reentrant:
             return ctx.r.reentrant(lambda given: replayable(run, given, entry, bound, own), x, own.results)
         choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
-        return ctx.r.checkpoint(lambda given: replayable(run, given, entry, bound, own), x, choices, self.programs.whole)
+        whole = self.programs.whole or ctx.torch < STOPS
+        return ctx.r.checkpoint(lambda given: replayable(run, given, entry, bound, own), x, choices, whole)
 
     def make_masks(self, ctx: Context, held: list[Tensor]) -> None:
         """For a static cache `generate` made them, and keeps them whatever the model makes of them."""

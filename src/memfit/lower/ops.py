@@ -277,12 +277,11 @@ def linear(r: Recorder, x: Tensor, weight: Tensor, bias: Tensor | None, outputs:
     """`F.linear`: x and W are kept for each other's gradient; the bias keeps nothing."""
     x = packed(r, x)
     shape = (*x.shape[:-1], outputs)
-    if r.frame is None:
-        out = r.tensor(shape, x.format, "linear")
-    else:
-        out = r.put_out(lambda: r.tensor(shape, x.format, "linear"), r.chosen("mm" if bias is None else "addmm"))
+    chosen = r.frame is not None and r.chosen("mm" if bias is None else "addmm")
+    out = r.put_out(lambda: r.tensor(shape, x.format, "linear"), chosen) if chosen else r.tensor(shape, x.format, "linear")
     rows = x.count // x.shape[-1]
-    r.compute("linear", 2 * rows * x.shape[-1] * outputs, (x.count + out.count + weight.count) * x.format.block_bytes, x.format.math)
+    moved = (x.count + out.count + weight.count) * x.format.block_bytes
+    r.compute("linear", 2 * rows * x.shape[-1] * outputs, moved, x.format.math, kept=chosen)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     saved = (x if weight.needs else None, weight if x.needs else None)
     back = back_linear if bias is None else back_addmm

@@ -163,7 +163,10 @@ class Recorder:
         """A storage for a block whose `Alloc` is written already."""
         return Storage(id, tensor.format.bytes(tensor.count), self.write)
 
-    def compute(self, op: str, flops: int, bytes: int, math: str) -> None:
+    def compute(self, op: str, flops: int, bytes: int, math: str, *, kept: bool = False) -> None:
+        """`kept`: a selective checkpoint has the result, so a recomputation runs no kernel for it."""
+        if kept and self.replaying:
+            return
         if self.thread not in self._cublas_of and op in ("linear", "matmul"):
             self._cublas_of[self.thread] = workspace = self.scratch(self.cublas, "cublas")
             self.once += [] if workspace is None else [workspace.id]
@@ -205,7 +208,7 @@ class Recorder:
 
     def _framed(self, node: Node, out: Tensor) -> None:
         """A node inside a checkpoint saves nothing; its double of the recomputation does, and the last one ends it. What a
-        node saves of its inputs is saved before its kernel runs, so the last output never comes to be."""
+        node saves of its inputs is saved before its kernel runs, so the last one does not run and its output never comes to be."""
         frame = self.frame
         assert frame is not None
         if not frame.replaying:
@@ -224,7 +227,7 @@ class Recorder:
         for index in range(len(self.events) - 1, max(-1, len(self.events) - 6), -1):
             event = self.events[index]
             if type(event) is Alloc and event.id == storage.id:
-                del self.events[index]
+                self.events[index:] = [event for event in self.events[index + 1 :] if type(event) is not Compute]
                 storage.write = lambda event: None
                 return
 

@@ -107,7 +107,8 @@ def back_folded(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 def matrix_product(r: Recorder, b: Tensor, a: Tensor) -> Tensor:
     """`B @ A` of two matrices."""
-    out = r.put_out(lambda: r.tensor((b.shape[0], a.shape[1]), b.format, "matmul"), r.chosen("mm"))
+    chosen = r.chosen("mm")
+    out = r.put_out(lambda: r.tensor((b.shape[0], a.shape[1]), b.format, "matmul"), chosen)
     flops = 2 * out.count * a.shape[0]
-    r.compute("matmul", flops, (a.count + b.count + out.count) * b.format.block_bytes, b.format.math)
+    r.compute("matmul", flops, (a.count + b.count + out.count) * b.format.block_bytes, b.format.math, kept=chosen)
     return r.node("matmul", out, (b, a), ops.back_matmul, (b if a.needs else None, a if b.needs else None), (b.shape, a.shape, flops))

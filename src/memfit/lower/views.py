@@ -123,9 +123,10 @@ def matmul(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
 
 def bmm(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     shape = (*a.shape[:-1], b.shape[-1])
-    out = r.put_out(lambda: r.tensor(shape, a.format, "matmul"), r.chosen("bmm"))
+    chosen = r.chosen("bmm")
+    out = r.put_out(lambda: r.tensor(shape, a.format, "matmul"), chosen)
     flops = 2 * out.count * a.shape[-1]
-    r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math)
+    r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math, kept=chosen)
     return r.node("matmul", out, (a, b), ops.back_matmul, (a if b.needs else None, b if a.needs else None), (a.shape, b.shape, flops))
 
 

@@ -11,6 +11,7 @@ from memfit.report.tables import columns
 from memfit.truth.speed import Speeds, reasons
 from memfit.truth.statistics import figures
 
+EVERY_CASE = "all, each case alike"
 HEAD = ("source", "cases", "median", "p95", "worst", "bias", "under", "deepest", "order")
 GPU_HEAD = ("GPU", *HEAD[1:-1])
 LEGEND = (
@@ -25,8 +26,9 @@ def rows(found: Speeds) -> list[tuple[str, ...]]:
         one, order = found.figures(source), found.order(source)
         if one is not None:
             lines.append((source, *cells(one), "" if order is None else f"{order:.2f}"))
-    average = found.figures()
-    return [*lines, (EVERY_SOURCE, *cells(average), "")] if average is not None else lines
+    average, alike = found.figures(), figures(one.error for one in found.found)
+    ends = [(EVERY_SOURCE, average), (EVERY_CASE, alike)]
+    return [*lines, *((name, *cells(one), "") for name, one in ends if one is not None)]
 
 
 def gpu_rows(found: Speeds) -> list[tuple[str, ...]]:

@@ -23,6 +23,7 @@ from memfit.truth.published import refused, server, understand
 from memfit.truth.rows import LARGEST, Row, count, number, read_rows
 from memfit.truth.statistics import Figures, averaged, figures
 
+Told = dict[tuple[object, ...], float]
 SAME = 4  # runs of one model on one GPU, in how many the order of their speeds is worth a number
 
 
@@ -73,6 +74,7 @@ def speeds(path: str | Path | None = None, *, source: str = "", confidence: str 
     found: list[Speed] = []
     without: list[Refused] = []
     known: set[tuple[object, ...]] = set()
+    told: Told = {}
     for row in read_rows(path):
         if (
             isinstance(row, Refused)
@@ -81,7 +83,7 @@ def speeds(path: str | Path | None = None, *, source: str = "", confidence: str 
             or confidence not in ("", row.confidence)
         ):
             continue
-        answer = said(row)
+        answer = said(row, told)
         if isinstance(answer, Refused):
             without.append(answer)
             continue
@@ -92,8 +94,8 @@ def speeds(path: str | Path | None = None, *, source: str = "", confidence: str 
     return Speeds(found=tuple(found), refused=tuple(without))
 
 
-def said(row: Row) -> Speed | Refused:
-    """The run alone, whatever memory was measured of it."""
+def said(row: Row, told: Told | None = None) -> Speed | Refused:
+    """The run alone, whatever memory was measured of it. `told`: what was predicted so far."""
     if served := server(row):
         return refused(row, "serving engines: not yet", served)
     case = understand(dataclasses.replace(row, metric="peak_allocated", value=LARGEST, unit="bytes"))
@@ -102,7 +104,7 @@ def said(row: Row) -> Speed | Refused:
     if not isinstance(case, Case) or case.gpu is None:
         return refused(row, "no training run", "")
     try:
-        measured, predicted = stated(row, case), predict(case)
+        measured, predicted = stated(row, case), once(case, {} if told is None else told)
     except Unfit as why:
         return refused(row, why.reason, why.detail)
     except InputError as bad:
@@ -138,6 +140,14 @@ def generated(row: Row, case: Case) -> float:
     if found := number(row.speed.get("tokens_per_s")) or number(row.speed.get("tok_s")):
         return found
     raise Unfit("the speed is not in new tokens", ", ".join(row.speed))
+
+
+def once(case: Case, told: Told) -> float:
+    """Rows of one run differ in what memory they tell."""
+    key = case.model, case.stored, case.config, case.job, case.gpu, case.strategy, case.attention
+    if key not in told:
+        told[key] = predict(case)
+    return told[key]
 
 
 def predict(case: Case) -> float:

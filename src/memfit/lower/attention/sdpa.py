@@ -111,7 +111,7 @@ def flash(call: Call, ctx: Context) -> Tensor:
         ]
         del held
     flops = arithmetic(call)
-    traffic(r, "flash_attention", call, flops, 1)
+    traffic(r, "flash_attention", call, flops, chosen)
     out = r.node("flash_attention", out, (q, k, v), back_flash, (q, k, v, out.detach(), lse, state), (call.sizes, flops, q.shape[-1]))
     return views.narrow(r, out, 3, head)
 
@@ -160,7 +160,7 @@ def efficient(call: Call, ctx: Context) -> Tensor:
         held = r.scratch(kernels.efficient_accumulator(batch, heads, queries, head, value, q.format.block_bytes), "efficient_attention")
         del held
     flops = arithmetic(call)
-    traffic(r, "efficient_attention", call, flops, 1)
+    traffic(r, "efficient_attention", call, flops, chosen)
     sizes = (batch, heads, queries, keys, head, value)
     return r.node("efficient_attention", out, (q, k, v), back_efficient, (q, k, v, out.detach(), lse, mask), (sizes, flops, ctx.capability))
 
@@ -206,7 +206,7 @@ def cudnn(call: Call, ctx: Context) -> Tensor:
     lse = r.put_out(lambda: r.tensor((batch, heads, queries, 1), FP32, "cudnn_attention"), chosen) if needs else None
     state = tuple(r.put_out(lambda: r.tensor((1,), INT64, "cudnn_attention"), chosen) for _ in range(2))
     flops = arithmetic(call)
-    traffic(r, "cudnn_attention", call, flops, 1)
+    traffic(r, "cudnn_attention", call, flops, chosen)
     saved = (q, k, v, out.detach(), lse, state, mask)
     return r.node("cudnn_attention", out, (q, k, v), back_cudnn, saved, ((batch, heads, queries, head), flops))
 
@@ -293,9 +293,9 @@ def arithmetic(call: Call) -> int:
     return 2 * batch * heads * queries * keys * (head + call.v.shape[-1]) // (2 if call.causal else 1)
 
 
-def traffic(r: Recorder, op: str, call: Call, flops: int, times: int) -> None:
+def traffic(r: Recorder, op: str, call: Call, flops: int, kept: bool) -> None:
     moved = (call.q.count * 2 + call.k.count + call.v.count) * call.q.format.block_bytes
-    r.compute(op, flops, times * moved, call.q.format.math)
+    r.compute(op, flops, moved, call.q.format.math, kept=kept)
 
 
 Backend = Callable[[Call, Context], Tensor]

@@ -1,7 +1,8 @@
 """MosaicML's llm-foundry: speeds of pre-training its MPT models under Composer's FSDP (torch's FSDP1, scripts/train/benchmarking/README.md).
 A model is GPT-2's architecture without biases, in the sizes of scripts/train/yamls/pretrain/mpt-*.yaml, with a vocabulary of 50,368; weights
 lie in fp32 and are gathered in bf16. Attention is FlashAttention's first version in Triton: `submit_benchmarks.py --attn_impl` was `triton` by
-default when the tables were written (b2a43a1, 2023-10-19, and 5e85bd6, 2024-01-06), `flash` since 7f0fdae of 2024-03-26."""
+default when the tables were written (b2a43a1, 2023-10-19, and 5e85bd6, 2024-01-06), `flash` since 7f0fdae of 2024-03-26. Rows of pure bf16 stand
+there since 300cc5c of 2023-05-03, whose setup.py asks for torch 1.13.1; the others came two weeks after torch 2.1 and later, and are taken for it."""
 
 from __future__ import annotations
 
@@ -41,7 +42,9 @@ def read(row: Row) -> Reading:
         "task": "pretrain", "batch": words.batch(row), "seq": length, "precision": "autocast-bf16", "accumulate": micro, "optimizer": "adamw",
         "attention": "flash-attn-2", "checkpointing": "full" if row.grad_checkpointing == "True" else "none",
     }  # fmt: skip
-    reduced = "bf16" if row.more("mp_mode") == "PURE" else "fp32"
+    pure = row.more("mp_mode") == "PURE"
+    options["versions"] = "torch=1.13.1" if pure else "torch=2.1.0"
+    reduced = "bf16" if pure else "fp32"
     fsdp = FSDP(size=int(layout[1]), version=1, param_dtype="bf16", reduce_dtype=reduced, backward_prefetch="post")  # Composer's default
     strategy = Strategy(fsdp=fsdp)
     return Reading(

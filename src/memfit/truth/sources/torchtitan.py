@@ -18,6 +18,9 @@ SHARDS = re.compile(r"fsdp(\d{1,5})(?: tp(\d{1,3}))?")
 ENDS = "2025-07-28"  # since then the ends are units of their own (commit 83e694105); before, the root's
 HELD = "2024-06-12"  # until then (commit e29b6b4d4)
 EAGER = ("FSDP2", "FSDP2 eager", "eager FSDP2")
+# Meta's own A100s call themselves PG509-210, PCI id 20B2 as SXM4 boards of 80 GB have it, on NVLink, at 330 W in place of 400
+# (pytorch-labs/tritonbench, tritonbench/utils/gpu_utils.py POWER_LIMIT).
+BOARDS = {"nvidia a100 80gb (79.15 gib)": "a100-sxm-80gb"}
 
 
 @reader("pytorch/torchtitan", layouts=True)
@@ -55,4 +58,4 @@ def read(row: Row) -> Reading:
     split = (
         TP(size=int(layout[2]), sequence=True, parallel_loss=True) if layout[2] else None
     )  # its defaults (parallelize_llama.py apply_tp)
-    return Reading(options=options, strategy=Strategy(fsdp=fsdp, tp=split))
+    return Reading(options=options, strategy=Strategy(fsdp=fsdp, tp=split), gpu=BOARDS.get(row.text("gpu"), ""))
