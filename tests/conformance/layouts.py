@@ -48,7 +48,7 @@ GROUP = 12
 class Row:
     """A layout, on one of the small models, with what the job has beside the usual."""
 
-    kind: str
+    kind: str  # rows of one kind are compared together; `trl` and `liger_kernel` need that package
     model: str
     use: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -94,6 +94,17 @@ PACKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("fsdp1", "llama", "fsdp=2,version=1,adapters=layer", QLORA_AS_IT_IS | FULL | {"adapter_dtype": "base"}),
     ("pp", "qwen2", "pp=2,schedule=interleaved,virtual=2 fsdp=2,offload", FULL), ("pp", "llama", "pp=2 fsdp=2", QLORA | FULL),
     ("tp", "qwen2", "tp=2 fsdp=2,offload", FULL), ("cp", "llama", "cp=2 fsdp=2,offload", {}),
+)  # fmt: skip
+# Fused losses multiply by the head's weight and never call it, so that its unit's forward ends with the model's; what they need is installed, or not.
+TRL: dict[str, Any] = {"framework": "trl"}
+HEADS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("trl", "llama", "fsdp=2", TRL | {"evaluate": True}), ("trl", "llama", "fsdp=2,wrap=layers", TRL),
+    ("trl", "qwen2", "fsdp=2", TRL | FULL | {"method": "lora"}),
+    ("trl", "qwen2", "fsdp=4 ddp=2", TRL | AUTO | TWICE), ("trl", "gpt2", "fsdp=2", TRL | FULL), ("trl", "llama", "fsdp=2,offload", TRL | QLORA | FULL),
+    ("trl", "qwen2", "fsdp=3,reshard=no,prefetch=2", TRL | AUTO16), ("trl", "llama", "fsdp=2,wrap=none", TRL | {"method": "lora"}),
+    ("trl", "mistral", "fsdp=4,version=1", TRL | OLD | {"method": "lora"}), ("trl", "llama", "fsdp=8,version=1", TRL | AUTO | FULL | TWICE),
+    ("trl", "qwen2", "fsdp=2,version=1", TRL | QLORA | FULL), ("liger_kernel", "llama", "fsdp=2", {"loss": "liger"}),
+    ("liger_kernel", "qwen2", "fsdp=2", FULL | {"loss": "liger", "liger": True}),
 )  # fmt: skip
 REPLICATED = ("ddp=8", "ddp=8,bucket-mb=1", "ddp=4,bucket-view", "ddp=4,static-graph", "ddp=4,find-unused")
 JOBS: tuple[dict[str, Any], ...] = (
@@ -201,7 +212,7 @@ def rows() -> Iterator[Row]:
         yield from (Row(kind="ddp", model="llama", use=use, options=options) for options in ALONE if runs(use, options))
     yield from crossed("fsdp2", some, SHARDED, JOBS)
     yield from (Row(kind="fsdp2", model=model, use=use, options=options) for model, use, options in OFFLOADED)
-    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in PACKED)
+    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in (*PACKED, *HEADS))
     for model, use, options in FLAT:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)

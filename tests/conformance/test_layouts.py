@@ -20,6 +20,8 @@ LEAST = 150  # layouts that are compared
 @pytest.mark.parametrize("some", groups(ROWS), ids=lambda some: f"{some[0].kind} {some[0]}")
 def test_rank_0_and_the_worst_rank(some: list[Row]) -> None:
     """The median and the worst over the whole table lie within what every group keeps."""
+    if some[0].kind in ("trl", "liger_kernel"):
+        pytest.importorskip(some[0].kind)
     found = [compare(row) for row in some]
     assert not {str(one.row): one.wrong for one in found if one.wrong}
     offs = [abs(side.off) for one in found for side in (one.first, one.worst)]

@@ -39,7 +39,8 @@ def check(program: Program) -> Iterator[Problem]:
     if program.adapted(head):
         message = "TRL multiplies by the head's weight itself, so that an adapter there would not be trained"
         yield Problem(message=message, where="job.targets", hint=f"leave `{head.name}` out")
-    cut = [name for name, layout in program.strategy.uses() if layout.size > 1 and name != "ddp" and getattr(layout, "stage", 3) > 2]
+    whole = ("ddp", "fsdp") if head_of(job) == "fused" else ("ddp",)  # FSDP gathers the weight for the norm before it, or with the root
+    cut = [name for name, layout in program.strategy.uses() if layout.size > 1 and name not in whole and getattr(layout, "stage", 3) > 2]
     if cut:
         hint = "an older TRL in `versions`, such as `trl=1.5`, has transformers' loss"
         yield Problem(message=f"no formula for TRL's own head under `{cut[0]}`, which cuts its weight", where="use", hint=hint)

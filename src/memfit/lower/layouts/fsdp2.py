@@ -158,16 +158,23 @@ class FSDP2(Engine):
     def after(self, name: str, out: Tensor) -> Tensor:
         group = self.closes.get(name)
         if group is not None and group.state != PRE_BACKWARD:
-            if self.r.phase != "backward":
-                self.reshard(group, forward=True)
-                if self.r.phase == "forward":
-                    group.places.append(len(self.order))
-                    self.order.append(group)
-            group.state = IDLE
-            out = gate(self.r, out, lambda: self.pre_backward(group))
+            out = self.complete(group, out)
         if name == ROOT:
+            for other in [one for one in self.groups.values() if one.state == FORWARD]:
+                out = self.complete(other, out)
             self.before_last.clear()
         return out
+
+    def complete(self, group: Group, out: Tensor) -> Tensor:
+        """A group's forward is over; with the root's so is that of a group of which not all modules ran: a fused loss never calls the head, but
+        multiplies by its weight (`_force_complete_incomplete_states`)."""
+        if self.r.phase != "backward":
+            self.reshard(group, forward=True)
+            if self.r.phase == "forward":
+                group.places.append(len(self.order))
+                self.order.append(group)
+        group.state = IDLE
+        return gate(self.r, out, lambda: self.pre_backward(group))
 
     def unshard(self, group: Group) -> None:
         """All-gather: shards that are cast go through one flat tensor (`foreach_copy`), offloaded ones come one by one; the input is a view of
