@@ -186,6 +186,8 @@ STAGES_BESIDE: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("pp", "mistral", "pp=2,schedule=gpipe", {"method": "lora"} | OLD | AUTO16), ("pp", "llama", "pp=2,schedule=zbv,virtual=2", {"method": "qlora"}),
     ("pp", "llama", "pp=2,schedule=interleaved,virtual=2 fsdp=2,wrap=layers", FULL), ("pp", "mistral", "pp=2,schedule=bfs,virtual=3 fsdp=2,wrap=layers", FULL),
     ("pp", "llama", "pp=2,schedule=interleaved,virtual=2 fsdp=2,wrap=layers", {"method": "lora"} | FULL),
+    ("pp", "llama", "pp=2,schedule=zero-bubble,virtual=2 fsdp=2,reshard=no", {}),
+    ("pp", "mistral", "pp=2,schedule=zbv,virtual=2 fsdp=2,wrap=layers,reshard=no", {"optimizer": "sgd"}),
     ("pp", "qwen2-tied", "pp=2,schedule=zbv,virtual=2", {"attention": "eager"}), ("pp", "llama", "pp=2", {"checkpointing": "every", "checkpoint_every": 2}),
 )  # fmt: skip
 

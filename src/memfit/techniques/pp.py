@@ -11,7 +11,7 @@ from memfit.job import Job
 from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
 from memfit.strategy import PP, Strategy
-from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.base import Technique
 
 MOST = 4096  # micro-batches in flight that are written down one by one
 LOOPED = ("interleaved", "bfs", "zero-bubble", "zbv")  # schedules of several stages on a rank
@@ -91,9 +91,6 @@ def problems(program: Program) -> Iterator[Problem]:
         yield Problem(message=message, where="use pp.schedule", hint="`1f1b` holds as many micro-batches")
     if not program.engine:
         yield from of_torch(job, program.strategy)
-        if pp.schedule in DEFERRED and program.strategy.size("fsdp") > 1:
-            message = f"no formula yet for FSDP2 around the two backwards of `{pp.schedule}`"
-            yield Problem(message=message, where="use pp.schedule", hint=TRACE)
         if job.hugging and program.model.family not in FAMILIES:
             known = ", ".join(sorted(FAMILIES))
             yield Problem(
@@ -186,6 +183,12 @@ def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:
             "(torch 2.13 distributed/pipelining/_backward.py stage_backward_weight)"
         )
         yield Problem(message=message, where="use pp.schedule", hint="`fsdp` beside it, or `1f1b` or `interleaved`")
+    if strategy.fsdp is not None and strategy.fsdp.version == 2 and strategy.fsdp.reshard and pp.schedule in DEFERRED:
+        message = (
+            f"layers that are sharded again after their forward get no gradients from `{pp.schedule}`, which asks for those of the shards "
+            "(torch 2.13 distributed/pipelining/stage.py backward_one_chunk)"
+        )
+        yield Problem(message=message, where="use fsdp.reshard", hint="`reshard=no`, as torchtitan has it beside stages")
 
 
 TECHNIQUE = Technique(
