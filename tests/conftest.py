@@ -12,6 +12,9 @@ from hypothesis import HealthCheck, settings
 
 HERE = Path(__file__).parent
 
+# One thread for torch here and in every process that tests start: two workers share the cores, and threads that wait spin.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No deadline: on a shared machine a slow example says nothing about the code. CI draws the same examples every time.
 settings.register_profile("memfit", deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=bool(os.environ.get("CI")))
 settings.load_profile("memfit")
