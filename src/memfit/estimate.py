@@ -246,7 +246,7 @@ def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE
 
 def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
     settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
-    with _uncollected():
+    with uncollected():
         tape = _tape(model, job, place, producer, precise)
         run = replay(tape, settings, total=_total(settings, None if place[0] is None else place[0].gpu)) if precise else None
     if run is not None and run.oom is not None:
@@ -264,7 +264,7 @@ _UNKNOWN = GPU(id="unknown", name="unknown", memory=1, memory_range=(1, 1))
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Without the cycle collector, which would look through a growing tape again and again: two fifths of the time, and nothing found."""
     enabled = gc.isenabled()
     gc.disable()
@@ -449,4 +449,5 @@ __all__ = [
     "shortfall",
     "surplus",
     "trainable",
+    "uncollected",
 ]

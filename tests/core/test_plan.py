@@ -161,6 +161,37 @@ def test_what_is_known_of_one_layout_and_optimizer_bounds_others(method, precisi
         search.usable = room
 
 
+@pytest.mark.parametrize(
+    ("axes", "gpus", "tried"),
+    [
+        ({"method": ("full",), "precision": ("bf16",), "loss": ("plain", "liger")}, "4xh100-sxm", None),
+        ({"method": ("lora", "qlora"), "precision": ("autocast-bf16", "bf16")}, "2x2xl40s", None),
+        ({"method": ("full",), "precision": ("bf16",), "checkpointing": ("none",), "loss": ("plain",)}, "8xh100-sxm", "pp"),
+    ],
+)
+def test_what_a_layout_adds_is_no_more_for_other_kernels_and_micro_batches(axes, gpus, tried):
+    asked = work(16, {**AXES, "framework": ("transformers",), **axes}, MODEL)
+    space, chosen = Space(asked, parse_cluster(gpus)), random.Random(7)
+    search, seen, tight = Search(space=space, bounds=Bounds(space.work.model, space.cluster)), 0, 0.0
+    places = [place for place, one in enumerate(space.strategies) if tried is None or one.size(tried) > 1]
+
+    def node_of(kernels, place):
+        (batch, times), optimizer = chosen.choice(space.batches(space.strategies[place])), chosen.choice(space.optimizers)
+        return Node(0.0, 2, (), kernels, alike(kernels, space.strategies[place]), batch, (), times, place, optimizer)
+
+    while seen < 8:
+        place, first = chosen.choice(places), chosen.choice(space.kernels)
+        like = [one for one in space.kernels if (one.method, one.precision, one.quant) == (first.method, first.precision, first.quant)]
+        search.asked(node_of(first, place))
+        other = node_of(chosen.choice(like), place)
+        found, least = search.ask(other, precise=False), search.later(other)
+        if found is None or found.time is None or not least:
+            continue
+        seen, tight = seen + 1, max(tight, least / found.time.seconds)
+        assert least <= found.time.seconds * (1 + 1e-9)
+    assert tight > 0.9
+
+
 def test_a_plan_tells_what_it_costs_and_why_others_are_not_there():
     few = {**SMALL, "method": ("lora",), "optimizer": ("adamw_fused",), "precision": ("bf16",)}
     found = plan(work(8, few, strategies=(ONE,)), parse_cluster("1xl4"), Wish(tokens=1e9, dollars=0.8, each=1))

@@ -20,15 +20,17 @@ from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.holds import Holds, Walked, passing
 from memfit.simulate.away import away
+from memfit.simulate.bubbles import standing
 from memfit.simulate.pace import calls
 from memfit.simulate.time import Duration, duration
-from memfit.strategy import Strategy
+from memfit.strategy import PP, Strategy
 from memfit.tape import Tape
 from memfit.techniques.pp import counts as layers_of
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
 AGAIN = {"full": 1.0, "selective": 0.2}  # of the layers' products, the least that is computed again: every second is kept, maybe the larger
 BESIDE = ("optimizer", "communication", "host", "launch")  # what of a step is no pass's kernel: sums of gradients may come once a step
+WIDTH = {"none": 2, "nf4": 0.5, "fp4": 0.5}  # bytes of a linear weight that is gathered; 1 of other formats
 SHORT = 2  # layers of the short models
 
 
@@ -72,7 +74,8 @@ class Bounds:
         self.counts = self.holds.counts
         self.short: dict[int, Model] = {}
         self.tapes: dict[Like, Walked | None] = {}
-        self.layers: dict[Like, float] = {}
+        self.layers: dict[tuple[Like, int], float] = {}
+        self.stages: dict[tuple[Like, PP, int], float] = {}
         self.moved: dict[Like, float] = {}
 
     def compute(self, job: Job, seq: int) -> float:
@@ -158,15 +161,37 @@ class Bounds:
 
     def layer(self, like: Like, batch: int) -> float:
         """Seconds of one layer's passes, of a model in which all are alike."""
-        like = like.of(batch=batch, accumulate=1, optimizer="sgd")._replace(cast=False)
-        if like not in self.layers:
+        if (like, batch) not in self.layers:
+            short = like.of(batch=batch, accumulate=1, optimizer="sgd")._replace(cast=False)
             times: list[float] = []
             for layers in (SHORT, SHORT + 1):
                 model = self.short.setdefault(layers, replace(self.model, layers=self.model.layers[:1] * layers))
-                tape = self.lowered(like, model)
-                times.append(0.0 if tape is None else self.passes(tape, like, self.rates))
-            self.layers[like] = max(0.0, times[1] - times[0])
-        return self.layers[like]
+                tape = self.lowered(short, model)
+                times.append(0.0 if tape is None else self.passes(tape, short, self.rates))
+            self.layers[like, batch] = max(0.0, times[1] - times[0])
+        return self.layers[like, batch]
+
+    def pipelined(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> float:
+        """Seconds of the passes of a pipeline whose last stage works no less than by its own tape."""
+        pp, (batch, times) = strategy.pp, micro
+        if pp is None or self.rates is None:
+            return 0.0
+        last, whole = times * self.stage(like, pp, batch), times * (walked.seconds + batch * self.splitting(like))
+        return last + max(0.0, whole - last) / (times * pp.virtual)
+
+    def stage(self, like: Like, pp: PP, batch: int) -> float:
+        """Seconds a micro-batch of the last stage without replicas and shards, in as few micro-batches as every schedule takes; what is sent goes
+        to a near neighbour."""
+        few = replace(pp, micro_batches=pp.size)
+        if (like, few, batch) not in self.stages:
+            inner = replace(like.inner, pp=few)
+            job = like.job.replace(batch=batch, accumulate=pp.size, optimizer="sgd")
+            tape = self.lowered(Like(job, replace(inner, rank=inner.ranks - 1)))
+            turns = standing(few, pp.size - 1, pp.size, whole=job.hugging)
+            assert self.rates is not None
+            found = None if tape is None else duration(tape, self.rates, job, 0, calls=calls(self.cluster, inner), turns=turns)
+            self.stages[like, few, batch] = 0.0 if found is None else (found.seconds - found.stepping) / pp.size
+        return self.stages[like, few, batch]
 
     def quickest(self, job: Job) -> float:
         """Of the arithmetic of products, the best rate that any was measured at."""
@@ -201,10 +226,12 @@ class Bounds:
         if strategy.offloads:
             host = away(self.cluster, strategy, self.holds.trainable(job), 2)
             return 0.0 if host is None or self.rates.host is None else host.seconds + host.weights / self.rates.host
-        whole = strategy.ranks == strategy.size("ddp") and not (strategy.ddp is not None and strategy.ddp.distributed)
-        values = self.holds.trainable(job) // (1 if whole else strategy.ranks)
-        width = 2 if job.precision not in ("fp32",) else 4
-        return OPTIMIZERS[job.optimizer].moved * width * values / (self.rates.bandwidth * self.rates.copy)
+        copies = 1 if strategy.ddp is not None and strategy.ddp.distributed else strategy.size("ddp")
+        values = self.holds.trainable(job) * copies // strategy.ranks
+        optimizer = OPTIMIZERS[job.optimizer]
+        flat = strategy.zero is not None and "like" in optimizer.states  # DeepSpeed steps copies in fp32
+        width = 4 if flat or job.precision == "fp32" else 2
+        return optimizer.moved * width * values / (self.rates.bandwidth * self.rates.copy)
 
     def calling(self, job: Job, strategy: Strategy, times: int) -> float:
         """Of the collectives that carry gradients and gathered weights, as if each were one call without latency; of a pipeline's, whose stages
@@ -212,7 +239,7 @@ class Bounds:
         times = times if strategy.size("pp") == 1 else 1
         found, values = 0.0, self.holds.trainable(job)
         split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
-        weights = 2 * self.counts.values // split if job.quantization == "none" else 0
+        weights = round(WIDTH.get(job.quantization, 1) * self.counts.values) // split
         for name, size, stride in strategy.groups:
             group = Group(size=size, stride=stride, per_node=self.cluster.gpus_per_node)
             shards = strategy.shards if name == "ddp" and strategy.fsdp is not None else 1
@@ -235,6 +262,11 @@ class Bounds:
     def call(self, op: str, size: int, group: Group) -> float:
         full, empty = (seconds(op, one, group, self.cluster) for one in (size, 0))
         return 0.0 if full is None or empty is None else full - empty
+
+
+def sharing(strategy: Strategy) -> tuple[object, ...]:
+    """All that `alike` looks at."""
+    return strategy.tp, strategy.cp, strategy.zero is None, strategy.pp is None, strategy.size("fsdp") > 1, strategy.size("ep") > 1
 
 
 def alike(job: Job, strategy: Strategy) -> Like | None:
@@ -260,4 +292,4 @@ def closest(strategy: Strategy) -> Strategy:
     return replace(strategy, ddp=None, fsdp=replace(fsdp, size=fsdp.size * strategy.size("ddp"), offload=False))
 
 
-__all__ = ["BESIDE", "Bounds", "Like", "alike", "closest"]
+__all__ = ["BESIDE", "Bounds", "Like", "alike", "closest", "sharing"]

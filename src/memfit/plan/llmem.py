@@ -110,7 +110,7 @@ def solve(search: Search) -> Sequence[Found]:
     job = next((one for one in space.kernels if one.checkpointing == "full"), space.kernels[0])
     for place, strategy in enumerate(space.strategies):
         method = method_of(strategy)
-        for size, times in sorted(search.batches[place], reverse=True) if method is not None else ():
+        for size, times in sorted(search.batches[place].items(), reverse=True) if method is not None else ():
             asked = space.work.job_of(job, space.optimizers[0], size, times)
             try:
                 said = estimate(space.work.model, asked, space.cluster, turned(strategy, times))

@@ -8,24 +8,28 @@ Nothing is dropped that could have been taken, so the answer is that of trying t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from memfit.band import spread
 from memfit.errors import InputError
-from memfit.estimate import Estimate, estimate
+from memfit.estimate import Estimate, estimate, uncollected
 from memfit.hardware import usable
 from memfit.hardware.outside import context
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.bounds import BESIDE, Bounds, Like, alike, closest
+from memfit.plan.bounds import BESIDE, Bounds, Like, alike, closest, sharing
 from memfit.plan.holds import Kept, Walked
 from memfit.plan.space import Space, label, turned
+from memfit.simulate.pace import calls
+from memfit.simulate.settings import ROUNDING
 from memfit.simulate.time import PASSES
-from memfit.tape import Alloc
+from memfit.tape import Alloc, Comm, Mark
+from memfit.units import round_up
 
 KERNELS, BATCH, CANDIDATE, TIMED = range(4)
+ALIKE = 0.9  # of a layout's own kernels: of other sizes they reach other rates
 CHUNKED = ("liger", "chunked")  # losses that go through a batch in chunks
 Progress = Callable[["Counted"], None]
 
@@ -74,12 +78,21 @@ class Lost:
 
 
 class Passed(NamedTuple):
-    """Of a candidate whatever its optimizer: seconds of the passes, those of their kernels, and bytes that they hold at most beside the
-    optimizer's states."""
+    """Of a candidate whatever its optimizer: seconds of the passes, those of their kernels, bytes that they hold at most beside the
+    optimizer's states; seconds of calls that the optimizer's step waits for."""
 
     seconds: float
     kernels: float
     held: int
+    sent: float
+
+
+class Beyond(NamedTuple):
+    """What a layout adds to the passes of one GPU, seen with so many micro-batches: seconds of calls, and of kernels of its own."""
+
+    times: int
+    calls: float
+    kernels: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +122,8 @@ class Search:
     alike: dict[Job, dict[Like | None, list[int]]] = field(default_factory=dict)
     passed: dict[tuple[object, ...], Passed] = field(default_factory=dict)
     cast: dict[Like, Job] = field(default_factory=dict)
+    beyond: dict[tuple[object, ...], list[Beyond]] = field(default_factory=dict)
+    called: dict[tuple[object, ...], float] = field(default_factory=dict)
     fixed: dict[tuple[object, ...], tuple[float, Kept]] = field(default_factory=dict)
     quick: dict[Node, Estimate] = field(default_factory=dict)  # asked for another's sake
     failed: set[tuple[object, ...]] = field(default_factory=set)
@@ -119,9 +134,13 @@ class Search:
         self.outside = context(gpu).low
         self.taken_share = 0.0 if self.bounds.rates is None else self.bounds.rates.taken
         self.labels = [label(one) for one in self.space.strategies]
-        self.batches = [self.space.batches(one) for one in self.space.strategies]
+        self.batches = [dict(self.space.batches(one)) for one in self.space.strategies]
+        self.inner = numbered([(one.tp, one.cp, one.pp) for one in self.space.strategies])
         places = {strategy: place for place, strategy in enumerate(self.space.strategies)}
         self.closest = [places.get(closest(one), place) for place, one in enumerate(self.space.strategies)]
+        self.sharing: dict[tuple[object, ...], list[int]] = {}
+        for place, strategy in enumerate(self.space.strategies):
+            self.sharing.setdefault(sharing(strategy), []).append(place)
         self.each_gpu = self.space.work.sequences / self.space.cluster.gpus
         self.counted.size = self.space.size
 
@@ -130,23 +149,24 @@ class Search:
         for order, job in enumerate(self.space.kernels):
             for at, like in enumerate(self.likes(job)):
                 heapq.heappush(self.heap, Node(self.floor(job, like), KERNELS, (order, at), job, like))
-        while self.heap:
-            node = heapq.heappop(self.heap)
-            if self.full(node.kernels.method):
-                continue
-            self.step(node)
-            if self.progress is not None:
-                self.progress(self.counted)
+        with uncollected():
+            while self.heap:
+                node = heapq.heappop(self.heap)
+                if self.full(node.kernels.method):
+                    continue
+                self.step(node)
+                if self.progress is not None:
+                    self.progress(self.counted)
 
     def likes(self, job: Job) -> dict[Like | None, list[int]]:
         """The layouts, by whose kernels those of a rank are."""
         if job not in self.alike:
             found: dict[Like | None, list[int]] = {}
-            for place, strategy in enumerate(self.space.strategies):
-                like = alike(job, strategy)
+            for places in self.sharing.values():
+                like = alike(job, self.space.strategies[places[0]])
                 if like is None or not like.cast or self.cast.setdefault(like, job) == job:  # ZeRO makes one of several precisions
-                    found.setdefault(like, []).append(place)
-            self.alike[job] = found
+                    found.setdefault(like, []).extend(places)
+            self.alike[job] = {like: sorted(places) for like, places in found.items()}
         return self.alike[job]
 
     def floor(self, job: Job, like: Like | None) -> float:
@@ -156,7 +176,7 @@ class Search:
 
     def most(self, job: Job, like: Like) -> int:
         """The largest micro-batch of any layout that the walk tells of."""
-        return max(size for place in self.likes(job)[like] for size, _ in self.batches[place])
+        return max(size for place in self.likes(job)[like] for size in self.batches[place])
 
     def full(self, method: str) -> bool:
         return sum(one.kind.method == method for one in self.taken) >= self.each
@@ -184,9 +204,10 @@ class Search:
             each = walked.ideal / most + self.bounds.splitting(node.like)
             seconds = max(seconds, self.each_gpu * node.like.split * each)
         places = self.likes(node.kernels)[node.like]
-        for order, size in enumerate(sorted({size for place in places for size, _ in self.batches[place]}, reverse=True)):
+        for order, size in enumerate(sorted({size for place in places for size in self.batches[place]}, reverse=True)):
             part = None if walked is None or not proportional(node.kernels, most, size) else shrunk(walked, size / most)
-            fit = tuple(place for place in places if self.times(place, size) and self.fits(node, place, size, part))
+            one, holding = node._replace(batch=size), dict[tuple[int, int], tuple[int, int]]()
+            fit = tuple(place for place in places if size in self.batches[place] and self.fits(one, place, part, holding))
             if fit:
                 heapq.heappush(self.heap, node._replace(seconds=seconds, stage=BATCH, order=(*node.order, order), batch=size, places=fit))
 
@@ -194,25 +215,43 @@ class Search:
         """Every layout and optimizer for this micro-batch, but those that do not fit for certain."""
         walked = None if node.like is None else self.bounds.walked(node.like, node.batch)
         self.counted.walked += walked is not None
-        summed = 0.0 if node.like is None else node.batch * self.bounds.splitting(node.like)
+        moments: dict[tuple[int, int], float] = {}
+        holding: dict[tuple[int, int], tuple[int, int]] = {}
         for place in node.places:
-            strategy, times = self.space.strategies[place], self.times(place, node.batch)
-            passes = node.seconds
-            if node.like is not None and walked is not None:
-                share = self.bounds.staged(node.like, strategy, (node.batch, times), walked)
-                passes = max(passes, times * share * (walked.seconds + summed))
-            calling = self.bounds.calling(node.kernels, strategy, times)
-            passes += self.taken_share * calling
-            held, between = self.bounds.holds.passing(node.kernels, strategy, (node.batch, times), walked)
+            times = self.batches[place][node.batch]
+            key = self.inner[place], times
+            if key not in moments:
+                moments[key] = self.passes(node, place, walked)
+            calling = self.calling(node.kernels, place, times)
+            passes = max(moments[key] + self.taken_share * calling, calling)
+            held, between = self.passing(node, place, walked, holding)
             for at, optimizer in enumerate(self.space.optimizers):
                 stepping, kept = self.static(node.kernels, place, optimizer)
                 if self.lacking(kept.least(held, between, times), node.kernels, place) <= 0:
                     one = node._replace(stage=CANDIDATE, order=(*node.order, place, at), times=times, strategy=place, optimizer=optimizer)
-                    heapq.heappush(self.heap, one._replace(seconds=max(passes, calling) + stepping))
+                    heapq.heappush(self.heap, one._replace(seconds=passes + stepping))
 
-    def times(self, place: int, batch: int) -> int:
-        """How many such micro-batches make a rank's share; 0: not a whole number."""
-        return next((times for size, times in self.batches[place] if size == batch), 0)
+    def passes(self, node: Node, place: int, walked: Walked | None) -> float:
+        """Seconds of the kernels of all micro-batches, and of the sums that split products wait for."""
+        if node.like is None or walked is None:
+            return node.seconds
+        strategy, times = self.space.strategies[place], self.batches[place][node.batch]
+        share = self.bounds.staged(node.like, strategy, (node.batch, times), walked)
+        return max(node.seconds, times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like)))
+
+    def passing(self, node: Node, place: int, walked: Walked | None, known: dict[tuple[int, int], tuple[int, int]]) -> tuple[int, int]:
+        """What the passes hold, which is the same in all layouts that split the model alike."""
+        times = self.batches[place][node.batch]
+        if (self.inner[place], times) not in known:
+            found = self.bounds.holds.passing(node.kernels, self.space.strategies[place], (node.batch, times), walked)
+            known[self.inner[place], times] = found
+        return known[self.inner[place], times]
+
+    def calling(self, kernels: Job, place: int, times: int) -> float:
+        key = (kernels.framework, kernels.method, kernels.precision, kernels.quant, place, times)
+        if key not in self.called:
+            self.called[key] = self.bounds.calling(kernels, self.space.strategies[place], times)
+        return self.called[key]
 
     def static(self, kernels: Job, place: int, optimizer: str) -> tuple[float, Kept]:
         """What neither the micro-batch nor checkpointing changes."""
@@ -222,9 +261,9 @@ class Search:
             self.fixed[key] = self.bounds.stepping(job, strategy), self.bounds.holds.kept(job, strategy)
         return self.fixed[key]
 
-    def fits(self, node: Node, place: int, batch: int, walked: Walked | None) -> bool:
-        times = self.times(place, batch)
-        held, between = self.bounds.holds.passing(node.kernels, self.space.strategies[place], (batch, times), walked)
+    def fits(self, node: Node, place: int, walked: Walked | None, known: dict[tuple[int, int], tuple[int, int]]) -> bool:
+        times = self.batches[place][node.batch]
+        held, between = self.passing(node, place, walked, known)
         least = min(self.static(node.kernels, place, one)[1].least(held, between, times) for one in self.space.optimizers)
         return self.lacking(least, node.kernels, place) <= 0
 
@@ -259,6 +298,7 @@ class Search:
         seconds = self.sooner(node)
         if seconds is None:
             return
+        seconds = max(seconds, self.later(node))
         if seconds > node.seconds * (1 + 1e-9):
             heapq.heappush(self.heap, node._replace(seconds=seconds))
             return
@@ -275,7 +315,8 @@ class Search:
         stepping, kept = self.static(node.kernels, place, node.optimizer)
         known = self.passed.get(self.passes_of(node))
         if known is not None:
-            return None if self.lacking(known.held + kept.states, node.kernels, place) > 0 else known.seconds + stepping
+            lacking = self.lacking(known.held + kept.states, node.kernels, place) > 0
+            return None if lacking else (known.seconds + known.sent + stepping) * (1 + 1e-9)  # behind its like, where it is no quicker
         if near == place:
             return node.seconds
         like = node._replace(strategy=near)
@@ -286,14 +327,46 @@ class Search:
             return node.seconds
         if not strategy.offloads and self.lacking(known.held + kept.states, node.kernels, place) > 0:
             return None
-        calling = self.bounds.calling(node.kernels, strategy, node.times)
+        calling = self.calling(node.kernels, place, node.times)
         return max(node.seconds, max(known.kernels + self.taken_share * calling, calling) + stepping)
+
+    def later(self, node: Node) -> float:
+        """The least time with what the layout was seen to add to other kernels or micro-batches; of a pipeline, with its last stage's own work."""
+        strategy, walked = self.space.strategies[node.strategy], None
+        if node.like is not None:
+            walked = self.bounds.walked(node.like, node.batch)
+        if node.like is None or walked is None:
+            return 0.0
+        stepping, _ = self.static(node.kernels, node.strategy, node.optimizer)
+        if strategy.size("pp") > 1:
+            return self.bounds.pipelined(node.like, strategy, (node.batch, node.times), walked) + stepping
+        passes, kernels = 0.0, node.times * walked.seconds
+        for checkpointing in {"none", node.kernels.checkpointing}:
+            for one in self.beyond.get(self.adding(node, checkpointing), ()):
+                sending = one.calls * min(1.0, node.times / one.times)
+                more = ALIKE * one.kernels if node.times >= one.times else 0.0
+                passes = max(passes, sending, kernels + more + self.taken_share * sending)
+        return passes + stepping if passes else 0.0
+
+    @staticmethod
+    def adding(node: Node, checkpointing: str) -> tuple[object, ...]:
+        """What tells what a layout adds: nothing is added without checkpoints that is not with them. Where numbers are cast, it may be the loss's."""
+        job = node.kernels
+        casts = (job.liger, job.loss) if job.autocast or job.quantization != "none" else ()
+        return job.framework, job.method, job.precision, job.quant, *casts, checkpointing, node.strategy
 
     def asked(self, node: Node) -> Estimate | None:
         """By the formulas; what they say of the passes is kept."""
         found = self.quick.pop(node._replace(seconds=0.0), None) or self.ask(node, precise=False)
-        if found is not None:
-            self.passed[self.passes_of(node)] = passed(found, node.seconds)
+        if found is None:
+            return None
+        known = self.passed[self.passes_of(node)] = passed(found, node.seconds)
+        walked = None if node.like is None else self.bounds.walked(node.like, node.batch)
+        if found.time is not None and walked is not None and found.strategy.size("pp") == 1:
+            sending = found.time.parts.get("communication", 0.0) - stepping_calls(found)
+            sending += 0.0 if found.strategy.offloads else found.time.hidden  # with copies, which nobody waits for
+            one = Beyond(node.times, max(0.0, sending), max(0.0, known.kernels - node.times * walked.seconds))
+            self.beyond.setdefault(self.adding(node, node.kernels.checkpointing), []).append(one)
         return found
 
     @staticmethod
@@ -348,12 +421,37 @@ def passed(found: Estimate, seconds: float) -> Passed:
     states = 0
     for place, event in enumerate(found.memory.tape):
         if type(event) is Alloc and event.part == "optimizer":
-            states += (event.size + 511 & -512) * often.get(place, 1)
+            states += round_up(event.size, ROUNDING) * often.get(place, 1)
     most = max((one.allocated for one in found.memory.timeline if one.moment == "steady step" and one.phase in PASSES), default=0)
     if found.time is None:
-        return Passed(seconds, 0.0, most - states)
+        return Passed(seconds, 0.0, most - states, 0.0)
     kernels = sum(value for kind, value in found.time.parts.items() if kind not in BESIDE)
-    return Passed(found.time.seconds - found.time.stepping, kernels, most - states)
+    return Passed(found.time.seconds - found.time.stepping, kernels, most - states, waited(found))
+
+
+def waited(found: Estimate) -> float:
+    """Seconds of the step's calls that run beside nothing, whatever the optimizer."""
+    assert found.cluster is not None
+    call, tape, sums, step = calls(found.cluster, found.strategy), found.memory.tape, dict[int, float](), 0
+    often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
+    for place, event in enumerate(tape):
+        if type(event) is Mark:
+            step = event.step if event.phase == "step" else 0
+        elif step and type(event) is Comm and not event.stream and event.group != "host":
+            sums[step] = sums.get(step, 0.0) + (call(event) or 0.0) * often.get(place, 1)
+    return sums.get(max(sums), 0.0) if sums else 0.0
+
+
+def stepping_calls(found: Estimate) -> float:
+    """All calls of the optimizer's step, with those that copies were waited for."""
+    assert found.time is not None
+    return max(0.0, found.time.stepping - found.time.parts.get("optimizer", 0.0))
+
+
+def numbered(things: Sequence[Hashable]) -> list[int]:
+    """The same number for what is the same."""
+    numbers: dict[Hashable, int] = {}
+    return [numbers.setdefault(one, len(numbers)) for one in things]
 
 
 def proportional(job: Job, most: int, size: int) -> bool:
