@@ -174,8 +174,8 @@ class Bounds:
     def pipelined(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> float:
         """Seconds of the passes of a pipeline whose last stage works no less than by its own tape."""
         pp, (batch, times) = strategy.pp, micro
-        if pp is None or self.rates is None:
-            return 0.0
+        if pp is None or self.rates is None or times < pp.size or not like.job.hugging:
+            return 0.0  # Megatron's tapes are cut short, and not every pass on them is alike
         last, whole = times * self.stage(like, pp, batch), times * (walked.seconds + batch * self.splitting(like))
         return last + max(0.0, whole - last) / (times * pp.virtual)
 
