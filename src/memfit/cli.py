@@ -305,8 +305,8 @@ def studying(verb: Verb) -> click.Command:
 def judging(verb: Verb) -> click.Command:
     from memfit import cli_accuracy
 
-    file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl]")
-    text = f"{sentence(verb)}: the bundled ones, or those of FILE in the same form."
+    file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl|RECORDS]")
+    text = f"{sentence(verb)}: the bundled ones, those of FILE in the same form, or RECORDS: a folder that `memfit measure` wrote, or one of its files."
     params = [file, *cli_accuracy.FLAGS, *output(explain=True)[:2]]
     return click.Command("accuracy", callback=cli_accuracy.run, params=params, help=text, short_help=verb.help)
 

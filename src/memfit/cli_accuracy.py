@@ -13,13 +13,30 @@ import click
 from memfit.cli_trace import Life
 from memfit.errors import InputError, Problem
 
+# What is asked about, and the flags that mean nothing there.
+RECORDS, SPEEDS = "records of `memfit measure`", "speeds"
+IDLE = {
+    RECORDS: ("speed", "regret", "confidence", "source", "peers", "processes", "plot"),
+    SPEEDS: ("worst", "limit", "by", "peers", "processes", "plot"),
+}
+
+
+def idle(about: str, given: dict[str, Any]) -> list[Problem]:
+    """Flags that were given in vain; nothing is passed over in silence."""
+    return [
+        Problem(message=f"`--{name}` means nothing about {about}", where=name, hint="leave it away")
+        for name in IDLE[about]
+        if given.get(name)
+    ]
+
 
 def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool, regret: bool, **given: Any) -> tuple[int, str]:
     """Exit code 0: there is a table, whatever it says."""
+    form, every = "json" if as_json else form, {"worst": worst, "plot": plot, "speed": speed, "regret": regret, **given}
     if path and (Path(path).is_dir() or path.endswith(".json")):
-        return 0, of_records(path, worst, as_json or form == "json", given)
+        return 0, of_records(path, form, idle(RECORDS, every), every)
     if speed or regret:
-        return 0, of_speeds(path, "json" if as_json else form, regret, given)
+        return 0, of_speeds(path, form, idle(SPEEDS, every), every)
     from memfit.report import accuracy as report
     from memfit.verbs import accuracy
 
@@ -28,6 +45,7 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool,
         wrong.append(Problem(message=f"`{plot[:200]}` is no name of a picture that can be drawn", where="plot", hint="name it *.svg"))
     elif plot and not Path(plot).absolute().parent.is_dir():
         wrong.append(Problem(message=f"there is no folder for `{plot[:200]}`", where="plot"))
+    given |= {"by": given["by"] or FORMULA, "processes": given["processes"] or os.cpu_count() or 1}
     life = Life()
     try:
         found = accuracy(path, progress=lambda done, rows, what: life.say(f"row {done + 1} of {rows}, {what}"), problems=wrong, **given)
@@ -44,35 +62,40 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool,
             raise InputError.one(
                 f"`{plot[:200]}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="plot"
             ) from None
-    if as_json or form == "json":
+    if form == "json":
         return 0, json.dumps(report.data(found), indent=2, ensure_ascii=False)
     if form == "markdown":
         return 0, report.markdown(found, worst=worst)
     return 0, report.text(found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns)))
 
 
-def of_records(path: str, worst: int, as_json: bool, given: dict[str, Any]) -> str:
+def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
     """What `memfit measure` wrote, beside what is predicted of it."""
     from memfit.report import measured as report
     from memfit.verbs import beside
 
     life = Life()
     try:
-        found = beside(path, by=given["by"], told=lambda done, count, what: life.say(f"record {done + 1} of {count}, {what}"))
+        found = beside(
+            path, by=given["by"] or FORMULA, limit=given["limit"], problems=wrong,
+            told=lambda done, count, what: life.say(f"record {done + 1} of {count}, {what}"),
+        )  # fmt: skip
     finally:
         life.done()
-    return json.dumps(report.comparison_data(found), indent=2) if as_json else report.comparison(found, worst)
+    if form == "json":
+        return json.dumps(report.comparison_data(found), indent=2)
+    return report.comparison_markdown(found, given["worst"]) if form == "markdown" else report.comparison(found, given["worst"])
 
 
-def of_speeds(path: str, form: str, regret: bool, given: dict[str, Any]) -> str:
+def of_speeds(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
     """Speeds against published ones, or what choosing by them costs."""
     from memfit.report import regret as costs
     from memfit.report import speed as report
     from memfit.truth.regret import regrets
     from memfit.verbs import speeds
 
-    found = speeds(path, **{key: given[key] for key in ("source", "confidence")})
-    if regret:
+    found = speeds(path, problems=wrong, **{key: given[key] for key in ("source", "confidence")})
+    if given["regret"]:
         sweeps = list(regrets(found))
         made: Any = costs.data(sweeps) if form == "json" else costs.markdown(sweeps) if form == "markdown" else costs.text(sweeps)
     else:
@@ -80,6 +103,7 @@ def of_speeds(path: str, form: str, regret: bool, given: dict[str, Any]) -> str:
     return json.dumps(made, indent=2) if form == "json" else str(made)
 
 
+FORMULA = "formula"
 FLAGS = (
     click.Option(["--speed"], is_flag=True, help="speeds in place of memory: tokens a second, predicted against measured"),
     click.Option(
@@ -91,16 +115,19 @@ FLAGS = (
     click.Option(["--confidence"], default="", metavar="TEXT", help="only rows of this confidence: high, medium, low"),
     click.Option(["--source"], default="", metavar="TEXT", help="only rows whose source has this in its name"),
     click.Option(
-        ["--limit"], type=click.IntRange(0), default=0, metavar="N", help="only the first N cases that can be asked [default: all]"
+        ["--limit"],
+        type=click.IntRange(0),
+        default=0,
+        metavar="N",
+        help="only the first N cases that can be asked, or records [default: all]",
     ),
-    click.Option(["--by"], default="formula", metavar="TEXT", help="formula, or trace: the real code, seconds a case [default: formula]"),
+    click.Option(["--by"], default="", metavar="TEXT", help="formula, or trace: the real code, seconds a case [default: formula]"),
     click.Option(["--peers"], is_flag=True, help="ask other people's tools too, those that are installed: seconds to minutes a case"),
     click.Option(
         ["--processes"],
         type=click.IntRange(1, 64),
-        default=lambda: os.cpu_count() or 1,
+        default=None,
         metavar="N",
-        show_default=False,
         help="processes that share the work [default: one a CPU]",
     ),
     click.Option(["--plot"], default="", metavar="FILE.svg", help="draw what was predicted against what was measured"),

@@ -23,16 +23,22 @@ attention, DDP, ZeRO-1, -2 and -3 and ZeRO with offload. The other options of a 
 Exit code: 0 something fits, 1 nothing does, 2 the input is unusable.
 """
 LEFT = (*AXES, "new_tokens", "cache", "cache_bits", "logits", "beams", "target_seq", "images", "image_size")
-FLAGS = (click.Option(["--heatmap"], default="", metavar="FILE.svg", help="draw the heat-maps into this file"),)
+FLAGS = (
+    click.Option(["--heatmap"], default="", metavar="FILE.svg", help="draw the heat-maps into this file"),
+    click.Option(["--records"], default="", metavar="DIR", help="set what `memfit measure` wrote there beside the predictions, too"),
+)
 
 
-def run(words: tuple[str, ...], heatmap: str, as_json: bool, form: str, **given: Any) -> tuple[int, str]:
+def run(words: tuple[str, ...], heatmap: str, records: str, as_json: bool, form: str, **given: Any) -> tuple[int, str]:
     from memfit.report import study as report
-    from memfit.truth.beside import published
+    from memfit.truth.beside import beside, published
+    from memfit.verb_study import recorded
+    from memfit.words import gather
 
     strange = [Problem(message=f"unknown option `{word[:60]}`", hint="see `memfit study --help`") for word in words if word.startswith("-")]
     if heatmap and not Path(heatmap).resolve().parent.is_dir():
         strange.append(Problem(message=f"`{heatmap[:200]}` lies in no folder", where="heatmap"))
+    own = gather(strange, list[Any], lambda: recorded(Path(records)) if records else [])
     if strange:
         raise InputError(*strange)
     asked = {name: value for name, value in given.items() if value not in (None, ())}
@@ -42,6 +48,8 @@ def run(words: tuple[str, ...], heatmap: str, as_json: bool, form: str, **given:
     finally:
         life.done()
     measured = published(found) if asked.get("measured", True) else {}
+    for place, some in beside(found, own).items():
+        measured.setdefault(place, []).extend(some)
     if heatmap:
         from memfit.report.heatmap import svg
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from memfit.errors import Problem, raise_errors
-from memfit.hardware import Cluster, parse_cluster
-from memfit.job import Job, field_problems, from_text, unknown
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.hardware import Cluster, find_gpu, parse_cluster
+from memfit.job import Job, field_problems, from_text, job_from, unknown
 from memfit.model.modules import Model
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
 from memfit.words import Ask, Studying, gather, job_of, model_of, read_into
+
+if TYPE_CHECKING:
+    from memfit.truth.case import Case
 
 AXES = ("task", "method", "checkpointing", "attention", "seq", "quant")  # options of a job that a study goes through itself
 
@@ -72,4 +76,27 @@ def length(text: str, problems: list[Problem]) -> list[int]:
     return [] if found else [int(value)]
 
 
-__all__ = ["AXES", "matrix_of"]
+def recorded(folder: Path) -> list[Case]:
+    """Runs that `memfit measure` wrote down on a GPU, as measured cases: their live peak, and what was reserved."""
+    from memfit.measure.compare import strategy_of
+    from memfit.measure.record import records
+    from memfit.truth.case import Case
+
+    found = records(folder)
+    if not found:
+        raise InputError.one(
+            f"there are no records in `{str(folder)[:200]}`", where="records", hint="`memfit measure --out FOLDER` writes them"
+        )
+    return [
+        Case(
+            id=record.case, source="own records", model=record.model, job=job_from(record.job), gpu=find_gpu(record.gpu), metric=metric,
+            value=value, strategy=strategy_of(record),
+        )
+        for record in found.values()
+        if record.result == "ok" and record.by == "cuda"
+        for metric, value in (("peak_allocated", record.allocated), ("peak_reserved", record.reserved))
+        if value is not None
+    ]  # fmt: skip
+
+
+__all__ = ["AXES", "matrix_of", "recorded"]

@@ -322,21 +322,26 @@ def accuracy(
     )
 
 
-def beside(path: str | os.PathLike[str], *, by: str = "formula", told: Callable[[int, int, str], None] | None = None) -> list[Beside]:
-    """Records of `memfit measure`, a folder of them or one, beside what memfit predicts; event by event where the events were kept."""
+def beside(
+    path: str | os.PathLike[str], *, by: str = "formula", limit: int = 0, told: Callable[[int, int, str], None] | None = None,
+    problems: Sequence[Problem] = (),
+) -> list[Beside]:  # fmt: skip
+    """Records of `memfit measure`, a folder of them or one, beside what memfit predicts; event by event where the events were kept. `limit`:
+    only so many of them; `problems` are those found before."""
     from memfit.measure.compare import of_folder
 
-    if by not in PRODUCERS:
-        raise InputError(unknown("producer", by, "by", PRODUCERS))
-    return of_folder(Path(path), by, told or (lambda *_: None))
+    wrong = [*problems, *([] if by in PRODUCERS else [unknown("producer", by, "by", PRODUCERS)])]
+    if wrong:
+        raise InputError(*wrong)
+    return of_folder(Path(path), by, told or (lambda *_: None), limit)
 
 
-def speeds(path: str | os.PathLike[str] = "", *, source: str = "", confidence: str = "") -> Speeds:
+def speeds(path: str | os.PathLike[str] = "", *, source: str = "", confidence: str = "", problems: Sequence[Problem] = ()) -> Speeds:
     """How far predicted training speeds are off, on the same rows."""
     from memfit.truth.speed import speeds as compare
 
-    if problems := list(_unread(path, Rows(confidence=confidence, source=source))):
-        raise InputError(*problems)
+    if wrong := [*problems, *_unread(path, Rows(confidence=confidence, source=source))]:
+        raise InputError(*wrong)
     return compare(Path(path) if path else None, source=source, confidence=confidence)
 
 

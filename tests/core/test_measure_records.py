@@ -109,6 +109,28 @@ def test_no_folder_and_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixtur
 # -- events -------------------------------------------------------------------------------------------------------------------------------
 
 
+def test_flags_that_mean_nothing_about_records_are_all_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(record_of(good(), "r"), tmp_path / "r.json")
+    given = ("--speed", "--regret", "--peers", "--processes", "2", "--plot", "x.svg", "--source", "x", "--confidence", "high")
+    assert main(["accuracy", str(tmp_path), *given, "--by", "feeling"]) == 2
+    said = capsys.readouterr().err
+    assert [line.rpartition("@ ")[2] for line in said.splitlines() if line.startswith("error")] == [
+        "speed", "regret", "confidence", "source", "peers", "processes", "plot", "by",
+    ]  # fmt: skip
+    assert main(["accuracy", "--regret", "--worst", "3", "--limit", "2", "--by", "trace", "--confidence", "none"]) == 2
+    said = capsys.readouterr().err
+    assert [line.rpartition("@ ")[2] for line in said.splitlines() if line.startswith("error")] == ["worst", "limit", "by", "confidence"]
+
+
+def test_some_of_the_records_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in "abc":
+        write(record_of(good(case=name), "r"), tmp_path / f"{name}.json")
+    assert main(["accuracy", str(tmp_path), "--limit", "2", "--format", "markdown"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("2 records: 2 ok.")
+    assert "| formulas | NVIDIA A100-SXM4-80GB | allocated | 2 |" in said
+
+
 def tape(*sizes: int, op: str = "", step: int = 0, phase: Any = "forward") -> Tape:
     made = [Alloc(number, size, "temporaries", "", op) for number, size in enumerate(sizes)]
     return Tape(events=(Mark(phase, "", step), *made), source="measured")

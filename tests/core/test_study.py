@@ -15,6 +15,8 @@ from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import parse_cluster
+from memfit.measure.record import Case, write
+from memfit.measure.run import recorded
 from memfit.model.families import build
 from memfit.plan.study import Cell, Matrix, Panel, Study, Way, default, strategy, study
 from memfit.report import study as report
@@ -181,3 +183,26 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert picture.read_text().startswith("<svg")
     assert main(["study", str(config), "--heatmap", str(tmp_path / "no" / "map.svg")]) == 2
     assert main(["study", "--lengths", "32"]) == 2
+
+
+def test_own_records_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A record of one cell's job, and one of another length; a folder without records is told."""
+    model, matrix = (
+        "openai-community/gpt2",
+        matrix_of(["openai-community/gpt2"], {"gpus": "1xa100-sxm-80gb", "lengths": "64", "methods": "full"}),
+    )
+    (cell, *_) = study(matrix).panels[0].cells
+    for name, seq in (("same", 64), ("other", 128)):
+        job = matrix.job(cell.way, matrix.clusters[0], seq)
+        answer = {"result": "ok", "by": "cuda", "gpu": "NVIDIA A100-SXM4-80GB", "allocated": 2**30 * 7 // 5, "reserved": 2**31}
+        write(recorded(Case(model=model, config={}, job=job), answer, 2.0), tmp_path / f"{name}.json")
+    words = ["study", model, "--gpus", "1xa100-sxm-80gb", "--lengths", "64", "--methods", "full", "--no-measured"]
+    assert main([*words, "--records", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("GiB measured") == 2
+    assert "allocated 1.40 GiB measured" in said
+    assert "(own records)" in said
+    assert main(words) == 0
+    assert "GiB measured" not in capsys.readouterr().out
+    assert main([*words, "--records", str(tmp_path / "none")]) == 2
+    assert "records" in capsys.readouterr().err

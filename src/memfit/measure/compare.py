@@ -72,12 +72,12 @@ def beside(record: Record, folder: Path | None, by: str) -> Beside:
         return Beside(record=record, predicted=None, why=str(bad).splitlines()[0] if str(bad) else NOT_SAID)
 
 
-def of_folder(path: Path, by: str, told: Callable[[int, int, str], None]) -> list[Beside]:
-    """Every record there beside what is said of it."""
+def of_folder(path: Path, by: str, told: Callable[[int, int, str], None], limit: int = 0) -> list[Beside]:
+    """Every record there beside what is said of it, or the first of them."""
     found = records(path)
     if not found:
         raise InputError.one(f"there are no records in `{path}`", where="records", hint="`memfit measure --out FOLDER` writes them")
-    return list(each(found, path, by, told))
+    return list(each(dict(list(found.items())[: limit or None]), path, by, told))
 
 
 def each(found: dict[Path, Record], path: Path, by: str, told: Callable[[int, int, str], None]) -> Iterator[Beside]:

@@ -10,9 +10,11 @@ from typing import Any
 from memfit.measure.compare import Beside, Predicted
 from memfit.measure.record import Record
 from memfit.report.figures import gib
+from memfit.report.markdown import table as table_of
 from memfit.truth.statistics import Figures, figures
 
 SHOWN = 12  # kinds of allocations that one side alone has
+HEAD = ("predicted by", "on", "counter", "cases", "median", "p95", "worst", "under by > 1 %")
 COMPARED = ("allocated", "reserved")
 
 
@@ -96,7 +98,7 @@ def comparison(found: Sequence[Beside], worst: int = 0) -> str:
     """Records beside predictions: the figures, decisions, and event by event."""
     ends = Counter(one.record.result for one in found)
     lines = [f"{len(found)} records: " + ", ".join(f"{ends[name]} {name}" for name in ("ok", "oom", "timeout", "error") if ends[name]), ""]
-    lines.append(f"{'predicted by':<14}{'on':<28}{'counter':<11}{'cases':>6}{'median':>9}{'p95':>9}{'worst':>10}{'under by > 1 %':>16}")
+    lines.append("{:<14}{:<28}{:<11}{:>6}{:>9}{:>9}{:>10}{:>16}".format(*HEAD))
     for (by, where, name), known in sorted(grouped(found).items()):
         shares = f"{known.median:>9.3%}{known.p95:>9.3%}{known.worst:>+10.3%}{known.under:>16.1%}"
         lines.append(f"{by:<14}{where[:26]:<28}{name:<11}{known.cases:>6}{shares}")
@@ -120,6 +122,19 @@ def comparison(found: Sequence[Beside], worst: int = 0) -> str:
         ["", *(f"{one.error('allocated') or 0:>+9.3%}  {size(one.record.allocated):>12}  {one.record.case}" for one in far)] if far else []
     )
     return "\n".join(lines)
+
+
+def comparison_markdown(found: Sequence[Beside], worst: int = 0) -> str:
+    """The table of figures as Markdown, the rest as it is printed."""
+    head, _, rest = comparison(found, worst).partition("\n\n")
+    rows = [
+        (by, where, name, str(one.cases), f"{one.median:.3%}", f"{one.p95:.3%}", f"{one.worst:+.3%}", f"{one.under:.1%}")
+        for (by, where, name), one in sorted(grouped(found).items())
+    ]
+    _, _, rest = rest.partition("\n\n")
+    return "\n".join(
+        [f"{head}.", "", *table_of(HEAD, rows, frozenset(HEAD[:3])), *(["", "```", rest.strip(), "```"] if rest.strip() else [])]
+    )
 
 
 def comparison_data(found: Sequence[Beside]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from memfit.report.markdown import table
 from memfit.report.tables import columns
 from memfit.truth.regret import ALLOWED, FEWEST, Regret
 
+WIDE = 20  # letters of a name in a line of text
 HEAD = ("source", "model", "GPUs", "tokens", "ways", "choice", "best", "lost %")
 LEGEND = (
     f"A sweep: {FEWEST} runs or more of one source on one model, machine and length, that differ in speed. choice: what memfit calls quickest; best: what "
@@ -22,11 +23,16 @@ def rows(found: Sequence[Regret], short: bool = False) -> list[tuple[str, ...]]:
     """The dearest first."""
     return [
         (
-            one.source.rpartition("/")[2][:16] if short else one.source, one.model.partition(" (")[0].rpartition("/")[2][:16] if short else one.model,
-            f"{one.ranks}x{one.gpu}"[: 12 if short else None], str(one.seq), str(one.ways), one.choice, one.best, share(one.lost),
+            cut(one.source.rpartition("/")[2], WIDE) if short else one.source,
+            cut(one.model.partition(" (")[0].rpartition("/")[2], WIDE) if short else one.model,
+            f"{one.ranks}x{one.gpu}", str(one.seq), str(one.ways), one.choice, one.best, share(one.lost),
         )
         for one in sorted(found, key=lambda one: (-one.lost, one.source, one.model))
     ]  # fmt: skip
+
+
+def cut(name: str, room: int) -> str:
+    return name if len(name) <= room else name[: room - 1] + "…"
 
 
 def summary(found: Sequence[Regret]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from memfit.job import Job
 from memfit.plan.study import Cell, Panel, Study, Way
@@ -11,6 +12,7 @@ from memfit.strategy import Strategy
 from memfit.truth.case import METRICS, Case
 from memfit.truth.published import read
 
+Found: TypeAlias = "dict[tuple[str, str, int, int], list[tuple[Way, Beside]]]"
 COUNTERS = {"allocated": "allocated", "reserved": "reserved", "device": "device"}  # of METRICS, what a cell has a figure for
 FUSED = ("sdpa", "flash", "efficient", "cudnn", "flash-attn-2", "flash-attn-3")
 SAME = ("batch", "precision", "accumulate", "loss", "liger", "unsloth", "targets", "rank", "quant")  # options that decide
@@ -31,11 +33,15 @@ class Beside:
         return int(getattr(cell, COUNTERS[self.what]))
 
 
-def published(study: Study) -> dict[tuple[str, str, int, int], list[tuple[Way, Beside]]]:
-    """Only rows whose other options are those of the study count as the same job."""
+def published(study: Study) -> Found:
+    return beside(study, cases(read()))
+
+
+def beside(study: Study, measured: Iterable[Case]) -> Found:
+    """Only cases whose other options are those of the study count as the same job."""
     found: dict[tuple[str, str, int, int], list[tuple[Way, Beside]]] = {}
     known = {(panel.model, panel.cluster.gpu.id, panel.cluster.gpus, panel.seq): panel for panel in study.panels}
-    for case in cases(read()):
+    for case in measured:
         place = (case.model, "" if case.gpu is None else case.gpu.id, case.strategy.ranks, case.job.seq)
         panel = known.get(place)
         way = None if panel is None else way_of(case.job, case.strategy, panel)
@@ -78,4 +84,4 @@ def layout_of(strategy: Strategy) -> str | None:
     return None
 
 
-__all__ = ["Beside", "published"]
+__all__ = ["Beside", "Found", "beside", "published"]
