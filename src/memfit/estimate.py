@@ -24,10 +24,11 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
-from memfit.simulate.pace import generation_time, step_time, untold
+from memfit.simulate.pace import generation_time, kernels, step_time, untold
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
+from memfit.simulate.working import Alike
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
@@ -120,8 +121,20 @@ class Estimate:
         """How long it takes, where tokens are generated; None as `time` is."""
         if self.cluster is None or self.script or self.job.training or self.source != "formula":
             return None
-        tape = self.memory.tape if self.memory.tape.repeats else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
-        return generation_time(tape, self.cluster, self.job, self.strategy)
+        return generation_time(self._short, self.cluster, self.job, self.strategy)
+
+    @cached_property
+    def kernels(self) -> tuple[Alike, ...]:
+        """The working of `time` on this rank, or of `generation`; empty where neither is told."""
+        if self.cluster is None or (self.time is None and self.generation is None):
+            return ()
+        return kernels(self._short, self.cluster, self.job, self.strategy)
+
+    @property
+    def _short(self) -> Tape:
+        """This rank's tape, one layer for many."""
+        tape = self.memory.tape
+        return tape if tape.repeats or self.cluster is None else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
 
     @property
     def untimed(self) -> str:

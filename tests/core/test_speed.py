@@ -112,10 +112,10 @@ def test_the_record_stays_within_its_bounds(record: Speeds):
     """Not one constant is fitted to these runs."""
     fms, training, generation = "foundation-model-stack/fms-acceleration", record.only(training=True), record.only(training=False)
     assert len(training.sources()[fms]) >= 150
-    assert training.figures(fms).median <= 0.05
+    assert training.figures(fms).median <= 0.06
     assert training.order(fms) >= 0.9
     assert training.figures("pytorch/torchtune").median <= 0.04
-    assert training.figures("mosaicml/llm-foundry").median <= 0.055
+    assert training.figures("mosaicml/llm-foundry").median <= 0.045
     assert training.order("mosaicml/llm-foundry") >= 0.85
     assert training.figures("MooreThreads/SimuMax").median <= 0.35
     assert training.figures().median <= 0.14

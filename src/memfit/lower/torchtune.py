@@ -141,7 +141,7 @@ def back_flex(r: Recorder, node: Node, g: Tensor) -> Grads:
     q, k, v, *_ = node.saved
     delta = r.tensor(q.shape[:3], FP32, "flex_attention")
     grads = [r.like(one, "flex_attention") for one in (q, k, v)]
-    r.compute("flex_attention", node.extra * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute("flex_attention_backward", node.extra * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del delta
     return grads
 

@@ -114,6 +114,21 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("workings[].figures", "string", "the formula, in numbers"),
     ("workings[].each", "integer", "bytes of one"),
     ("workings[].total", "integer", "bytes of all"),
+    (
+        "kernels",
+        "[]object",
+        "with `--explain`: kernels and calls of `time` on this rank (of `generation`: the prompt's pass, the last token's), the longest first",
+    ),
+    ("kernels[].part", "string", "one of `time.parts`, or `beside`: on other streams, behind kernels as far as those are long enough"),
+    ("kernels[].phase", "string", "forward, backward, step, prefill or decode"),
+    ("kernels[].where", "string", "path of the module, a star for the number of the layer"),
+    ("kernels[].op", "string", "the operation"),
+    ("kernels[].math", "string", "the kind of arithmetic, or nothing"),
+    ("kernels[].flops", "integer", "that one computes"),
+    ("kernels[].moved", "integer", "bytes that one reads and writes, or that a call carries"),
+    ("kernels[].seconds", "number", "of one"),
+    ("kernels[].ranks", "integer", "that a call is among; 0: none"),
+    ("kernels[].times", "integer", "how often it runs in the step"),
 )
 
 
@@ -161,6 +176,7 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
         answer["out_of_memory"] = {**(moment(estimate.failure.at) or {}), "asked": estimate.failure.asked, "left": estimate.failure.left}
     if explain:
         answer["workings"] = [dataclasses.asdict(one) for one in workings(estimate)]
+        answer["kernels"] = [one._asdict() for one in estimate.kernels]
     return answer
 
 

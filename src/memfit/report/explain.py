@@ -10,6 +10,7 @@ from math import prod
 from memfit.estimate import Estimate, middle
 from memfit.model.modules import MLP, Attention, Model, MoE
 from memfit.report.figures import gib, with_unit
+from memfit.report.timing import timing
 from memfit.simulate.memory import Group
 
 LEGEND = {
@@ -76,7 +77,7 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
         ]
     lines += ["", f"band  {gib(estimate.band.low)} to {gib(estimate.band.high)} GiB", f"  {estimate.band.origin}"]
     known = [f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in used]
-    return "\n".join(folded for line in [*lines, "", *known] for folded in fold(line, width))
+    return "\n".join(folded for line in [*lines, "", *known, *timing(estimate)] for folded in fold(line, width))
 
 
 def fold(line: str, width: int) -> list[str]:

@@ -85,7 +85,7 @@ def passes(tape: Tape, fresh: Callable[[], Meter]) -> Iterator[tuple[str, int, M
             if type(event) is Alloc:
                 now[2].block(event, times)
             elif type(event) is Compute:
-                now[2].compute(event, times, backward=False)
+                now[2].compute(event, times)
             elif type(event) is Comm:
                 now[2].call(event, times)
     if now is not None:

@@ -16,6 +16,7 @@ from memfit.simulate.bubbles import pipelined, standing
 from memfit.simulate.generating import Generation, generation
 from memfit.simulate.memory import Memory
 from memfit.simulate.time import UNMEASURED, Calls, Duration, Spread, duration
+from memfit.simulate.working import Alike, step_kernels, token_kernels
 from memfit.strategy import Strategy
 from memfit.tape import Comm, Compute, Tape
 from memfit.techniques.pp import DEFERRED, micro_batches
@@ -36,7 +37,7 @@ def step_time(
     if known is None or on_disk(strategy) or (pp is not None and pp.schedule in DEFERRED):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
-    many = 0 if pp is None or pp.size == 1 else micro_batches(pp, job)
+    many = micros(strategy, job)
     timed = partial(
         duration, rates=known, job=dataclasses.replace(job, accumulate=many) if many else job,
         trained=stepped(memory, job, strategy, trainable, dtype), calls=calls(cluster, strategy),
@@ -48,6 +49,23 @@ def step_time(
     found = {stage: timed(tape, turns=standing(pp, stage, many, whole=job.hugging)) for stage, tape in dict(tapes).items()}
     stages = [one for stage, _ in tapes if (one := found[stage]) is not None]
     return pipelined(stages, pp, many) if len(stages) == pp.size else None
+
+
+def micros(strategy: Strategy, job: Job) -> int:
+    """Micro-batches of a pipeline's step; 0 without one."""
+    pp = strategy.pp
+    return 0 if pp is None or pp.size == 1 else micro_batches(pp, job)
+
+
+def kernels(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> tuple[Alike, ...]:
+    """The working of the time that this rank's tape takes."""
+    known, pp, many = rates(cluster.gpu), strategy.pp, micros(strategy, job)
+    if known is None:
+        return ()
+    if not job.training:
+        return token_kernels(tape, known, job, calls(cluster, strategy))
+    turns = 0.0 if pp is None or not many else standing(pp, strategy.rank * pp.size // strategy.ranks, many, whole=job.hugging)
+    return step_kernels(tape, known, job, calls(cluster, strategy), turns=turns)
 
 
 def generation_time(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> Generation | None:
@@ -104,4 +122,4 @@ def calls(cluster: Cluster, strategy: Strategy) -> Calls:
     return call
 
 
-__all__ = ["calls", "generation_time", "step_time", "untold"]
+__all__ = ["calls", "kernels", "generation_time", "step_time", "untold"]

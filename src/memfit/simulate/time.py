@@ -8,19 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.away import Away
 from memfit.simulate.costs import heads, moved
-from memfit.tape import Alloc, Comm, Compute, Mark, Phase, Tape
+from memfit.tape import Alloc, Comm, Compute, Event, Mark, Phase, Tape
 
 PASSES = ("forward", "backward")
 # Products of weights that lie in fp8 blocks are Triton kernels of transformers' own, launched from Python (integrations/finegrained_fp8.py): published
 # runs of small batches took 2 to 50 times as long as such weights take to be read, and nobody's table has the kernels.
 UNMEASURED = frozenset({"fp8"})
 Calls = Callable[[Comm], float | None]  # seconds of a collective; None: not known
+BESIDE = "beside"  # what runs on other streams; what does not fit behind kernels is a part's
+GRADIENTS = "_backward"  # ends the names of the kernels of attention's gradients
 BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
 
@@ -59,6 +62,16 @@ class Duration:
         return self.flops / self.seconds / self.peak
 
 
+class Priced(NamedTuple):
+    """A kernel or call of a `kind` of `Duration.parts`, or beside kernels: what it moves, how long one takes, and how often it is run."""
+
+    kind: str
+    event: Event
+    moved: float
+    seconds: float
+    times: float
+
+
 @dataclass
 class Meter:
     """Adds up one phase. `told`: ops whose kernels write a Compute."""
@@ -76,10 +89,17 @@ class Meter:
     unknown: bool = False  # a collective's links are, or how fast a product is
     before: int = 0  # the block made last
     made: Alloc | None = None  # and the largest one of attention since its last kernel
+    listing: list[Priced] | None = None  # every kernel and call, where the working is asked for
 
-    def add(self, kind: str, seconds: float, times: float) -> None:
+    def add(self, kind: str, seconds: float, times: float, event: Event, moved: float) -> None:
         self.parts[kind] = self.parts.get(kind, 0.0) + seconds * times
         self.kernels += round(times)
+        if self.listing is not None:
+            self.listing.append(Priced(kind, event, moved, seconds, times))
+
+    def wait(self, kind: str, seconds: float) -> None:
+        self.parts[kind] = self.parts.get(kind, 0.0) + seconds
+        self.kernels += 1
 
     def block(self, event: Alloc, times: float) -> None:
         if event.op == "partial_sums":  # 128 times as large as what is put by in it
@@ -90,25 +110,26 @@ class Meter:
         elif event.op == "to_device":
             self.copied += round(event.size * times)
         elif bytes := moved(event, self.before):
-            self.add("memory", self.rates.moved(bytes), times)
+            self.add("memory", self.rates.moved(bytes), times, event, bytes)
         self.before = event.size
 
-    def compute(self, event: Compute, times: float, *, backward: bool) -> None:
+    def compute(self, event: Compute, times: float) -> None:
         self.math[event.math] = self.math.get(event.math, 0.0) + event.flops * times
         if "attention" in event.op and self.made is not None:
+            name, backward = event.op.removesuffix(GRADIENTS), event.op.endswith(GRADIENTS)  # a recomputation stands in the backward, too
             width, values = heads(self.made)
             length = event.flops / (5 if backward else 2) / values
-            kernel, shape = self.attention or KERNELS.get(event.op, NEWEST), (width, round(length))
+            kernel, shape = self.attention or KERNELS.get(name, NEWEST), (width, round(length))
             seconds = self.rates.attended(kernel, event.flops, event.bytes, event.math, shape, backward=backward)
-            self.add("attention", seconds, times)
+            self.add("attention", seconds, times, event, event.bytes)
             self.made = None
         elif event.math in UNMEASURED:
             self.unknown = True
         elif event.flops:
             self.products += event.flops * times
-            self.add("matmul", self.rates.product(event.flops, event.bytes, event.math), times)
+            self.add("matmul", self.rates.product(event.flops, event.bytes, event.math), times, event, event.bytes)
         else:
-            self.add("memory", self.rates.moved(event.bytes), times)
+            self.add("memory", self.rates.moved(event.bytes), times, event, event.bytes)
 
     def call(self, event: Comm, times: float) -> None:
         if event.group == "host":
@@ -119,8 +140,10 @@ class Meter:
             self.unknown = True
         elif event.stream:
             self.beside += seconds * times
+            if self.listing is not None:
+                self.listing.append(Priced(BESIDE, event, event.size, seconds, times))
         else:
-            self.add("communication", seconds, times)
+            self.add("communication", seconds, times, event, event.size)
 
     def finish(self) -> float:
         """Kernels are slower while a collective runs beside them, for it takes processors; what does not fit behind them is waited for.
@@ -130,9 +153,9 @@ class Meter:
         copies = self.copied / self.rates.host if self.copied and self.rates.host else 0.0
         late = max(0.0, copies - kernels - waited)
         if waited:
-            self.add("communication", waited, 1)
+            self.wait("communication", waited)
         if late:
-            self.add("host", late, 1)
+            self.wait("host", late)
         return self.beside - waited + copies - late
 
     @property
@@ -178,10 +201,7 @@ def duration(
     micro, stepping = walk(tape, step, lambda: Meter(rates, told, calls, KERNELS.get(job.attention)))
     if not micro:
         return None
-    # Of an accumulation the tape has the first micro-batch and the last, behind which gradients are summed up; those between are like the first.
-    times = [float(job.accumulate)] if len(micro) == 1 else [job.accumulate - len(micro) + 1.0] + [1.0] * (len(micro) - 1)
-    if turns:
-        times = [turns] * len(micro)
+    times = each(job, len(micro), turns)
     passes = [(often, meter) for often, phases in zip(times, micro, strict=True) for meter in phases.values()]
     if any(meter.unknown or (meter.copied and rates.host is None) for _, meter in (*passes, (1, stepping))):
         return None
@@ -190,9 +210,9 @@ def duration(
             return None
         for phases in micro:
             phases["backward"].copied += host.gradients
-        stepping.add("host", host.seconds + host.weights / rates.host, 1)
+        stepping.wait("host", host.seconds + host.weights / rates.host)
     elif trained:
-        stepping.add("optimizer", rates.moved(OPTIMIZERS[job.optimizer].moved * trained), 1)
+        stepping.wait("optimizer", rates.moved(OPTIMIZERS[job.optimizer].moved * trained))
     hidden = sum(often * meter.finish() for often, meter in passes) + stepping.finish()
     late = sum(often * waiting(phases, rates.eager * TRAINED) for often, phases in zip(times, micro, strict=True))
     parts: dict[str, float] = {"launch": late} if late else {}
@@ -215,6 +235,14 @@ def duration(
         measured=rates.measured,
         origin=rates.origin,
     )
+
+
+def each(job: Job, written: int, turns: float) -> list[float]:
+    """How often each micro-batch on the tape is run: of an accumulation it has the first and the last, behind which gradients are summed up; those
+    between are like the first."""
+    if turns:
+        return [turns] * written
+    return [float(job.accumulate)] if written == 1 else [job.accumulate - written + 1.0] + [1.0] * (written - 1)
 
 
 def spared(job: Job, spread: Spread) -> float:
@@ -246,7 +274,7 @@ def walk(tape: Tape, step: int, fresh: Callable[[], Meter]) -> tuple[list[dict[s
             if type(event) is Alloc:
                 meter.block(event, times)
             elif type(event) is Compute:
-                meter.compute(event, times, backward=phase == "backward")
+                meter.compute(event, times)
             elif type(event) is Comm:
                 meter.call(event, times)
     return micro, stepping

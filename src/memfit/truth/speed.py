@@ -14,6 +14,7 @@ from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.modules import Model
+from memfit.simulate.time import GRADIENTS
 from memfit.strategy import Strategy
 from memfit.tape import Alloc, Compute, Event, Tape
 from memfit.truth.answers import NODE
@@ -161,7 +162,9 @@ def predict(case: Case) -> float:
         return dataclasses.replace(tape, events=tuple(map(attending, tape.events)))
 
     def attending(event: Event) -> Event:
-        return event._replace(op=case.attention) if isinstance(event, (Alloc, Compute)) and event.op.endswith("attention") else event
+        if not isinstance(event, (Alloc, Compute)) or not event.op.removesuffix(GRADIENTS).endswith("attention"):
+            return event
+        return event._replace(op=case.attention + (GRADIENTS if event.op.endswith(GRADIENTS) else ""))
 
     found = estimate(model, case.job, cluster, case.strategy, producer=ran if case.attention else None, precise=False)
     time = found.time if case.job.training else found.generation

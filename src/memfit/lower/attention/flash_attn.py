@@ -109,7 +109,7 @@ def back_2(r: Recorder, node: Node, g: Tensor) -> Grads:
     batch, heads, groups, queries, keys, width = sizes
     held = kernels.flash_attn_2_backward(batch, heads, groups, queries, keys, width, q.format.block_bytes, real)
     scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
-    r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute("flash_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del scratch, wide
     return grads
 
@@ -135,6 +135,6 @@ def back_3(r: Recorder, node: Node, g: Tensor) -> Grads:
     sizes, flops, real, hopper = node.extra
     grads = [r.like(one, "flash_attention") for one in (q, k, v)]
     scratch = [r.scratch(size, "flash_attention") for size in kernels.flash_attn_3_backward(*sizes, real=real, hopper=hopper)]
-    r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute("flash_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del scratch
     return grads

@@ -165,7 +165,7 @@ def back_ring(r: Recorder, node: Node, g: Tensor) -> Grads:
     last = r.tensor(q.shape, q.format, "to")
     del query
     both = r.tensor((2 * k.count,), k.format, "to")
-    r.compute("flash_attention", flops * place.size * 5 // 2, 2 * (q.count + k.count) * q.format.block_bytes, q.format.math)
+    r.compute("flash_attention_backward", flops * place.size * 5 // 2, 2 * (q.count + k.count) * q.format.block_bytes, q.format.math)
     del leaving, going, own, sent, coming, keys, summed
     return last, both.view(*k.shape), both.view(*v.shape)
 

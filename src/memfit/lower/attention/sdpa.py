@@ -138,7 +138,7 @@ def back_flash(r: Recorder, node: Node, g: Tensor) -> Grads:
     held = kernels.flash_backward(batch, heads, groups, queries, keys, head, element=q.format.block_bytes)
     grads = [r.like(one, "flash_attention") for one in (q, k, v)]
     scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
-    r.compute("flash_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute("flash_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del scratch, copies
     return grads
 
@@ -188,7 +188,7 @@ def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
     batch, heads, queries, keys, head, value_head = sizes
     size = kernels.efficient_backward(batch, heads, queries, keys, head, value_head, q.format.block_bytes, capability)
     held = r.scratch(size, "efficient_attention")
-    r.compute("efficient_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute("efficient_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del held
     return grads
 
@@ -227,7 +227,7 @@ def back_cudnn(r: Recorder, node: Node, g: Tensor) -> Grads:
     copy = r.like(out, "contiguous") if views.lying(g) != views.lying(out) else None
     grads = [r.like(one, "cudnn_attention") for one in (q, k, v)]
     held = r.scratch(kernels.cudnn_backward(*sizes), "cudnn_attention")
-    r.compute("cudnn_attention", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute("cudnn_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
     del held, copy
     return grads
 
