@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
 from memfit.strategy import strategy_from
-from memfit.words import Planning, ask_from, cluster_of, gather, job_file, job_of, model_of, options, read_into
+from memfit.words import Planning, ask_from, cluster_of, gather, job_file, job_of, model_of, options, producer_of, read_into
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
     from memfit.model.modules import Model
-    from memfit.plan.planning import Plan, Progress
+    from memfit.plan.planning import Checked, Plan, Progress, Row
     from memfit.plan.space import Work
     from memfit.strategy import Strategy
+    from memfit.tape import Tape
 
 STEP = 64  # sequences of a step, where nobody says
 WITHOUT = ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_gpu", "cheapest_precision", "advise", "by", "accumulate", "memory")
@@ -30,7 +31,7 @@ NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
 def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, progress: Progress | None = None, **given: Any) -> Plan:
     """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of `estimate`: of the job's own, those that
     are not named are tried with several values, and what is named may be several, with commas, or `any`."""
-    from memfit.plan.planning import none_at_all
+    from memfit.plan.planning import judged, none_at_all
     from memfit.plan.planning import plan as solve
 
     problems: list[Problem] = []
@@ -55,7 +56,62 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
     if built is None or cluster is None:
         raise InputError.one("a plan needs a GPU", where="gpu", hint="name them like `--gpus 8xh100-sxm`")
     work = work_of(built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster)
-    return (none_at_all if NO_GPUS.fullmatch(ask.gpu) else solve)(work, cluster, wish_of(wanted, job, progress))
+    if wanted.verify:
+        producer_of("trace")
+    if wanted.measure:
+        measurable(cluster)
+    found = (none_at_all if NO_GPUS.fullmatch(ask.gpu) else solve)(work, cluster, wish_of(wanted, job, progress))
+    found = judged(found, wanted.verify, traced) if wanted.verify else found
+    return judged(found, wanted.measure, measured) if wanted.measure else found
+
+
+def traced(row: Row) -> Checked:
+    """What the real code allocates on this row's rank, run in a process of its own."""
+    from memfit.estimate import estimate
+    from memfit.plan.planning import Checked
+    from memfit.trace.launch import launch, request_of
+
+    def producer(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
+        return launch(request_of(model, job, strategy, None if cluster is None else cluster.gpu), offline=True).tape
+
+    one = row.estimate
+    try:
+        said = estimate(one.model, one.job, one.cluster, one.strategy, producer=producer)
+    except InputError as bad:
+        return Checked(by="trace", why=bad.problems[0].message)
+    return Checked(by="trace", device=said.device, fits=said.verdict == "fits")
+
+
+def measurable(cluster: Cluster) -> None:
+    """Refused before anything is planned: another GPU than the one here cannot be measured."""
+    from memfit.hardware import auto_gpu
+    from memfit.measure.run import device_here
+
+    hint = "`--verify` asks the trace, which needs no GPU"
+    if device_here() != "cuda":
+        raise InputError.one("there is no GPU here to measure on", where="measure", hint=hint)
+    if (here := auto_gpu()).id != cluster.gpu.id:
+        raise InputError.one(f"the GPU here is {here.name}, and the plan is for {cluster.gpu.name}", where="measure", hint=hint)
+
+
+def measured(row: Row) -> Checked:
+    """What a few real steps hold and take."""
+    from memfit.measure.record import Case
+    from memfit.measure.run import measure
+    from memfit.plan.planning import Checked
+    from memfit.report.plan import uses
+
+    one = row.estimate
+    case = Case(model=one.model.name, config=dict(one.model.config), job=one.job, use=tuple(uses(one.strategy)), rank=one.strategy.rank)
+    try:
+        record = measure(case)
+    except InputError as bad:
+        return Checked(by="measured", why=bad.problems[0].message)
+    if record.result != "ok":
+        return Checked(by="measured", fits=record.result != "oom", why=record.error or record.result)
+    steps = record.step_seconds[1:] or record.step_seconds
+    seconds = sum(steps) / len(steps) if steps else None
+    return Checked(by="measured", device=None if record.reserved is None else record.reserved + one.outside, seconds=seconds)
 
 
 def gpus_of(text: str, network: str) -> Cluster | None:

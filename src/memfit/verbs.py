@@ -141,14 +141,9 @@ def trace(
     notes: list[Problem] = []
 
     def producer(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
-        request = {
-            "kind": "model",
-            "config": dict(model.config),
-            "job": dataclasses.asdict(job),
-            "strategy": dataclasses.asdict(strategy),
-            "options": {},
-        }
-        found = launched(request, cluster, run, asked.ask.offline, progress)
+        from memfit.trace.launch import request_of
+
+        found = launched(request_of(model, job, strategy, None), cluster, run, asked.ask.offline, progress)
         notes.extend(found.notes)
         return found.tape
 

@@ -118,6 +118,13 @@ class Planning:
     policy: str = option("fastest", "by what is chosen", group="plan")
     top: int = option(3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan")
     offload: bool = option(True, "strategies that keep something on the host may be chosen", group="plan")
+    verify: int = option(
+        0, "of so many rows the trace says, too, what they hold (`memfit[trace]`); where it does not fit, the row goes", low=0, high=100,
+        group="plan",
+    )  # fmt: skip
+    measure: int = option(
+        0, "so many rows are run for a few steps on the GPU of this machine (`memfit[measure]`)", low=0, high=100, group="plan"
+    )
     write: str = option("", "a job file for the first row, which `memfit estimate FILE` answers the same", group="plan")
 
 

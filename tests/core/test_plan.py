@@ -16,7 +16,7 @@ from memfit.hardware import find_gpu, find_link, parse_cluster
 from memfit.hardware.prices import price, priced
 from memfit.job import Job
 from memfit.plan.bounds import Bounds, alike, closest
-from memfit.plan.planning import Wish, plan
+from memfit.plan.planning import Checked, Wish, judged, plan
 from memfit.plan.search import Kind, Node, Search
 from memfit.plan.space import AXES, Space, Work, label, turned
 from memfit.report.plan import data, job_file, markdown, text
@@ -356,3 +356,22 @@ def test_what_is_written_is_narrow_and_the_same_each_time():
     assert known["rows"][0]["estimate"]["verdict"] == "fits"
     assert json.loads(json.dumps(known)) == known
     assert markdown(first).count("|") > 10
+
+
+def test_what_another_judge_does_not_let_pass_is_no_row():
+    found = ask("gpt2", gpu="2xl4", **{**QUICK, "method": "full"})
+    assert len(found.rows) > 1
+    first = found.rows[0]
+
+    def judge(row):
+        return Checked(by="judge", device=row.estimate.device, fits=row is not first, why="out of memory")
+
+    left = judged(found, 2, judge)
+    assert [row.kind for row in left.rows] == [row.kind for row in found.rows[1:]]
+    assert [len(row.checked) for row in left.rows][:2] == [1, 0]
+    assert "judge: it does not fit, out of memory" in text(left)
+    assert f"judge: {left.rows[0].estimate.device / 2**30:.2f} GiB (the formulas are +0.00 % off)" in text(left)
+    assert data(left)["rows"][0]["checked"][0]["device"] == left.rows[0].estimate.device
+    none = judged(replace(found, rows=found.rows[:1]), 1, judge)
+    assert not none.fits
+    assert none.reason.startswith("nothing that the formulas chose fits")

@@ -20,6 +20,17 @@ MOST_GPUS = 4096  # on which a plan that fits is sought where there is none
 
 
 @dataclass(frozen=True, kw_only=True)
+class Checked:
+    """What another judge says of a row: the bytes that it holds of the GPU, the seconds of a step where it ran, or why it says nothing."""
+
+    by: str
+    device: int | None = None
+    seconds: float | None = None
+    fits: bool = True
+    why: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """A way to do it: the best of its kind."""
 
@@ -27,6 +38,7 @@ class Row:
     estimate: Estimate
     cost: Cost | None
     gives_up: tuple[str, ...]
+    checked: tuple[Checked, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +135,19 @@ def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     return found if wish.budget is None or not found.rows else afforded(found, wish.budget)
 
 
+def judged(found: Plan, count: int, judge: Callable[[Row], Checked]) -> Plan:
+    """With what a judge says of the first rows; what it says does not fit is not among them any more."""
+    rows = [replace(row, checked=(*row.checked, judge(row))) for row in found.rows[:count]]
+    out = [
+        Dropped(layout=row.kind.layout, method=row.kind.method, refused=f"{told.by}: it does not fit{f', {told.why}' if told.why else ''}")
+        for row in rows
+        if not (told := row.checked[-1]).fits
+    ]
+    left = (*(row for row in rows if row.checked[-1].fits), *found.rows[count:])
+    reason = found.reason if left or not rows else f"nothing that the formulas chose fits: {out[0].refused}"
+    return replace(found, rows=left, dropped=(*out, *found.dropped), reason=reason)
+
+
 def in_time(found: Plan, hours: float) -> Plan:
     """The rows that are done by then; where none is, the quickest is the nearest."""
     known = [row for row in found.rows if row.cost is not None]
@@ -199,4 +224,4 @@ def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
     return None
 
 
-__all__ = ["Dropped", "Plan", "Row", "Wish", "none_at_all", "plan"]
+__all__ = ["Checked", "Dropped", "Plan", "Row", "Wish", "judged", "none_at_all", "plan"]

@@ -10,7 +10,7 @@ from typing import Any
 
 from memfit.estimate import Estimate
 from memfit.job import Job
-from memfit.plan.planning import Dropped, Plan, Row
+from memfit.plan.planning import Checked, Dropped, Plan, Row
 from memfit.plan.space import AXES
 from memfit.report import markdown as md
 from memfit.report.codec import to_dict
@@ -94,8 +94,18 @@ def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
     one = row.estimate
     yield from wrapped(f"{number}  {flags(one, plan.work.job)}", width, "   ")
     yield from wrapped(f"   {binds(one)}", width, "   ")
+    for told in row.checked:
+        yield from wrapped(f"   {judgement(told, one)}", width, "   ")
     if row.gives_up:
         yield from wrapped(f"   gives up: {'; '.join(row.gives_up)}", width, "   ")
+
+
+def judgement(told: Checked, one: Estimate) -> str:
+    """What another judge says beside the formulas."""
+    if told.device is None:
+        return f"{told.by}: {told.why or 'nothing'}"
+    took = "" if told.seconds is None else f", {told.seconds:.3g} s a step"
+    return f"{told.by}: {gib(told.device)} GiB{took} (the formulas are {100 * (one.device / told.device - 1):+.2f} % off)"
 
 
 def binds(one: Estimate) -> str:
@@ -211,6 +221,7 @@ def row_data(row: Row) -> dict[str, Any]:
         "use": [*uses(row.estimate.strategy)],
         "gives_up": list(row.gives_up),
         "cost": None if row.cost is None else dataclasses.asdict(row.cost),
+        "checked": [dataclasses.asdict(told) for told in row.checked],
         "estimate": to_dict(row.estimate),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -17,6 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError, Problem
+from memfit.hardware import GPU
+from memfit.job import Job
+from memfit.model.modules import Model
+from memfit.strategy import Strategy
 from memfit.tape import Tape
 from memfit.trace import lines, wire
 
@@ -47,6 +52,13 @@ class Answer:
     tape: Tape
     notes: tuple[Problem, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def request_of(model: Model, job: Job, strategy: Strategy, gpu: GPU | None) -> dict[str, Any]:
+    """What a trace of a model is asked."""
+    device = {} if gpu is None else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
+    parts = {"job": dataclasses.asdict(job), "strategy": dataclasses.asdict(strategy), "options": {}, "gpu": device}
+    return {"kind": "model", "config": dict(model.config), **parts}
 
 
 def launch(
@@ -203,4 +215,4 @@ def end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-__all__ = ["Answer", "Progress", "launch"]
+__all__ = ["Answer", "Progress", "launch", "request_of"]
