@@ -92,6 +92,10 @@ PACKED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("fsdp1", "mistral", "fsdp=8,version=1", QLORA_AS_IT_IS | AUTO16 | OLD),
     ("fsdp1", "qwen2", "fsdp=4,version=1,backward-prefetch=pre", QLORA_AS_IT_IS | FULL),
     ("fsdp1", "llama", "fsdp=2,version=1,adapters=layer", QLORA_AS_IT_IS | FULL | {"adapter_dtype": "base"}),
+    ("fsdp1", "llama", "fsdp=4,version=1,offload,reshard=no", FULL | {"evaluate": True}), ("fsdp1", "qwen2", "fsdp=4,version=1,offload", AUTO | FULL),
+    ("fsdp1", "mistral", "fsdp=2,version=1,offload,backward-prefetch=pre", FULL | {"method": "lora"}),
+    ("fsdp1", "llama", "fsdp=2,version=1,offload", QLORA_AS_IT_IS | OLD | AUTO16), ("fsdp1", "llama", "fsdp=3,version=1,offload,orig-params=no", FULL),
+    ("fsdp1", "llama", "fsdp=2,version=1,offload ddp=2", {"clip": 1.0}), ("fsdp1", "llama", "fsdp=2,version=1,offload,reshard=no", TWICE),
     ("pp", "qwen2", "pp=2,schedule=interleaved,virtual=2 fsdp=2,offload", FULL), ("pp", "llama", "pp=2 fsdp=2", QLORA | FULL),
     ("tp", "qwen2", "tp=2 fsdp=2,offload", FULL), ("cp", "llama", "cp=2 fsdp=2,offload", {}),
 )  # fmt: skip

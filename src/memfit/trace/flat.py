@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from memfit.strategy import FSDP
 from memfit.trace import cuda
+from memfit.trace.sides import Offloaded
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}  # of a policy; "" leaves them as they are
 
 
 def wrapped(model: Any, fsdp: FSDP, groups: Any, layers: Any) -> Any:
     """What accelerate hands to torch (accelerate 1.15 accelerator.py prepare_model). The model is on the meta device, and stays there."""
-    from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+    from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
     when = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
@@ -36,7 +37,7 @@ def wrapped(model: Any, fsdp: FSDP, groups: Any, layers: Any) -> Any:
         model, process_group=groups, sharding_strategy=strategies[fsdp.reshard, hybrid] if fsdp.shard else ShardingStrategy.NO_SHARD,
         auto_wrap_policy=policy, mixed_precision=mixed, backward_prefetch=when.get(fsdp.backward_prefetch),
         forward_prefetch=fsdp.forward_prefetch, use_orig_params=fsdp.orig_params, param_init_fn=lambda module: None,
-        ignored_modules=ignored,
+        ignored_modules=ignored, cpu_offload=CPUOffload(offload_params=fsdp.offload),
     )  # fmt: skip
 
 
@@ -72,4 +73,22 @@ def answers() -> list[tuple[Any, str, Any]]:
     ]  # fmt: skip
 
 
-__all__ = ["answers", "widened", "wrapped"]
+def hosted(recorder: Offloaded) -> list[tuple[Any, str, Any]]:
+    """FSDP1's flat parameters are moved to the host, where they and their gradients are page-locked."""
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    true_to = FlatParamHandle.flat_param_to
+
+    def moved(self: Any, device: Any, **given: Any) -> None:
+        if torch.device(device).type == "cpu":
+            recorder.apart(self.flat_param)
+        else:
+            true_to(self, device, **given)
+
+    return [
+        (FlatParamHandle, "flat_param_to", moved),
+        (torch.Tensor, "pin_memory", lambda self, *_: self),
+    ]
+
+
+__all__ = ["answers", "hosted", "widened", "wrapped"]

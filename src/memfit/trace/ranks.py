@@ -21,6 +21,7 @@ from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
 from memfit.trace import collectives, cuda, flat, stages, streams
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
+from memfit.trace.sides import Offloaded
 
 SERVED = ("ddp", "fsdp", "tp", "cp", "pp")
 ALONE = threading.Lock()  # a process has one default group
@@ -38,8 +39,6 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     if strategy.fsdp is not None and (job.quantization == "int8" or (job.quantization != "none" and not strategy.fsdp.packed)):
         hint = "nf4 whose `bnb_4bit_quant_storage` is a float can be sharded"
         yield Problem(message="the trace cannot shard weights that are stored as bytes", where="job.quant", hint=hint)
-    if strategy.fsdp is not None and strategy.fsdp.offload and strategy.fsdp.version == 1:
-        yield Problem(message="the trace has no host for FSDP1 to offload to", where="use fsdp.offload", hint="FSDP2 has one")
     if strategy.cp is not None:
         yield from of_sequences(job, strategy)
     if strategy.pp is not None:
@@ -138,7 +137,7 @@ def followed(recorder: Recorder, mesh: Any) -> Iterator[None]:
     recorder.origin = origin
     for name in mesh.mesh_dim_names:
         recorder.groups[mesh.get_group(name).group_name] = name
-    with streams.followed(recorder), cuda.patched([*storages(recorder), *aside(), *stages.settled(recorder)]):
+    with streams.followed(recorder), cuda.patched([*storages(recorder), *aside(recorder), *stages.settled(recorder)]):
         yield
 
 
@@ -163,7 +162,7 @@ def storages(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     return [(torch.UntypedStorage, "resize_", resize), *([] if mixin is None else [(mixin, "allocate", bytes_of)])]
 
 
-def aside() -> list[tuple[Any, str, Any]]:
+def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     """DTensor asks what an operator returns by running it on tensors of its own: no allocation of the program's."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
@@ -191,6 +190,8 @@ def aside() -> list[tuple[Any, str, Any]]:
 
     found.append((AsyncCollectiveTensor, "__new__", staticmethod(new)))
     found += flat.answers()
+    if isinstance(recorder, Offloaded):
+        found += flat.hosted(recorder)
     true_empty = torch.empty
 
     def empty(*size: Any, **given: Any) -> torch.Tensor:

@@ -163,14 +163,18 @@ class Sides(Recorder):
 
 
 class Offloaded(Sides):
-    """FSDP2's shards never are on the GPU."""
+    """FSDP's shards never are on the GPU; what unpacks packed weights is no parameter, and is."""
 
     def brings(self, count: int) -> bool:
         """Gradients are of their shards' kind."""
         return count == 1
 
+    def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """What stands for a parameter without a part on this rank is of its kind, too."""
+        return (func._schema.name in EMPTY and count_of(args) == 0) or super().too_large(func, args, kwargs)
+
     def arrive(self, tensor: torch.Tensor, part: Any, where: str) -> None:
-        if hasattr(tensor, "_local_tensor"):
+        if isinstance(tensor, torch.nn.Parameter):
             self.apart(local(tensor))
         else:
             super().arrive(tensor, part, where)

@@ -50,6 +50,7 @@ class Flat:
     ran: bool = False  # its pre-backward
     place: int | None = None  # in the order of the forward
     saved: Storage | None = None  # the reduced gradient, until the backward is over
+    brought: Lent | None = None  # the shard from the host, which its parameters' own views hold until they see it no more
     held: list[Storage | None] = field(default_factory=list)  # the gradient, which the flat parameter holds beside its views
 
 

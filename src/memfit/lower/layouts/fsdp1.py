@@ -213,14 +213,19 @@ class FSDP1(Engine):
         where, r.where = r.where, r.span
         away = unit.storage is not None and unit.storage.id < 0
         cast: Lent | None = None
-        if away and self.layout.shard:
+        holds = self.layout.offload and self.layout.orig_params and unit.computed is unit.stored
+        if self.layout.shard and (away or holds):
             cast = self.brought(unit)
         self.limit()
         if away and unit.storage is not None:
             unit.storage.take()
             if self.ranks > 1:
                 r.comm("all_gather", unit.storage.size, self.ranks, "fsdp", GATHER)
-        if cast is not None:
+        if holds and cast is not None:
+            cast.users = cast.users if away else ()
+            self.unseen(unit)
+            unit.brought = cast
+        elif cast is not None:
             self.give(cast)
         r.where = where
 
@@ -241,7 +246,14 @@ class FSDP1(Engine):
         made.take()
         return made
 
+    def unseen(self, unit: Flat) -> None:
+        if unit.brought is not None:
+            self.give(unit.brought)
+            unit.brought = None
+
     def reshard(self, unit: Flat, free: bool) -> None:
+        if self.layout.reshard or self.r.phase != "forward":  # else the parameters' views stay as they are (`skip_use_sharded_views`)
+            self.unseen(unit)
         if unit.storage is not None and (free or not self.layout.shard):
             self.give(unit.storage)
         if free:
@@ -394,7 +406,7 @@ class FSDP1(Engine):
             given = r.scratch(unit.reduced.bytes(unit.count), "to", "communication", REDUCE)
         if unit.count % self.ranks:
             given = r.scratch(unit.reduced.bytes(unit.shard * self.ranks), "pad", "communication", REDUCE)
-        part: Part = "communication" if unit.held else "gradients"  # later ones are added into the first
+        part: Part = "communication" if unit.held or self.layout.offload else "gradients"  # later ones are added into the first
         summed = self.lend(unit.reduced.bytes(unit.shard), "reduce_scatter", REDUCE, REPLICAS, part)
         r.comm("reduce_scatter", unit.reduced.bytes(unit.shard * self.ranks), self.ranks, "fsdp", REDUCE)
         if self.replicas > 1:
