@@ -22,6 +22,7 @@ from memfit.lower.layouts import foldable
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
+from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
 from memfit.simulate.pace import generation_time, kernels, step_time, untold
@@ -64,6 +65,7 @@ class Estimate:
     ranks: tuple[Rank, ...] = ()
     answers: tuple[Answer, ...] = ()
     advice: Advice | None = None
+    bill: Bill | None = None  # of a dataset, where one was named
     squeezed: int | None = None  # what the allocator holds at most where it had to give back its cache on this GPU
     script: Script | None = None  # then `model` has only its name, and `job` nothing but the allocator's options
 

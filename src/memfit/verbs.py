@@ -226,8 +226,14 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
     if ask.by == "trace" and job.batch * job.beams * job.reach > TRACED_TOKENS:
         message = f"{job.batch * job.beams * job.reach} tokens are too many to trace: their numbers would be real"
         yield Problem(message=message, where="by", hint=f"at most {TRACED_TOKENS}; the formulas have no limit")
+    if ask.dataset_tokens and ask.examples:
+        yield Problem(message="a dataset is either so many tokens or so many examples", where="examples", hint="leave one away")
+    if (ask.dataset_tokens or ask.examples) and not job.training:
+        yield Problem(message="hours of a dataset are told of training", where="job.task", hint="`--task finetune` or `pretrain`")
+    if (ask.dataset_tokens or ask.examples) and ask.by == "trace":
+        yield Problem(message="a trace tells no time, and so no hours of a dataset", where="by", hint="`memfit estimate` does")
     if not values.get("gpu") and not values.get("memory"):
-        for name in ("largest_batch", "longest_seq", "cheapest_precision", "advise"):
+        for name in ("largest_batch", "longest_seq", "cheapest_precision", "advise", "dataset_tokens", "examples"):
             if getattr(ask, name):
                 message = f"`{name}` depends on the GPU, and none is named"
                 yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
@@ -250,6 +256,14 @@ def answer(asked: Question, producer: Producer | None = None) -> Estimate:
         from memfit.plan.advice import advice
 
         found = dataclasses.replace(found, advice=advice(model, job, cluster, asked.strategy))
+    tokens = ask.dataset_tokens or ask.examples * job.seq
+    if tokens and cluster is not None and found.time is not None:
+        from memfit.hardware.prices import price
+        from memfit.simulate.bill import bill
+
+        listed = price(cluster.gpu)
+        each = ask.price or (None if listed is None else listed.dollars)
+        found = dataclasses.replace(found, bill=bill(found.time, cluster, int(tokens), price=each))
     return found
 
 

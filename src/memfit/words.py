@@ -46,6 +46,11 @@ class Ask:
     cheapest_gpu: bool = option(False, "find the GPU that fits and costs least an hour, by public prices", group="question")
     cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
     advise: bool = option(False, "find the shortest ladder of changes that makes it fit: what each frees and costs", group="question")
+    dataset_tokens: float = option(
+        0.0, "tokens to train on: hours, energy and money are told of them", low=0.0, high=1e18, group="question"
+    )
+    examples: int = option(0, "the same in sequences", low=0, high=10**15, group="question")
+    price: float = option(0.0, "dollars of an hour of one GPU; 0: as public lists had it", low=0.0, high=1e6, group="question")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
 from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
@@ -513,3 +514,33 @@ def test_the_working_in_words():
     assert f"MFU  {100 * found.time.mfu:.1f} %, HFU {100 * found.time.hfu:.1f} %" in told
     assert "beside kernels, on streams of their own" in told
     assert "among 8" in told
+
+
+def test_a_dataset_is_billed_by_hand():
+    """2 x 1024 tokens a step on each of four boards of 700 W, of which all are paid for."""
+    found = ask("openai-community/gpt2", gpu="4xh100-sxm", use="ddp", batch=2, seq=1024, examples=1001, price=3.0, offline=True)
+    time, bill = found.time, found.bill
+    assert time is not None
+    assert bill is not None
+    assert (bill.steps, bill.tokens) == (126, 126 * 8 * 1024)
+    assert bill.hours == pytest.approx(126 * time.seconds / 3600)
+    assert bill.gpu_hours == pytest.approx(4 * bill.hours)
+    assert bill.energy == pytest.approx(0.7 * bill.gpu_hours)
+    assert bill.money == pytest.approx(3 * bill.gpu_hours)
+    assert f"{126 * 8192:,} tokens in 126 steps take" in write(found)
+    same = ask("openai-community/gpt2", gpu="4xh100-sxm", use="ddp", batch=2, seq=1024, dataset_tokens=1001 * 1024, price=3.0, offline=True)
+    assert same.bill == bill
+    assert ask("openai-community/gpt2", gpu="4xh100-sxm", use="ddp", batch=2, seq=1024, offline=True).bill is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "where"),
+    [
+        ({"gpu": "t4", "examples": 5, "dataset_tokens": 5}, "examples"), ({"gpu": "t4", "examples": 5, "task": "inference"}, "job.task"),
+        ({"examples": 5}, "examples"), ({"gpu": "t4", "dataset_tokens": -1}, "dataset_tokens"), ({"gpu": "t4", "examples": 5, "by": "trace"}, "by"),
+    ],
+)  # fmt: skip
+def test_a_dataset_that_cannot_be_billed_is_refused(asked, where):
+    with pytest.raises(InputError) as caught:
+        ask("openai-community/gpt2", offline=True, **asked)
+    assert where in {problem.where for problem in caught.value.problems}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from memfit.estimate import Estimate
+from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.time import Duration
 
@@ -22,6 +23,13 @@ TIME: tuple[tuple[str, str, str], ...] = (
     ("time.kernels", "integer", "that are launched in the step"),
     ("time.measured", "boolean", "on this GPU, not on one of its kind"),
     ("time.origin", "string", "whose kernels"),
+    ("bill", "object?", "of a dataset, in whole steps; null where none was named (`--dataset-tokens`, `--examples`), or no time is told"),
+    ("bill.steps", "integer", "optimizer steps, the last one full"),
+    ("bill.tokens", "integer", "of all of them"),
+    ("bill.hours", "number", "on the clock"),
+    ("bill.gpu_hours", "number", "of all GPUs of the machines named"),
+    ("bill.energy", "number?", "kWh of the boards at their power limit; hosts, switches and cooling come on top"),
+    ("bill.money", "number?", "dollars, at `--price` or what a public list had an hour of the GPU at"),
     ("untimed", "string?", "why formulas for a GPU tell neither `time` nor `generation`; null where they do"),
     ("generation", "object?", "of all new tokens; null as `time` is, and where nothing is generated"),
     ("generation.seconds", "number", "from the prompt to the last token"),
@@ -46,6 +54,11 @@ def pace(estimate: Estimate) -> Iterator[str]:
     yield f"a step takes {duration(time.seconds)}: {time.tokens_per_second:,.0f} tokens/s, {of}"
     shares = [f"{kind} {100 * seconds / time.seconds:.0f} %" for kind, seconds in time.parts.items() if seconds * 200 > time.seconds]
     yield "  " + ", ".join(shares) + ("" if time.measured else "; by a GPU of its kind")
+    if (whole := estimate.bill) is not None:
+        told = [f"{whole.gpu_hours:,.4g} GPU hours"] if whole.gpu_hours != whole.hours else []
+        told += [] if whole.energy is None else [f"{whole.energy:,.3g} kWh of the boards at their limit"]
+        told += ["no price on record"] if whole.money is None else [f"${whole.money:,.2f}"]
+        yield f"{whole.tokens:,} tokens in {whole.steps:,} steps take {duration(3600 * whole.hours)}: {', '.join(told)}"
 
 
 def generating(found: Generation | None) -> Iterator[str]:
@@ -66,9 +79,14 @@ def duration(seconds: float) -> str:
 
 
 def time_dict(estimate: Estimate) -> dict[str, Any]:
-    return {"time": told("time", estimate.time), "untimed": estimate.untimed or None, "generation": told("generation", estimate.generation)}
+    return {
+        "time": told("time", estimate.time),
+        "bill": told("bill", estimate.bill),
+        "untimed": estimate.untimed or None,
+        "generation": told("generation", estimate.generation),
+    }
 
 
-def told(name: str, found: Duration | Generation | None) -> dict[str, Any] | None:
+def told(name: str, found: Duration | Generation | Bill | None) -> dict[str, Any] | None:
     keys = [path.partition(".")[2] for path, _, _ in TIME if path.startswith(f"{name}.")]
     return None if found is None else {key: dict(value) if isinstance(value := getattr(found, key), Mapping) else value for key in keys}
