@@ -18,6 +18,8 @@ ROWS = [
     for line in PAGE.splitlines()
     if line.startswith("| ") and "| where |" not in line
 ]
+FACTS = (ROOT / "docs" / "concepts" / "hidden_rows.md").read_text(encoding="utf-8")
+NAMED = (Path(__file__).parent / "hidden_facts.txt").read_text(encoding="utf-8")
 PLACE = re.compile(r"`([\w/.]+): (\w+)`")
 
 
@@ -52,3 +54,45 @@ def test_every_kernel_is_told() -> None:
     told = {name for file, name in PLACE.findall(PAGE) if file == "kernels"}
     assert set(KERNELS) - {"name"} == told - {"name"}
     assert len(ROWS) > 120
+
+
+def told(page: str) -> list[tuple[str, str, str]]:
+    """Section, name and place of each fact on the page."""
+    found, section = [], ""
+    for line in page.splitlines():
+        if line.startswith("## "):
+            section = line.removeprefix("## ")
+        elif line.startswith("| ") and line != "| fact | where |":
+            name, _, where = line.strip("| ").partition(" | ")
+            found.append((section, name, where))
+    return found
+
+
+def named() -> list[tuple[str, str]]:
+    found, section = [], ""
+    for line in NAMED.splitlines():
+        if line.startswith("# "):
+            section = line.removeprefix("# ")
+        elif line:
+            found.append((section, line))
+    return found
+
+
+def test_every_fact_is_told_once() -> None:
+    assert [(section, name) for section, name, _ in told(FACTS)] == named()
+    assert len(set(named())) == len(named()) == 260
+
+
+def test_a_fact_leads_to_the_ledger_or_says_why_not() -> None:
+    rows, wrong = {row[0] for row in ROWS}, []
+    for section, name, where in told(FACTS):
+        places = PLACE.findall(where)
+        if where.startswith("not: "):
+            right = len(where) > len("not: why")
+        elif places:
+            right = all(what in (KERNELS if file == "kernels" else defined(file)) for file, what in places)
+        else:
+            right = where in rows
+        if not right:
+            wrong.append(f"{section}: {name}: {where}")
+    assert not wrong

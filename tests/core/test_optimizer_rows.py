@@ -72,13 +72,14 @@ def test_lists_hold_every_parameter_and_loops_hold_two() -> None:
     assert rise(tape("adadelta")) == 2 * 2 * WEIGHTS
     assert rise(tape("adamw_loop")) == 2 * 2 * EMBEDDING + 2 * 256  # beside a norm's denominator
     assert rise(tape("sgd_momentum")) == 0
-    assert rise(tape("adamw_torch_8bit")) == rise(tape("adamw_torch_4bit")) == 2 * 4 * EMBEDDING
+    assert rise(tape("adamw_torch_8bit")) == 2 * 4 * EMBEDDING
+    assert rise(tape("adamw_torch_4bit")) == 2 * (4 + 8) * EMBEDDING
 
 
 def test_what_is_assumed_of_a_compiled_step_is_said() -> None:
     said = {name: [one.message for one in estimate(CONFIG, optimizer=name).problems] for name in ("adamw_torch_8bit", "adamw_8bit")}
-    assert any("two fp32 copies" in one for one in said["adamw_torch_8bit"])
-    assert not any("two fp32 copies" in one for one in said["adamw_8bit"])
+    assert any("inductor" in one for one in said["adamw_torch_8bit"])
+    assert not any("inductor" in one for one in said["adamw_8bit"])
 
 
 def test_states_are_counted() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from memfit.errors import InputError
-from memfit.formats import BF16, BOOL, FP32, UINT8, Format
+from memfit.formats import BF16, BOOL, FP32, INT64, UINT8, Format
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Shape, Tensor
 from memfit.optimizers import Optimizer, Rule
@@ -377,6 +377,7 @@ FORMS: dict[str, Callable[[Format], Format | None]] = {
     "fp32": lambda own: FP32,
     "bf16": lambda own: BF16,
     "bool": lambda own: BOOL,
+    "int64": lambda own: INT64,
     "wide": lambda own: None if own is FP32 else FP32,
     "narrow": lambda own: None if own is FP32 else own,
     "bf16_copy": lambda own: None if own is BF16 else BF16,

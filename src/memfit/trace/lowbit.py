@@ -89,8 +89,8 @@ class Optimizer2State(BlockwiseOptimizer):
 
 class TorchaoAdamW(torch.optim.Optimizer):
     """What torchao's AdamW keeps: codes, a scale per block and a table of its own for each state (torchao 0.18 optim/adam.py,
-    subclass_8bit.py, subclass_4bit.py). Its step is compiled, parameter by parameter; it is taken to hold both averages in fp32
-    (`memfit.optimizers`)."""
+    subclass_8bit.py, subclass_4bit.py). Its step is compiled, parameter by parameter: between its kernels both averages stand in
+    fp32, and codes of 4 bits in int64 (`memfit.optimizers`)."""
 
     def __init__(self, parameters: Iterable[torch.Tensor], *, bits: int) -> None:
         super().__init__(parameters, {"lr": 1e-4})
@@ -104,8 +104,9 @@ class TorchaoAdamW(torch.optim.Optimizer):
                     for name in ("exp_avg", "exp_avg_sq"):
                         self.fill(one, name)
                 if one.grad is not None:
-                    averages = [torch.empty_like(one, dtype=torch.float32) for _ in range(2)]
-                    del averages
+                    kinds = [torch.float32] * 2 + ([torch.int64] * 2 if self.bits == 4 else [])
+                    between = [torch.empty_like(one, dtype=kind) for kind in kinds]
+                    del between
 
     def fill(self, one: torch.Tensor, name: str) -> None:
         state, count = self.state[one], one.numel()
