@@ -185,7 +185,7 @@ def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(message=message, where="use pp.schedule", hint="`fsdp` beside it, or `1f1b` or `interleaved`")
     if strategy.fsdp is not None and strategy.fsdp.version == 2 and strategy.fsdp.reshard and pp.schedule in DEFERRED:
         message = (
-            f"layers that are sharded again after their forward get no gradients from `{pp.schedule}`, which asks for those of the shards "
+            f"a stage that is sharded again before its backward is left without gradients by `{pp.schedule}`, which asks for those of the shards "
             "(torch 2.13 distributed/pipelining/stage.py backward_one_chunk)"
         )
         yield Problem(message=message, where="use fsdp.reshard", hint="`reshard=no`, as torchtitan has it beside stages")
