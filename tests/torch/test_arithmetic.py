@@ -1,7 +1,9 @@
-"""The arithmetic of a step, which MFU and HFU rest on, against torch's own counter of it (torch/utils/flop_counter.py) over transformers' real code."""
+"""The arithmetic of a step, which MFU and HFU rest on, against torch's own counter of it (torch/utils/flop_counter.py) over transformers' real code,
+and the kernels of a token, which the time of small batches rests on, against what torch's dispatcher is asked for."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -14,6 +16,7 @@ pytest.importorskip("peft")
 from tests.torch.real_steps import Loop, adapted, built, train  # noqa: E402
 from tests.torch.small import CONFIGS, MODELS  # noqa: E402
 from tests.torch.test_trace_truth import MODES  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from memfit.hardware import parse_cluster  # noqa: E402
@@ -22,9 +25,14 @@ from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build, families  # noqa: E402
 from memfit.strategy import Strategy  # noqa: E402
 from memfit.tape import Compute, Mark, Tape  # noqa: E402
+from memfit.verbs import estimate  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::RuntimeWarning")
 FAMILY = sorted(name for name, config in CONFIGS.items() if config["model_type"] in families())
+VIEWS = frozenset({
+    "view", "t", "transpose", "permute", "expand", "slice", "select", "unsqueeze", "squeeze",
+    "detach", "alias", "_unsafe_view", "split", "split_with_sizes", "empty", "empty_like",
+})  # fmt: skip
 MODE = ("full", "reentrant", "lora", "frozen", "selective", "accumulated")
 
 
@@ -78,3 +86,35 @@ def test_before_torch_2_1_a_checkpoint_runs_to_its_end() -> None:
     """Two layers' last product more: 2 · 128 tokens · 128 · 64 each."""
     assert said(tape("llama", "checkpointed", "torch=2.0")) - said(tape("llama", "checkpointed")) == 2 * 2 * 128 * 128 * 64
     assert said(tape("llama", "checkpointed", "torch=2.0")) == said(tape("llama", "reentrant"))
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "phi3", "olmo2", "gpt2", "gpt_neox", "opt"])
+def test_a_layer_launches_as_many_kernels_a_token_as_torch_is_asked_for(name: str) -> None:
+    """Of a token's pass in bf16 with a cache, between models of two layers and of four; operators that only look at memory otherwise launch nothing."""
+    (two, ours), (four, more) = (launched(layered(name, layers)) for layers in (2, 4))
+    assert four - two == more - ours
+
+
+def layered(name: str, layers: int) -> Any:
+    key = "n_layer" if "n_layer" in CONFIGS[name] else "num_hidden_layers"
+    return replace(MODELS[name], config={**CONFIGS[name], key: layers})
+
+
+def launched(small: Any) -> tuple[int, int]:
+    """By torch's dispatcher, and by memfit."""
+    model, calls = built(small, Loop(dtype="bfloat16", attention="sdpa")).eval(), Calls()
+    with torch.no_grad():
+        cache = model(torch.full((1, 16), 5), use_cache=True).past_key_values
+        with calls:
+            model(torch.full((1, 1), 5), past_key_values=cache, use_cache=True)
+    found = estimate(dict(small.config), gpu="a100-sxm-80gb", task="inference", batch=1, seq=16, new_tokens=4, precision="bf16")
+    assert found.generation is not None
+    return calls.count, found.generation.kernels
+
+
+class Calls(TorchDispatchMode):
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._schema.name.removeprefix("aten::") not in VIEWS
+        return func(*args, **(kwargs or {}))

@@ -17,6 +17,8 @@ READS: Mapping[str, float] = {
 }  # fmt: skip
 # No kernel makes these: memory that something else fills, or that was there before the step.
 NO_KERNEL = frozenset({"parameter", "cublas", "load", "inputs", "empty_like", "new_empty", "end", "contiguous_operand", "state", "code"})
+# One kernel makes all their results: statistics of rows, a mask.
+TOGETHER = frozenset({"layer_norm", "rms_norm", "dropout"})
 REDUCTIONS = frozenset({"mean", "sum", "norm", "amax", "max", "argmax", "all"})  # these read what was made last
 # Blocks of communication that a kernel fills, by how often it moves them; the others are filled by the collectives themselves. FSDP2 copies what
 # it gathered into place, FSDP1 gathers it there (torch 2.13 _fsdp_collectives.py foreach_all_gather_copy_out; a stream of its own tells them apart).
@@ -43,4 +45,4 @@ def heads(event: Alloc) -> tuple[int, int]:
     return event.formula[-2], max(1, prod(event.formula[:-1]))
 
 
-__all__ = ["NO_KERNEL", "READS", "heads", "moved"]
+__all__ = ["NO_KERNEL", "READS", "TOGETHER", "heads", "moved"]

@@ -14,7 +14,7 @@ from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.away import Away
-from memfit.simulate.costs import heads, moved
+from memfit.simulate.costs import TOGETHER, heads, moved
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Phase, Tape
 
 PASSES = ("forward", "backward")
@@ -87,7 +87,8 @@ class Meter:
     copied: int = 0  # bytes to and from the host, on streams of their own
     kernels: int = 0
     unknown: bool = False  # a collective's links are, or how fast a product is
-    before: int = 0  # the block made last
+    before: int = 0  # the block made last,
+    last: tuple[str, str, str] = ("", "", "")  # by its op, module and part
     made: Alloc | None = None  # and the largest one of attention since its last kernel
     listing: list[Priced] | None = None  # every kernel and call, where the working is asked for
 
@@ -109,9 +110,12 @@ class Meter:
                 self.made = event
         elif event.op == "to_device":
             self.copied += round(event.size * times)
+        elif event.op in TOGETHER and (event.op, event.where, event.part) == self.last:
+            self.add("memory", event.size / (self.rates.bandwidth * self.rates.copy), times, event, event.size)
+            self.kernels -= round(times)  # the kernel before writes this, too
         elif bytes := moved(event, self.before):
             self.add("memory", self.rates.moved(bytes), times, event, bytes)
-        self.before = event.size
+        self.before, self.last = event.size, (event.op, event.where, event.part)
 
     def compute(self, event: Compute, times: float) -> None:
         self.math[event.math] = self.math.get(event.math, 0.0) + event.flops * times
