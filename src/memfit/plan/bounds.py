@@ -145,15 +145,16 @@ class Bounds:
             self.tapes[like] = found
         return self.tapes[like]
 
-    def staged(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> float:
+    def staged(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked, *, closely: bool = True) -> float:
         """Of the kernels of all micro-batches, the least share that a rank of a pipeline is busy or waits: no stage is quicker than the mean one,
-        nor than the last, which has the head; and a chunk of one micro-batch passes through all others before and behind it."""
+        nor (`closely`, for which layers are walked) than the last, which has the head; and a chunk of one micro-batch passes through all others
+        before and behind it."""
         pp, (batch, times) = strategy.pp, micro
         if pp is None or pp.size == 1 or walked.seconds <= 0:
             return 1.0
         slowest = 1 / pp.size
         parts = layers_of(pp, len(self.model.layers)) or ()
-        if len(self.model.kinds) == 1 and len(parts) >= pp.size and self.rates is not None:
+        if closely and len(self.model.kinds) == 1 and len(parts) >= pp.size and self.rates is not None:
             head = 2.0 * batch * like.job.seq * self.counts.head * (1 + self.backward(like.job)) / like.split
             last = sum(parts[pp.size - 1 :: pp.size]) * self.layer(like, batch) + head / self.quickest(like.job)
             slowest = min(1.0, max(slowest, last / walked.seconds))

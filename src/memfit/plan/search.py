@@ -236,7 +236,7 @@ class Search:
         if node.like is None or walked is None:
             return node.seconds
         strategy, times = self.space.strategies[place], self.batches[place][node.batch]
-        share = self.bounds.staged(node.like, strategy, (node.batch, times), walked)
+        share = self.bounds.staged(node.like, strategy, (node.batch, times), walked, closely=False)
         return max(node.seconds, times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like)))
 
     def passing(self, node: Node, place: int, walked: Walked | None, known: dict[tuple[int, int], tuple[int, int]]) -> tuple[int, int]:
@@ -339,7 +339,11 @@ class Search:
             return 0.0
         stepping, _ = self.static(node.kernels, node.strategy, node.optimizer)
         if strategy.size("pp") > 1:
-            return self.bounds.pipelined(node.like, strategy, (node.batch, node.times), walked) + stepping
+            micro = node.batch, node.times
+            share = self.bounds.staged(node.like, strategy, micro, walked)
+            passes = node.times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like))
+            passes += self.taken_share * self.calling(node.kernels, node.strategy, node.times)
+            return max(passes, self.bounds.pipelined(node.like, strategy, micro, walked)) + stepping
         passes, kernels = 0.0, node.times * walked.seconds
         for checkpointing in {"none", node.kernels.checkpointing}:
             for one in self.beyond.get(self.adding(node, checkpointing), ()):

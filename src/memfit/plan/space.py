@@ -106,13 +106,14 @@ class Space:
         return tuple(one for one in legal if self.takes(one))
 
     def takes(self, strategy: Strategy) -> bool:
-        """Whether any method of the first kernels goes with it; the reason is kept where none does."""
-        wrong: tuple[Problem, ...] = ()
+        """Whether any method of the first kernels goes with it; where none does, what the first of them lacks is kept."""
+        first: tuple[Problem, ...] = ()
         for job in self.plainest:
             wrong = problems(self.work.model, job, self.cluster, strategy)
             if not wrong:
                 return self.counts(strategy)
-        self.refused.setdefault(label(strategy), wrong[0].message if wrong else "")
+            first = first or wrong
+        self.refused.setdefault(label(strategy), first[0].message if first else "")
         return False
 
     def counts(self, strategy: Strategy) -> bool:
