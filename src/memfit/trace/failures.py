@@ -36,7 +36,8 @@ def lacking(bad: ImportError, who: str) -> tuple[str, str]:
     found = re.search(r"requires the (\S+) library", str(bad))
     name = bad.name.partition(".")[0] if isinstance(bad, ModuleNotFoundError) and bad.name else found[1] if found else ""
     if name:
-        hint = f"install it (`pip install {PACKAGES.get(name, name)}`), or name an environment that has it with `--python`"
+        known = f" (`pip install {PACKAGES[name]}`)" if name in PACKAGES else ""
+        hint = f"install it{known}, or name an environment that has it with `--python`"
         return f"{who} needs the package `{name}`, which is not installed here", hint
     return f"{who} stops with ImportError: {first_line(bad)}", "another environment can be named with `--python`"
 

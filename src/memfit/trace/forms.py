@@ -258,6 +258,14 @@ def flattened(wanted: Wanted) -> Inputs:
     return found if marked else {**found, "attention_mask": wanted.ones(wanted.count, most).float()}
 
 
+def in_films(wanted: Wanted) -> Inputs:
+    """(patches, frames, side, side, channels), an image as a short film that stands still: Inkling (image_processing_inkling.py)."""
+    side = first(wanted.tower, "patch_size", otherwise=40)
+    count = math.ceil(wanted.size[0] / side) * math.ceil(wanted.size[1] / side)
+    frames = first(wanted.tower, "temporal_patch_size", otherwise=2)
+    return {"pixel_values": wanted.pixels(wanted.count * count, frames, side, side, wanted.channels)}
+
+
 MARGIN, CROPS, POOL = 4, 8, 2  # of Molmo 2's processor: patches by which crops overlap, the most crops, the side of a pool
 
 
@@ -300,6 +308,7 @@ FORMS: tuple[tuple[str, Form], ...] = (
 OTHER: dict[Any, tuple[Form, ...]] = {
     patches: (square_patches, merged_patches),
     questioned: (filmed,),
+    plain: (in_films,),
 }  # tried where the first is not taken
 
 
@@ -308,7 +317,7 @@ def forms_of(model: Any) -> tuple[Form, ...]:
     for name, form in FORMS:
         if name in known:
             return (form, *OTHER.get(form, ()), plain)
-    return (plain,)
+    return (plain, *OTHER[plain])
 
 
 __all__ = ["Form", "Inputs", "Wanted", "filling", "first", "forms_of", "parameters", "vision"]
