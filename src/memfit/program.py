@@ -127,10 +127,10 @@ class Program:
     @property
     def hidden(self) -> str:
         """The format of the first layer's input: that of the embedding, which prepare_model_for_kbit_training makes fp32; what is gathered
-        may be cast."""
+        may be cast, and DeepSpeed casts all there is."""
         if self.strategy.fsdp is not None and self.strategy.fsdp.param_dtype:
             return NAMES[self.strategy.fsdp.param_dtype]
-        if self.quant is None or not self.quant.prepared:
+        if self.quant is None or not self.quant.prepared or self.strategy.zero is not None:
             return self.weights
         return "bfloat16" if any(part in self.model.embed[0].name for part in self.quant.narrowed) else "float32"
 

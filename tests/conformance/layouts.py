@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.conformance.layouts_zero import ZERO
 from tests.conformance.models import SMALL, SPLIT
 
 from memfit import kernels
@@ -227,6 +228,7 @@ def rows() -> Iterator[Row]:
     yield from (Row(kind="cp", model=model, use=use, options=options) for model, use, options in RINGS)
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
+    yield from (Row(kind="zero", model=model, use=use, options=options) for model, use, options in ZERO)
 
 
 def groups(table: Sequence[Row]) -> list[list[Row]]:

@@ -113,7 +113,7 @@ def test_with_fsdp_every_shard_is_split_again() -> None:
         ("tp=2", {"method": "qlora", "targets": "q_proj"}, "lack the constants that unpack them"),
         ("tp=2 ddp=2", {}, "DDP takes no DTensors"),
         ("tp=2,style=megatron", {}, "not Megatron's"),
-        ("zero=2", {}, "no layout `zero` yet"),
+        ("gemini=2", {}, "no layout `gemini` yet"),
         ("fsdp=2", {"task": "inference"}, "training"),
     ],
 )

@@ -19,8 +19,13 @@ def apply(program: Program) -> Program:
     """Where bf16 or fp16 is asked for in any way, DeepSpeed casts every parameter to it, adapters among them, and its optimizer keeps fp32
     partitions of them; accelerate prepares no autocast for it (deepspeed 0.19 runtime/engine.py _configure_distributed_model,
     accelerate 1.15 accelerator.py _prepare_deepspeed)."""
+    assert program.strategy.zero is not None
     half = next((HALF[name] for name in HALF if name in program.job.precision), "")
-    changes: dict[str, object] = {"autocast": "", "master": False, "strategy": replace(program.strategy, zero=resolved(program))}
+    changes: dict[str, object] = {
+        "autocast": "",
+        "master": False,
+        "strategy": replace(program.strategy, zero=resolved(program.strategy.zero, program.model.width)),
+    }
     if half:
         changes["weights"] = half
         if program.quant is not None:
@@ -28,15 +33,12 @@ def apply(program: Program) -> Program:
     return program.replace(**changes)
 
 
-def resolved(program: Program) -> ZeRO:
+def resolved(zero: ZeRO, width: int) -> ZeRO:
     """What transformers fills in for `auto` (5.23 integrations/deepspeed.py trainer_config_finalize)."""
-    zero = program.strategy.zero
-    assert zero is not None
     if zero.stage == 3:  # where nobody says otherwise (deepspeed 0.19 runtime/zero/config.py overlap_comm_valid)
         zero = replace(zero, overlap=True)
     if not zero.auto:
         return zero
-    width = program.model.width
     return replace(zero, reduce_bucket=width * width, prefetch_bucket=int(0.9 * width * width), persistence=10 * width)
 
 

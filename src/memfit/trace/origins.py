@@ -28,7 +28,27 @@ HOMES: dict[tuple[str, str], Part] = {
     ("utils.py", "_sync_params_and_buffers"): "communication",
     ("_functional_collectives.py", ""): "communication",
 }
-FILES = {file for file, _ in HOMES}
+# The same of deepspeed 0.19.8; what it gathers for a moment is communication.
+ENGINE: dict[tuple[str, str], Part] = {
+    ("engine.py", "_configure_distributed_model"): "weights",
+    ("stage_1_and_2.py", "__init__"): "weights",
+    ("stage_1_and_2.py", "initialize_optimizer_states"): "gradients",
+    ("stage_1_and_2.py", "setup_buckets"): "communication",
+    ("stage_1_and_2.py", "allreduce_bucket"): "communication",
+    ("stage_1_and_2.py", "allreduce_and_copy_with_multiple_ranks"): "communication",
+    ("stage_1_and_2.py", "copy_grads_in_partition"): "gradients",
+    ("partition_parameters.py", ""): "communication",
+    ("partition_parameters.py", "_partition_param"): "weights",
+    ("partition_parameters.py", "_partition_param_sec"): "weights",
+    ("partition_parameters.py", "_convert_to_zero_parameters"): "weights",
+    ("coalesced_collectives.py", ""): "communication",
+    ("stage3.py", "_create_fp16_partitions_with_defragmentation"): "weights",
+    ("stage3.py", "_create_fp32_partitions"): "master",
+    ("stage3.py", "_setup_for_real_optimizer"): "gradients",
+    ("stage3.py", "initialize_optimizer_states"): "gradients",
+    ("stage3.py", "partition_grads"): "gradients",
+}
+PACKAGES = {"torch": HOMES, "deepspeed": ENGINE}
 # Behind these lies the program itself.
 BORDERS = {("module.py", "_call_impl"), ("module.py", "inner"), ("graph.py", "_engine_run_backward"), ("optimizer.py", "wrapper")}
 KNOWN: dict[CodeType, Part | str | None] = {}
@@ -54,9 +74,10 @@ def origin() -> Part | None:
 def meaning(code: CodeType) -> Part | str | None:
     path = Path(code.co_filename)
     key = (path.name, code.co_name)
-    if "torch" not in path.parts or (path.name not in FILES and key not in BORDERS):
-        return None
-    return "border" if key in BORDERS else HOMES.get(key, HOMES.get((path.name, "")))
+    for package, homes in PACKAGES.items():
+        if package in path.parts:
+            return "border" if package == "torch" and key in BORDERS else homes.get(key, homes.get((path.name, "")))
+    return None
 
 
 __all__ = ["origin"]

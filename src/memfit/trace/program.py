@@ -45,6 +45,7 @@ from memfit.trace import (
     stored,
     trl,
     versions,
+    zero,
 )
 from memfit.trace.optimizers import optimizer_of
 from memfit.trace.paths import plain
@@ -104,6 +105,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     raise_errors([*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *ranks.refusals(job, options.strategy)])
     with quiet():
         trl.load(job)
+        zero.load(options.strategy)
     options = dataclasses.replace(options, strategy=resolved(options.strategy, job))
     device = device_of(options)
     if not References.known[0]:
@@ -113,7 +115,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     with quiet(), flash_attn.installed(job.attention):
         with failing():
             kind, model = built(config, job, options)
-        recorder = (sides.Offloaded if options.strategy.offloads else Recorder)(device, job.router_skew)
+        options = dataclasses.replace(options, strategy=zero.resolved(options.strategy, model))
+        recorder = recorder_of(options.strategy)(device, job.router_skew)
         recorder.sends = options.sends
         if options.watch is not None:
             options.watch(recorder)
@@ -132,15 +135,27 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 plan = inputs.plan(model, kind, job, device.type)  # of the model before its weights are packed
                 if job.quantization != "none":
                     prepare.quantized(model, job)
-            with ranks.group(options.strategy, device.type) as mesh, ranks.followed(recorder, mesh), liger.applied(model, job):
+            with (
+                ranks.group(options.strategy, device.type) as mesh,
+                ranks.followed(recorder, mesh),
+                zero.engaged(recorder, options.strategy),
+                liger.applied(model, job),
+            ):
                 options = dataclasses.replace(options, spread=Spread(options.strategy, mesh, job.autocast))
                 perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
-    used = {"torch": torch.__version__, "transformers": transformers.__version__}
+    used = {"torch": torch.__version__, "transformers": transformers.__version__, **zero.version(options.strategy)}
     notes = (*plan.notes, *recorder.assumed.values())
     return Tape(
         events=recorder.finished(), source="trace", versions=used, notes=notes, parameters=recorder.parameters, rank=options.strategy.rank
     )
+
+
+def recorder_of(strategy: Strategy) -> type[Recorder]:
+    """One that knows the host beside the GPU, where an engine uses it."""
+    if strategy.zero is not None:
+        return zero.Rank
+    return sides.Offloaded if strategy.offloads else Recorder
 
 
 def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
@@ -154,16 +169,21 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
                 one.quantize(DTYPES[job.precision])  # `bnb_4bit_quant_storage`
             model = options.spread.cut(model if late else prepared(model, job, plan.kind, recorder.device.type))
     with module_stack(recorder), recorder:
-        steps.warm_up(recorder, model, job)
-        steps.load(recorder, model)
-        if late:
-            model = prepared(model, job, plan.kind, recorder.device.type)
+        if isinstance(recorder, zero.Rank):
+            model = zero.brought(recorder, model, job, options.strategy, lambda one, device: prepared(one, job, plan.kind, device))
+        else:
+            steps.warm_up(recorder, model, job)
+            steps.load(recorder, model)
+            if late:
+                model = prepared(model, job, plan.kind, recorder.device.type)
         recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
         paths = steps.paths_of(model)
         for one in steps.weights(model):
             steps.own(recorder, "weights", [one], paths.get(id(one), ""))
         recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
-        if job.training and options.strategy.pp is not None:
+        if isinstance(recorder, zero.Rank):
+            zero.train(recorder, model, job, options, plan)
+        elif job.training and options.strategy.pp is not None:
             stages.train(recorder, model, job, options, plan)
         elif job.training:
             steps.train(recorder, model, job, options, plan)
@@ -185,7 +205,7 @@ def prepared(model: Any, job: Job, kind: str, device: str) -> Any:
 
 
 def count(parameters: Iterable[torch.Tensor]) -> int:
-    return sum(one.numel() for one in {id(one): one for one in parameters}.values())
+    return sum(zero.count_of(one) for one in {id(one): one for one in parameters}.values())
 
 
 def refusals(job: Job) -> Iterator[Problem]:

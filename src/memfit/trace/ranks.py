@@ -18,12 +18,12 @@ from memfit.job import Job
 from memfit.strategy import ORDER, TP, Strategy
 from memfit.techniques.base import names
 from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
-from memfit.trace import collectives, cuda, flat, stages, streams
+from memfit.trace import collectives, cuda, flat, stages, streams, zero
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 from memfit.trace.sides import Offloaded
 
-SERVED = ("ddp", "fsdp", "tp", "cp", "pp")
+SERVED = ("ddp", "fsdp", "zero", "tp", "cp", "pp")
 ALONE = threading.Lock()  # a process has one default group
 
 
@@ -39,6 +39,8 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     if strategy.fsdp is not None and (job.quantization == "int8" or (job.quantization != "none" and not strategy.fsdp.packed)):
         hint = "nf4 whose `bnb_4bit_quant_storage` is a float can be sharded"
         yield Problem(message="the trace cannot shard weights that are stored as bytes", where="job.quant", hint=hint)
+    if strategy.zero is not None:
+        yield from zero.refusals(job, strategy)
     if strategy.cp is not None:
         yield from of_sequences(job, strategy)
     if strategy.pp is not None:

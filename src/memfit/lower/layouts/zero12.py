@@ -25,6 +25,7 @@ from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
+from memfit.tape import Trim
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -81,8 +82,7 @@ class ZeRO12(ZeRO):
             del zeros
 
     def bring(self, body: Body) -> None:
-        """The model is cast on the host and moved. What will lie in a flat buffer stands as one block here: its own blocks go back to the
-        driver before much else is made (`empty_cache` before the next group is flattened)."""
+        """The model is cast on the host and moved."""
         if self.program.quant is not None:  # packed on the GPU
             super().load(body)
             self.cast(body)
@@ -91,20 +91,14 @@ class ZeRO12(ZeRO):
             body.load()
             body.adapt()
             self.cast(body)
-        ids = {id(leaf) for _, leaves in body.trained() for leaf in leaves}
         for unit in settled(self, body):
             for leaf in unit.leaves:
-                if id(leaf) not in ids:
-                    settle(self.r, leaf, "weights")
-        for group in self.groups(body):
-            whole = self.r.scratch(sum(leaf.format.bytes(leaf.count) for leaf in group), "parameters", "weights")
-            for leaf in group:
-                leaf.storage = whole
-            del whole
+                settle(self.r, leaf, "weights")
 
     def flattened(self, group: list[Tensor]) -> Flat:
         """The parameters become views of one buffer; this rank's part of it is cloned, and the clone cast."""
         r = self.r
+        r.write(Trim())
         leaves = self.ordered(group)
         starts, total = [], 0
         for leaf in leaves:

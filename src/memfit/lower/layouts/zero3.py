@@ -24,6 +24,7 @@ from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
+from memfit.tape import Trim
 from memfit.techniques.trl import head_of
 
 if TYPE_CHECKING:
@@ -63,38 +64,34 @@ class ZeRO3(ZeRO):
             self.cast(body)
         told, self.products = told_of(body), products(body)
         trained = {id(leaf) for group in self.groups(body) for leaf in group}
+        passing: list[Storage | None] = []
         for unit in settled(self, body):
             for leaf in unit.leaves:
-                self.cut(leaf, own=id(leaf) not in trained)
+                part = self.cut(leaf)
+                (passing if id(leaf) in trained else self.kept).append(part)
             alone = tuple(self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told)
             self.wholes[unit.name] = Module(f"{unit.name} itself", alone)
-        self.join([self.params[one] for one in trained])
         r.mark("prepare")
+        passing.clear()  # trained parts go to the host, and their blocks back to the driver (defragment)
+        if not self.afar:
+            r.write(Trim())
         self.arrange(self.groups(body))
 
-    def cut(self, leaf: Tensor, *, own: bool) -> None:
-        """This rank's part of a parameter; of one that is trained it stands in `join`."""
+    def cut(self, leaf: Tensor) -> Storage | None:
+        """A parameter is there whole for a moment (zero.Init); this rank's part of it stays."""
         r = self.r
         leaf.shape = leaf.shape or (1,)
-        r.where = leaf.name.rpartition(".")[0]
+        r.where = ".".join(filter(None, (r.span, leaf.name.rpartition(".")[0])))
         part = -(-leaf.count // self.ranks)
-        if own and not self.afar:
-            self.kept.append(r.scratch(leaf.format.bytes(part), "part", "weights"))
+        there = r.scratch(leaf.format.bytes(leaf.count), "empty", "weights")
+        own = None if self.afar else r.scratch(leaf.format.bytes(part), "part", "weights")
+        del there
         whole = part * self.ranks if self.ranks > 1 or self.afar else 0  # one rank's part is taken as it stands there (NoGatherHandle)
         leaf.storage = r.elastic(leaf.format.bytes(whole), "gather", "communication", self.coordinator.stream)
         self.params[id(leaf)] = param = Param(leaf=leaf, part=part, count=leaf.count, stays=leaf.count <= self.layout.persistence)
         if self.layout.hpz > 1:
             param.second = second(r, param, self.layout)
-
-    def join(self, trained: list[Param]) -> None:
-        """Each parameter is there whole for a moment (zero.Init), the largest here; then the parts of the trained ones go to the host, and
-        their blocks back to the driver (defragment): one block here."""
-        r = self.r
-        size = sum(param.leaf.format.bytes(param.part) for param in trained)
-        parts = r.scratch(size, "part", "weights") if not self.afar else None
-        largest = max((param.leaf.format.bytes(param.count) for param in self.params.values()), default=0)
-        whole = r.scratch(largest, "empty", "weights")
-        del parts, whole
+        return own
 
     def arrange(self, groups: list[list[Tensor]]) -> None:
         """Trained parts come back in one buffer; fp32 copies are cast from it and cloned; then come the bucket and the buffer of
@@ -115,6 +112,15 @@ class ZeRO3(ZeRO):
             self.buffer = r.scratch(self.format.bytes(self.layout.reduce_bucket), "bucket", "communication")
         if not self.away:
             self.kept.append(r.scratch(self.format.bytes(sum(map(size_of, self.groups_of))), "gradients", "gradients"))
+        for param in (param for group in self.groups_of for param in group if self.ranks > 1):
+            self.hooked(param)
+
+    def hooked(self, param: Param) -> None:
+        """Gathered to get its hook, and given up again (create_reduce_and_remove_grad_hooks)."""
+        size = param.leaf.format.bytes(param.part * self.ranks)
+        there = self.r.scratch(size, "all_gather", "communication")
+        self.r.comm("all_gather", size, self.ranks, "zero")
+        del there
 
     def divided(self, group: list[Param]) -> list[list[Param]]:
         """Groups of the optimizer in pieces of `sub_group_size` (_create_fp16_sub_groups)."""
