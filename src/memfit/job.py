@@ -13,6 +13,7 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.formats import FORMATS
 from memfit.optimizers import OPTIMIZERS, REFUSED
 from memfit.registry import nearest
+from memfit.units import parse_count
 
 TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
@@ -366,7 +367,7 @@ def from_text(text: str, kind: str) -> Any:
         if kind == "int":
             return int(text.replace("_", ""))
         if kind == "float":
-            return float(text)
+            return parse_count(text)
     except ValueError:
         return text
     if kind == "bool":

@@ -39,6 +39,16 @@ def parse_bytes(text: str | int, *, where: str = "") -> int:
     return size
 
 
+_COUNTS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
+
+
+def parse_count(text: str) -> float:
+    """`10M`, `1.5B` or whatever Python takes as a number; a ValueError for others."""
+    match = _QUANTITY.fullmatch(text) if len(text) < 64 else None
+    scale = _COUNTS.get(match[2].lower()) if match else None
+    return float(text) if match is None or scale is None else float(match[1]) * scale
+
+
 _SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 

@@ -47,7 +47,7 @@ class Ask:
     cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
     advise: bool = option(False, "find the shortest ladder of changes that makes it fit: what each frees and costs", group="question")
     dataset_tokens: float = option(
-        0.0, "tokens to train on: hours, energy and money are told of them", low=0.0, high=1e18, group="question"
+        0.0, "tokens to train on, like `2B`: hours, energy and money are told of them", low=0.0, high=1e18, group="question"
     )
     examples: int = option(0, "the same in sequences", low=0, high=10**15, group="question")
     price: float = option(0.0, "dollars of an hour of one GPU; 0: as public lists had it", low=0.0, high=1e6, group="question")
@@ -111,7 +111,7 @@ class Planning:
     )
     tokens_per_step: int = option(0, "the same in tokens", low=0, high=2**48, group="plan")
     dataset_tokens: float = option(
-        0.0, "tokens to train on, for hours, money and energy; 0: they are told of a million", low=0.0, high=1e18, group="plan"
+        0.0, "tokens to train on, like `2B`, for hours, money and energy; 0: they are told of a million", low=0.0, high=1e18, group="plan"
     )
     examples: int = option(0, "the same in sequences", low=0, high=2**48, group="plan")
     network: str = option(

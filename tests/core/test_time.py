@@ -10,7 +10,7 @@ from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import GPU, all_gpus, find_gpu, parse_cluster, rates
 from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
-from memfit.job import Job
+from memfit.job import Job, from_text
 from memfit.lower import lower
 from memfit.report import write
 from memfit.simulate.away import Away
@@ -544,3 +544,10 @@ def test_a_dataset_that_cannot_be_billed_is_refused(asked, where):
     with pytest.raises(InputError) as caught:
         ask("openai-community/gpt2", offline=True, **asked)
     assert where in {problem.where for problem in caught.value.problems}
+
+
+def test_counts_are_written_as_people_do() -> None:
+    for text, value in {"10M": 1e7, "1.5b": 1.5e9, "2 T": 2e12, "3k": 3e3, "1e7": 1e7, ".5": 0.5}.items():
+        assert from_text(text, "float") == value
+    for text in ("5q", "M", "1e7M", "", "10MB"):
+        assert from_text(text, "float") == text
