@@ -126,14 +126,15 @@ class Bounds:
             reached.append((place, best))
         return replace(self.rates, matmul={0: tuple(reached)}, launch=0.0, taken=0.0)
 
-    def splitting(self, like: Like) -> float:
-        """Seconds a sequence of sums over tensor-parallel ranks: one behind each block, and one behind its backward."""
+    def splitting(self, like: Like, batch: int) -> float:
+        """Seconds a sequence of sums over tensor-parallel ranks, in micro-batches of at most `batch`: one behind each block, and one behind its
+        backward. Larger calls carry more in a second."""
         tp = like.inner.tp
         if tp is None or tp.size < 2:
             return 0.0
         group = Group(size=tp.size, stride=1, per_node=self.cluster.gpus_per_node)
         blocks = sum(times * len(layer.blocks) for layer, times in self.model.kinds)
-        return 2 * blocks * self.call("all_reduce", 2 * like.job.seq * self.model.width // like.inner.size("cp"), group)
+        return 2 * blocks * self.call("all_reduce", 2 * batch * like.job.seq * self.model.width // like.inner.size("cp"), group) / batch
 
     def walked(self, like: Like, batch: int) -> Walked | None:
         """One micro-batch, as the formulas have it; None where they refuse it."""
@@ -177,7 +178,7 @@ class Bounds:
         pp, (batch, times) = strategy.pp, micro
         if pp is None or self.rates is None or times < pp.size or not like.job.hugging:
             return 0.0  # Megatron's tapes are cut short, and not every pass on them is alike
-        last, whole = times * self.stage(like, pp, batch), times * (walked.seconds + batch * self.splitting(like))
+        last, whole = times * self.stage(like, pp, batch), times * (walked.seconds + batch * self.splitting(like, batch))
         return last + max(0.0, whole - last) / (times * pp.virtual)
 
     def stage(self, like: Like, pp: PP, batch: int) -> float:

@@ -171,7 +171,7 @@ class Search:
 
     def floor(self, job: Job, like: Like | None) -> float:
         """Seconds of the step that no candidate with these kernels goes below."""
-        beside = 0.0 if like is None else self.bounds.moving(like, self.most(job, like)) + self.bounds.splitting(like)
+        beside = 0.0 if like is None else self.bounds.moving(like, most := self.most(job, like)) + self.bounds.splitting(like, most)
         return self.each_gpu * (self.bounds.compute(job, job.seq) + (0.0 if like is None else like.split * beside))
 
     def most(self, job: Job, like: Like) -> int:
@@ -201,7 +201,7 @@ class Search:
             self.counted.walked += 1
             if walked is None:
                 return
-            each = walked.ideal / most + self.bounds.splitting(node.like)
+            each = walked.ideal / most + self.bounds.splitting(node.like, most)
             seconds = max(seconds, self.each_gpu * node.like.split * each)
         places = self.likes(node.kernels)[node.like]
         for order, size in enumerate(sorted({size for place in places for size in self.batches[place]}, reverse=True)):
@@ -237,7 +237,7 @@ class Search:
             return node.seconds
         strategy, times = self.space.strategies[place], self.batches[place][node.batch]
         share = self.bounds.staged(node.like, strategy, (node.batch, times), walked, closely=False)
-        return max(node.seconds, times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like)))
+        return max(node.seconds, times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like, node.batch)))
 
     def passing(self, node: Node, place: int, walked: Walked | None, known: dict[tuple[int, int], tuple[int, int]]) -> tuple[int, int]:
         """What the passes hold, which is the same in all layouts that split the model alike."""
@@ -341,7 +341,7 @@ class Search:
         if strategy.size("pp") > 1:
             micro = node.batch, node.times
             share = self.bounds.staged(node.like, strategy, micro, walked)
-            passes = node.times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like))
+            passes = node.times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like, node.batch))
             passes += self.taken_share * self.calling(node.kernels, node.strategy, node.times)
             return max(passes, self.bounds.pipelined(node.like, strategy, micro, walked)) + stepping
         passes, kernels = 0.0, node.times * walked.seconds
