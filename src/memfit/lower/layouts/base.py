@@ -216,10 +216,7 @@ def parameters(bound: Bound) -> list[tuple[str, Tensor]]:
     adapters = {name: linear.adapter for name, linear in bound.linears.items()} | dict(bound.stacks)
     found += [(name, matrix) for name, one in adapters.items() if one is not None for matrix in (one.a, one.b)]
     found += [(tensor.name.rpartition(".")[0], tensor) for tensor in bound.idle]
-    known: dict[int, tuple[str, Tensor]] = {}
-    for name, tensor in found:  # a tied head's table is the embedding's
-        known.setdefault(id(tensor), (name, tensor))
-    return list(known.values())
+    return list({id(tensor): (name, tensor) for name, tensor in found}.values())
 
 
 def unfolded(program: Program, items: Sequence[tuple[str, T]]) -> list[T]:
