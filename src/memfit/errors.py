@@ -55,8 +55,9 @@ class SourceError(InputError):
 class MissingExtra(MemfitError):
     """An optional dependency is not installed."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs the extra `{extra}`\nhint: pip install 'memfit[{extra}]'")
+    def __init__(self, what: str, extra: str, otherwise: str = "") -> None:
+        hint = f"pip install 'memfit[{extra}]'"
+        super().__init__(f"{what} needs the extra `{extra}`\nhint: {f'{hint}, or {otherwise}' if otherwise else hint}")
 
 
 class TapeError(MemfitError):

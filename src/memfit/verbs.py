@@ -19,6 +19,7 @@ from memfit.strategy import ONE, Strategy, strategy_from
 from memfit.units import parse_seconds
 from memfit.verb_plan import plan
 from memfit.words import (
+    OTHERWISE,
     PRODUCERS,
     Ask,
     Measuring,
@@ -197,7 +198,7 @@ def launched(request: dict[str, Any], cluster: Cluster | None, run: Run, offline
     from memfit.trace.launch import launch
 
     if not run.python and not find_spec("torch"):
-        raise MissingExtra("a trace", "trace")
+        raise MissingExtra("a trace", "trace", OTHERWISE)
     gpu = None if cluster is None else cluster.gpu
     request["gpu"] = {} if gpu is None else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
     return launch(request, python=run.python, seconds=run.time_limit, offline=offline, show=run.show_output, progress=progress)

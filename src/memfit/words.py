@@ -53,6 +53,9 @@ class Ask:
     price: float = option(0.0, "dollars of an hour of one GPU; 0: as public lists had it", low=0.0, high=1e6, group="question")
 
 
+OTHERWISE = "trace with another environment that has torch and transformers: `memfit trace … --python VENV`"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """How a trace is run, beside what is asked."""
@@ -154,7 +157,11 @@ def one_model(words: tuple[str, ...]) -> str:
         from memfit.registry import nearest
 
         known = [f"--{name.replace('_', '-')}" for name in options()] + ["--json", "--format", "--explain"]
-        hints = [offer(nearest(word, known)) or "see `memfit estimate --help`" for word in strange]
+        traced = {f"--{one.name.replace('_', '-')}" for one in dataclasses.fields(Run)}
+        hints = [
+            f"`memfit trace MODEL {word}` takes it" if word in traced else offer(nearest(word, known)) or "see `memfit estimate --help`"
+            for word in strange
+        ]
         raise InputError(*(Problem(message=f"unknown option `{word[:60]}`", hint=hint) for word, hint in zip(strange, hints, strict=True)))
     if len(words) == 1:
         return words[0]
@@ -312,7 +319,7 @@ def producer_of(by: str) -> Producer | None:
     from importlib.util import find_spec
 
     if not all(find_spec(name) for name in ("torch", "transformers")):
-        raise MissingExtra("`--by trace`", "trace")
+        raise MissingExtra("`--by trace`", "trace", OTHERWISE)
     from memfit.trace import trace
 
     return trace

@@ -14,7 +14,7 @@ from tests.conformance.models import SMALL, SPLIT
 
 from memfit import kernels
 from memfit.job import Job
-from memfit.lower import lower
+from memfit.lower import distinct, lower
 from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.simulate.replay import replay
@@ -43,6 +43,7 @@ LORA: dict[str, Any] = {"method": "lora", "targets": "q_proj,k_proj,v_proj,o_pro
 TWICE: dict[str, Any] = {"accumulate": 2}
 STRIDES = (0, 3, 5)
 GROUP = 12
+MANY = 8  # ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +251,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """`peaks` are the formulas', rank by rank."""
+    """`peaks` are the formulas', of the ranks that were written."""
 
     row: Row
     peaks: tuple[int, ...]
@@ -268,14 +269,19 @@ class Found:
 
 
 def compare(row: Row) -> Found:
-    """The formulas say of every rank what it holds, and so which is the worst; of ranks that hold as much, the last is taken, lest rank 0 be
-    compared twice."""
+    """The formulas say of every rank what it holds (of more than `MANY`: of each that is unlike the others), and so which is the worst; of
+    ranks that hold as much, the last is taken, lest rank 0 be compared twice."""
     model, job, strategy = build(row.config), row.job, row.strategy
-    tapes = [lower(model, job, replace(strategy, rank=rank)) for rank in range(strategy.ranks)]
-    peaks = tuple(memory(tape).allocated for tape in tapes)
-    worst = max(range(len(peaks)), key=lambda rank: (peaks[rank], rank))
+    apart = (
+        {0, strategy.ranks - 1, *(rank for rank, _ in distinct(model, job, None, strategy))}
+        if strategy.ranks > MANY
+        else range(strategy.ranks)
+    )
+    tapes = {rank: lower(model, job, replace(strategy, rank=rank)) for rank in sorted(apart)}
+    peaks = {rank: memory(tape).allocated for rank, tape in tapes.items()}
+    worst = max(peaks, key=lambda rank: (peaks[rank], rank))
     first, last = (side(row, rank, tapes[rank]) for rank in (0, worst))
-    return Found(row=row, peaks=peaks, first=first, worst=last)
+    return Found(row=row, peaks=tuple(peaks.values()), first=first, worst=last)
 
 
 def side(row: Row, rank: int, written: Tape) -> Side:

@@ -351,6 +351,7 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
         (["estimate", "a", "b"], ["one model at a time"]),
         (["estimate", "a", "--bach", "3", "--modle=x"], ["unknown option `--bach`", "`--batch`", "unknown option `--modle`"]),
         (["estimate", "a", "-x"], ["unknown option `-x`"]),
+        (["estimate", "gpt2", "--by", "trace", "--python", "/x"], ["unknown option `--python`", "`memfit trace MODEL --python` takes it"]),
         (["estimate", "a", "--gpu"], ["'--gpu' requires an argument"]),
         (["estimate", "a", "--format", "xml"], ["'xml' is not one of"]),
         (["estmate", "a"], ["no command `estmate`", "did you mean `estimate`"]),
@@ -466,3 +467,13 @@ def test_the_shell_is_told_how(shell: str) -> None:
     done = process(_MEMFIT_COMPLETE=f"{shell}_source")
     assert (done.returncode, done.stderr) == (0, "")
     assert f"_MEMFIT_COMPLETE={shell}_complete" in done.stdout
+
+
+def test_a_trace_without_torch_says_what_else_would_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for words in (["estimate", "gpt2", "--by", "trace", "--offline"], ["trace", "gpt2", "--offline"]):
+        code, _, told = said(capsys, *words)
+        assert code == 2
+        assert "needs the extra `trace`" in told
+        assert "pip install 'memfit[trace]'" in told
+        assert "--python VENV" in told
