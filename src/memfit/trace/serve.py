@@ -32,9 +32,8 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     settings = settings_of(model, job)
     whole = older.whole(model, job) or bool(beside.in_step(model))
     skip = job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not whole
-    static = (
-        job.cache == "static" or job.beams > 1
-    )  # the cache, or the beams' ids, are made as long as they get: the first answer must say so
+    # The cache, or the beams' ids (since transformers 4.50), are made as long as they get: the first answer must say so.
+    static = job.cache == "static" or (job.beams > 1 and hasattr(model, "_flatten_beam_dim"))
     if skip and static:
         settings["stopping_criteria"] = [Stop()]
     held = model.generate(**prompt, max_new_tokens=FIRST if skip and not static else job.new_tokens, **settings)
