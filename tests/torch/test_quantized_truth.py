@@ -49,7 +49,9 @@ def made(name: str) -> Callable[[list[Any]], Any]:
     def make(trained: list[Any]) -> Any:
         import bitsandbytes
 
-        bitsandbytes.optim.GlobalOptimManager.get_instance().override_config(trained[0], "optim_bits", 32)
+        manager = bitsandbytes.optim.GlobalOptimManager.get_instance()
+        manager.initialize()  # it knows parameters by `id`, which one of an earlier model may have had
+        manager.override_config(trained[0], "optim_bits", 32)
         return getattr(bitsandbytes.optim, name)(trained)
 
     return make
