@@ -34,7 +34,6 @@ def of_bitsandbytes(name: str, model: Any) -> Any:
     made = optimizers.of_trainer(TRAINERS.get(name, name), model)
     if made.args.optim_bits == 8:
         manager = importlib.import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
-        manager.initialize()  # one of the whole process, which knows parameters by `id`: those of an earlier model may be had again
         for module in model.modules():
             if isinstance(module, torch.nn.Embedding):
                 manager.register_module_override(module, "weight", {"optim_bits": 32})
