@@ -12,8 +12,8 @@ from memfit.measure import loading, real
 from memfit.measure.meter import Meter
 from memfit.measure.record import Case
 from memfit.techniques.fsdp import resolved
-from memfit.trace import cuda, inputs, kernels_of, ranks, serve, stages, steps, trl
-from memfit.trace.program import Options, count, prepared, quiet
+from memfit.trace import cuda, inputs, kernels_of, ranks, stages, trl
+from memfit.trace.program import Options, count, prepared, quiet, ways_of
 from memfit.trace.spread import Spread
 
 
@@ -57,13 +57,10 @@ def placed(model: Any, kind: str, job: Job, spread: Spread, meter: Meter) -> tup
 
 def run(meter: Any, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
     """The trace's loops; `meter` stands in its recorder's place."""
-    if job.training and options.strategy.pp is not None:
-        stages.train(meter, model, job, options, plan)
-    elif job.training:
-        steps.train(meter, model, job, options, plan)
-    else:
+    _, act = ways_of(job, options.strategy)
+    if not job.training:
         watch(model, meter)
-        serve.infer(meter, model, job, options, plan)
+    act(meter, model, job, options, plan)
 
 
 class Alone(Spread):

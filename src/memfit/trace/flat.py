@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from memfit.strategy import FSDP
 from memfit.trace import cuda
-from memfit.trace.sides import Offloaded
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "": None}  # of a policy; "" leaves them as they are
 
@@ -73,22 +72,4 @@ def answers() -> list[tuple[Any, str, Any]]:
     ]  # fmt: skip
 
 
-def hosted(recorder: Offloaded) -> list[tuple[Any, str, Any]]:
-    """FSDP1's flat parameters are moved to the host, where they and their gradients are page-locked."""
-    from torch.distributed.fsdp._flat_param import FlatParamHandle
-
-    true_to = FlatParamHandle.flat_param_to
-
-    def moved(self: Any, device: Any, **given: Any) -> None:
-        if torch.device(device).type == "cpu":
-            recorder.apart(self.flat_param)
-        else:
-            true_to(self, device, **given)
-
-    return [
-        (FlatParamHandle, "flat_param_to", moved),
-        (torch.Tensor, "pin_memory", lambda self, *_: self),
-    ]
-
-
-__all__ = ["answers", "hosted", "widened", "wrapped"]
+__all__ = ["answers", "widened", "wrapped"]

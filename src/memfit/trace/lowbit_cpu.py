@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-BLOCK = 256
 Tensors = tuple[torch.Tensor, ...]
 # First state, second one (where there are two), gradient and weight in fp32, and whether the states came in 8 bits. What a rule gives back is
 # alive until the step of this parameter is over.

@@ -160,7 +160,7 @@ def recorder_of(strategy: Strategy) -> type[Recorder]:
 
 def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
     """Load the model, make of it what trains, and run it."""
-    total = count(model.parameters())
+    total = count(model.parameters(), recorder.elements)
     late = not options.spread.cuts or (job.quantization != "none" and options.strategy.fsdp is None)  # packed as they arrive
     if options.spread.cuts:
         with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
@@ -169,26 +169,24 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
                 one.quantize(DTYPES[job.precision])  # `bnb_4bit_quant_storage`
             model = options.spread.cut(model if late else prepared(model, job, plan.kind, recorder.device.type))
     with module_stack(recorder), recorder:
-        if isinstance(recorder, zero.Rank):
-            model = zero.brought(recorder, model, job, options.strategy, lambda one, device: prepared(one, job, plan.kind, device))
-        else:
-            steps.warm_up(recorder, model, job)
-            steps.load(recorder, model)
-            if late:
-                model = prepared(model, job, plan.kind, recorder.device.type)
-        recorder.parameters = total, count(one for one in model.parameters() if one.requires_grad) if job.training else 0
+        brought, run = ways_of(job, options.strategy)
+        model = brought(recorder, model, job, options.strategy, lambda one, on: prepared(one, job, plan.kind, on) if late else one)
+        trained = (one for one in model.parameters() if one.requires_grad and job.training)
+        recorder.parameters = total, count(trained, recorder.elements)
         paths = steps.paths_of(model)
         for one in steps.weights(model):
             steps.own(recorder, "weights", [one], paths.get(id(one), ""))
         recorder.names = {id(module): plain(name) for name, module in model.named_modules()}
-        if isinstance(recorder, zero.Rank):
-            zero.train(recorder, model, job, options, plan)
-        elif job.training and options.strategy.pp is not None:
-            stages.train(recorder, model, job, options, plan)
-        elif job.training:
-            steps.train(recorder, model, job, options, plan)
-        else:
-            serve.infer(recorder, model, job, options, plan)
+        run(recorder, model, job, options, plan)
+
+
+def ways_of(job: Job, strategy: Strategy) -> tuple[Callable[..., Any], Callable[..., None]]:
+    """How the model comes to the GPU, and what is done with it there."""
+    if not job.training:
+        return steps.brought, serve.infer
+    if strategy.zero is not None:
+        return zero.brought, zero.train
+    return steps.brought, steps.train if strategy.pp is None else stages.train
 
 
 def prepared(model: Any, job: Job, kind: str, device: str) -> Any:
@@ -204,8 +202,8 @@ def prepared(model: Any, job: Job, kind: str, device: str) -> Any:
     return model
 
 
-def count(parameters: Iterable[torch.Tensor]) -> int:
-    return sum(zero.count_of(one) for one in {id(one): one for one in parameters}.values())
+def count(parameters: Iterable[torch.Tensor], elements: Callable[[torch.Tensor], int] = torch.Tensor.numel) -> int:
+    return sum(elements(one) for one in {id(one): one for one in parameters}.values())
 
 
 def refusals(job: Job) -> Iterator[Problem]:

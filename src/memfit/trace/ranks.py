@@ -21,7 +21,6 @@ from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
 from memfit.trace import collectives, cuda, flat, stages, streams, zero
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
-from memfit.trace.sides import Offloaded
 
 SERVED = ("ddp", "fsdp", "zero", "tp", "cp", "pp")
 ALONE = threading.Lock()  # a process has one default group
@@ -192,8 +191,7 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
     found.append((AsyncCollectiveTensor, "__new__", staticmethod(new)))
     found += flat.answers()
-    if isinstance(recorder, Offloaded):
-        found += flat.hosted(recorder)
+    found += recorder.answers()
     true_empty = torch.empty
 
     def empty(*size: Any, **given: Any) -> torch.Tensor:

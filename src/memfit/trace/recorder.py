@@ -135,6 +135,14 @@ class Recorder(TorchDispatchMode):
             kind, Problem(message=message, where=where or (self.modules[-1] if self.modules else ""), hint=hint, level="note")
         )
 
+    def elements(self, parameter: torch.Tensor) -> int:
+        """Of a parameter, of which this rank may hold a part."""
+        return parameter.numel()
+
+    def answers(self) -> list[tuple[Any, str, Any]]:
+        """(owner, name, value): what the program is answered while it runs."""
+        return []
+
     def rest(self) -> None:
         """Backward is over: no node is being evaluated."""
         self.last_node = (0, "")

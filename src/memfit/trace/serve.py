@@ -150,10 +150,12 @@ def grown(cache: Any, length: int) -> bool:
     any_grew = False
     for layer in getattr(cache, "layers", ()):
         if hasattr(layer, "_quantized_keys"):
-            any_grew |= packed(layer, length)
+            packed(layer, length)
+            any_grew = True
             continue
         if hasattr(layer, "max_cache_len"):
-            any_grew |= filled(layer, length)
+            filled(layer, length)
+            any_grew = True
             continue
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4:
@@ -173,7 +175,7 @@ def grown(cache: Any, length: int) -> bool:
     return any_grew
 
 
-def packed(layer: Any, length: int) -> bool:
+def packed(layer: Any, length: int) -> None:
     """Let a quantized layer hold so many tokens: packed by `RESIDUAL`, and the rest as they are."""
     prompt = layer._quantized_keys.shape[-2]
     whole = length - (length - prompt) % layer.residual_length
@@ -186,12 +188,10 @@ def packed(layer: Any, length: int) -> bool:
         shape = (*now.shape[:-2], rest, now.shape[-1]) if rest else (0,)
         setattr(layer, name, torch.empty(shape, dtype=kind, device=device))
     layer.cumulative_length = length
-    return True
 
 
-def filled(layer: Any, length: int) -> bool:
+def filled(layer: Any, length: int) -> None:
     """Let a static layer of this length believe that it is so full."""
     layer.cumulative_length.fill_(length)
     if hasattr(layer, "cumulative_length_int"):
         layer.cumulative_length_int = length
-    return True

@@ -179,6 +179,20 @@ class Offloaded(Sides):
         else:
             super().arrive(tensor, part, where)
 
+    def answers(self) -> list[tuple[Any, str, Any]]:
+        """FSDP1's flat parameters are moved to the host, where they and their gradients are page-locked."""
+        from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+        true_to = FlatParamHandle.flat_param_to
+
+        def moved(handle: Any, device: Any, **given: Any) -> None:
+            if torch.device(device).type == "cpu":
+                self.apart(handle.flat_param)
+            else:
+                true_to(handle, device, **given)
+
+        return [(FlatParamHandle, "flat_param_to", moved), (torch.Tensor, "pin_memory", lambda tensor, *_: tensor)]
+
 
 def together(tensors: list[torch.Tensor], sides: list[str], name: str) -> None:
     """What CUDA says of operands on two devices; numbers without dimensions may come from the CPU."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
+from memfit.strategy import Strategy
 from memfit.tape import LONGEST, Part
 from memfit.trace import beside, inputs, meshes, prepare, standins, trl, versions
 from memfit.trace.optimizers import backward, kept_of, stepped
@@ -40,6 +42,13 @@ def load(recorder: Recorder, model: Any) -> None:
     arrivals(recorder, model)
 
 
+def brought(recorder: Recorder, model: Any, job: Job, strategy: Strategy, finish: Callable[[Any, str], Any]) -> Any:
+    """The model as `from_pretrained` leaves it on the GPU, of which `finish` makes what trains."""
+    warm_up(recorder, model, job)
+    load(recorder, model)
+    return finish(model, recorder.device.type)
+
+
 def arrivals(recorder: Recorder, model: Any) -> None:
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
@@ -67,10 +76,7 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
 
 def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
     """Forward, backward, step, zero_grad; outputs are dropped before backward unless they are kept."""
-    model.train()
-    if versions.cache_off(job):
-        model.config.use_cache = False
-    prepare.checkpointed(model, job)
+    begin(model, job)
     wrapped = options.spread.wrapped(model)
     forward = trl.called(prepare.mixed(wrapped, job, recorder.device.type), job, plan.kind)
     name_gradients(recorder, model, job)
@@ -81,16 +87,16 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         own(recorder, "master", optimizer.masters())
         optimizer.tell = lambda gradients: own(recorder, "gradients", gradients)
     scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
-    kept: dict[str, Any] = {}  # the loop's variables,
-    recorder.loop = kept  # there when the last step is over, too
-    lengths = dict.fromkeys(range(options.steps), job.seq) | ({LONGEST: job.longest} if job.longest else {})
-    for step, length in lengths.items():
+    micro = Micro(
+        plan=plan, options=options, forward=forward, backward=lambda loss: backward(optimizer, loss), scaler=scaler, shares=job.accumulate
+    )
+    recorder.loop = micro.kept  # there when the last step is over, too
+    for step, now in jobs(job, options.steps).items():
         if job.zero_grad == "before_backward":
             optimizer.zero_grad(set_to_none=True)
-        for index in range(job.accumulate):
-            now = job if length == job.seq else job.replace(seq=length, longest=0)
-            with options.spread.micro_batch(wrapped, index + 1 == job.accumulate):
-                micro_step(recorder, model, forward, now, (plan, options, scaler, step, optimizer), kept)
+        for last in parts(job):
+            with options.spread.micro_batch(wrapped, last):
+                micro_step(recorder, model, now, micro, step)
         recorder.mark("step")
         update(model, optimizer, job, scaler)
         states(recorder, optimizer, paths)
@@ -107,6 +113,23 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
             model.merge_and_unload()
 
 
+def begin(model: Any, job: Job) -> None:
+    model.train()
+    if versions.cache_off(job):
+        model.config.use_cache = False
+    prepare.checkpointed(model, job)
+
+
+def jobs(job: Job, count: int) -> dict[int, Job]:
+    """What each step does: the same `count` times, and then the longest batch if there is one."""
+    return dict.fromkeys(range(count), job) | ({LONGEST: job.replace(seq=job.longest, longest=0)} if job.longest else {})
+
+
+def parts(job: Job) -> Iterator[bool]:
+    """The micro-batches of a step: whether one is the last."""
+    return (index + 1 == job.accumulate for index in range(job.accumulate))
+
+
 def name_gradients(recorder: Recorder, model: Any, job: Job) -> None:
     """Before an optimizer uses them up while backward runs."""
     if OPTIMIZERS[job.optimizer].when == "layerwise":
@@ -115,26 +138,36 @@ def name_gradients(recorder: Recorder, model: Any, job: Job) -> None:
                 one.register_post_accumulate_grad_hook(lambda leaf: own(recorder, "gradients", [leaf.grad]))
 
 
-def micro_step(
-    recorder: Recorder, model: Any, forward: Any, job: Job, how: tuple[inputs.Plan, Any, Any, int, Any], kept: dict[str, Any]
-) -> None:
-    plan, options, scaler, step, optimizer = how
+@dataclass(frozen=True, kw_only=True)
+class Micro:
+    """What runs one batch forward and backward, and what the loop keeps of it until the next one."""
+
+    plan: inputs.Plan
+    options: Any
+    forward: Callable[..., Any]
+    backward: Callable[[Any], None]
+    scaler: Any = None
+    shares: int = 1  # of the loss, each part of a batch gives one; an engine may see to that itself
+    kept: dict[str, Any] = field(default_factory=dict)
+
+
+def micro_step(recorder: Recorder, model: Any, job: Job, how: Micro, step: int) -> None:
     recorder.mark("prepare", step=step)
-    with options.spread.inputs(inputs.training(recorder, model, job, plan, job.batch)) as given:
-        kept["inputs"] = given  # until the next ones are there
+    with how.options.spread.inputs(inputs.training(recorder, model, job, how.plan, job.batch)) as given:
+        how.kept["inputs"] = given  # until the next ones are there
         recorder.mark("forward")
-        outputs = forward(**given)
+        outputs = how.forward(**given)
         loss = beside.loss_of(model, outputs)
         if job.keep_outputs:
-            kept["outputs"] = outputs  # overwritten now
-        if not options.keep_outputs:
+            how.kept["outputs"] = outputs  # overwritten now
+        if not how.options.keep_outputs:
             del outputs
-        if job.accumulate > 1:
-            loss = loss / job.accumulate
-        if scaler is not None:
-            loss = scaler.scale(loss)
+        if how.shares > 1:
+            loss = loss / how.shares
+        if how.scaler is not None:
+            loss = how.scaler.scale(loss)
         recorder.mark("backward")
-        backward(optimizer, loss)
+        how.backward(loss)
     recorder.rest()
     own(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
 

@@ -18,12 +18,13 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import Strategy, ZeRO
-from memfit.tape import LONGEST, Part, Sync, Trim
+from memfit.tape import Part, Sync, Trim
 from memfit.techniques.zero import resolved as filled
-from memfit.trace import cuda, inputs, prepare, steps, trl, versions
+from memfit.trace import cuda, inputs, steps, trl
 from memfit.trace.collectives import tensors_of
+from memfit.trace.flat import DTYPES
 from memfit.trace.recorder import Recorder
-from memfit.trace.shadows import count_of as count_of_values
+from memfit.trace.shadows import count_of
 from memfit.trace.sides import Sides
 
 # What a setting is called in the `zero_optimization` section (runtime/zero/config.py).
@@ -67,11 +68,16 @@ def settings(job: Job, zero: ZeRO) -> dict[str, Any]:
     """The job in DeepSpeed's words."""
     section: dict[str, Any] = {word: getattr(zero, name) for name, word in SECTION.items()}
     section |= {name: {"device": getattr(zero, name), "pin_memory": True} for name in OFFLOADS if getattr(zero, name) != "none"}
-    half = next((one for one in ("bf16", "fp16") if one in job.precision), "")
+    half = half_of(job)
     return {
         "train_micro_batch_size_per_gpu": job.batch, "gradient_accumulation_steps": job.accumulate, "zero_allow_untested_optimizer": True,
         "zero_optimization": section, "zero_force_ds_cpu_optimizer": False, "gradient_clipping": job.clip, **({half: {"enabled": True}} if half else {}),
     }  # fmt: skip
+
+
+def half_of(job: Job) -> str:
+    """The 16 bits that DeepSpeed trains in; none of a job in fp32."""
+    return next((one for one in ("bf16", "fp16") if one in job.precision), "")
 
 
 class Rank(Sides):
@@ -90,13 +96,16 @@ class Rank(Sides):
     def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         """On the host as well, floats have no values: what is real and what is not cannot be a tensor and its gradient."""
         kind = kwargs.get("dtype") or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None) or torch.get_default_dtype()
-        return bool(kind.is_floating_point) and count_of_values(args) > 1
+        return bool(kind.is_floating_point) and count_of(args) > 1
 
     def fetched(self, tensor: torch.Tensor, kind: Any) -> torch.Tensor:
         kind = tensor.dtype if kind is None else kind
         if not kind.is_floating_point or tensor.numel() == 1:
             return super().fetched(tensor, kind)
         return self.apart(torch.empty_strided(tensor.size(), tensor.stride(), dtype=kind, device="meta"))
+
+    def elements(self, parameter: Any) -> int:
+        return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
 # ------------------------------------------------------------------------------------------------------------------ the machine
@@ -205,11 +214,12 @@ def maker(kind: torch.dtype) -> property:
 
 
 # ------------------------------------------------------------------------------------------------------------------ the engine
-def brought(recorder: Rank, model: Any, job: Job, strategy: Strategy, finish: Callable[[Any, str], Any]) -> Any:
+def brought(recorder: Recorder, model: Any, job: Job, strategy: Strategy, finish: Callable[[Any, str], Any]) -> Any:
     """The model as it is handed to DeepSpeed: on the host, or in parts if the third stage was known of before it was made. What is packed is packed
     on the GPU. `finish` makes of it what trains."""
     zero = strategy.zero
     assert zero is not None
+    assert isinstance(recorder, Rank)
     recorder.mark("load")
     recorder.names = {id(module): name for name, module in model.named_modules()}
     if job.quantization != "none":
@@ -220,41 +230,26 @@ def brought(recorder: Rank, model: Any, job: Job, strategy: Strategy, finish: Ca
     if zero.stage == 3:
         from deepspeed.runtime.zero import Init
 
-        half = next((kind for name, kind in (("bf16", torch.bfloat16), ("fp16", torch.float16)) if name in job.precision), None)
+        half = DTYPES[half_of(job)]
         for tensor in model.parameters() if half is not None else ():
             tensor.data = tensor.data.to(half)
         Init(module=model, config_dict_or_path=settings(job, zero))
     return finish(model, recorder.device.type if zero.stage == 3 else "cpu")
 
 
-def train(recorder: Rank, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
+def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
     """Forward, backward and step by the engine, as accelerate calls it."""
-    model.train()
-    if versions.cache_off(job):
-        model.config.use_cache = False
-    prepare.checkpointed(model, job)
+    steps.begin(model, job)
     paths = steps.paths_of(model)
     engine = engine_of(recorder, model, job, options)
     forward = trl.called(engine, job, plan.kind)
-    kept: dict[str, Any] = {}  # the loop's variables
-    recorder.optimizer, recorder.loop = engine, kept
-    for step, length in lengths(job, options).items():
-        now = job if length == job.seq else job.replace(seq=length, longest=0)
-        for index in range(job.accumulate):
-            recorder.mark("prepare", step=step)
-            kept["inputs"] = given = inputs.training(recorder, model, now, plan, now.batch)
-            recorder.mark("forward")
-            outputs = forward(**given)
-            loss = outputs.loss
-            if job.keep_outputs:
-                kept["outputs"] = outputs
-            del outputs
-            recorder.mark("backward")
-            engine.backward(loss)
-            del loss
-            recorder.rest()
-            steps.own(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
-            if index + 1 == job.accumulate:
+    micro = steps.Micro(plan=plan, options=options, forward=forward, backward=engine.backward)
+    recorder.optimizer, recorder.loop = engine, micro.kept
+    count = max(options.steps, 3) if options.strategy.zero.stage == 3 else options.steps  # it learns in the first, then gathers ahead
+    for step, now in steps.jobs(job, count).items():
+        for last in steps.parts(job):
+            steps.micro_step(recorder, model, now, micro, step)
+            if last:
                 recorder.mark("step")
             engine.step()
         states(recorder, engine, paths)
@@ -262,13 +257,7 @@ def train(recorder: Rank, model: Any, job: Job, options: Any, plan: inputs.Plan)
         steps.evaluate(recorder, model, forward, job, plan)
 
 
-def lengths(job: Job, options: Any) -> dict[int, int]:
-    """Of each step. The third stage learns in the first, and gathers ahead from the second on."""
-    count = max(options.steps, 3) if options.strategy.zero.stage == 3 else options.steps
-    return dict.fromkeys(range(count), job.seq) | ({LONGEST: job.longest} if job.longest else {})
-
-
-def engine_of(recorder: Rank, model: Any, job: Job, options: Any) -> Any:
+def engine_of(recorder: Recorder, model: Any, job: Job, options: Any) -> Any:
     import deepspeed
 
     recorder.mark("prepare")
@@ -311,8 +300,4 @@ def shape_of(parameter: Any) -> Any:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
-def count_of(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", parameter.numel()))
-
-
-__all__ = ["Rank", "brought", "count_of", "engaged", "load", "refusals", "resolved", "settings", "train", "version"]
+__all__ = ["Rank", "brought", "engaged", "load", "refusals", "resolved", "settings", "train", "version"]
