@@ -156,8 +156,8 @@ class PP(Layout):
 
 @dataclass(frozen=True, kw_only=True)
 class EP(Layout):
-    """Expert parallelism: every rank holds some of the experts. Its ranks are among those of the other layouts within a stage. One rank
-    (`ep=1`) leaves the settings to say how Megatron sends tokens to their experts."""
+    """Expert parallelism: every rank holds some of the experts. Its ranks are among those of the other layouts within a stage (transformers: of
+    `fsdp`). One rank (`ep=1`) leaves the settings to say how Megatron sends tokens to their experts."""
 
     capacity: float = option(0.0, "capacity factor; 0: tokens are never dropped", low=0.0, high=1000.0)
     padded: bool = option(False, "every expert gets as many rows as its capacity (`--moe-pad-expert-input-to-capacity`)")

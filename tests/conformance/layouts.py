@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.conformance.layouts_ep import EP, EP_FUSED, SPREADABLE
 from tests.conformance.layouts_zero import ZERO
 from tests.conformance.models import SMALL, SPLIT
 
@@ -31,6 +32,7 @@ TOGETHER: dict[str, tuple[tuple[str, ...], ...]] = {
     "tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
     "pp": (("weights",), ("optimizer",), ("communication",), ("logits", *PASSING)),
     "cp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
+    "ep": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
     "pp tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
 }
 
@@ -60,7 +62,7 @@ class Row:
 
     @property
     def config(self) -> dict[str, Any]:
-        config = (SPLIT if self.kind in TOGETHER else SMALL)[self.model]
+        config = (SPREADABLE if " ep=" in self.use else SPLIT if self.kind in TOGETHER else SMALL)[self.model]
         return {**config, "num_hidden_layers": 6} if self.kind.startswith("pp") else config
 
     @property
@@ -229,6 +231,8 @@ def rows() -> Iterator[Row]:
     yield from (Row(kind="cp", model=model, use=use, options=options) for model, use, options in RINGS)
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
+    yield from (Row(kind="ep", model=model, use=use, options=options) for model, use, options in EP)
+    yield from (Row(kind="liger_kernel", model=model, use=use, options=options) for model, use, options in EP_FUSED)
     yield from (Row(kind="zero", model=model, use=use, options=options) for model, use, options in ZERO)
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from memfit.errors import Problem
+from memfit.job import Job
 from memfit.model.modules import Layer, MoE
 from memfit.program import Program
-from memfit.strategy import EP
+from memfit.strategy import EP, Strategy
 from memfit.techniques.base import TRACE, Technique
+
+PLANNED = (5, 23)  # transformers whose experts are reached by `EPImplementation`s (distributed/expert_parallel.py)
 
 
 def apply(program: Program) -> Program:
@@ -35,13 +38,22 @@ def check(program: Program) -> Iterator[Problem]:
     yield from problems(program, ep) if not program.spread else ()
 
 
+def stacks(program: Program) -> frozenset[str]:
+    """Names of the weights of experts, within a layer."""
+    mixers = [block.mixer for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)]
+    return frozenset(weight.name for mixer in mixers for weight in mixer.own() if weight.role == "expert")
+
+
 def problems(program: Program, ep: EP) -> Iterator[Problem]:
     """What keeps the experts from being spread. (After that there is nothing left to ask.)"""
     job, strategy = program.job, program.strategy
     if not program.engine:
-        hint = f"`--framework megatron` has one; {TRACE}"
-        yield Problem(message=f"no formula yet for expert parallelism of {job.framework}", where="use ep", hint=hint)
-        return
+        if not job.hugging:
+            hint = "`transformers` and `megatron` have one"
+            yield Problem(message=f"no formula yet for expert parallelism of {job.framework}", where="use ep", hint=hint)
+            return
+        yield from planned(job, strategy, ep)
+        yield from unwritten(program)
     found = {block.mixer for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)}
     if not found:
         yield Problem(message=f"`{program.model.name}` has no experts to spread", where="use ep", hint="leave it away")
@@ -53,7 +65,53 @@ def problems(program: Program, ep: EP) -> Iterator[Problem]:
             yield Problem(message=message, where="use ep.tensor", hint="a size that divides them")
 
 
+# Settings that are Megatron's own (megatron-core 0.16.1 transformer_config.py); transformers drops no token, and pads none.
+MEGATRONS = ("capacity", "padded", "dispatcher", "fused", "aux_loss", "router_dtype")
+
+
+def planned(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
+    """What transformers' own plan does not do, for both producers (transformers 5.23 distributed/configuration_utils.py DistributedConfig)."""
+    for one in fields(EP):
+        if one.name in MEGATRONS and getattr(ep, one.name) != one.default:
+            message = "transformers drops and pads no tokens, and has one way to send them in training: the setting is Megatron's"
+            yield Problem(message=message, where=f"use ep.{one.name}", hint="leave it away")
+    fsdp = strategy.fsdp
+    if fsdp is None or fsdp.version == 1:
+        message = "transformers spreads experts over the ranks of FSDP2, each with sequences of its own"
+        yield Problem(message=message, where="use ep", hint=f"`--use fsdp={max(2, strategy.ranks)} --use ep={max(2, ep.size)}`")
+        return
+    beside = [name for name in ("tp", "cp", "pp", "zero", "gemini") if strategy.size(name) > 1]
+    if beside:
+        message = f"no way yet to run transformers' experts over ranks beside `{beside[0]}`"
+        yield Problem(message=message, where="use ep", hint="beside `fsdp`, and `ddp` for replicas")
+    elif fsdp.size % ep.size:
+        message = f"{ep.size} ranks of experts do not divide the {fsdp.size} that FSDP2 shards over"
+        yield Problem(message=message, where="use ep", hint=f"`ep={fsdp.size}`, or a divisor")
+    if not job.training:
+        yield Problem(message="a rank's experts serve training here, not inference", where="use ep", hint="leave it away")
+    if job.router_skew != 1:
+        message = "where experts are spread it is the busiest rank's share that counts"
+        yield Problem(message=message, where="job.router_skew", hint=f"`--use ep={ep.size},imbalance={job.router_skew:g}`")
+    if job.liger:
+        yield Problem(message="Liger's experts have not been seen over several ranks", where="job.liger", hint="leave it away")
+
+
+def unwritten(program: Program) -> Iterator[Problem]:
+    """What has no formula of what transformers does."""
+    job, model = program.job, program.model
+    mixers = {block.mixer for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)}
+    wrong = (
+        (job.version("transformers") < PLANNED, "before transformers 5.23"),
+        (any(one.format for one in mixers), "of experts that stay packed"),
+        (program.adapter is not None and bool(program.adapter.parameters), "with adapters on the stacks"),
+    )
+    for one, what in wrong:
+        if one:
+            yield Problem(message=f"no formula yet for expert parallelism {what}", where="use ep", hint=TRACE)
+
+
 TECHNIQUE = Technique(
-    name="expert parallel", cite="megatron-core 0.16.1 transformer/moe/experts.py TEGroupedMLP, parallel_state.py (expert groups)",
+    name="expert parallel", cite="megatron-core 0.16.1 transformer/moe/experts.py TEGroupedMLP, parallel_state.py (expert groups); "
+    "transformers 5.23 distributed/expert_parallel.py",
     apply=apply, check=check, layout="ep",
 )  # fmt: skip

@@ -22,7 +22,8 @@ def check(program: Program) -> Iterator[Problem]:
     found = mixtures(program)
     if not found:
         return
-    yield from megatron(program) if program.engine else routed(program, found)
+    spread = program.strategy.size("ep") > 1
+    yield from megatron(program) if program.engine else shared_out(program) if spread else routed(program, found)
     if program.quant is not None and not any(one.format for one in found):
         yield from unpacked(program)
     if program.adapter is not None:
@@ -60,9 +61,16 @@ def megatron(program: Program) -> Iterator[Problem]:
     if program.job.router_skew != 1:
         message = "what counts is the busiest rank's share, not the busiest expert's"
         yield Problem(message=message, where="job.router_skew", hint="`--use ep=8,imbalance=1.5`", level="note")
-    if ep.imbalance == 1 and not ep.padded:
+    if not ep.padded:
+        yield from shared_out(program)
+
+
+def shared_out(program: Program) -> Iterator[Problem]:
+    """Experts over several ranks: the one told of may get more than its share."""
+    ep = program.strategy.ep
+    if ep is None or ep.imbalance == 1:
         message = "every rank is taken to get an equal share of the tokens"
-        yield Problem(message=message, where=where, hint="`imbalance=1.5` gives this rank half as many again", level="note")
+        yield Problem(message=message, where="use ep.imbalance", hint="`imbalance=1.5` gives this rank half as many again", level="note")
 
 
 def unpacked(program: Program) -> Iterator[Problem]:

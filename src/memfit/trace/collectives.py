@@ -40,14 +40,19 @@ def in_place(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
     tensors = tensors_of(args)
     if not any(one.is_meta for one in tensors):
         return NO
-    from torch._C._distributed_c10d import _create_work_from_future
-
     note(recorder, func, args, tensors)
-    future: Any = torch.futures.Future()
-    future.set_result(tensors)
-    work = _create_work_from_future(future).boxed()
+    work = done(tensors)
     returns = len(func._schema.returns)
     return True, (args[0], work) if returns == 2 else work if returns == 1 else None
+
+
+def done(tensors: list[torch.Tensor]) -> Any:
+    """A work that is."""
+    from torch._C._distributed_c10d import _create_work_from_future
+
+    future: Any = torch.futures.Future()
+    future.set_result(tensors)
+    return _create_work_from_future(future).boxed()
 
 
 def functional(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
@@ -90,7 +95,20 @@ def wrapped(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool
     return (True, AsyncCollectiveTensor(args[0])) if args[0].is_meta else NO
 
 
-OWN = {"wait_tensor": waited, "_wrap_tensor_autograd": wrapped}
+def told(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """Numbers that ranks tell each other, how many rows each sends: every rank is taken to choose experts as this one does, and this one to receive
+    `imbalance` times its share."""
+    target, source = args[:2]
+    group = group_in(func, args)
+    if target.is_meta or source.is_meta or group is None:
+        return in_place(recorder, func, args, kwargs)
+    own = source.view(group.size(), -1)[group.rank()]
+    target.view(group.size(), -1).copy_((own * recorder.imbalance).ceil().to(target.dtype).expand(group.size(), -1))
+    note(recorder, func, args, [target, source])
+    return True, done([target])
+
+
+OWN = {"alltoall_base_": told, "wait_tensor": waited, "_wrap_tensor_autograd": wrapped}
 
 
 def note(recorder: Recorder, func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
@@ -106,15 +124,19 @@ def note(recorder: Recorder, func: Any, args: Any, tensors: list[torch.Tensor]) 
 
 def group_of(func: Any, args: Any) -> tuple[str, int]:
     """Name and size of the process group that an operator is called with."""
+    group = group_in(func, args)
+    return ("", 1) if group is None else (group.group_name, group.size())
+
+
+def group_in(func: Any, args: Any) -> Any:
     from torch._C._distributed_c10d import ProcessGroup
     from torch.distributed.distributed_c10d import _resolve_process_group
 
     for value, argument in zip(args, func._schema.arguments, strict=False):
         if argument.name in ("process_group", "group_name"):
             group = _resolve_process_group(value) if isinstance(value, str) else value
-            group = group if isinstance(group, ProcessGroup) else ProcessGroup.unbox(group)
-            return group.group_name, group.size()
-    return "", 1
+            return group if isinstance(group, ProcessGroup) else ProcessGroup.unbox(group)
+    return None
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:

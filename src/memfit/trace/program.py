@@ -25,6 +25,7 @@ from memfit.trace import (
     autocast,
     classes,
     cuda,
+    experts,
     failures,
     flash_attn,
     inputs,
@@ -141,7 +142,10 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 zero.engaged(recorder, options.strategy),
                 liger.applied(model, job),
             ):
-                options = dataclasses.replace(options, spread=Spread(options.strategy, mesh, job.autocast))
+                apart = experts.mesh_of(options.strategy, device.type)
+                recorder.imbalance, named = experts.named(options.strategy, apart)
+                recorder.groups.update(named)
+                options = dataclasses.replace(options, spread=Spread(options.strategy, mesh, job.autocast, apart))
                 perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {"torch": torch.__version__, "transformers": transformers.__version__, **zero.version(options.strategy)}

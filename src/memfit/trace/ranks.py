@@ -18,11 +18,11 @@ from memfit.job import Job
 from memfit.strategy import ORDER, TP, Strategy
 from memfit.techniques.base import names
 from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
-from memfit.trace import collectives, cuda, flat, stages, streams, zero
+from memfit.trace import collectives, cuda, experts, flat, stages, streams, zero
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 
-SERVED = ("ddp", "fsdp", "zero", "tp", "cp", "pp")
+SERVED = ("ddp", "fsdp", "zero", "tp", "cp", "pp", "ep")
 ALONE = threading.Lock()  # a process has one default group
 
 
@@ -48,6 +48,8 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield from of_tensors(job, strategy.tp)
         if strategy.ddp is not None and strategy.fsdp is None:
             yield Problem(message="DDP takes no DTensors", where="use ddp", hint="`fsdp` beside `tp`, as torchtitan and accelerate have it")
+    if strategy.size("ep") > 1:
+        yield from experts.refusals(job, strategy)
     if not job.training and [name for name, layout in strategy.uses() if layout.size > 1] != ["tp"]:
         yield Problem(message="the trace follows training over many GPUs, not inference", where="job.mode", hint="leave `use` away")
 
@@ -116,7 +118,7 @@ def forget() -> None:
 def mesh_of(strategy: Strategy, device: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = [name for name in reversed(ORDER) if getattr(strategy, name) is not None]
+    names = [name for name in reversed(ORDER) if getattr(strategy, name) is not None or (name == "tp" and strategy.size("ep") > 1)]
     return init_device_mesh(device, tuple(strategy.size(name) for name in names), mesh_dim_names=tuple(names))
 
 

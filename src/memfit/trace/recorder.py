@@ -73,6 +73,7 @@ class Recorder(TorchDispatchMode):
         self.device = device
         self.rows = CPU if device.type == "cpu" else HIDDEN
         self.skew, self.real_limit, self.real_floats = skew, REAL_LIMIT, REAL_FLOATS
+        self.imbalance = 0.0  # rows that come to this rank's experts over its balanced share, where experts are spread
         self.decided: dict[float, tuple[int, str]] = {}  # threshold -> it is passed once in so many places, and how that is told
         self.events: list[Block | Event] = []
         self.blocks: dict[int, Block] = {}  # storage address -> block

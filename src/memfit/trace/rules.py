@@ -180,6 +180,18 @@ def argmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]
     return True, found[1] if keep else found[1].squeeze(-1)
 
 
+@rule("max.dim")
+def best(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """The same of a router that looks for one after the other (PhiMoE), where ranks are to be told how many rows come."""
+    if not recorder.modules or not recorder.imbalance or len(args) < 2 or args[1] not in (-1, args[0].dim() - 1):
+        return NO
+    done, found = topk(recorder, aten.topk.default, (args[0], 1), {})
+    if not done:
+        return NO
+    keep = kwargs.get("keepdim", args[2] if len(args) > 2 else False)
+    return True, (found if keep else tuple(one.squeeze(-1) for one in found))
+
+
 @rule("eq.Scalar", "ne.Scalar", "lt.Scalar", "gt.Scalar", "le.Scalar", "ge.Scalar")
 def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """A comparison of a tensor whose one value is known."""

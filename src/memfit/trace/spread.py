@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from memfit.strategy import FSDP, ONE, Strategy
-from memfit.trace import flat, stages, tensors
+from memfit.trace import experts, flat, stages, tensors
 from memfit.trace.flat import DTYPES
 
 
@@ -20,11 +20,12 @@ class Spread:
     strategy: Strategy = ONE
     mesh: Any = None
     autocast: bool = False
+    experts: Any = None  # the mesh of the same ranks as experts see them, where those are spread
 
     @property
     def cuts(self) -> bool:
         """Whether a rank loads less than the whole model."""
-        return any(one is not None for one in (self.strategy.fsdp, self.strategy.tp, self.strategy.pp))
+        return any(one is not None for one in (self.strategy.fsdp, self.strategy.tp, self.strategy.pp, self.experts))
 
     def split(self, model: Any) -> Any:
         """Into stages, and matrices over ranks: transformers' own model, before there are adapters, which PEFT makes like them."""
@@ -33,7 +34,8 @@ class Spread:
         return self.matrices(model)
 
     def matrices(self, model: Any) -> Any:
-        return model if self.strategy.tp is None else tensors.cut(model, self.strategy.tp, self.mesh["tp"])
+        model = model if self.strategy.tp is None else tensors.cut(model, self.strategy.tp, self.mesh["tp"])
+        return model if self.experts is None else experts.spread(model, self.mesh, self.experts, "auto")
 
     def cut(self, model: Any) -> Any:
         """Before it is loaded: only this rank's part will be."""
@@ -43,7 +45,7 @@ class Spread:
             return flat.widened(made) if self.autocast else made
         if fsdp is not None:
             for one, body in [(part, part.whole) for part in model.parts] if self.strategy.pp is not None else [(model, base(model))]:
-                fully_sharded(one, body, fsdp, self.shards())
+                fully_sharded(one, body, fsdp, self.shards(), self.experts)
         return model
 
     def groups(self) -> Any:
@@ -114,9 +116,9 @@ class Spread:
 UNSPREAD = Spread()
 
 
-def fully_sharded(model: Any, body: Any, fsdp: FSDP, mesh: Any) -> None:
+def fully_sharded(model: Any, body: Any, fsdp: FSDP, mesh: Any, apart: Any = None) -> None:
     """Every layer a unit, and the rest with the root (torch's tutorials), or embedding and head units of their own, as accelerate 1.15 and
-    torchtitan have it; `body` is transformers' own model in it."""
+    torchtitan have it; `body` is transformers' own model in it. Experts that are spread are units within the layers, on the mesh `apart`."""
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     given: dict[str, Any] = {
@@ -126,6 +128,8 @@ def fully_sharded(model: Any, body: Any, fsdp: FSDP, mesh: Any) -> None:
     if fsdp.offload:
         given["offload_policy"] = CPUOffloadPolicy(pin_memory=False)
     reshard = fsdp.reshard_to or fsdp.reshard
+    if apart is not None:
+        experts.sharded(body, mesh.size(), apart, given)
     layers = list(layers_of(body)) if fsdp.wrap != "none" else []
     for layer in layers:
         fully_shard(layer, reshard_after_forward=reshard, **given)

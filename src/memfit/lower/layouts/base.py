@@ -51,6 +51,7 @@ from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Stage
 from memfit.strategy import Strategy
+from memfit.techniques.ep import stacks
 from memfit.techniques.tp import cut
 
 if TYPE_CHECKING:
@@ -179,8 +180,10 @@ def names(program: Program) -> Names:
 
 
 def by_dtensor(program: Program) -> frozenset[str]:
-    """Names of the parameters that torch's tensor parallelism cuts."""
-    return cut(program) if program.split and not program.engine else frozenset()
+    """Names of the parameters that torch's tensor parallelism cuts, or that are experts spread over ranks."""
+    if program.engine:
+        return frozenset()
+    return (cut(program) if program.split else frozenset()) | (stacks(program) if program.spread else frozenset())
 
 
 def units(body: Body) -> Iterator[Unit]:

@@ -22,6 +22,7 @@ from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
 from memfit.strategy import NAMES, Strategy
 from memfit.tape import Part
+from memfit.techniques.ep import stacks
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -38,6 +39,8 @@ class Group:
     name: str
     span: str
     reshard: bool
+    ranks: int  # that its weights are sharded over
+    inside: bool = False  # within a layer: experts that are spread
     params: list[Param] = field(default_factory=list)
     state: str = IDLE
     result: list[Storage | None] = field(default_factory=list)  # the gathered buffer, until it is copied out
@@ -60,6 +63,7 @@ class FSDP2(Engine):
         self.around = program.job.version("transformers") >= OUTSIDE and self.layout.prefetch > 1
         self.ranks = program.strategy.shards
         self.replicas = program.strategy.size("ddp")
+        self.experts = stacks(program) if program.spread else frozenset()
         self.groups: dict[str, Group] = {}
         self.opens: dict[str, Group] = {}  # by the module that a group's forward begins with,
         self.closes: dict[str, Group] = {}  # and ends with
@@ -81,14 +85,15 @@ class FSDP2(Engine):
         bring(self, body)
         ignored = frozenset() if self.layout.packed else packed_weights(body)
         for unit in settled(self, body):
-            group = self.group_of(unit, wrap, tied)
+            whole = self.group_of(unit, wrap, tied)
             for leaf in unit.leaves:
+                group = self.spread(unit, leaf) or whole
                 if id(leaf) in ignored:
                     settle(self.r, leaf, "weights")
                 else:
                     group.params.append(self.param(leaf, group))
         self.groups = {name: group for name, group in self.groups.items() if group.params}
-        self.layers = [group for group in self.groups.values() if group.span]
+        self.layers = [group for group in self.groups.values() if group.span and not group.inside]
         ends = {EMBED: TAIL} if tied else {}
         for name, group in self.groups.items():
             self.opens[name] = self.closes[ends.get(name, name)] = group
@@ -102,7 +107,18 @@ class FSDP2(Engine):
         elif name == TAIL or (name == EMBED and tied):
             name, reshard = (EMBED if tied else TAIL), False
         if name not in self.groups:
-            self.groups[name] = Group(name=name, span=unit.span, reshard=reshard)
+            self.groups[name] = Group(name=name, span=unit.span, reshard=reshard, ranks=self.ranks)
+        return self.groups[name]
+
+    def spread(self, unit: Unit, leaf: Tensor) -> Group | None:
+        """A layer's experts that are spread are a group of their own, over the ranks that hold the same ones (transformers 5.23
+        distributed/fsdp.py apply_fully_sharded_data_parallelism)."""
+        if leaf.name not in self.experts:
+            return None
+        name = f"{unit.span}.{leaf.name.rpartition('.')[0]}"
+        if name not in self.groups:
+            ranks = self.program.strategy.expert_data // self.replicas
+            self.groups[name] = Group(name=name, span=unit.span, reshard=True, ranks=ranks, inside=True)
         return self.groups[name]
 
     def param(self, leaf: Tensor, group: Group) -> Param:
@@ -114,10 +130,12 @@ class FSDP2(Engine):
             own.name, own.needs = leaf.name, leaf.needs
         else:
             r.where = group.span
-            own = shard(r, leaf, self.ranks, self.program.strategy.shard)
+            own = shard(
+                r, leaf, group.ranks, self.program.strategy.expert_replica % group.ranks if group.inside else self.program.strategy.shard
+            )
         if self.layout.param_dtype and stored is not UINT8:
             leaf.format = FORMATS[NAMES[self.layout.param_dtype]]
-        rows = -(-leaf.shape[0] // self.ranks) * self.ranks
+        rows = -(-leaf.shape[0] // group.ranks) * group.ranks
         param = Param(leaf=leaf, shard=own, stored=stored, rows=rows)
         leaf.storage = r.elastic(leaf.format.bytes(param.whole), "unshard", "communication")
         return param
@@ -179,9 +197,9 @@ class FSDP2(Engine):
     def unshard(self, group: Group) -> None:
         """All-gather: shards that are cast go through one flat tensor (`foreach_copy`), offloaded ones come one by one; the input is a view of
         the output."""
-        if group.result or group.unsharded:
+        if group.result or group.unsharded or group.ranks == 1:
             return
-        r, ranks = self.r, self.ranks
+        r, ranks = self.r, group.ranks
         if group.kept:
             ranks = self.layout.reshard_to
         where, r.where = r.where, r.span
@@ -199,12 +217,12 @@ class FSDP2(Engine):
             held.append(r.scratch(cast_in, "cast", "communication", self.gathers))
         size = sum(param.leaf.format.bytes(param.whole) for param in group.params)
         group.result = [r.scratch(size, "all_gather", "communication", self.gathers)]
-        r.comm("all_gather", size, ranks, "fsdp", self.gathers)
+        r.comm("all_gather", size, ranks, "efsdp" if group.inside else "fsdp", self.gathers)
         del held
         r.where = where
 
     def copy_out(self, group: Group) -> None:
-        if not group.result:
+        if group.unsharded or not (group.result or group.ranks == 1):
             return
         r = self.r
         where, r.where = r.where, r.span
@@ -213,6 +231,9 @@ class FSDP2(Engine):
             self.before_last, before = before, []
         for param in group.params:
             param.storage.take()
+            if group.ranks == 1 and param.stored is not param.leaf.format:  # copied from a cast
+                cast = r.scratch(param.leaf.format.bytes(param.whole), "cast", "communication")
+                del cast
         group.unsharded = True
         group.kept.clear()
         if group.state == FORWARD:  # freed when the next one is copied out
@@ -227,7 +248,7 @@ class FSDP2(Engine):
         r = self.r
         where, r.where = r.where, r.span
         for param in group.params:
-            if forward and self.layout.reshard_to:
+            if forward and self.layout.reshard_to and not group.inside:
                 size = param.leaf.format.bytes(param.whole) // self.layout.reshard_to
                 group.kept.append(r.scratch(size, "reshard", "communication"))
             param.storage.drop()
@@ -306,17 +327,21 @@ class FSDP2(Engine):
         count = sum(param.whole for param in trained)
         self.inputs.append(r.scratch(format.bytes(count), "reduce_scatter", "communication"))
         grads.clear()
-        size = format.bytes(count // self.ranks)
+        size = format.bytes(count // group.ranks)
         kept = not self.layout.offload and trained[0].shard.grad is None  # else it is added to what is there
         part: Part = "gradients" if kept else "communication"
         out = r.scratch(size, "reduce_scatter", part if format is stored else "communication", self.reduces)
-        r.comm("reduce_scatter", format.bytes(count), self.ranks, "fsdp", self.reduces)
+        if group.ranks > 1:
+            r.comm("reduce_scatter", format.bytes(count), group.ranks, "efsdp" if group.inside else "fsdp", self.reduces)
+        else:  # a copy of what it was divided into
+            divided = r.scratch(size, "div", "communication", self.reduces)
+            del divided
         stream = self.reduces
         if self.replicas > 1:
             r.comm("all_reduce", size, self.replicas, "ddp", self.replicates)
             group.summed, stream = out, self.replicates
         if format is not stored:
-            out = r.scratch(stored.bytes(count // self.ranks), "to", part, stream)
+            out = r.scratch(stored.bytes(count // group.ranks), "to", part, stream)
         if kept:
             for param in trained:
                 param.shard.grad = Tensor(param.shard.shape, stored, out)

@@ -45,7 +45,7 @@ class Staged(FSDP2):
             return group
         name = f"{ROOT} {self.chunk_of.get(unit.name, 0)}"
         del self.groups[ROOT]
-        return self.groups.setdefault(name, Group(name=name, span=unit.span, reshard=False))
+        return self.groups.setdefault(name, Group(name=name, span=unit.span, reshard=False, ranks=self.ranks))
 
     def own(self) -> list[Group]:
         """The groups of the stage that runs, as its modules stand: the root is the first."""

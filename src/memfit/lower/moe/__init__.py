@@ -7,7 +7,7 @@ from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
-from memfit.lower.moe import experts, gates, ops, routers
+from memfit.lower.moe import across, experts, gates, ops, routers
 from memfit.lower.moe.phimoe import phimoe
 from memfit.lower.programs import Run
 from memfit.lower.tensors import Tensor
@@ -30,7 +30,7 @@ def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     shape = x.shape
     hidden = flat(ctx, ops.jittered(ctx.r, x, module.jitter and ctx.training))
     _logits, weights, places = ROUTERS[module.style](hidden, module, bound, ctx)
-    hidden = experts.run(hidden, weights, places, module, bound, ctx, gates.GATES.get(module.style, experts.gate))
+    hidden = across.run(hidden, weights, places, module, bound, ctx, gates.GATES.get(module.style, experts.gate))
     return views.reshape(ctx.r, hidden, *shape)
 
 
@@ -40,7 +40,7 @@ def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx)
     _logits, weights, places = routers.qwen2_moe(hidden, module, bound, ctx)
-    output = experts.run(hidden, weights, places, module, bound, ctx)
+    output = across.run(hidden, weights, places, module, bound, ctx)
     assert module.shared_gate is not None
     opened = linear(hidden, bound.linear(module.shared_gate), ctx)
     r.where = bound.path(module.name)
@@ -54,7 +54,7 @@ def deepseek(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     """The shared experts run last, on the layer's own input (modeling_deepseek_v3.py DeepseekV3MoE)."""
     _logits, weights, places = ROUTERS[module.style](flat(ctx, x), module, bound, ctx)
     hidden = flat(ctx, x)
-    hidden = views.reshape(ctx.r, experts.run(hidden, weights, places, module, bound, ctx), *x.shape)
+    hidden = views.reshape(ctx.r, across.run(hidden, weights, places, module, bound, ctx), *x.shape)
     shared = always(x, module, bound, ctx)
     ctx.r.where = bound.path(module.name)
     return plain.add(ctx.r, hidden, shared)
@@ -66,7 +66,7 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx) if module.shared is not None else None
     _logits, weights, places = routers.ernie4_5_moe(hidden, module, bound, ctx)
-    final = experts.run(hidden, weights, places, module, bound, ctx)
+    final = across.run(hidden, weights, places, module, bound, ctx)
     if shared is not None:
         ctx.r.where = bound.path(module.name)
         final = plain.add(ctx.r, final, shared)

@@ -29,39 +29,40 @@ def gate(gate_up: Tensor, module: MoE, ctx: Context) -> Tensor:
     return plain.mul(ctx.r, activate(gate, module.activation, ctx), up)
 
 
-def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate = gate) -> Tensor:
-    """The experts' output for the rows of x, (T, D); `weights` and `places` are (T, active)."""
-    ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
-    if module.format == "mxfp4":
-        return stored.mxfp4(x, weights, places, module, bound, ctx)
-    chosen = decoding if ctx.decoding else sorted_rows
-    return chosen(x, weights, places, module, bound, ctx, gated)
-
-
 def sorted_rows(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate) -> Tensor:
-    r, rows = ctx.r, places.count
+    r, rows, per_token = ctx.r, places.count, places.shape[-1]
     name = f"{module.name}.{module.experts_name}"
+    spread = module.local > 0
     stacks = Replaced((f"{name}.down_proj", f"{name}.gate_up_proj"), bound, ctx)
     weights = views.reshape(r, weights, rows)
     ids, order = ops.sort(r, places.view(rows))
     selected = ops.rows_of(r, x, r.like(order, "floor_divide"))
     scale = ops.rows_of(r, weights, order)
     counted = r.tensor((rows,), INT32, "to")
-    counts = r.tensor((module.experts,), INT32, "histc")
-    ends = r.tensor((module.experts,), INT32, "cumsum")
+    counts = r.tensor((module.held,), INT32, "histc")
+    ends = r.tensor((module.held,), INT32, "cumsum")
+    others = ops.flags(r, (rows, 1), "ge") if spread else None
+    selected = without(r, selected, others, ops.blanked)
     biases = bias(r, bound, f"{name}.gate_up_proj_bias", ids)
     out = grouped(ctx, selected, stacks[f"{name}.gate_up_proj"], ends, biases, module)
+    out = without(r, out, others, ops.masked)
     out = gated(out, module, ctx)
     biases = bias(r, bound, f"{name}.down_proj_bias", ids)
     out = grouped(ctx, out, stacks[f"{name}.down_proj"], ends, biases, module)
+    out = without(r, out, others, ops.masked)
     weighted = plain.mul(r, out, views.reshape(r, scale, rows, 1))
     back = r.like(order, "empty_like")
     numbers = r.like(order, "arange")
     del numbers
     weighted = ops.rows_of(r, weighted, back)
-    final = summed(weighted, module, ctx)
+    final = added_up(views.reshape(r, weighted, rows // per_token, per_token, weighted.shape[-1]), ctx)
     del counted, counts, ends, biases
     return plain.cast(r, final, x.format)
+
+
+def without(r: Recorder, x: Tensor, others: Tensor | None, fill: Callable[[Recorder, Tensor, Tensor], Tensor]) -> Tensor:
+    """Where experts are spread, zeros in rows that are other ranks', of which an all-to-all leaves none."""
+    return x if others is None else fill(r, x, others)
 
 
 def bias(r: Recorder, bound: Bound, name: str, ids: Tensor) -> Tensor | None:
@@ -78,11 +79,9 @@ def grouped(ctx: Context, x: Tensor, weight: Tensor, ends: Tensor, biases: Tenso
     return out if biases is None else ops.added_into(r, out, biases)
 
 
-def summed(weighted: Tensor, module: MoE, ctx: Context) -> Tensor:
+def added_up(apart: Tensor, ctx: Context) -> Tensor:
     """The sum over a token's experts; autocast asks for it in fp32."""
-    r = ctx.r
-    apart = views.reshape(r, weighted, weighted.shape[0] // module.active, module.active, weighted.shape[-1])
-    return ops.total(r, apart, 1, kept=False, format=FP32 if ctx.autocast is not None else None)
+    return ops.total(ctx.r, apart, 1, kept=False, format=FP32 if ctx.autocast is not None else None)
 
 
 def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate) -> Tensor:
@@ -104,6 +103,6 @@ def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bou
         if stack == "gate_up_proj":
             out = gated(out, module, ctx)
     weighted = plain.mul(r, out, weights.view(rows, 1))
-    final = summed(weighted, module, ctx)
+    final = added_up(views.reshape(r, weighted, rows // module.active, module.active, weighted.shape[-1]), ctx)
     del selected, biases, matrices
     return plain.cast(r, final, x.format)

@@ -95,6 +95,12 @@ def masked(r: Recorder, x: Tensor, mask: Tensor) -> Tensor:
     return r.node("masked_fill", r.like(x, "masked_fill"), (x,), back_masked, (mask,))
 
 
+def blanked(r: Recorder, x: Tensor, mask: Tensor) -> Tensor:
+    """`x.masked_fill_(mask, 0)`."""
+    out = Tensor(x.shape, x.format, x.storage)
+    return r.node("masked_fill", out, (x,), back_masked, (mask,))
+
+
 def back_masked(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (r.like(g, "masked_fill"),)
 

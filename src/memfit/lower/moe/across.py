@@ -1,0 +1,114 @@
+"""The way to the experts, and to those that other ranks hold: rows go there by an all-to-all, and their results come back by another (transformers 5.23
+distributed/expert_parallel.py AllToAllEP).
+
+What each function calls by a name stays until it returns, so that the rows that came are there as long as the experts run. Every rank is taken to
+choose experts in turn, and this one to receive `imbalance` times its share. Left out: the numbers of rows themselves, a few for each expert.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from memfit.formats import INT64
+from memfit.lower import ops as plain
+from memfit.lower import views
+from memfit.lower.bound import Bound
+from memfit.lower.context import Context
+from memfit.lower.moe import experts, ops, stored
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.model.modules import MoE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sent:
+    """What brings the results back."""
+
+    weights: Tensor
+    order: Tensor
+
+
+def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate = experts.gate) -> Tensor:
+    """The experts' output for the rows of x, (T, D); `weights` and `places` are (T, active)."""
+    ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
+    if module.format == "mxfp4":
+        return stored.mxfp4(x, weights, places, module, bound, ctx)
+    chosen = over_ranks if module.local else experts.decoding if ctx.decoding else experts.sorted_rows
+    return chosen(x, weights, places, module, bound, ctx, gated)
+
+
+def over_ranks(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
+    """The experts are a module of their own to an engine, which stands around the way there and back."""
+    name = f"{bound.prefix}.{module.name}.{module.experts_name}"
+    x = ctx.engine.before(name, x)
+    ctx.r.where = name
+    came, ids, ones, sent = dispatched(x, weights, places, module, ctx)
+    out = experts.sorted_rows(came, ones, ids, module, bound, ctx, gated)
+    ctx.r.where = name
+    out = combined(out, sent, ctx)
+    del came, ids, ones
+    return ctx.engine.after(name, plain.cast(ctx.r, out, x.format))
+
+
+def dispatched(x: Tensor, weights: Tensor, places: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Sent]:
+    """The rows that came for this rank's experts, whose each is, ones for weights (the sender's are applied when they are back)."""
+    r, rows = ctx.r, places.count
+    sorted_ids, order = ops.sort(r, places.view(rows))
+    del sorted_ids
+    going = ops.rows_of(r, x, r.like(order, "floor_divide"))
+    counting = r.like(order, "ones_like")
+    del counting
+    count = received(rows, module, ctx)
+    came = exchanged(r, going, count, ranks(ctx))
+    ids = r.tensor((count, 1), INT64, "repeat_interleave")
+    ones = r.tensor((count, 1), came.format, "ones_like")
+    return came, ids, ones, Sent(weights=weights, order=order)
+
+
+def combined(out: Tensor, sent: Sent, ctx: Context) -> Tensor:
+    """Each choice's result on the rank that sent it, put where it belongs, weighted and added up."""
+    r, rows, width = ctx.r, sent.order.count, out.shape[-1]
+    back = exchanged(r, out, rows, ranks(ctx))
+    apart = put(r, back, sent.order)
+    apart = views.reshape(r, apart, *sent.weights.shape, width)
+    weighted = plain.mul(r, apart, views.reshape(r, sent.weights, *sent.weights.shape, 1))
+    return experts.added_up(weighted, ctx)
+
+
+def ranks(ctx: Context) -> int:
+    return ctx.program.strategy.size("ep")
+
+
+def received(rows: int, module: MoE, ctx: Context) -> int:
+    """Rows for this rank's experts, as many from each rank as it sends to its own: choices go to the experts in turn."""
+    ep, strategy = ctx.program.strategy.ep, ctx.program.strategy
+    assert ep is not None
+    first = strategy.rank % ep.size * module.held
+    each = (rows // module.experts + (expert < rows % module.experts) for expert in range(first, first + module.held))
+    return ep.size * sum(ceil(count * ep.imbalance) for count in each)
+
+
+def exchanged(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
+    """All-to-all: rows that came in place of those that go."""
+    return r.node("all_to_all", moved(r, x, rows, size), (x,), back_exchanged, extra=(x.shape[0], size))
+
+
+def moved(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
+    out = r.tensor((rows, *x.shape[1:]), x.format, "all_to_all", "communication")
+    r.comm("all_to_all", x.format.bytes(max(out.count, x.count)), size, "ep")
+    return out
+
+
+def back_exchanged(r: Recorder, node: Node, g: Tensor) -> Grads:
+    rows, size = node.extra
+    return (moved(r, g, rows, size),)
+
+
+def put(r: Recorder, x: Tensor, places: Tensor) -> Tensor:
+    """Rows written to their places in a fresh tensor: the backward picks them again."""
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (r.tensor(g.shape, g.format, "index"),)
+
+    return r.node("index_put", r.tensor(x.shape, x.format, "empty_like", "communication"), (x,), back, (places,))

@@ -1,0 +1,82 @@
+"""Experts over ranks as transformers' own plan spreads them: what each rank holds and receives, and what there is not."""
+
+from typing import Any
+
+import pytest
+
+from memfit.errors import InputError
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build
+from memfit.simulate.memory import memory
+from memfit.strategy import strategy_from
+from memfit.tape import Alloc, Comm, Tape
+
+MIXTRAL: dict[str, Any] = {
+    "model_type": "mixtral", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "tie_word_embeddings": False, "num_local_experts": 8, "num_experts_per_tok": 2,
+}  # fmt: skip
+JOB: dict[str, Any] = {"batch": 2, "seq": 64, "optimizer": "adamw"}
+
+
+def written(use: str, compact: bool = False, **options: Any) -> Tape:
+    return lower(build(MIXTRAL), Job(**{**JOB, **options}), strategy_from(use.split(), None), compact=compact)
+
+
+def rows(tape: Tape) -> list[int]:
+    """Of 64 values in 2 bytes, of the collectives in turn."""
+    return [event.size // 128 for event in tape if type(event) is Comm and event.op == "all_to_all"]
+
+
+@pytest.mark.parametrize(("ep", "same"), [(2, 4), (4, 2), (8, 1)])
+def test_a_rank_holds_its_experts_and_a_shard_of_all_else(ep: int, same: int) -> None:
+    model = build(MIXTRAL)
+    experts = sum(weight.count for weight in model.weights() if weight.role == "expert")
+    tape = written(f"fsdp=8 ep={ep}")
+    held = sum(event.size for event in tape if type(event) is Alloc and event.op == "shard")
+    assert held == 2 * (experts // ep // same + (model.parameters - experts) // 8)
+    ranks = {(event.op, event.ranks) for event in tape if type(event) is Comm and event.group == "efsdp"}
+    assert ranks == ({("all_gather", same), ("reduce_scatter", same)} if same > 1 else set())
+
+
+@pytest.mark.parametrize("imbalance", [1.0, 1.5, 4.0])
+def test_the_busiest_rank_gets_so_many_rows(imbalance: float) -> None:
+    """128 tokens with 2 choices each: 256 rows go, and that many times `imbalance` come; there and back, forwards and backwards."""
+    assert rows(written(f"fsdp=4 ep=4,imbalance={imbalance}"))[:4] == [int(256 * imbalance)] * 4
+
+
+def test_rows_that_do_not_divide_go_to_the_first_experts() -> None:
+    """Of 15 tokens' 30 choices 6 experts get 4 and 2 get 3; the first rank of four has two of the first."""
+    use = "fsdp=4 ep=4"
+    assert rows(written(use, batch=1, seq=15))[0] == max(30, 4 * 8)
+    last = lower(build(MIXTRAL), Job(**{**JOB, "batch": 1, "seq": 15}), strategy_from(use.split(), None).__class__(
+        **{**strategy_from(use.split(), None).__dict__, "rank": 3}
+    ))  # fmt: skip
+    assert rows(last)[0] == max(30, 4 * 6)
+
+
+@pytest.mark.parametrize("options", [{}, {"checkpointing": "full"}, {"method": "lora", "targets": "q_proj"}])
+@pytest.mark.parametrize("use", ["fsdp=4 ep=4", "fsdp=4 ep=2", "fsdp=2 ddp=2 ep=2"])
+def test_compact_tapes_agree(use: str, options: dict[str, Any]) -> None:
+    short, flat = (memory(written(use, compact, **options)) for compact in (True, False))
+    assert (short.parts, short.reserved) == (flat.parts, flat.reserved)
+
+
+@pytest.mark.parametrize(
+    ("use", "options", "said"),
+    [
+        ("ddp=2 ep=2", {}, "over the ranks of FSDP2"),
+        ("fsdp=2,version=1 ep=2", {}, "over the ranks of FSDP2"),
+        ("zero=2,stage=3 ep=2", {}, "over the ranks of FSDP2"),
+        ("fsdp=2 ddp=2 ep=4", {}, "4 ranks of experts do not divide the 2 that FSDP2 shards over"),
+        ("fsdp=2 ep=2,capacity=1.5", {}, "drops and pads no tokens"),
+        ("fsdp=2 pp=2 ep=2", {}, "beside `pp`"),
+        ("fsdp=2 ep=2", {"router_skew": 2.0}, "busiest rank's share"),
+        ("fsdp=2 ep=2", {"versions": "transformers=5.20"}, "before transformers 5.23"),
+        ("fsdp=2 ep=2", {"framework": "torchtune"}, "no formula yet for expert parallelism of torchtune"),
+        ("fsdp=3 ep=3", {}, "3 ranks do not divide 8 experts"),
+    ],
+)
+def test_what_cannot_be_is_told(use: str, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        written(use, **options)
