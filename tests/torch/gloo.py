@@ -10,7 +10,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import torch
 
 IMPORTED = (  # for all ranks at once
     "tests.torch.gloo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "accelerate",
-    "transformers.models.llama.modeling_llama", "transformers.distributed.tensor_parallel",
+    "transformers.models.llama.modeling_llama", "transformers.distributed.tensor_parallel", "tests.torch.zero_ready",
 )  # fmt: skip
 MOMENT = 0.002  # seconds
 PATIENCE = 120  # seconds, for all ranks of a case
@@ -41,32 +41,37 @@ def processes() -> Any:
 
 def ranks(count: int, body: Callable[..., Any], *given: Any) -> list[Any]:
     """What `body(*given)` returns on each of `count` ranks of a gloo group; it and what it is given must be picklable."""
-    context = processes()
     with tempfile.TemporaryDirectory() as folder:
-        found: dict[Connection, int] = {}
-        started = []
-        for rank in range(count):
+        return each(range(count), count, joined, str(Path(folder, "store")), body, given)
+
+
+def each(some: Iterable[int], count: int, body: Callable[..., Any], *given: Any, patience: float = PATIENCE) -> list[Any]:
+    """What `body(*given)` returns in a process for each of these ranks out of `count`, which sees what a launcher would tell it."""
+    context = processes()
+    found: dict[Connection, int] = {}
+    started = []
+    try:
+        for rank in some:
             mine, its = context.Pipe(duplex=False)
-            one = context.Process(target=joined, args=(its, rank, count, str(Path(folder, "store")), body, given), daemon=True)
+            one = context.Process(target=told, args=(its, rank, count, body, given), daemon=True)
             one.start()
             its.close()
             found[mine] = rank
             started.append(one)
-        try:
-            return received(found)
-        finally:
-            for one in started:
-                one.kill() if one.is_alive() else None
-                one.join()
+        return received(found, patience)
+    finally:
+        for one in started:
+            one.kill() if one.is_alive() else None
+            one.join()
 
 
-def received(pipes: dict[Connection, int]) -> list[Any]:
+def received(pipes: dict[Connection, int], patience: float) -> list[Any]:
     results: dict[int, Any] = {}
     left = dict(pipes)
     while left:
-        ready = wait(list(left), timeout=PATIENCE)
+        ready = wait(list(left), timeout=patience)
         if not ready:
-            raise TimeoutError(f"ranks {sorted(left.values())} said nothing for {PATIENCE} s")
+            raise TimeoutError(f"ranks {sorted(left.values())} said nothing for {patience} s")
         for pipe in ready:
             assert isinstance(pipe, Connection)
             rank = left.pop(pipe)
@@ -77,20 +82,26 @@ def received(pipes: dict[Connection, int]) -> list[Any]:
     return [results[rank] for rank in sorted(results)]
 
 
-def joined(pipe: Connection, rank: int, count: int, store: str, body: Callable[..., Any], given: tuple[Any, ...]) -> None:
-    """One rank: what launchers tell it, the group, its body."""
-    import torch.distributed as dist
-
+def told(pipe: Connection, rank: int, count: int, body: Callable[..., Any], given: tuple[Any, ...]) -> None:
+    """One process: what launchers tell it, its body."""
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
     try:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
-        value = body(*given)
-        dist.barrier()
-        pipe.send((True, value))
-        dist.destroy_process_group()
+        pipe.send((True, body(*given)))
     except Exception:  # noqa: BLE001 - told to the process that asked
         pipe.send((False, traceback.format_exc()))
+
+
+def joined(store: str, body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
+    """One rank of the group."""
+    import torch.distributed as dist
+
+    rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=count)
+    value = body(*given)
+    dist.barrier()
+    dist.destroy_process_group()
+    return value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -4,13 +4,7 @@ the formulas."""
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +16,9 @@ pytest.importorskip("transformers")
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
 
+from tests.torch.gloo import each
+from tests.torch.zero_rank import cases
+
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.lower.host import of_zero
@@ -32,7 +29,7 @@ from memfit.tape import Alloc, Free, Mark, Tape, check
 from memfit.techniques import apply
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 3
+PATIENCE = 900  # seconds, for all cases of a rank
 WITHIN = 0.01  # of the measured peak; what is asked for is 2 %
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {
@@ -117,7 +114,7 @@ def real_case(name: str) -> dict[str, Any]:
     section = {SECTION.get(key, key): {"device": value} if key.startswith("offload") else value for key, value in zero.items()}
     numbers = {job.precision: {"enabled": True}} if job.precision != "fp32" else {}
     return {
-        "config": CONFIGS[config], "dtype": DTYPES[job.precision], "batch": job.batch, "seq": job.seq, "steps": STEPS,
+        "config": CONFIGS[config], "dtype": DTYPES[job.precision], "batch": job.batch, "seq": job.seq, "steps": 3 if zero["stage"] == 3 else 2,
         "checkpointing": job.checkpointing == "full", "lora": LORA if job.method == "lora" else None,
         "deepspeed": {
             "train_micro_batch_size_per_gpu": job.batch, "gradient_accumulation_steps": job.accumulate, "zero_allow_untested_optimizer": True,
@@ -131,43 +128,11 @@ Phases = dict[str, tuple[int, int]]
 
 def measured(names: Sequence[str], ranks: int, only: Sequence[int] = ()) -> dict[str, list[Phases]]:
     """Of every case, what each rank held in each phase; `only`: these ranks alone run, each by itself in the `fake` process group."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    told = json.dumps([real_case(name) for name in names])
-    shared = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "WORLD_SIZE": str(ranks),
-        "LOCAL_SIZE": str(ranks),
-        "DS_ACCELERATOR": "cpu",
-        **({"ALONE": "yes"} if only else {}),
-    }
-    running = []
+    told = [real_case(name) for name in names]
     with tempfile.TemporaryDirectory() as folder:
-        said = {rank: Path(folder) / f"said {rank}" for rank in only or range(ranks)}
-        complaints = Path(folder) / "complaints"
-        for rank in said:
-            environment = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            command = [sys.executable, "-m", "tests.torch.zero_rank", told]
-            with said[rank].open("w") as out, complaints.open("a") as err:
-                running.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=out, stderr=err))
-        finish(running)
-        texts, text = [one.read_text() for one in said.values()], complaints.read_text()[-3000:]
-    lines = [[json.loads(line[9:]) for line in one.splitlines() if line.startswith("measured ")] for one in texts]
-    assert all(len(one) == len(names) for one in lines), text
-    return {name: [phases(rank[index]) for rank in lines] for index, name in enumerate(names)}
-
-
-def finish(running: list[subprocess.Popen[bytes]]) -> None:
-    """Until all are done, or one has failed, for which the others would wait."""
-    deadline = time.monotonic() + 900
-    while any(one.poll() is None for one in running) and not any(one.poll() for one in running) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    for one in running:
-        if one.poll() is None:
-            one.kill()
-        one.wait()
+        store = "" if only else str(Path(folder, "store"))
+        found = each(only or range(ranks), ranks, cases, store, told, patience=PATIENCE)
+    return {name: [phases(rank[index]) for rank in found] for index, name in enumerate(names)}
 
 
 def phases(rows: list[tuple[str, int, int]]) -> Phases:

@@ -1,23 +1,25 @@
-"""One rank of real DeepSpeed on the CPU: `python -m tests.torch.zero_rank CASES` under a launcher's variables runs each case under torch's
-profiler and prints how many bytes were alive at most in every phase, and at its end."""
+"""One rank of real DeepSpeed on the CPU: each case under torch's profiler, and how many bytes were alive at most in every phase, and at its end."""
 
 from __future__ import annotations
 
 import gc
-import json
+import logging
 import os
-import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from tests.torch import products
 from torch.profiler import ProfilerActivity, profile, record_function
 
 import torch
 
+LARGEST = 4_000_000  # numbers in a product of matrices and its operands
 
-def backend() -> Any:
+
+def backend(store: str) -> None:
     """DeepSpeed's own, which compiles a kernel of its own for sums on CPUs unless it is told that there is none. Collectives run in a thread
-    that the profiler does not see: gloo copies what NCCL does not."""
+    that the profiler does not see: gloo copies what NCCL does not. Without a `store` to meet at, other ranks are made up."""
     import deepspeed
     from deepspeed.comm import comm
     from deepspeed.comm.torch import TorchBackend
@@ -43,16 +45,15 @@ def backend() -> Any:
 
     for name in ("all_reduce", "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "broadcast", "reduce", "all_to_all_single"):
         setattr(Settled, name, settled(name))
-    if "ALONE" in os.environ:  # the other ranks are made up: collectives move nothing
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    if store:
+        torch.distributed.init_process_group("gloo", init_method=f"file://{store}", **place)
+        comm.cdb = Settled("gloo", comm.default_pg_timeout, None)
+    else:  # collectives move nothing
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
-        torch.distributed.init_process_group(
-            "fake", store=FakeStore(), rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
-        )
+        torch.distributed.init_process_group("fake", store=FakeStore(), **place)
         comm.cdb = TorchBackend("gloo", comm.default_pg_timeout, None)
-    else:
-        torch.distributed.init_process_group("gloo")
-        comm.cdb = Settled("gloo", comm.default_pg_timeout, None)
 
 
 class Done:
@@ -157,22 +158,16 @@ def measured(case: dict[str, Any]) -> list[tuple[str, int, int]]:
     return found[1:]
 
 
-def main() -> None:
-    import logging
-    import warnings
-
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    backend()
+def cases(store: str, some: list[dict[str, Any]]) -> list[list[tuple[str, int, int]]]:
+    """In one process, whose end is waited for: each has an engine after the other."""
     import deepspeed
 
+    warnings.simplefilter("ignore")
+    os.environ |= {"LOCAL_SIZE": os.environ["WORLD_SIZE"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     deepspeed.utils.logger.setLevel(logging.ERROR)
-    for case in json.loads(sys.argv[1]):
-        sys.stdout.write("measured " + json.dumps(measured(case)) + "\n")
-        sys.stdout.flush()
+    quick = products.install(LARGEST)
+    backend(store)
+    found = [measured(case) for case in some]
     torch.distributed.barrier()
-    os._exit(0)  # without the end of threads that DeepSpeed leaves behind
-
-
-if __name__ == "__main__":
-    main()
+    del quick
+    return found
