@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from memfit.errors import InputError
+from memfit.formats import FORMATS
 from memfit.hardware import Cluster, Rates, rates
 from memfit.hardware.collectives import Group, seconds
 from memfit.hardware.rates import along
@@ -225,15 +226,19 @@ class Bounds:
         """Of the optimizer's own kernels, or of what the host does instead."""
         if self.rates is None:
             return 0.0
-        if strategy.offloads:
-            host = away(self.cluster, strategy, self.holds.trainable(job), 2)
-            return 0.0 if host is None or self.rates.host is None else host.seconds + host.weights / self.rates.host
+        host = away(self.cluster, strategy, self.holds.trainable(job), 2)
+        if host is not None:
+            return 0.0 if self.rates.host is None else host.seconds + host.weights / self.rates.host
         copies = 1 if strategy.ddp is not None and strategy.ddp.distributed else strategy.size("ddp")
         values = self.holds.trainable(job) * copies // strategy.ranks
         optimizer = OPTIMIZERS[job.optimizer]
+        if "like" not in optimizer.states:  # what `stepped` goes by
+            wide = job.precision == "fp32" or job.autocast or job.method != "full"
+            width = 4 if wide else FORMATS[self.model.dtype].block_bytes
+            return self.rates.moved(optimizer.moved * (self.holds.trainable(job) * width // (strategy.ranks // strategy.size("ddp"))))
         flat = strategy.zero is not None and "like" in optimizer.states  # DeepSpeed steps copies in fp32
         width = 4 if flat or job.precision == "fp32" else 2
-        return optimizer.moved * width * values / (self.rates.bandwidth * self.rates.copy)
+        return self.rates.moved(optimizer.moved * width * values)
 
     def calling(self, job: Job, strategy: Strategy, times: int) -> float:
         """Of the collectives that carry gradients and gathered weights, as if each were one call without latency; of a pipeline's, whose stages

@@ -8,8 +8,9 @@ Nothing is dropped that could have been taken, so the answer is that of trying t
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import NamedTuple
 
 from memfit.band import spread
@@ -19,16 +20,13 @@ from memfit.hardware import usable
 from memfit.hardware.outside import context
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.bounds import BESIDE, Bounds, Like, alike, closest, sharing
+from memfit.plan.bounds import Bounds, Like, alike, closest, sharing
 from memfit.plan.holds import Kept, Walked
+from memfit.plan.learnt import Beyond, Passed, passed, sending
 from memfit.plan.space import Space, label, turned
-from memfit.simulate.pace import calls
-from memfit.simulate.settings import ROUNDING
-from memfit.simulate.time import PASSES
-from memfit.tape import Alloc, Comm, Mark
-from memfit.units import round_up
 
 KERNELS, BATCH, CANDIDATE, TIMED = range(4)
+TIED = 0.002  # of a step: steps of optimizers differ by more than their bounds do
 ALIKE = 0.9  # of a layout's own kernels: of other sizes they reach other rates
 CHUNKED = ("liger", "chunked")  # losses that go through a batch in chunks
 Progress = Callable[["Counted"], None]
@@ -47,6 +45,21 @@ class Node(NamedTuple):
     times: int = 0
     strategy: int = -1
     optimizer: str = ""
+    behind: Iterator[Entry] | None = None  # candidates with the same micro-batch that take no less
+
+    @property
+    def name(self) -> tuple[object, ...]:
+        """Of a candidate."""
+        return *self.order[:3], self.strategy, self.optimizer
+
+
+class Entry(NamedTuple):
+    """A candidate of a micro-batch: what `Node` says of it."""
+
+    seconds: float
+    place: int
+    at: int
+    times: int
 
 
 class Kind(NamedTuple):
@@ -77,24 +90,6 @@ class Lost:
     refused: str = ""
 
 
-class Passed(NamedTuple):
-    """Of a candidate whatever its optimizer: seconds of the passes, those of their kernels, bytes that they hold at most beside the
-    optimizer's states; seconds of calls that the optimizer's step waits for."""
-
-    seconds: float
-    kernels: float
-    held: int
-    sent: float
-
-
-class Beyond(NamedTuple):
-    """What a layout adds to the passes of one GPU, seen with so many micro-batches: seconds of calls, and of kernels of its own."""
-
-    times: int
-    calls: float
-    kernels: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Found:
     kind: Kind
@@ -123,15 +118,17 @@ class Search:
     passed: dict[tuple[object, ...], Passed] = field(default_factory=dict)
     cast: dict[Like, Job] = field(default_factory=dict)
     beyond: dict[tuple[object, ...], list[Beyond]] = field(default_factory=dict)
-    called: dict[tuple[object, ...], float] = field(default_factory=dict)
-    fixed: dict[tuple[object, ...], tuple[float, Kept]] = field(default_factory=dict)
-    quick: dict[Node, Estimate] = field(default_factory=dict)  # asked for another's sake
+    called: dict[tuple[int, int, int], float] = field(default_factory=dict)
+    sorts: dict[tuple[str, ...], int] = field(default_factory=dict)
+    fixed: dict[tuple[int, int], list[tuple[float, Kept]]] = field(default_factory=dict)
+    quick: dict[tuple[object, ...], Estimate] = field(default_factory=dict)  # asked for another's sake
     failed: set[tuple[object, ...]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         gpu = self.space.cluster.gpu
         self.usable = min(usable(gpu), self.room or usable(gpu))
-        self.outside = context(gpu).low
+        self.outside, self.high = context(gpu).low, spread().high
+        self.most_live = int((self.usable - self.outside) / self.high)  # bytes; more do not fit for certain
         self.taken_share = 0.0 if self.bounds.rates is None else self.bounds.rates.taken
         self.labels = [label(one) for one in self.space.strategies]
         self.batches = [dict(self.space.batches(one)) for one in self.space.strategies]
@@ -187,7 +184,9 @@ class Search:
         elif node.stage == BATCH:
             self.open(node)
         elif node.stage == CANDIDATE:
-            self.look(node)
+            if node.behind is not None:
+                self.following(node, node.behind)
+            self.look(node._replace(behind=None))
         else:
             self.replay(node)
 
@@ -212,11 +211,13 @@ class Search:
                 heapq.heappush(self.heap, node._replace(seconds=seconds, stage=BATCH, order=(*node.order, order), batch=size, places=fit))
 
     def open(self, node: Node) -> None:
-        """Every layout and optimizer for this micro-batch, but those that do not fit for certain."""
+        """Every layout and optimizer for this micro-batch, but those that do not fit for certain: the next of them waits behind the first."""
         walked = None if node.like is None else self.bounds.walked(node.like, node.batch)
         self.counted.walked += walked is not None
         moments: dict[tuple[int, int], float] = {}
         holding: dict[tuple[int, int], tuple[int, int]] = {}
+        short: dict[str, int] = {}
+        found: list[Entry] = []
         for place in node.places:
             times = self.batches[place][node.batch]
             key = self.inner[place], times
@@ -225,11 +226,24 @@ class Search:
             calling = self.calling(node.kernels, place, times)
             passes = max(moments[key] + self.taken_share * calling, calling)
             held, between = self.passing(node, place, walked, holding)
-            for at, optimizer in enumerate(self.space.optimizers):
-                stepping, kept = self.static(node.kernels, place, optimizer)
-                if self.lacking(kept.least(held, between, times), node.kernels, place) <= 0:
-                    one = node._replace(stage=CANDIDATE, order=(*node.order, place, at), times=times, strategy=place, optimizer=optimizer)
-                    heapq.heappush(self.heap, one._replace(seconds=passes + stepping))
+            for at, (stepping, kept) in enumerate(self.statics(node.kernels, place)):
+                if (least := kept.least(held, between, times)) <= self.most_live:
+                    found.append(Entry(passes + stepping, place, at, times))
+                else:
+                    short[self.labels[place]] = min(least, short.get(self.labels[place], least))
+        for name, least in short.items():
+            self.lack(Kind(node.kernels.method, name, node.kernels.framework), least)
+        self.following(node, iter(sorted(found)))
+
+    def following(self, node: Node, entries: Iterator[Entry]) -> None:
+        """The next of a micro-batch's candidates."""
+        one = next(entries, None)
+        if one is not None:
+            optimizer, order = self.space.optimizers[one.at], (*node.order[:3], one.place, one.at)
+            heapq.heappush(
+                self.heap,
+                Node(one.seconds, CANDIDATE, order, node.kernels, node.like, node.batch, (), one.times, one.place, optimizer, entries),
+            )
 
     def passes(self, node: Node, place: int, walked: Walked | None) -> float:
         """Seconds of the kernels of all micro-batches, and of the sums that split products wait for."""
@@ -248,33 +262,41 @@ class Search:
         return known[self.inner[place], times]
 
     def calling(self, kernels: Job, place: int, times: int) -> float:
-        key = (kernels.framework, kernels.method, kernels.precision, kernels.quant, place, times)
+        key = (self.sort(kernels), place, times)
         if key not in self.called:
             self.called[key] = self.bounds.calling(kernels, self.space.strategies[place], times)
         return self.called[key]
 
-    def static(self, kernels: Job, place: int, optimizer: str) -> tuple[float, Kept]:
-        """What neither the micro-batch nor checkpointing changes."""
-        key = (kernels.framework, kernels.method, kernels.precision, kernels.quant, place, optimizer)
+    def sort(self, kernels: Job) -> int:
+        """The number of what neither the micro-batch nor checkpointing changes."""
+        return self.sorts.setdefault((kernels.framework, kernels.method, kernels.precision, kernels.quant), len(self.sorts))
+
+    def statics(self, kernels: Job, place: int) -> list[tuple[float, Kept]]:
+        """Of each optimizer: seconds of its step, and bytes that are kept, whatever the micro-batch."""
+        key = self.sort(kernels), place
         if key not in self.fixed:
-            job, strategy = kernels.replace(optimizer=optimizer), self.space.strategies[place]
-            self.fixed[key] = self.bounds.stepping(job, strategy), self.bounds.holds.kept(job, strategy)
+            strategy, bounds = self.space.strategies[place], self.bounds
+            jobs = [kernels.replace(optimizer=optimizer) for optimizer in self.space.optimizers]
+            self.fixed[key] = [(bounds.stepping(job, strategy), bounds.holds.kept(job, strategy)) for job in jobs]
         return self.fixed[key]
+
+    def static(self, kernels: Job, place: int, optimizer: str) -> tuple[float, Kept]:
+        return self.statics(kernels, place)[self.space.optimizers.index(optimizer)]
 
     def fits(self, node: Node, place: int, walked: Walked | None, known: dict[tuple[int, int], tuple[int, int]]) -> bool:
         times = self.batches[place][node.batch]
         held, between = self.passing(node, place, walked, known)
-        least = min(self.static(node.kernels, place, one)[1].least(held, between, times) for one in self.space.optimizers)
+        least = min(kept.least(held, between, times) for _, kept in self.statics(node.kernels, place))
         return self.lacking(least, node.kernels, place) <= 0
 
     def lacking(self, least: int, kernels: Job, place: int) -> int:
         """By how much so many live bytes are too many to fit for certain; what a kind lacks is remembered."""
-        over = round(spread().high * least) + self.outside - self.usable
-        if over > 0:
-            lost = self.lost_of(kernels, place)
-            needs = self.usable + over
-            lost.needs = needs if lost.needs is None else min(lost.needs, needs)
-        return over
+        return least - self.most_live if least <= self.most_live else self.lack(self.kind(kernels, place), least)
+
+    def lack(self, kind: Kind, least: int) -> int:
+        lost, needs = self.lost.setdefault(kind, Lost()), round(self.high * least) + self.outside
+        lost.needs = needs if lost.needs is None else min(lost.needs, needs)
+        return needs - self.usable
 
     # ------------------------------------------------------------------------------------------------ candidates
     def kind(self, kernels: Job, place: int) -> Kind:
@@ -295,10 +317,12 @@ class Search:
         lost = self.lost.setdefault(kind, Lost())
         if self.done(node) or (node.kernels, node.strategy) in self.refused:
             return
-        seconds = self.sooner(node)
-        if seconds is None:
-            return
-        seconds = max(seconds, self.later(node))
+        seconds = 0.0 if node.name in self.quick else self.later(node)
+        if node.name not in self.quick and seconds <= node.seconds * (1 + 1e-9):
+            sooner = self.sooner(node)
+            if sooner is None:
+                return
+            seconds = sooner
         if seconds > node.seconds * (1 + 1e-9):
             heapq.heappush(self.heap, node._replace(seconds=seconds))
             return
@@ -313,22 +337,38 @@ class Search:
         does not fit."""
         place, near = node.strategy, self.closest[node.strategy]
         stepping, kept = self.static(node.kernels, place, node.optimizer)
+        if self.passes_of(node) not in self.passed and (first := self.plainer(node)) is not None:
+            found = self.asked(first)
+            if found is not None:
+                self.quick[first.name] = found
         known = self.passed.get(self.passes_of(node))
         if known is not None:
             lacking = self.lacking(known.held + kept.states, node.kernels, place) > 0
-            return None if lacking else (known.seconds + known.sent + stepping) * (1 + 1e-9)  # behind its like, where it is no quicker
+            return None if lacking else (known.seconds + known.sent + known.rest + stepping) * (1 + 1e-9)  # behind its like, if no quicker
         if near == place:
             return node.seconds
         like = node._replace(strategy=near)
         if self.passes_of(like) not in self.passed and (found := self.asked(like)) is not None:
-            self.quick[like._replace(seconds=0.0)] = found
+            self.quick[like.name] = found
         known, strategy = self.passed.get(self.passes_of(like)), self.space.strategies[place]
         if known is None:
             return node.seconds
         if not strategy.offloads and self.lacking(known.held + kept.states, node.kernels, place) > 0:
             return None
+        if strategy.zero is not None:  # that sends the same, and copies beside it
+            return max(node.seconds, known.seconds + stepping)
         calling = self.calling(node.kernels, place, node.times)
         return max(node.seconds, max(known.kernels + self.taken_share * calling, calling) + stepping)
+
+    def plainer(self, node: Node) -> Node | None:
+        """The same with an earlier optimizer that may be as quick: in a tie it is taken, so it is asked first."""
+        statics = self.statics(node.kernels, node.strategy)
+        own, when = self.space.optimizers.index(node.optimizer), OPTIMIZERS[node.optimizer].when
+        for at, (stepping, kept) in enumerate(statics[:own]):
+            near = stepping - statics[own][0] < TIED * node.seconds and kept.always <= self.most_live
+            if near and OPTIMIZERS[self.space.optimizers[at]].when == when:
+                return node._replace(optimizer=self.space.optimizers[at])
+        return None
 
     def later(self, node: Node) -> float:
         """The least time with what the layout was seen to add to other kernels or micro-batches; of a pipeline, with its last stage's own work."""
@@ -345,32 +385,31 @@ class Search:
             passes += self.taken_share * self.calling(node.kernels, node.strategy, node.times)
             return max(passes, self.bounds.pipelined(node.like, strategy, micro, walked)) + stepping
         passes, kernels = 0.0, node.times * walked.seconds
-        for checkpointing in {"none", node.kernels.checkpointing}:
-            for one in self.beyond.get(self.adding(node, checkpointing), ()):
+        like = (node.strategy, self.closest[node.strategy]) if strategy.zero is not None else (node.strategy,)
+        for place, checkpointing in product(dict.fromkeys(like), {"none", node.kernels.checkpointing}):
+            for one in self.beyond.get(self.adding(node, place, checkpointing), ()):
                 sending = one.calls * min(1.0, node.times / one.times)
                 more = ALIKE * one.kernels if node.times >= one.times else 0.0
                 passes = max(passes, sending, kernels + more + self.taken_share * sending)
         return passes + stepping if passes else 0.0
 
     @staticmethod
-    def adding(node: Node, checkpointing: str) -> tuple[object, ...]:
+    def adding(node: Node, place: int, checkpointing: str) -> tuple[object, ...]:
         """What tells what a layout adds: nothing is added without checkpoints that is not with them. Where numbers are cast, it may be the loss's."""
         job = node.kernels
         casts = (job.liger, job.loss) if job.autocast or job.quantization != "none" else ()
-        return job.framework, job.method, job.precision, job.quant, *casts, checkpointing, node.strategy
+        return job.framework, job.method, job.precision, job.quant, *casts, checkpointing, place
 
     def asked(self, node: Node) -> Estimate | None:
         """By the formulas; what they say of the passes is kept."""
-        found = self.quick.pop(node._replace(seconds=0.0), None) or self.ask(node, precise=False)
+        found = self.quick.pop(node.name, None) or self.ask(node, precise=False)
         if found is None:
             return None
         known = self.passed[self.passes_of(node)] = passed(found, node.seconds)
         walked = None if node.like is None else self.bounds.walked(node.like, node.batch)
         if found.time is not None and walked is not None and found.strategy.size("pp") == 1:
-            sending = found.time.parts.get("communication", 0.0) - stepping_calls(found)
-            sending += 0.0 if found.strategy.offloads else found.time.hidden  # with copies, which nobody waits for
-            one = Beyond(node.times, max(0.0, sending), max(0.0, known.kernels - node.times * walked.seconds))
-            self.beyond.setdefault(self.adding(node, node.kernels.checkpointing), []).append(one)
+            one = Beyond(node.times, sending(found), max(0.0, known.kernels - node.times * walked.seconds))
+            self.beyond.setdefault(self.adding(node, node.strategy, node.kernels.checkpointing), []).append(one)
         return found
 
     @staticmethod
@@ -395,7 +434,7 @@ class Search:
 
     def short(self, found: Estimate, lost: Lost) -> int:
         """By how much the band of the live peak alone is too large."""
-        high = round(spread().high * found.memory.allocated) + found.context.high + found.nccl.high
+        high = round(self.high * found.memory.allocated) + found.context.high + found.nccl.high
         over = high - self.usable
         if over > 0:
             lost.needs = min(high, lost.needs or high)
@@ -417,39 +456,6 @@ class Search:
         self.taken.append(Found(kind=kind, estimate=found))
         if self.counted.best is None:
             self.counted.best = node.seconds
-
-
-def passed(found: Estimate, seconds: float) -> Passed:
-    """An optimizer that steps behind the passes changes nothing of them but what it keeps: not less than all that it ever made."""
-    often = {place: repeat.times for repeat in found.memory.tape.repeats for place in range(repeat.first, repeat.last)}
-    states = 0
-    for place, event in enumerate(found.memory.tape):
-        if type(event) is Alloc and event.part == "optimizer":
-            states += round_up(event.size, ROUNDING) * often.get(place, 1)
-    most = max((one.allocated for one in found.memory.timeline if one.moment == "steady step" and one.phase in PASSES), default=0)
-    if found.time is None:
-        return Passed(seconds, 0.0, most - states, 0.0)
-    kernels = sum(value for kind, value in found.time.parts.items() if kind not in BESIDE)
-    return Passed(found.time.seconds - found.time.stepping, kernels, most - states, waited(found))
-
-
-def waited(found: Estimate) -> float:
-    """Seconds of the step's calls that run beside nothing, whatever the optimizer."""
-    assert found.cluster is not None
-    call, tape, sums, step = calls(found.cluster, found.strategy), found.memory.tape, dict[int, float](), 0
-    often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
-    for place, event in enumerate(tape):
-        if type(event) is Mark:
-            step = event.step if event.phase == "step" else 0
-        elif step and type(event) is Comm and not event.stream and event.group != "host":
-            sums[step] = sums.get(step, 0.0) + (call(event) or 0.0) * often.get(place, 1)
-    return sums.get(max(sums), 0.0) if sums else 0.0
-
-
-def stepping_calls(found: Estimate) -> float:
-    """All calls of the optimizer's step, with those that copies were waited for."""
-    assert found.time is not None
-    return max(0.0, found.time.stepping - found.time.parts.get("optimizer", 0.0))
 
 
 def numbered(things: Sequence[Hashable]) -> list[int]:
