@@ -40,6 +40,7 @@ class Player:
         self.r, self.engine, self.folded, self.walk = body.r, engine, folded, walk
         self.leaves = {bound.prefix: [leaf for _, leaf in parameters(bound)] for bound in (body.ends, *body.layers)}
         self.trained = [leaf for _, leaves in body.trained() for leaf in leaves]
+        self.found: dict[tuple[Place, ...], tuple[Tensor | None, ...]] = {}
         self.scripts: dict[tuple[int, bool], Script | None] = {}  # by tokens, and whether there are gradients to add to
 
     def play(self, step: int, tokens: int) -> bool:
@@ -106,7 +107,9 @@ class Player:
                 leaf.grad = Tensor(leaf.shape, leaf.format, held.pop(told.block) if alone else held[told.block])
             engine.ready(leaf)
         else:
-            engine.told(told.act, told.name, tuple(map(self.leaf, told.leaves)))
+            if told.leaves not in self.found:
+                self.found[told.leaves] = tuple(map(self.leaf, told.leaves))
+            engine.told(told.act, told.name, self.found[told.leaves])
 
 
 __all__ = ["Player", "Script"]

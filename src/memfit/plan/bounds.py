@@ -6,8 +6,9 @@ Every bound leaves out what it does not know, so that a candidate whose bound is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from memfit.errors import InputError
@@ -19,7 +20,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.holds import Holds, Walked, passing
+from memfit.plan.holds import Holds, Walked, passes
 from memfit.simulate.away import away
 from memfit.simulate.bubbles import standing
 from memfit.simulate.pace import calls
@@ -30,7 +31,6 @@ from memfit.techniques.pp import counts as layers_of
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
 AGAIN = {"full": 1.0, "selective": 0.2}  # of the layers' products, the least that is computed again: every second is kept, maybe the larger
-BESIDE = ("optimizer", "communication", "host", "launch")  # what of a step is no pass's kernel: sums of gradients may come once a step
 WIDTH = {"none": 2, "nf4": 0.5, "fp4": 0.5}  # bytes of a linear weight that is gathered; 1 of other formats
 SHORT = 2  # layers of the short models
 
@@ -77,7 +77,8 @@ class Bounds:
         self.tapes: dict[Like, Walked | None] = {}
         self.layers: dict[tuple[Like, int], float] = {}
         self.stages: dict[tuple[Like, PP, int], float] = {}
-        self.moved: dict[Like, float] = {}
+        self.moved: dict[tuple[Like, int], float] = {}
+        self.known: dict[tuple[Like, int], Walked | None] = {}
 
     def compute(self, job: Job, seq: int) -> float:
         """Of the products of one sequence, at the best rate that any was measured at; nothing where no rate is known."""
@@ -105,13 +106,10 @@ class Bounds:
     def moving(self, like: Like, batch: int) -> float:
         """Seconds a sequence of kernels that only move bytes, with nothing recomputed, in micro-batches of at most `batch`: what they move
         of weights is shared by more sequences the larger those are."""
-        like = like.of(checkpointing="none", attention="sdpa", accumulate=1, batch=batch, optimizer="sgd", evaluate=False)
-        like = like._replace(cast=False)
-        if like not in self.moved:
-            tape = self.lowered(like)
-            found = None if tape is None or self.ideal is None else self.duration(tape, like, self.ideal)
-            self.moved[like] = 0.0 if found is None else found.parts.get("memory", 0.0) / batch
-        return self.moved[like]
+        if (like, batch) not in self.moved:
+            walked = self.walked(like.of(checkpointing="none", attention="sdpa"), batch)
+            self.moved[like, batch] = 0.0 if walked is None else walked.best.get("memory", 0.0) / batch
+        return self.moved[like, batch]
 
     @cached_property
     def ideal(self) -> Rates | None:
@@ -139,13 +137,20 @@ class Bounds:
 
     def walked(self, like: Like, batch: int) -> Walked | None:
         """One micro-batch, as the formulas have it; None where they refuse it."""
-        precision = KERNELS.get(like.job.precision, like.job.precision) if like.job.hugging else like.job.precision
-        like = like.of(batch=batch, accumulate=1, optimizer="sgd", precision=precision)._replace(cast=False)
-        if like not in self.tapes:
-            tape = self.lowered(like)
-            found = None if tape is None else self.walk(tape, like)
-            self.tapes[like] = found
-        return self.tapes[like]
+        if (like, batch) not in self.known:
+            precision = KERNELS.get(like.job.precision, like.job.precision) if like.job.hugging else like.job.precision
+            one = like.of(batch=batch, accumulate=1, optimizer="sgd", precision=precision, evaluate=False)._replace(cast=False)
+            if one not in self.tapes:
+                tape = self.lowered(one)
+                self.tapes[one] = None if tape is None else Walked(tape, partial(self.priced, one))
+            self.known[like, batch] = self.tapes[one]
+        return self.known[like, batch]
+
+    def priced(self, like: Like, tape: Tape, ideal: bool) -> Mapping[str, float]:
+        """Seconds of a step by part."""
+        chosen = self.ideal if ideal else self.rates
+        found = None if chosen is None else self.duration(tape, like, chosen)
+        return {} if found is None else found.parts
 
     def staged(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked, *, closely: bool = True) -> float:
         """Of the kernels of all micro-batches, the least share that a rank of a pipeline is busy or waits: no stage is quicker than the mean one,
@@ -170,7 +175,7 @@ class Bounds:
             for layers in (SHORT, SHORT + 1):
                 model = self.short.setdefault(layers, replace(self.model, layers=self.model.layers[:1] * layers))
                 tape = self.lowered(short, model)
-                times.append(0.0 if tape is None else self.passes(tape, short, self.rates))
+                times.append(0.0 if tape is None else passes(self.priced(short, tape, False)))
             self.layers[like, batch] = max(0.0, times[1] - times[0])
         return self.layers[like, batch]
 
@@ -210,14 +215,6 @@ class Bounds:
             return lower(model or self.model, like.job, like.inner, self.cluster, compact=True)
         except (InputError, NotImplementedError):
             return None
-
-    def walk(self, tape: Tape, like: Like) -> Walked:
-        passes, least = (self.passes(tape, like, rates) for rates in (self.rates, self.ideal))
-        return Walked(passes, least, *passing(tape))
-
-    def passes(self, tape: Tape, like: Like, rates: Rates | None) -> float:
-        found = None if rates is None else self.duration(tape, like, rates)
-        return 0.0 if found is None else sum(value for kind, value in found.parts.items() if kind not in BESIDE)
 
     def duration(self, tape: Tape, like: Like, rates: Rates) -> Duration | None:
         return duration(tape, rates, like.job, 0, calls=calls(self.cluster, like.inner))
@@ -299,4 +296,4 @@ def closest(strategy: Strategy) -> Strategy:
     return replace(strategy, ddp=None, fsdp=replace(fsdp, size=fsdp.size * strategy.size("ddp"), offload=False))
 
 
-__all__ = ["BESIDE", "Bounds", "Like", "alike", "closest", "sharing"]
+__all__ = ["Bounds", "Like", "alike", "closest", "sharing"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import NamedTuple
 
 from memfit.estimate import trainable
@@ -16,6 +18,7 @@ from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
 from memfit.techniques.precision import WEIGHTS
 
 STATES = {"like": 0, "int8": 1, "fp32": 4}  # bytes a value; 0: as wide as the parameter. Other states count as nothing
+BESIDE = ("optimizer", "communication", "host", "launch")  # what of a step is no pass's kernel: sums of gradients may come once a step
 KEPT = frozenset({"weights", "buffers", "optimizer", "master", "gradients", "inputs"})
 
 
@@ -28,14 +31,40 @@ class Counts(NamedTuple):
     values: int
 
 
-class Walked(NamedTuple):
-    """One micro-batch on one GPU: seconds of its kernels, those at ideal rates, and bytes that its passes hold at most beside weights, states
-    and gradients; `between`: when the forward is over."""
+class Held(NamedTuple):
+    """Bytes that the passes of a micro-batch hold at most beside weights, states and gradients; `between`: when the forward is over."""
 
-    seconds: float
-    ideal: float
     held: int
     between: int
+
+
+class Walked:
+    """One micro-batch on one GPU; `time` prices its tape, at the rates that are reached or (`ideal`) at those that no kernel goes beyond."""
+
+    def __init__(self, tape: Tape, time: Callable[[Tape, bool], Mapping[str, float]]) -> None:
+        self.tape, self.time = tape, time
+
+    @cached_property
+    def seconds(self) -> float:
+        """Of its kernels."""
+        return passes(self.time(self.tape, False))
+
+    @cached_property
+    def best(self) -> Mapping[str, float]:
+        return self.time(self.tape, True)
+
+    @property
+    def ideal(self) -> float:
+        return passes(self.best)
+
+    @cached_property
+    def room(self) -> Held:
+        return passing(self.tape)
+
+
+def passes(parts: Mapping[str, float]) -> float:
+    """Seconds of the passes' kernels, of a step's parts."""
+    return sum(value for kind, value in parts.items() if kind not in BESIDE)
 
 
 class Kept(NamedTuple):
@@ -121,13 +150,13 @@ class Holds:
         logits = 4 * self.model.vocab if job.loss == "plain" and job.hugging and not job.unsloth else 0
         return tokens * max(layers + logits, under_way * layers)
 
-    def passing(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Walked | None) -> tuple[int, int]:
+    def passing(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None) -> tuple[int, int]:
         """Bytes that the passes hold at least at once, and between forward and backward, of `micro`: a batch, and how many there are. A walk is of
         all layers, and tells nothing of a stage."""
         held = self.activations(job, strategy, *micro)
         return (held, 0) if walked is None or strategy.size("pp") > 1 else (max(held, walked.held), walked.between)
 
-    def least(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Walked | None = None) -> int:
+    def least(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None = None) -> int:
         """Bytes of live tensors at the peak."""
         return self.kept(job, strategy).least(*self.passing(job, strategy, micro, walked), micro[1])
 
@@ -147,7 +176,7 @@ def routed(mixer: MoE) -> int:
     return 3 * mixer.active * mixer.inputs * mixer.width
 
 
-def passing(tape: Tape) -> tuple[int, int]:
+def passing(tape: Tape) -> Held:
     """Bytes that the passes of the last step hold at most, and between them, of what is not kept from step to step."""
     kept = {event.id for event in tape if type(event) is Alloc and event.part in KEPT}
 
@@ -160,11 +189,11 @@ def passing(tape: Tape) -> tuple[int, int]:
     last = max((step for (phase, step), _ in found.phases if phase == "forward"), default=0)
     over = next((place for place, event in enumerate(events) if type(event) is Mark and (event.phase, event.step) == ("backward", last)), 0)
     between = peaks(replace(tape, events=events[:over], repeats=tuple(one for one in repeats if one.last <= over))).end
-    return max((most for phase, most in found.phases if phase in (("forward", last), ("backward", last))), default=0), between
+    return Held(max((most for phase, most in found.phases if phase in (("forward", last), ("backward", last))), default=0), between)
 
 
 def distributed(strategy: Strategy) -> bool:
     return strategy.ddp is not None and strategy.ddp.distributed
 
 
-__all__ = ["Counts", "Holds", "Kept", "Walked", "counts", "passing"]
+__all__ = ["BESIDE", "Counts", "Held", "Holds", "Kept", "Walked", "counts", "passes", "passing"]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from memfit.estimate import Estimate
 from memfit.hardware import rates
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.bounds import BESIDE
+from memfit.plan.holds import passes
 from memfit.simulate.away import away
 from memfit.simulate.pace import calls, stepped
 from memfit.simulate.settings import ROUNDING
@@ -44,7 +44,7 @@ def passed(found: Estimate, seconds: float) -> Passed:
     most = max((one.allocated for one in found.memory.timeline if one.moment == "steady step" and one.phase in PASSES), default=0)
     if found.time is None:
         return Passed(seconds, 0.0, most - states, 0.0)
-    kernels = sum(value for kind, value in found.time.parts.items() if kind not in BESIDE)
+    kernels = passes(found.time.parts)
     return Passed(found.time.seconds - found.time.stepping, kernels, most - states, waited(found), rest(found))
 
 

@@ -21,7 +21,7 @@ from memfit.hardware.outside import context
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.bounds import Bounds, Like, alike, closest, sharing
-from memfit.plan.holds import Kept, Walked
+from memfit.plan.holds import Held, Kept, Walked
 from memfit.plan.learnt import Beyond, Passed, passed, sending
 from memfit.plan.space import Space, label, turned
 
@@ -60,6 +60,13 @@ class Entry(NamedTuple):
     place: int
     at: int
     times: int
+
+
+class Known(NamedTuple):
+    """Of a micro-batch, what layouts have in common: bytes of the passes, and the least at the peak."""
+
+    passing: dict[tuple[int, int], tuple[int, int]]
+    least: dict[tuple[int, int, int], int]
 
 
 class Kind(NamedTuple):
@@ -120,7 +127,8 @@ class Search:
     beyond: dict[tuple[object, ...], list[Beyond]] = field(default_factory=dict)
     called: dict[tuple[int, int, int], float] = field(default_factory=dict)
     sorts: dict[tuple[str, ...], int] = field(default_factory=dict)
-    fixed: dict[tuple[int, int], list[tuple[float, Kept]]] = field(default_factory=dict)
+    fixed: dict[tuple[int, int], tuple[tuple[float, Kept], ...]] = field(default_factory=dict)
+    same: dict[tuple[tuple[float, Kept], ...], tuple[tuple[float, Kept], ...]] = field(default_factory=dict)  # what layouts have in common
     quick: dict[tuple[object, ...], Estimate] = field(default_factory=dict)  # asked for another's sake
     failed: set[tuple[object, ...]] = field(default_factory=set)
 
@@ -204,8 +212,8 @@ class Search:
             seconds = max(seconds, self.each_gpu * node.like.split * each)
         places = self.likes(node.kernels)[node.like]
         for order, size in enumerate(sorted({size for place in places for size in self.batches[place]}, reverse=True)):
-            part = None if walked is None or not proportional(node.kernels, most, size) else shrunk(walked, size / most)
-            one, holding = node._replace(batch=size), dict[tuple[int, int], tuple[int, int]]()
+            part = None if walked is None or not proportional(node.kernels, most, size) else shrunk(walked.room, size / most)
+            one, holding = node._replace(batch=size), Known({}, {})
             fit = tuple(place for place in places if size in self.batches[place] and self.fits(one, place, part, holding))
             if fit:
                 heapq.heappush(self.heap, node._replace(seconds=seconds, stage=BATCH, order=(*node.order, order), batch=size, places=fit))
@@ -225,7 +233,7 @@ class Search:
                 moments[key] = self.passes(node, place, walked)
             calling = self.calling(node.kernels, place, times)
             passes = max(moments[key] + self.taken_share * calling, calling)
-            held, between = self.passing(node, place, walked, holding)
+            held, between = self.passing(node, place, None if walked is None else walked.room, holding)
             for at, (stepping, kept) in enumerate(self.statics(node.kernels, place)):
                 if (least := kept.least(held, between, times)) <= self.most_live:
                     found.append(Entry(passes + stepping, place, at, times))
@@ -253,7 +261,7 @@ class Search:
         share = self.bounds.staged(node.like, strategy, (node.batch, times), walked, closely=False)
         return max(node.seconds, times * share * (walked.seconds + node.batch * self.bounds.splitting(node.like, node.batch)))
 
-    def passing(self, node: Node, place: int, walked: Walked | None, known: dict[tuple[int, int], tuple[int, int]]) -> tuple[int, int]:
+    def passing(self, node: Node, place: int, walked: Held | None, known: dict[tuple[int, int], tuple[int, int]]) -> tuple[int, int]:
         """What the passes hold, which is the same in all layouts that split the model alike."""
         times = self.batches[place][node.batch]
         if (self.inner[place], times) not in known:
@@ -271,23 +279,26 @@ class Search:
         """The number of what neither the micro-batch nor checkpointing changes."""
         return self.sorts.setdefault((kernels.framework, kernels.method, kernels.precision, kernels.quant), len(self.sorts))
 
-    def statics(self, kernels: Job, place: int) -> list[tuple[float, Kept]]:
+    def statics(self, kernels: Job, place: int) -> tuple[tuple[float, Kept], ...]:
         """Of each optimizer: seconds of its step, and bytes that are kept, whatever the micro-batch."""
         key = self.sort(kernels), place
         if key not in self.fixed:
             strategy, bounds = self.space.strategies[place], self.bounds
             jobs = [kernels.replace(optimizer=optimizer) for optimizer in self.space.optimizers]
-            self.fixed[key] = [(bounds.stepping(job, strategy), bounds.holds.kept(job, strategy)) for job in jobs]
+            found = tuple((bounds.stepping(job, strategy), bounds.holds.kept(job, strategy)) for job in jobs)
+            self.fixed[key] = self.same.setdefault(found, found)
         return self.fixed[key]
 
     def static(self, kernels: Job, place: int, optimizer: str) -> tuple[float, Kept]:
         return self.statics(kernels, place)[self.space.optimizers.index(optimizer)]
 
-    def fits(self, node: Node, place: int, walked: Walked | None, known: dict[tuple[int, int], tuple[int, int]]) -> bool:
-        times = self.batches[place][node.batch]
-        held, between = self.passing(node, place, walked, known)
-        least = min(kept.least(held, between, times) for _, kept in self.statics(node.kernels, place))
-        return self.lacking(least, node.kernels, place) <= 0
+    def fits(self, node: Node, place: int, walked: Held | None, known: Known) -> bool:
+        times, statics = self.batches[place][node.batch], self.statics(node.kernels, place)
+        key = id(statics), self.inner[place], times
+        if key not in known.least:
+            held, between = self.passing(node, place, walked, known.passing)
+            known.least[key] = min(kept.least(held, between, times) for _, kept in statics)
+        return self.lacking(known.least[key], node.kernels, place) <= 0
 
     def lacking(self, least: int, kernels: Job, place: int) -> int:
         """By how much so many live bytes are too many to fit for certain; what a kind lacks is remembered."""
@@ -469,8 +480,8 @@ def proportional(job: Job, most: int, size: int) -> bool:
     return job.loss not in CHUNKED or (most % size == 0 and (most // size).bit_count() == 1)
 
 
-def shrunk(walked: Walked, share: float) -> Walked:
-    return walked._replace(held=int(walked.held * share), between=int(walked.between * share))
+def shrunk(walked: Held, share: float) -> Held:
+    return Held(int(walked.held * share), int(walked.between * share))
 
 
 __all__ = ["Counted", "Found", "Kind", "Lost", "Search"]

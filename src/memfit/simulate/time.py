@@ -91,6 +91,7 @@ class Meter:
     last: tuple[str, str, str] = ("", "", "")  # by its op, module and part
     made: Alloc | None = None  # and the largest one of attention since its last kernel
     listing: list[Priced] | None = None  # every kernel and call, where the working is asked for
+    known: dict[tuple[float, float, str], float] = field(default_factory=dict)  # seconds of products, which layers have in common
 
     def add(self, kind: str, seconds: float, times: float, event: Event, moved: float) -> None:
         self.parts[kind] = self.parts.get(kind, 0.0) + seconds * times
@@ -131,7 +132,10 @@ class Meter:
             self.unknown = True
         elif event.flops:
             self.products += event.flops * times
-            self.add("matmul", self.rates.product(event.flops, event.bytes, event.math), times, event, event.bytes)
+            key = event.flops, event.bytes, event.math
+            if key not in self.known:
+                self.known[key] = self.rates.product(*key)
+            self.add("matmul", self.known[key], times, event, event.bytes)
         else:
             self.add("memory", self.rates.moved(event.bytes), times, event, event.bytes)
 
@@ -202,7 +206,8 @@ def duration(
     step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
     if step is None or not told:
         return None
-    micro, stepping = walk(tape, step, lambda: Meter(rates, told, calls, KERNELS.get(job.attention)))
+    known: dict[tuple[float, float, str], float] = {}
+    micro, stepping = walk(tape, step, lambda: Meter(rates, told, calls, KERNELS.get(job.attention), known=known))
     if not micro:
         return None
     times = each(job, len(micro), turns)
@@ -266,7 +271,8 @@ def walk(tape: Tape, step: int, fresh: Callable[[], Meter]) -> tuple[list[dict[s
     stepping = fresh()
     phase: Phase = "load"
     meter: Meter | None = None
-    for place, event in enumerate(tape):
+    first = next((place for place, event in enumerate(tape) if type(event) is Mark and event.step == step), 0)
+    for place, event in enumerate(tape.events[first:], first):
         if type(event) is Mark:
             mine = event.step == step
             if mine and event.phase == "forward" and (phase != "forward" or not micro):

@@ -3,9 +3,11 @@ gathers ahead in the later ones (deepspeed 0.19.8 runtime/zero/partitioned_param
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from memfit.lower.layouts.shards import COMPUTE, GATHER
 from memfit.lower.layouts.zeropp import opened, quantized, second
@@ -54,6 +56,8 @@ class Coordinator:
     def __init__(self, r: Recorder, layout: ZeRO) -> None:
         self.r, self.layout = r, layout
         self.order: list[Module] = []  # of a whole pass
+        self.uses: dict[Param, list[int]] = {}
+        self.sums: list[int] = []
         self.records, self.complete = False, False
         self.queue: deque[tuple[Param, int]] = deque()
         self.flying: dict[Param, Bundle] = {}
@@ -69,12 +73,20 @@ class Coordinator:
             self.give_up(param)
         if self.records:
             self.complete, self.records = True, False
+            self.learn()
         elif not self.complete:
             self.records = True
         self.queue = deque((param, step) for step, module in enumerate(self.order) for param in module.params)
         for param, _ in self.queue:
             param.fetched_for = -1
         self.at = self.available = 0
+
+    def learn(self) -> None:
+        """Where each parameter is used in a pass, and how many values are before each module."""
+        for step, module in enumerate(self.order):
+            for param in module.params:
+                self.uses.setdefault(param, []).append(step)
+        self.sums = [0, *accumulate(sum(param.count for param in module.params) for module in self.order)]
 
     # ---------------------------------------------------------------------------------------------------------------- fetching
     def fetch(self, module: Module, forward: bool) -> None:
@@ -113,6 +125,10 @@ class Coordinator:
 
     def gather(self, params: Sequence[Param]) -> None:
         """Those that the node holds once more come from there."""
+        if self.layout.hpz == 1:
+            if params:
+                self.gather_from(params, self.layout.size, "zero")
+            return
         for within in (True, False):
             some = [param for param in params if (param.second is not None) is within]
             if some:
@@ -171,15 +187,13 @@ class Coordinator:
 
     def going(self, module: Module) -> set[Param]:
         """Those that stay: small ones, ones that were asked for ahead again, and ones that come again soon."""
-        going = {param for param in module.params if not param.stays and param.fetched_for <= self.at}
-        passed = 0
-        for later in self.order[self.at :]:
-            if passed >= self.layout.max_reuse or not going:
-                break
-            for param in later.params:
-                going.discard(param)
-                passed += param.count
-        return going
+        return {param for param in module.params if not param.stays and param.fetched_for <= self.at and not self.soon(param)}
+
+    def soon(self, param: Param) -> bool:
+        """Whether it comes again before `max_reuse` others have."""
+        uses = self.uses.get(param, [])
+        place = bisect_left(uses, self.at)
+        return place < len(uses) and self.sums[uses[place]] - self.sums[self.at] < self.layout.max_reuse
 
     def give_up(self, param: Param) -> None:
         if param.state == HERE and not param.users:

@@ -43,6 +43,7 @@ class ZeRO3(ZeRO):
         super().__init__(r, program)
         self.coordinator = Coordinator(r, self.layout)
         self.params: dict[int, Param] = {}
+        self.modules: dict[tuple[str, Leaves], Module] = {}  # by where they are told of, and with what
         self.wholes: dict[str, Module] = {}  # what is gathered with a layer, or an end of the model
         self.groups_of: list[list[Param]] = []
         self.masters: list[Tensor] = []
@@ -152,8 +153,11 @@ class ZeRO3(ZeRO):
             self.coordinator.release(module, forward)
 
     def module(self, leaves: Leaves) -> Module:
-        params = tuple(self.params[id(leaf)] for leaf in leaves if leaf is not None)
-        return Module(f"{self.r.where} {params[0].leaf.name if params else ''}", params)
+        key = self.r.where, leaves
+        if key not in self.modules:
+            params = tuple(self.params[id(leaf)] for leaf in leaves if leaf is not None)
+            self.modules[key] = Module(f"{self.r.where} {params[0].leaf.name if params else ''}", params)
+        return self.modules[key]
 
     def holder(self, forward: bool) -> None:
         """A module that holds others, as attention does, has no parameters, and yet asks for what comes next."""
