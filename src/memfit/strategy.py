@@ -138,7 +138,9 @@ class TP(Layout):
 class CP(Layout):
     """Context parallelism: every rank holds a part of each sequence."""
 
-    style: str = option("ring", "how keys and values travel", choices=("ring", "allgather", "ulysses"))
+    style: str = option(
+        "ring", "how keys and values travel (`ulysses`: Megatron's, or DeepSpeed's beside `zero`)", choices=("ring", "allgather", "ulysses")
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +227,9 @@ class Strategy:
         found, stride = [], 1
         for name in ORDER:
             size = self.size(name)
-            if size > 1:
+            if name == "zero" and self.partitions > 1:
+                found.append((name, self.partitions, stride // (self.partitions // size)))
+            elif size > 1:
                 found.append((name, size, stride))
             if name == "zero" and self.zero is not None and size > self.zero.hpz > 1:
                 found.append(("hpz", self.zero.hpz, stride))
@@ -250,6 +254,12 @@ class Strategy:
     def shards(self) -> int:
         """Ranks that FSDP shards over: context parallelism's are among them (torchtitan, accelerate `dp_shard_cp`)."""
         return self.size("fsdp") * self.size("cp")
+
+    @property
+    def partitions(self) -> int:
+        """Ranks that ZeRO partitions over: those of a sequence are among them (deepspeed 0.19.8 utils/groups.py
+        _get_sequence_data_parallel_group)."""
+        return self.size("zero") * (1 if self.zero is None else self.size("cp"))
 
     @property
     def shard(self) -> int:

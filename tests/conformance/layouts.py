@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.conformance.layouts_ep import EP, EP_FUSED, SPREADABLE
+from tests.conformance.layouts_ulysses import ULYSSES
 from tests.conformance.layouts_zero import ZERO
 from tests.conformance.models import SMALL, SPLIT
 
@@ -233,7 +234,7 @@ def rows() -> Iterator[Row]:
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
     yield from (Row(kind="ep", model=model, use=use, options=options) for model, use, options in EP)
     yield from (Row(kind="liger_kernel", model=model, use=use, options=options) for model, use, options in EP_FUSED)
-    yield from (Row(kind="zero", model=model, use=use, options=options) for model, use, options in ZERO)
+    yield from (Row(kind="zero", model=model, use=use, options=options) for model, use, options in (*ZERO, *ULYSSES))
 
 
 def groups(table: Sequence[Row]) -> list[list[Row]]:

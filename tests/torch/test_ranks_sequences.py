@@ -43,7 +43,7 @@ def test_keys_and_values_travel(style: str, op: str) -> None:
     ("use", "job", "part"),
     [
         ("cp=2", {}, "beside FSDP2 alone"),
-        ("cp=2,style=ulysses fsdp=2", {}, "no Ulysses"),
+        ("cp=2,style=ulysses fsdp=2", {}, "beside ZeRO alone"),
         ("cp=2 fsdp=2", {"attention": "eager"}, "causal attention by SDPA"),
         ("cp=2 fsdp=2", {"seq": 30}, "4 chunks do not divide 30"),
     ],

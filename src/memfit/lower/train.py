@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from memfit import kernels
 from memfit.formats import FP32
 from memfit.lower import ops, split, versions
-from memfit.lower.attention import ring
+from memfit.lower.attention import ring, ulysses
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
@@ -151,7 +151,8 @@ def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Te
     shape = (Dim(batch, "B"), Dim(tokens, "S"))
     if ring.ring(program) is not None:
         return ring.batch(r, program.strategy, shape)
-    return tuple(ops.integers(r, shape, "inputs") for _ in range(2 if program.job.packing else 3))
+    together = 2 if program.job.packing and ulysses.ranks(program) == 1 else 3  # positions, or which tokens are real
+    return tuple(ops.integers(r, shape, "inputs") for _ in range(together))
 
 
 def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, ...], phase: Phase, step: int) -> Tensor:
@@ -160,7 +161,10 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     training = phase == "forward"
     cache = Cache(kind=versions.returned_cache(program)) if versions.fills_cache(program, training) else None
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache, engine=body.engine)
-    ctx.outputs, ctx.positions = body.outputs, inputs[2] if ring.ring(program) is not None else split.positions(ctx)
+    ctx.outputs, ctx.positions = (
+        body.outputs,
+        inputs[2] if ring.ring(program) is not None or ulysses.ranks(program) > 1 else split.positions(ctx),
+    )
     ids = body.engine.before(ROOT, ids)
     loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
     loss = body.engine.after(ROOT, loss)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memfit.errors import Problem
+from memfit.job import Job
 from memfit.model.modules import Attention, Latent
 from memfit.program import Program
-from memfit.strategy import CP
+from memfit.strategy import CP, Strategy
 from memfit.techniques.base import TRACE, Technique
 
 
@@ -16,7 +17,7 @@ def check(program: Program) -> Iterator[Problem]:
     cp, job = program.strategy.cp, program.job
     assert cp is not None
     if not program.engine:
-        yield from of_torch(program, cp)
+        yield from of_deepspeed(program, cp) if cp.style == "ulysses" else of_torch(program, cp)
         return
     pieces = 2 * cp.size * (program.strategy.size("tp") if program.strategy.tp is not None and program.strategy.tp.sequence else 1)
     if job.seq % pieces:
@@ -32,6 +33,49 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(message=message, where="use cp", hint="`style=ring` or `style=allgather` take any number of heads")
 
 
+def by_heads(job: Job, strategy: Strategy) -> Iterator[Problem]:
+    """DeepSpeed's Ulysses as accelerate and the Trainer have it (`ParallelismConfig(sp_size=...)`), for both producers (accelerate 1.15
+    parallelism_config.py, accelerator.py; deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py)."""
+    cp, zero = strategy.cp, strategy.zero
+    assert cp is not None
+    if zero is None or any(strategy.size(name) > 1 for name in ("ddp", "fsdp", "tp", "pp", "ep")):
+        message = "Ulysses attention of transformers is DeepSpeed's, beside ZeRO alone, which partitions over the ranks of a sequence, too"
+        yield Problem(
+            message=message, where="use cp", hint=f"`--use cp={cp.size},style=ulysses --use zero,stage=3`, or `style=ring` beside `fsdp`"
+        )
+    elif zero.hpz > 1:
+        yield Problem(message="no one has seen ZeRO++'s second copy beside Ulysses", where="use zero.hpz", hint="leave it away")
+    if job.attention not in ("sdpa", "flash") or not job.packing or job.unsloth:
+        message = "Ulysses attention is known of SDPA on packed sequences, whose mask DeepSpeed takes away"
+        yield Problem(message=message, where="job.attention", hint="`--attention sdpa`")
+    if not job.training or job.evaluate or job.loss != "plain" or job.liger or job.longest:
+        message = "Ulysses attention is known of training alone, with the plain loss on batches of one length"
+        yield Problem(message=message, where="use cp", hint="no inference, evaluation, `longest` batch, fused loss or Liger's kernels")
+    if job.seq % cp.size:
+        yield Problem(
+            message=f"{cp.size} ranks do not divide {job.seq} tokens", where="job.seq", hint="every rank holds as many of each sequence"
+        )
+
+
+def of_deepspeed(program: Program, cp: CP) -> Iterator[Problem]:
+    job = program.job
+    if not job.hugging:
+        yield Problem(
+            message=f"no formula yet for Ulysses attention of {job.framework}", where="use cp", hint="`transformers` or `megatron`"
+        )
+        return
+    yield from by_heads(job, program.strategy)
+    mixers = {block.mixer for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, (Attention, Latent))}
+    for one in mixers:
+        if isinstance(one, Latent) or 0 < one.window < job.seq or len(one.project) != 3 or "sdpa" not in one.kernels:
+            message = f"no formula yet for Ulysses attention of the family `{program.model.family}` as it is here"
+            yield Problem(message=message, where="use cp", hint=TRACE)
+            return
+        if one.heads % cp.size or (one.kv_heads % cp.size and cp.size % one.kv_heads):
+            message = f"{cp.size} ranks do not divide {one.heads} query and {one.kv_heads} key/value heads"
+            yield Problem(message=message, where="use cp", hint="a size that divides both, or a multiple of the key/value heads")
+
+
 def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
     """torch's ring attention as accelerate and the Trainer have it (torch 2.13 distributed/tensor/experimental/_context_parallel)."""
     job, strategy = program.job, program.strategy
@@ -40,7 +84,6 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
     wrong = (
         (not job.hugging, f"of {job.framework}", "`--framework megatron` has one"),
         (not job.training, "of inference", "leave it away"),
-        (cp.style == "ulysses", "of Ulysses attention, which torch has not", "`style=ring` or `style=allgather`"),
         (strategy.fsdp is None or strategy.fsdp.version == 1 or any(strategy.size(name) > 1 for name in ("ddp", "tp", "pp", "zero")),
          "beside other layouts than FSDP2", "`cp=2 fsdp=4`"),
         (job.attention not in ("sdpa", "flash") or not job.packing or bool(job.unsloth),

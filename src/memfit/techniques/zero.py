@@ -51,7 +51,9 @@ def check(program: Program) -> Iterator[Problem]:
     if not job.hugging:
         yield Problem(message=f"no formula yet for ZeRO under {job.framework}", where="use zero", hint="another `framework`")
     for name in ("tp", "cp", "pp", "ep"):
-        if program.strategy.size(name) > 1:
+        if program.strategy.size(name) > 1 and not (
+            name == "cp" and program.strategy.cp is not None and program.strategy.cp.style == "ulysses"
+        ):
             yield Problem(message=f"no formula yet for ZeRO beside `{name}`", where=f"use {name}", hint="`zero` over all ranks")
     if job.training and OPTIMIZERS[job.optimizer].when != "after":
         message = f"`{job.optimizer}` steps while backward runs, and ZeRO's partitions step after it"

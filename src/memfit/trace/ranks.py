@@ -17,6 +17,7 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.strategy import ORDER, TP, Strategy
 from memfit.techniques.base import names
+from memfit.techniques.cp import by_heads
 from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
 from memfit.trace import collectives, cuda, experts, flat, stages, streams, zero
 from memfit.trace.origins import origin
@@ -55,12 +56,13 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
 
 
 def of_sequences(job: Job, strategy: Strategy) -> Iterator[Problem]:
-    """torch's context parallelism as the Trainer and accelerate have it."""
+    """torch's context parallelism as the Trainer and accelerate have it, or DeepSpeed's by heads."""
+    if strategy.cp is not None and strategy.cp.style == "ulysses":
+        yield from by_heads(job, strategy)
+        return
     if strategy.fsdp is None or strategy.ddp is not None or strategy.tp is not None:
         message = "the trace runs context parallelism beside FSDP2 alone, which shards weights over the ranks of a sequence, too"
         yield Problem(message=message, where="use cp", hint="`cp=2 fsdp=4`, as accelerate and torchtitan have it")
-    if strategy.cp is not None and strategy.cp.style == "ulysses":
-        yield Problem(message="torch has no Ulysses attention", where="use cp.style", hint="`ring` or `allgather`")
     if not job.packing or job.attention in ("eager", "math", "flash-attn-2", "flash-attn-3"):
         yield Problem(
             message="torch's context parallelism is causal attention by SDPA, without padding", where="job.attention", hint="`sdpa`"

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from memfit.strategy import FSDP, ONE, Strategy
-from memfit.trace import experts, flat, stages, tensors
+from memfit.trace import experts, flat, stages, tensors, ulysses
 from memfit.trace.flat import DTYPES
 
 
@@ -62,7 +62,7 @@ class Spread:
     def wrapped(self, model: Any) -> Any:
         """When it is loaded and ready to train: DDP around it."""
         ddp = self.strategy.ddp
-        if self.strategy.cp is not None:
+        if self.strategy.cp is not None and ulysses.ranks(self.strategy) == 1:
             from accelerate.big_modeling import _attach_context_parallel_hooks
 
             _attach_context_parallel_hooks(model)
@@ -81,6 +81,9 @@ class Spread:
         tp, cp = self.strategy.tp, self.strategy.cp
         if cp is None and (tp is None or not tp.sequence):
             yield given
+            return
+        if ulysses.ranks(self.strategy) > 1:
+            yield ulysses.part(given, self.strategy)
             return
         tokens = given["input_ids"]
         given = {**given, "position_ids": torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape[0], -1)}

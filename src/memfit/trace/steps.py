@@ -11,7 +11,7 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import Strategy
 from memfit.tape import LONGEST, Part
-from memfit.trace import beside, inputs, meshes, prepare, standins, trl, versions
+from memfit.trace import beside, inputs, meshes, prepare, standins, trl, ulysses, versions
 from memfit.trace.optimizers import backward, kept_of, stepped
 from memfit.trace.paths import plain
 from memfit.trace.recorder import Block, Recorder
@@ -153,7 +153,8 @@ class Micro:
 
 def micro_step(recorder: Recorder, model: Any, job: Job, how: Micro, step: int) -> None:
     recorder.mark("prepare", step=step)
-    with how.options.spread.inputs(inputs.training(recorder, model, job, how.plan, job.batch)) as given:
+    part = job.replace(seq=job.seq // ulysses.ranks(how.options.strategy))  # what a loader hands over
+    with how.options.spread.inputs(inputs.training(recorder, model, part, how.plan, job.batch)) as given:
         how.kept["inputs"] = given  # until the next ones are there
         recorder.mark("forward")
         outputs = how.forward(**given)

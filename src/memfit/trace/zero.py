@@ -20,7 +20,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Part, Sync, Trim
 from memfit.techniques.zero import resolved as filled
-from memfit.trace import cuda, inputs, steps, trl
+from memfit.trace import cuda, inputs, steps, trl, ulysses
 from memfit.trace.collectives import tensors_of
 from memfit.trace.flat import DTYPES
 from memfit.trace.recorder import Recorder
@@ -46,7 +46,7 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     zero = strategy.zero
     assert zero is not None
     for name, layout in strategy.uses():
-        if name != "zero" and layout.size > 1:
+        if name != "zero" and layout.size > 1 and not (name == "cp" and ulysses.ranks(strategy) > 1):
             yield Problem(message=f"the trace runs ZeRO alone, not beside `{name}`", where=f"use {name}", hint="`zero` over all ranks")
     if importlib.util.find_spec("deepspeed") is None:
         message = "a trace of ZeRO runs the Python code of `deepspeed`, which is not installed"
@@ -157,12 +157,13 @@ def engaged(recorder: Any, strategy: Strategy) -> Iterator[None]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 1,
     }
-    kept = [(one, dict(vars(one))) for one in (groups, partition_parameters.Init, partition_parameters)]
+    kept: list[tuple[Any, dict[str, Any]]] = []
     before, level = (real_accelerator.ds_accelerator, comm.cdb), deepspeed.utils.logger.level
     real_accelerator.ds_accelerator = cuda_accelerator.CUDA_Accelerator()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     try:
-        with set_in_environment(told), cuda.patched(answers(recorder)):
+        with set_in_environment(told), cuda.patched(answers(recorder)), ulysses.left_alone(strategy) as more:
+            kept += [(one, dict(vars(one))) for one in (groups, partition_parameters.Init, partition_parameters, *more)]
             comm.cdb = comm.TorchBackend("nccl", comm.default_pg_timeout, None)
             yield
     finally:
@@ -262,7 +263,8 @@ def engine_of(recorder: Recorder, model: Any, job: Job, options: Any) -> Any:
 
     recorder.mark("prepare")
     stepper = grouped(options.optimizer(model, job.replace(precision="bf16") if job.precision == "bf16-master" else job))
-    engine, *_ = deepspeed.initialize(model=model, optimizer=stepper, config=settings(job, options.strategy.zero))
+    beside = ulysses.registered(recorder, model, job, options.strategy)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=stepper, config=settings(job, options.strategy.zero), **beside)
     for name, part in KEEPS:
         settled(recorder, part, tensors_of([getattr(engine.optimizer, name, None)]))
     for bucket in getattr(engine.optimizer, "ipg_buckets", {}).values():

@@ -30,7 +30,7 @@ class Ring(NamedTuple):
 def ring(program: Program) -> Ring | None:
     """Where context parallelism is torch's."""
     strategy = program.strategy
-    if program.engine or strategy.size("cp") == 1 or strategy.cp is None:
+    if program.engine or strategy.size("cp") == 1 or strategy.cp is None or strategy.cp.style == "ulysses":
         return None
     return Ring(strategy.rank // strategy.size("tp") % strategy.cp.size, strategy.cp.size, strategy.cp.style == "allgather")
 

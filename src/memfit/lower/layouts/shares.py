@@ -4,6 +4,7 @@ into that part. Ranks whose parts cut the largest parameters hold the most; wher
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -84,6 +85,7 @@ def told_apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...]:
     """(rank, how many are like it): ranks among which the worst is, and the one with the least; or the one that is likely the worst."""
     zero = program.strategy.zero
     assert zero is not None
+    zero = replace(zero, size=program.strategy.partitions)
     groups = list(groups_of(program))
     if zero.round_robin:
         groups = [[one for first in range(zero.size) for one in group[first :: zero.size]] for group in groups]

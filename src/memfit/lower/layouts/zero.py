@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memfit.formats import BF16, FORMATS, FP16, FP32
@@ -32,9 +33,12 @@ class ZeRO(Hooked):
     def __init__(self, r: Recorder, program: Program) -> None:
         super().__init__(r, program)
         assert program.strategy.zero is not None
-        self.layout = program.strategy.zero
+        self.layout = replace(program.strategy.zero, size=program.strategy.partitions)
         self.ranks, self.rank = self.layout.size, program.strategy.rank % self.layout.size
         self.format = FORMATS[program.weights]
+        self.wire = (
+            FP32 if program.strategy.size("cp") > 1 else self.format
+        )  # gradients on their way (`seq_parallel_communication_data_type`)
         self.last = True
 
     @staticmethod

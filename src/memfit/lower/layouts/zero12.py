@@ -66,7 +66,7 @@ class ZeRO12(ZeRO):
 
     @staticmethod
     def apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
-        return None if program.strategy.size("zero") == 1 else told_apart(program, every=every)
+        return None if program.strategy.partitions == 1 else told_apart(program, every=every)
 
     # ----------------------------------------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
@@ -175,8 +175,9 @@ class ZeRO12(ZeRO):
             held, count = held + size, count + 1
             if held > self.layout.reduce_bucket or place == len(slices):
                 together = r.scratch(self.format.bytes(held), "flatten", "communication", self.stream) if count > 1 else None
-                r.comm("all_reduce", self.format.bytes(held), self.ranks, "zero", self.stream)
-                del together
+                wide = r.scratch(self.wire.bytes(held), "to", "communication", self.stream) if self.wire is not self.format else None
+                r.comm("all_reduce", self.wire.bytes(held), self.ranks, "zero", self.stream)
+                del together, wide
                 held = count = 0
         for leaf in bucket.leaves:
             self.settle(leaf)

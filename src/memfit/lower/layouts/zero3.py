@@ -110,7 +110,7 @@ class ZeRO3(ZeRO):
             zeros = r.scratch(4 * max(map(size_of, self.groups_of)), "zeros", "gradients")
             del zeros
         if self.layout.contiguous:
-            self.buffer = r.scratch(self.format.bytes(self.layout.reduce_bucket), "bucket", "communication")
+            self.buffer = r.scratch(self.wire.bytes(self.layout.reduce_bucket), "bucket", "communication")
         if not self.away:
             self.kept.append(r.scratch(self.format.bytes(sum(map(size_of, self.groups_of))), "gradients", "gradients"))
         for param in (param for group in self.groups_of for param in group if self.ranks > 1):
@@ -177,7 +177,7 @@ class ZeRO3(ZeRO):
         if self.bucket and self.count + leaf.count > self.layout.reduce_bucket:
             self.reduce()
         if self.layout.contiguous and self.count + leaf.count <= self.layout.reduce_bucket:
-            leaf.grad = Tensor(leaf.shape, leaf.format, self.buffer)
+            leaf.grad = Tensor(leaf.shape, leaf.format if self.wire is self.format else self.wire, self.buffer)
         self.bucket.append(leaf)
         self.count += leaf.count
         self.r.where = where
@@ -189,16 +189,21 @@ class ZeRO3(ZeRO):
         size = sum(self.params[id(leaf)].part for leaf in self.bucket) * self.ranks
         alone = len(self.bucket) == 1 and size == self.bucket[0].count
         wide = [leaf.count for leaf in self.bucket if leaf.grad is not None and leaf.grad.storage is not self.buffer]
-        wide = wide if self.stored is not self.format else []
-        casts = [self.r.scratch(self.format.bytes(count), "to", "communication", self.stream) for count in wide]
-        together = None if alone else self.r.scratch(self.format.bytes(size), "cat", "communication", self.stream)
-        self.r.comm("reduce_scatter", self.format.bytes(size), self.ranks, "zero", self.stream)
+        wide = wide if self.stored is not self.wire else []
+        casts = [self.r.scratch(self.wire.bytes(count), "to", "communication", self.stream) for count in wide]
+        together = None if alone else self.r.scratch(self.wire.bytes(size), "cat", "communication", self.stream)
+        self.r.comm("reduce_scatter", self.wire.bytes(size), self.ranks, "zero", self.stream)
+        back = (
+            [self.r.scratch(self.format.bytes(self.params[id(leaf)].part), "to", "communication", self.stream) for leaf in self.bucket]
+            if self.wire is not self.format
+            else []
+        )
         wides: list[Storage | None] = []
         for leaf in self.bucket:
             if self.away:
                 wides.append(self.send(self.params[id(leaf)].part))
             leaf.grad = None
-        del together, casts, wides
+        del together, casts, wides, back
         self.bucket, self.count = [], 0
 
     def send(self, part: int) -> Storage | None:
