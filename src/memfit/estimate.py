@@ -16,7 +16,7 @@ from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
 from memfit.job import Job, remarks
-from memfit.lower import distinct, lower
+from memfit.lower import distinct, lower, waits
 from memfit.lower.host import Host, host, paged
 from memfit.lower.layouts import foldable
 from memfit.model.modules import Model
@@ -26,6 +26,7 @@ from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
 from memfit.simulate.pace import generation_time, kernels, step_time, untold
+from memfit.simulate.parked import parked
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration
@@ -101,7 +102,7 @@ class Estimate:
         pp, ranks = self.strategy.pp, [rank for rank, _ in self.strategy.distinct()]
         stages = alike(pp, len(self.model.layers)) if pp is not None and pp.size > 1 else (0,)
         own = self.strategy.rank * len(ranks) // self.strategy.ranks
-        short = self.memory.tape.repeats or not foldable(self.strategy)  # where nothing folds, short is long
+        short = self.memory.tape.repeats or waits(self.job) or not foldable(self.strategy)  # where nothing folds, short is long
         tapes = {
             stage: self.memory.tape
             if short and stage == own
@@ -223,7 +224,9 @@ def _of_rank(
         context=Span(outside.low - links.low, outside.high - links.high, outside.cite),
         nccl=links,
         usable=room,
-        host=host(program, program.model.parameters if strategy and program.model.layers else known.total),
+        host=host(
+            program, program.model.parameters if strategy and program.model.layers else known.total, parked(tape) if waits(job) else 0
+        ),
         band=band,
         verdict=verdict,
         failure=_failure(tape, limited),

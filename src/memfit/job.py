@@ -19,6 +19,7 @@ TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
 PRECISIONS = ("bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast", "fp16-autocast", "bf16-master")
 ATTENTIONS = ("sdpa", "flash", "efficient", "math", "cudnn", "eager", "flash-attn-2", "flash-attn-3")
+AWAY = ("none", "streams", "wrapper", "all")
 LOSSES = ("plain", "chunked", "te", "liger", "liger-ce")
 CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
@@ -83,6 +84,13 @@ class Job:
     )
     checkpoint_every: int = option(1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory")
     reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")
+    activation_offload: str = option(
+        "none",
+        "what backward needs waits on the host: TRL's and torchtune's `activation_offloading` (streams), torch's `offload_wrapper` around each layer "
+        "(wrapper), `save_on_cpu` around the step (all)",
+        choices=AWAY,
+        group="memory",
+    )
     attention: str = option(
         "sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory", tries=("sdpa",)
     )
@@ -301,6 +309,7 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
         lambda job: job.training and job.hugging,
         "training in a loop around transformers' models",
     ),
+    (("activation_offload",), lambda job: job.training, "training"),
     (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),
     (("reentrant",), lambda job: job.training and job.checkpointing != "none", "gradient checkpointing"),
     (("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"), lambda job: job.adapters, "methods `lora` and `qlora`"),

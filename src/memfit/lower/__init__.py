@@ -44,9 +44,16 @@ def distinct(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy
 
 def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
     """With as few layers walked as tell all."""
+    if waits(job):
+        return whole(walked(model, job, cluster, strategy, None))
     ends = unlike(model, job, strategy)
     walk = None if ends == BOTH else walked(model, job, cluster, strategy, ends)
     return walk or whole(walked(model, job, cluster, strategy, BOTH))
+
+
+def waits(job: Job) -> bool:
+    """Activations wait on the host: what one layer saves goes while the next ones run."""
+    return job.training and job.activation_offload != "none"
 
 
 def unlike(model: Model, job: Job, strategy: Strategy = ONE) -> Ends:
@@ -66,7 +73,7 @@ def unlike(model: Model, job: Job, strategy: Strategy = ONE) -> Ends:
 
 def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
     """Layer by layer: written out from the inner ones of each kind, or walked."""
-    if not steady(strategy):
+    if not steady(strategy) or waits(job):
         return whole(walked(model, job, cluster, strategy, None))
     walk = whole(walked(model, job, cluster, strategy, BOTH))
     flat = expanded(walk.events, walk.repeats, walk.program.entries, model.prefix) if walk.repeats else walk.events

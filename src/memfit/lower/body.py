@@ -18,8 +18,9 @@ from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.layouts.base import EMBED, TAIL, Engine
 from memfit.lower.load import idle_linears, narrow, prepare, repack, warm_up
+from memfit.lower.offload import OnHost
 from memfit.lower.recorder import Recorder
-from memfit.lower.tensors import Storage, Tensor
+from memfit.lower.tensors import Hooks, Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module
 from memfit.program import Chunk, Entry, Program
 from memfit.tape import Phase
@@ -48,6 +49,7 @@ class Body:
         self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them,
         self.cache: Cache | None = None  # and its keys and values
         self.player: Player | None = None  # of passes that were walked before
+        self.hooks: Hooks | None = None  # on what nodes save, around every micro-batch
 
     def path(self, entry: Entry) -> str:
         return f"{self.model.prefix}.{entry.number}"
@@ -161,7 +163,8 @@ class Body:
             r.mark(phase, bound.prefix, step)
             if r.notes is not None:
                 r.notes.keep(r, ctx.results)
-            x = self.layer(x, entry, bound, ctx)
+            with r.hooked(OnHost(r) if ctx.training and ctx.job.activation_offload == "wrapper" else r.hooks):
+                x = self.layer(x, entry, bound, ctx)
             if r.notes is not None:
                 r.notes.leave(x)
         r.mark(phase, "", step)

@@ -27,7 +27,8 @@ def logits(x: Tensor, model: Model, bound: Bound, ctx: Context, *, capped: bool 
     """Called logits by their width: what the head casts or unpacks to make them is not."""
     r = ctx.r
     first = len(r.events)
-    out = linear(x, bound.linear(model.head), ctx)
+    with r.hooked(None if r.hooks is not None and r.hooks.spares else r.hooks):
+        out = linear(x, bound.linear(model.head), ctx)
     for index in range(first, len(r.events)):
         event = r.events[index]
         if type(event) is Alloc and event.part == "activations" and event.formula[:-1] == out.shape:

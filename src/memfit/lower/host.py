@@ -23,9 +23,9 @@ class Host:
     why: str
 
 
-def host(program: Program, total: int) -> Host:
+def host(program: Program, total: int, parked: int = 0) -> Host:
     """Without a device_map, from_pretrained fills the model on the CPU and `.to` copies it over; with one, tensors pass the host one at
-    a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py, core_model_loading.py)."""
+    a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py, core_model_loading.py). `parked`: activations that wait there."""
     width, states = FORMATS[program.weights].block_bytes, paged(program)
     if program.job.mapped:
         largest = max((weight.count for weight in program.model.weights()), default=0)
@@ -33,6 +33,8 @@ def host(program: Program, total: int) -> Host:
     else:
         loading, why = total * width, "a copy of the weights while they are loaded without a device_map"
     offloaded = offload(program)
+    if parked > max(states, loading, offloaded):
+        return Host(size=parked, why="activations that wait there for the backward, pinned; a node holds those of all its GPUs")
     if offloaded > max(states, loading):
         return Host(size=offloaded, why="what this rank's offload keeps there, pinned; a node holds that of all its GPUs")
     if states > loading:

@@ -146,9 +146,9 @@ def back_mul(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def spent(node: Node) -> None:
-    """What a checkpoint brought back goes when the formula has run; what a node saved itself goes after the engine has summed
+    """What a checkpoint or a hook brought back goes when the formula has run; what a node saved itself goes after the engine has summed
     and cast the result (torch/csrc/autograd/engine.cpp validate_outputs, then release_variables)."""
-    if node.frame is not None:
+    if node.frame is not None or node.packed:
         node.saved = ()
 
 
@@ -247,8 +247,11 @@ def split(r: Recorder, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
     """`split`, `chunk`, `unbind`: views; the backward joins the gradients, zeros where one is missing."""
     outs = [Tensor(shape, x.format, x.storage) for shape in shapes]
     strides = contiguous(x.shape) if x.strides is None else x.strides
+    dim = next((dim for dim, (part, whole) in enumerate(zip(shapes[0], x.shape, strict=True)) if part != whole), 0)
+    begin = x.offset
     for out in outs:
-        out.strides = normal(out.shape, strides)
+        out.strides, out.offset = normal(out.shape, strides), begin
+        begin += strides[dim] * out.shape[dim]
     if not (r.grad and x.needs):
         return outs
     r.node("split", outs[0], (x,), back_split, extra=(x.shape, shapes))

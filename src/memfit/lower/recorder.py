@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from memfit.formats import Format
 from memfit.lower.strides import kept
-from memfit.lower.tensors import Back, Choices, Elastic, Frame, Grads, Node, Shape, Storage, Tensor
+from memfit.lower.tensors import Back, Choices, Elastic, Frame, Grads, Hooks, Node, Packed, Shape, Storage, Tensor, unpacked
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Part, Phase
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class Recorder:
         self.marked: list[int] = []  # the next block's number at each mark
         self.once: list[int] = []  # blocks that are made where they are first needed, for all layers
         self.notes: Notes | None = None  # where a layer stands for many
+        self.hooks: Hooks | None = None  # on what nodes save
+        self.depth = 0  # of backwards within one another
 
     # ------------------------------------------------------------------------------------------------- what happens
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:
@@ -201,6 +204,8 @@ class Recorder:
             self._next_seq = seq + 1
             node = Node(seq, op, self.where, back, tuple(edges), tuple(slots))
             node.saved, node.extra, node.span = saved, extra, self.span
+            if self.hooks is not None and self.frame is None:
+                node.saved, node.packed = self.hooks.packed(saved, self.hooks.orders.get(back, ())), True
             out.node, out.needs = node, True
             if self.frame is not None and any(one is not None for one in saved):
                 self._framed(node, out)
@@ -235,7 +240,8 @@ class Recorder:
         """Run a piece of the forward so that it keeps its input and nothing else (use_reentrant=False), or what is chosen."""
         if not self.grad or self.frame is not None:
             return run(given)
-        self.frame = frame = Frame(run, given, choices, whole)
+        frame = Frame(run, given if self.hooks is None else self.hooks.packed_input(given), choices, whole)
+        self.frame = frame
         out = run(given)
         self.frame = None
         if not frame.nodes:
@@ -286,23 +292,35 @@ class Recorder:
                 self.mark(self.phase, span, self.at)
             kept.pop()
 
-    def _recompute(self, frame: Frame) -> None:
+    @contextmanager
+    def hooked(self, hooks: Hooks | None) -> Iterator[None]:
+        before, self.hooks = self.hooks, hooks
+        try:
+            yield
+        finally:
+            self.hooks = before
+
+    def _recompute(self, frame: Frame, node: Node) -> None:
         assert frame.again is not None
         assert frame.given is not None
+        given = frame.given
+        if isinstance(given, Packed):
+            like, given = given.like, given.hooks.unpack(given, node)
+            given.node, given.slot, given.needs = like.node, like.slot, like.needs
         frame.replaying = frame.done = True
         frame.keeps = None if frame.choices is None else frame.choices()
         self.frame = frame
         phase_part, self.part, thread = self.part, "activations", self.thread
         try:
-            frame.again(frame.given)
+            frame.again(given)
         except StopRecompute:
             pass
         finally:
             self.frame, self.part, self.thread = None, phase_part, thread
         for known, double in zip(frame.nodes, frame.fresh, strict=True):
-            node = known()
-            if node is not None and double is not None:
-                node.saved, double.saved = double.saved, ()
+            own = known()
+            if own is not None and double is not None:
+                own.saved, double.saved = double.saved, ()
         frame.nodes, frame.fresh = [], []
 
     def backward(self, root: Tensor, gradient: Tensor, *others: tuple[Tensor, Tensor]) -> None:
@@ -316,8 +334,10 @@ class Recorder:
         ready = [(-node.seq, node) for node in dict.fromkeys(roots) if not waiting.get(node)]
         heapify(ready)
         del root, gradient, roots, others
+        self.depth += 1
         while ready:
             self._run(heappop(ready)[1], waiting, buffers, ready)
+        self.depth -= 1
 
     def _run(self, node: Node, waiting: dict[Any, int], buffers: dict[Any, Tensor], ready: list[tuple[int, Node]]) -> None:
         if node.span != self.span:
@@ -325,10 +345,15 @@ class Recorder:
             if self.notes is not None:
                 self.notes.cross(len(self.marks) - 1, buffers)
         if node.frame is not None and not node.frame.done:
-            self._recompute(node.frame)
+            self._recompute(node.frame, node)
         self.where = node.where
+        if node.packed:
+            node.saved = unpacked(node.saved, node)
         results = list(node.back(self, node, buffers.pop(node) if node.outputs == 1 else gathered(node, buffers)))
         node.saved, node.frame = (), None
+        for act in node.acts:
+            act()
+        node.acts = ()
         for index, target in enumerate(node.inputs):
             if target is None:
                 continue

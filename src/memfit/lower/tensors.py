@@ -6,7 +6,7 @@ A storage lives as long as something refers to its Python object, as in torch it
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -70,13 +70,13 @@ class Elastic(Storage):
 
 class Tensor:
     """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the node's outputs it is. `strides`
-    are None where it is contiguous; `base` is what it is a view of, where torch's own tensor would hold that."""
+    are None where it is contiguous, `offset` is where it begins; `base` is what it is a view of, where torch's own tensor would hold that."""
 
-    __slots__ = ("shape", "format", "storage", "node", "slot", "needs", "grad", "name", "strides", "base")
+    __slots__ = ("shape", "format", "storage", "node", "slot", "needs", "grad", "name", "strides", "base", "offset")
 
     def __init__(self, shape: Shape, format: Format, storage: Storage | None, node: Node | None = None, needs: bool = False) -> None:
         self.shape, self.format, self.storage, self.node, self.needs = shape, format, storage, node, needs
-        self.slot = 0
+        self.slot = self.offset = 0
         self.grad: Tensor | None = None
         self.name = ""
         self.strides: Strides = None
@@ -85,14 +85,14 @@ class Tensor:
     def view(self, *shape: int) -> Tensor:
         """The same storage in another shape; gradients pass through unchanged. For contiguous tensors; `views` has the rest."""
         view = Tensor(shape or self.shape, self.format, self.storage, self.node, self.needs)
-        view.slot = self.slot
+        view.slot, view.offset = self.slot, self.offset
         if view.shape == self.shape:
             view.strides, view.base = self.strides, self.base
         return view
 
     def detach(self) -> Tensor:
         alias = Tensor(self.shape, self.format, self.storage)
-        alias.strides = self.strides
+        alias.strides, alias.offset = self.strides, self.offset
         return alias
 
     @property
@@ -103,14 +103,84 @@ class Tensor:
 class Node:
     """One step of the backward graph; `inputs` are the nodes or leaves its results go to."""
 
-    __slots__ = ("seq", "back", "saved", "inputs", "slots", "where", "span", "op", "extra", "frame", "outputs", "__weakref__")
+    __slots__ = (
+        "seq",
+        "back",
+        "saved",
+        "inputs",
+        "slots",
+        "where",
+        "span",
+        "op",
+        "extra",
+        "frame",
+        "outputs",
+        "packed",
+        "acts",
+        "__weakref__",
+    )
 
     def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
         self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
-        self.span, self.outputs = "", 1
+        self.span, self.outputs, self.packed = "", 1, False
         self.saved: tuple[Any, ...] = ()
         self.extra: Any = None
         self.frame: Frame | None = None
+        self.acts: tuple[Callable[[], None], ...] = ()  # what is done when it has run
+
+
+class Hooks:
+    """What is done to a tensor that a node saves, and when the node asks for it (torch.autograd.graph.saved_tensors_hooks). `spares`: not to those
+    of the head."""
+
+    spares = False
+    orders: Mapping[Back, tuple[int, ...]] = {}
+
+    def pack(self, tensor: Tensor) -> Packed:
+        raise NotImplementedError
+
+    def unpack(self, packed: Packed, node: Node) -> Tensor:
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        """A micro-batch begins."""
+
+    def over(self) -> None:
+        """The backward is over."""
+
+    def packed_input(self, given: Tensor) -> Packed:
+        """A checkpoint saves what it was given, which knows its place in the graph (torch/utils/checkpoint.py _NoopSaveInputs)."""
+        found = self.pack(given)
+        found.like.node, found.like.slot, found.like.needs = given.node, given.slot, given.needs
+        return found
+
+    def packed(self, saved: tuple[Any, ...], order: tuple[int, ...] = ()) -> tuple[Any, ...]:
+        """`order`: the places of what is saved first, where that is not as they stand."""
+        found = list(saved)
+        for place in (*order, *(place for place in range(len(saved)) if place not in order)):
+            one = saved[place]
+            if isinstance(one, tuple):
+                found[place] = self.packed(one)
+            elif isinstance(one, Tensor) and one.storage is not None:
+                found[place] = self.pack(one)
+        return tuple(found)
+
+
+class Packed:
+    """What a node has in place of a tensor: `kept` where it stays what it is, else what it is `like`."""
+
+    __slots__ = ("hooks", "number", "kept", "like")
+
+    def __init__(self, hooks: Hooks, number: int, kept: Tensor | None, like: Tensor) -> None:
+        self.hooks, self.number, self.kept = hooks, number, kept
+        self.like = Tensor(like.shape, like.format, None)
+        self.like.strides = like.strides
+
+
+def unpacked(saved: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
+    return tuple(
+        unpacked(one, node) if isinstance(one, tuple) else one.hooks.unpack(one, node) if isinstance(one, Packed) else one for one in saved
+    )
 
 
 class Frame:
@@ -124,9 +194,9 @@ class Frame:
 
     __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done", "choices", "keeps", "kept", "taken", "whole")
 
-    def __init__(self, again: Callable[[Tensor], Any], given: Tensor, choices: Choices | None = None, whole: bool = False) -> None:
+    def __init__(self, again: Callable[[Tensor], Any], given: Tensor | Packed, choices: Choices | None = None, whole: bool = False) -> None:
         self.again: Callable[[Tensor], Any] | None = again
-        self.given: Tensor | None = given
+        self.given: Tensor | Packed | None = given
         self.nodes: list[weakref.ref[Node]] = []
         self.fresh: list[Node | None] = []
         self.replaying = self.done = False

@@ -16,6 +16,7 @@ from memfit.lower.layouts import engine_of
 from memfit.lower.layouts.base import ROOT
 from memfit.lower.layouts.hooks import Hooked
 from memfit.lower.merge import merge
+from memfit.lower.offload import around_steps
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.pipeline import Pipeline
 from memfit.lower.recorder import Recorder
@@ -36,6 +37,7 @@ def train(r: Recorder, program: Program, folded: Program | None = None) -> tuple
     r.leave()
     r.adds = body.programs.kept is not None
     stepper = engine.stepper(body)
+    body.hooks = around_steps(body)
     r.leave()
     buffers = body.programs.kept(r, program) if body.programs.kept is not None else ()
     scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
@@ -77,7 +79,7 @@ def run_step(
         for left in range(min(job.accumulate, MICRO_BATCHES) if pipeline is None else 0, 0, -1):
             body.engine.begin(left == 1)
             micro_batch(r, program, body, step, tokens)
-        repeats = body.engine.repeats and (pipeline is None or pipeline.repeats)
+        repeats = body.engine.repeats and (pipeline is None or pipeline.repeats) and body.hooks is None
         alike = fresh and repeats and not (body.programs.keeps_outputs or job.keep_outputs)
         first = Stretch(r, begin, place, leaves) if alike else None
     r.mark("step", "", step)
@@ -132,12 +134,18 @@ def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: in
 
 def passes(r: Recorder, program: Program, body: Body, step: int) -> None:
     """Layer by layer."""
-    loss = forward_loss(r, program, body, body.batch, "forward", step)
-    r.mark("backward", "", step)
-    seed = r.like(loss, "ones_like")
-    r.thread = "backward"
-    r.backward(loss, seed)
-    r.thread = "forward"
+    hooks = body.hooks
+    if hooks is not None:
+        hooks.begin()
+    with r.hooked(hooks):
+        loss = forward_loss(r, program, body, body.batch, "forward", step)
+        r.mark("backward", "", step)
+        seed = r.like(loss, "ones_like")
+        r.thread = "backward"
+        r.backward(loss, seed)
+        r.thread = "forward"
+        if hooks is not None:
+            hooks.over()
     body.engine.finish()
     r.over()
     del loss

@@ -158,12 +158,14 @@ def log_probs(call: Call, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     hits = r.tensor(shape, BOOL, "bitwise_and", "temporaries")
     del compared, running, tile, rows
     inputs = (call.hidden, call.weight) if call.bias is None else (call.hidden, call.weight, call.bias)
-    return r.node("log_probs", logs, inputs, back_log_probs, (call, targets, normal, entropies)), entropies, hits
+    saved = (call.hidden, call.weight, call.bias, targets, normal, entropies)
+    return r.node("log_probs", logs, inputs, back_log_probs, saved, (call.ctx, call.product)), entropies, hits
 
 
 def back_log_probs(r: Recorder, node: Node, g: Tensor) -> Grads:
     """Tile by tile once more; each becomes the gradient of its logits."""
-    call: Call = node.saved[0]
+    ctx, product = node.extra
+    call = Call(ctx=ctx, hidden=node.saved[0], weight=node.saved[1], bias=node.saved[2], product=product)
     hidden, weight = node.inputs[:2]
     vocabulary, total = call.weight.shape[0], call.hidden.shape[0]
     wanted = [(call.hidden, hidden, 0), (call.weight, weight, 1)] + ([(call.bias, node.inputs[2], 2)] if call.bias is not None else [])

@@ -16,7 +16,7 @@ from memfit.lower.tensors import Grads, Node, Shape, Tensor
 def seen(x: Tensor, shape: Shape, strides: Strides) -> Tensor:
     """The same storage otherwise. The view holds what it is a view of."""
     out = Tensor(shape, x.format, x.storage)
-    out.strides = strides
+    out.strides, out.offset = strides, x.offset
     out.base = x.base or x.detach()
     return out
 

@@ -53,6 +53,8 @@ def training(job: Job) -> Iterator[Change]:
         yield Change(name=f"--optimizer {fused}", pain=1, changes={"optimizer": fused})
     if job.checkpointing != "full":
         yield Change(name="--checkpointing full", pain=2, changes={"checkpointing": "full"})
+    if job.activation_offload == "none" and (kind := hooks_of(job)):
+        yield Change(name=f"--activation-offload {kind}", pain=2, changes={"activation_offload": kind})
     batch = job.batch
     while batch > 1 and batch % 2 == 0:
         batch //= 2
@@ -66,6 +68,11 @@ def training(job: Job) -> Iterator[Change]:
         yield Change(name="--method qlora", pain=5, changes={"method": "qlora"})
     elif job.method == "lora":
         yield Change(name="--method qlora", pain=4, changes={"method": "qlora"})
+
+
+def hooks_of(job: Job) -> str:
+    """The way to keep activations on the host that its framework has, if any."""
+    return {"trl": "streams", "torchtune": "streams", "transformers": "wrapper"}.get(job.framework, "")
 
 
 def advice(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> Advice:

@@ -15,6 +15,7 @@ GIVES: tuple[Row, ...] = (
     (lambda job, one: narrow(job, one), "weights are updated in 16 bits"),
     (lambda job, one: "8bit" in job.optimizer, "optimizer states in 8 bits"),
     (lambda job, one: job.checkpointing != "none", "activations computed again"),
+    (lambda job, one: job.activation_offload != "none", "host memory for activations, and copies over PCIe"),
     (lambda job, one: job.loss == "liger" or job.liger, "needs liger-kernel"),
     (lambda job, one: job.attention.startswith("flash-attn"), "needs flash-attn"),
     (lambda job, one: one.zero is not None and one.zero.size > 1, "needs deepspeed"),

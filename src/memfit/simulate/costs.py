@@ -16,7 +16,9 @@ READS: Mapping[str, float] = {
     "log_softmax": 2, "softmax": 2, "layer_norm": 2,  # two passes over the input
 }  # fmt: skip
 # No kernel makes these: memory that something else fills, or that was there before the step.
-NO_KERNEL = frozenset({"parameter", "cublas", "load", "inputs", "empty_like", "new_empty", "end", "contiguous_operand", "state", "code"})
+NO_KERNEL = frozenset(
+    {"parameter", "cublas", "load", "inputs", "empty_like", "new_empty", "end", "contiguous_operand", "state", "code", "brought_back"}
+)
 # One kernel makes all their results: statistics of rows, a mask.
 TOGETHER = frozenset({"layer_norm", "rms_norm", "dropout"})
 REDUCTIONS = frozenset({"mean", "sum", "norm", "amax", "max", "argmax", "all"})  # these read what was made last

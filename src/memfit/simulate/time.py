@@ -24,6 +24,7 @@ UNMEASURED = frozenset({"fp8"})
 Calls = Callable[[Comm], float | None]  # seconds of a collective; None: not known
 BESIDE = "beside"  # what runs on other streams; what does not fit behind kernels is a part's
 GRADIENTS = "_backward"  # ends the names of the kernels of attention's gradients
+ALOUD = ("to_host", "to_device")  # activations that leave, and come back
 BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
 
@@ -140,6 +141,12 @@ class Meter:
             self.add("memory", self.rates.moved(event.bytes), times, event, event.bytes)
 
     def call(self, event: Comm, times: float) -> None:
+        if event.group == "host" and event.op in ALOUD and not event.stream:  # on the stream that computes
+            if self.rates.host is None:
+                self.unknown = True
+            else:
+                self.add("host", event.size / self.rates.host, times, event, event.size)
+            return
         if event.group == "host":
             self.copied += round(event.size * times)
             return

@@ -20,6 +20,7 @@ from memfit.techniques import (
     inputs,
     liger,
     lora,
+    offload,
     own,
     pp,
     precision,
@@ -37,8 +38,8 @@ TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
     framework.TECHNIQUE, gemini.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
-    attention.TECHNIQUE, liger.TECHNIQUE, trl.TECHNIQUE, recompute.TECHNIQUE, experts.TECHNIQUE, versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE,
-    zero.TECHNIQUE,
+    attention.TECHNIQUE, liger.TECHNIQUE, trl.TECHNIQUE, recompute.TECHNIQUE, offload.TECHNIQUE, experts.TECHNIQUE,
+    versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE, zero.TECHNIQUE,
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from memfit.techniques import trl as own_heads
 from memfit.techniques.fsdp import resolved
 from memfit.trace import (
     autocast,
+    away,
     classes,
     cuda,
     experts,
@@ -117,7 +118,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         with failing():
             kind, model = built(config, job, options)
         options = dataclasses.replace(options, strategy=zero.resolved(options.strategy, model))
-        recorder = recorder_of(options.strategy)(device, job.router_skew)
+        recorder = recorder_of(options.strategy, job)(device, job.router_skew)
         recorder.sends = options.sends
         if options.watch is not None:
             options.watch(recorder)
@@ -140,6 +141,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 ranks.group(options.strategy, device.type) as mesh,
                 ranks.followed(recorder, mesh),
                 zero.engaged(recorder, options.strategy),
+                away.engaged(recorder, job, followed=mesh is not None),
                 liger.applied(model, job),
             ):
                 apart = experts.mesh_of(options.strategy, device.type)
@@ -155,8 +157,10 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     )
 
 
-def recorder_of(strategy: Strategy) -> type[Recorder]:
+def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
     """One that knows the host beside the GPU, where an engine uses it."""
+    if job.training and job.activation_offload != "none":
+        return away.Away
     if strategy.zero is not None:
         return zero.Rank
     return sides.Offloaded if strategy.offloads else Recorder

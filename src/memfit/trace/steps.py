@@ -11,7 +11,7 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import Strategy
 from memfit.tape import LONGEST, Part
-from memfit.trace import beside, inputs, meshes, prepare, standins, trl, ulysses, versions
+from memfit.trace import away, beside, inputs, meshes, prepare, standins, trl, ulysses, versions
 from memfit.trace.optimizers import backward, kept_of, stepped
 from memfit.trace.paths import plain
 from memfit.trace.recorder import Block, Recorder
@@ -77,6 +77,7 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
 def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
     """Forward, backward, step, zero_grad; outputs are dropped before backward unless they are kept."""
     begin(model, job)
+    around = away.wrapped(model, job)
     wrapped = options.spread.wrapped(model)
     forward = trl.called(prepare.mixed(wrapped, job, recorder.device.type), job, plan.kind)
     name_gradients(recorder, model, job)
@@ -95,7 +96,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         if job.zero_grad == "before_backward":
             optimizer.zero_grad(set_to_none=True)
         for last in parts(job):
-            with options.spread.micro_batch(wrapped, last):
+            with around(), options.spread.micro_batch(wrapped, last):
                 micro_step(recorder, model, now, micro, step)
         recorder.mark("step")
         update(model, optimizer, job, scaler)

@@ -36,13 +36,15 @@ def load(job: Job) -> None:
     kind = head_of(job)
     if kind == "fused":
         library("trl.kernels.chunked_logprob")  # first: 1.15 goes without it where it cannot be imported
+    if job.training and job.activation_offload == "streams":
+        library("trl.models.activation_offloading")
     if kind != "plain":
         library("trl.trainer.utils" if kind == "fused" else "trl.trainer.sft_trainer")
 
 
 def missing(job: Job) -> Iterator[Problem]:
-    if head_of(job) != "plain" and importlib.util.find_spec("trl") is None:
-        message = "a trace of TRL's own head runs the Python code of `trl`, which is not installed"
+    if (head_of(job) != "plain" or (job.training and job.activation_offload == "streams")) and importlib.util.find_spec("trl") is None:
+        message = "a trace of TRL's own head or hooks runs the Python code of `trl`, which is not installed"
         yield Problem(message=message, where="job.framework", hint="`pip install trl`, an older TRL in `versions`, or the formulas")
 
 
