@@ -5,6 +5,7 @@ In-place ones (`c10d::`) have no kernel for meta tensors, the functional ones ha
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ IN_A_COPY = {f"_c10d_functional::{name}" for name in ("all_reduce", "all_reduce_
 PENDING = 1  # the stream that stands for NCCL's own, where asynchronous collectives run
 
 
+@functools.cache
 def install() -> None:
     """Rules for every operator of the collectives' namespaces, once a process."""
     import torch.distributed._functional_collectives

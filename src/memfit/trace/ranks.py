@@ -19,7 +19,7 @@ from memfit.strategy import ORDER, TP, Strategy
 from memfit.techniques.base import names
 from memfit.techniques.cp import by_heads
 from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
-from memfit.trace import collectives, cuda, experts, flat, stages, streams, zero
+from memfit.trace import alike, collectives, cuda, experts, flat, stages, streams, zero
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder
 
@@ -194,7 +194,7 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
             cuda.INSIDE.depth -= 1
 
     found.append((AsyncCollectiveTensor, "__new__", staticmethod(new)))
-    found += flat.answers()
+    found += [*alike.answers(), *flat.answers()]
     found += recorder.answers()
     true_empty = torch.empty
 
