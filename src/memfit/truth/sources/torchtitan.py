@@ -17,6 +17,9 @@ from memfit.truth.rows import Row, count
 SHARDS = re.compile(r"fsdp(\d{1,5})(?: tp(\d{1,3}))?")
 ENDS = "2025-07-28"  # since then the ends are units of their own (commit 83e694105); before, the root's
 HELD = "2024-06-12"  # until then (commit e29b6b4d4)
+# torch by month: torchtitan wants its nightly builds (README.md), whose version is the next to be released. An RMSNorm is one kernel from 2.9 on; that of
+# torchtitan until 2025-03-19 (models/norms.py at 40f8fd007, deleted by 3b39d7ab0) is the same chain of kernels as torch's own was until then.
+NIGHTLY = {"2025-07": (2, 9), "2025-03": (2, 8), "2025-01": (2, 7), "2024-03": (2, 4)}
 EAGER = ("FSDP2", "FSDP2 eager", "eager FSDP2")
 # Meta's own A100s call themselves PG509-210, PCI id 20B2 as SXM4 boards of 80 GB have it, on NVLink, at 330 W in place of 400
 # (pytorch-labs/tritonbench, tritonbench/utils/gpu_utils.py POWER_LIMIT).
@@ -43,7 +46,7 @@ def read(row: Row) -> Reading:
         raise Unfit("the length of the longest sequence is not stated", row.seq)
     options: words.Options = {
         "framework": "torchtitan", "task": "pretrain", "batch": words.batch(row), "seq": length, "precision": "fp32", "optimizer": "adamw_fused",
-        "clip": 1.0, "alloc_conf": "expandable_segments:True", "versions": "torchtitan=0.1",
+        "clip": 1.0, "alloc_conf": "expandable_segments:True", "versions": f"torchtitan=0.1,torch={nightly(version)}",
         "loss": "chunked" if str(row.more("loss") or "").startswith("chunked") else "plain",
         "checkpointing": "selective" if row.text("grad_checkpointing").startswith("selective") else words.checkpointing(row.grad_checkpointing),
     }  # fmt: skip
@@ -59,3 +62,9 @@ def read(row: Row) -> Reading:
         TP(size=int(layout[2]), sequence=True, parallel_loss=True) if layout[2] else None
     )  # its defaults (parallelize_llama.py apply_tp)
     return Reading(options=options, strategy=Strategy(fsdp=fsdp, tp=split), gpu=BOARDS.get(row.text("gpu"), ""))
+
+
+def nightly(month: str) -> str:
+    """The version of torch's nightly builds of that month."""
+    major, minor = next(version for since, version in NIGHTLY.items() if month >= since)
+    return f"{major}.{minor}"
