@@ -7,13 +7,13 @@ FOLDER/<system>/{gemm,attention,nccl}.<engine>.<version>.parquet are the files `
 ai-dynamo/aiconfigurator@095f58a (Apache-2.0), systems/data. A matrix product's place in the table is its shortest time by the vendor's
 figures (arithmetic or memory, whichever is slower) and its intensity as a multiple of the GPU's own; each engine counts alike.
 `gemm.te.json`, where there is one, is MooreThreads/SimuMax@4dcaae5 configs/system (Apache-2.0): Transformer Engine's products in the three
-layouts of a training step, 75 in a row.
+layouts of a training step, 75 in a row, and those of experts. They are a table of their own, and one machine of two.
 
-A run of hours is as fast as the power limit allows. A collector's loop is nine times the kernel: where that is shorter than the limit's
-own control, the clock is higher than it stays. What products of `LONG` reach is therefore the most that any product of that engine is taken to
-reach. vLLM's products are left out: its collector leaves the weights as they were allocated (collector/vllm/collect_gemm.py, `TODO, to
-evaluate random weights impact`), and its products are up to a fifth faster than those of the others, on random numbers. That they were zeros,
-on which a GPU draws little, is a guess.
+A run of hours is as fast as the power limit allows. A collector's loop is nine times the kernel: where that is shorter than the limit's own
+control, the clock is higher than it stays. What products of `LONG` reach is therefore the most that any product of that engine is taken to
+reach, and where two projects measured a GPU, the mean of what they found to last: their machines differ. vLLM's products are left out: its
+collector leaves the weights as they were allocated (collector/vllm/collect_gemm.py, `TODO, to evaluate random weights impact`), and its products
+are up to a fifth faster than those of the others, on random numbers. That they were zeros, on which a GPU draws little, is a guess.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,13 @@ BEST = {  # TFLOP/s of the best 16-bit product found by search, mag-/gpu_benchma
     "rtx-a6000": 131.2, "mi210": 142.8, "l40": 170.3, "rtx-4090": 178.8, "l40s": 252.0, "rtx-6000-ada": 278.5, "a100-pcie-80gb": 256.4,
     "a100-sxm-80gb": 267.9, "h100-nvl": 488.5, "h100-pcie": 499.5, "mi300x": 788.2, "h100-sxm": 821.2, "gh200-96gb": 852.5,
 }  # fmt: skip
-BF16 = 2  # bytes
+BF16, FP32 = 2, 4  # bytes
 # Not the L40S's: eight of them on that machine reach 1.2 GB/s, which says more of the machine than of PCIe.
 LINKS = {"a100_sxm": "nvlink3", "h100_sxm": "nvlink4", "b200_sxm": "nvlink5", "rtx_pro_6000_server": "pcie5-x16"}
 OPS = {"alltoall": "all_to_all"}  # as a tape calls them
 BYTES = range(9, 30, 2)  # log2 of a call's size
 LONG, BIG = 16e-3, 2048  # seconds of a product, and each of its sides, whose loop ran at the clock that lasts
+LOOP, ROW = 9, 75  # products in the collectors' loop, and in SimuMax's
 SIZES, INTENSITIES = range(-3, 18), range(-8, 7)  # log2 of the shortest time in us, and of the intensity over the GPU's own
 LENGTHS, HEADS = (256, 512, 1024, 2048, 4096, 8192, 16384), (64, 128, 256)
 
@@ -82,25 +84,63 @@ def limits(gpu: GPU) -> tuple[float, float]:
 def products(path: Path) -> Iterator[tuple[int, int, int, float]]:
     """(m, n, k, seconds) of every product of 16-bit numbers."""
     if path.suffix == ".json":
-        table = json.loads(path.read_text())["accelerator"]["op"]["matmul"]
-        for shape, reached in table["accurate_efficient_factor"].items():
-            sides = dict(part.split("=") for part in shape.split(", "))
-            batch, m, n, k = (int(sides[key]) for key in "bmnk")
-            if batch == 1:
-                yield m, n, k, 2 * m * n * k / (reached * table["tflops"] * 1e12)
+        yield from ((m, n, k, seconds) for m, n, k, seconds, _ in dense(path))
         return
     for row in read(path):
         if row["gemm_dtype"] == "bfloat16":
             yield int(row["m"]), int(row["n"]), int(row["k"]), float(row["latency"]) / 1e3
 
 
-def matmul(gpu: GPU, path: Path) -> dict[tuple[int, int], list[float]]:
+def written(path: Path, op: str) -> Iterator[tuple[dict[str, str], float, float]]:
+    """(what was measured, the fraction reached, of how many flop/s) in a table of SimuMax."""
+    table = json.loads(path.read_text())["accelerator"]["op"][op]
+    for shape, reached in table["accurate_efficient_factor"].items():
+        yield dict(part.split("=") for part in shape.split(", ")), reached, table["tflops"] * 1e12
+
+
+def dense(path: Path) -> Iterator[tuple[int, int, int, float, bool]]:
+    """The last: whether it adds to a sum in fp32, as a matrix's gradient does."""
+    for sides, reached, rate in written(path, "matmul"):
+        batch, m, n, k = (int(sides[key]) for key in "bmnk")
+        if batch == 1:
+            yield m, n, k, 2 * m * n * k / (reached * rate), sides["accumulate"] == "True"
+
+
+def experts(path: Path) -> Iterator[tuple[int, int, int, float, bool]]:
+    """One of them each."""
+    for sides, reached, rate in written(path, "group_matmul"):
+        m, n, k = (int(sides[key]) for key in "MNK")
+        if sides["stage"] == "bwd_grad_w":
+            m, k = k, m
+        if sides["main_grad_dtype"] == "fp32":
+            yield m, n, k, 2 * m * n * k / (reached * rate), sides["stage"] == "bwd_grad_w"
+
+
+def trained(gpu: GPU, path: Path) -> dict[tuple[int, int], list[float]]:
+    """Products of a training step under Transformer Engine."""
     rate, bandwidth = limits(gpu)
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    known = list(products(path))
-    lasting = [2 * m * n * k / seconds / rate for m, n, k, seconds in known if seconds >= LONG and min(m, n, k) >= BIG]
-    most = statistics.median(lasting) if len(lasting) >= 8 else 1.0
-    for m, n, k, seconds in known:
+    for m, n, k, seconds, summed in (*dense(path), *experts(path)):
+        flops, moved = 2 * m * n * k, BF16 * (m * k + k * n) + (2 * FP32 if summed else BF16) * m * n
+        shortest = max(flops / rate, moved / bandwidth)
+        found[round(math.log2(shortest * 1e6)), round(math.log2(flops / moved / (rate / bandwidth)))].append(shortest / seconds)
+    return found
+
+
+def lasting(gpu: GPU, path: Path) -> float:
+    """What the products reach whose loop lasted; 1 where there are few."""
+    rate, _ = limits(gpu)
+    least = LONG * (LOOP / ROW if path.suffix == ".json" else 1)
+    found = [2 * m * n * k / seconds / rate for m, n, k, seconds in products(path) if seconds >= least and min(m, n, k) >= BIG]
+    return statistics.median(found) if len(found) >= 8 else 1.0
+
+
+def matmul(gpu: GPU, path: Path, most: float) -> dict[tuple[int, int], list[float]]:
+    """`most`: what lasts on this GPU."""
+    rate, bandwidth = limits(gpu)
+    most = min(most, lasting(gpu, path))
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
+    for m, n, k, seconds in products(path):
         flops, moved = 2 * m * n * k, BF16 * (m * k + k * n + m * n)
         shortest = max(flops / rate, moved / bandwidth)
         place = (round(math.log2(shortest * 1e6)), round(math.log2(flops / moved / (rate / bandwidth))))
@@ -152,7 +192,7 @@ def main(folder: Path) -> int:
     calls = {name: collectives(next((folder / system).glob("nccl.*.parquet"))) for system, name in LINKS.items()}
     nccl = {"source": f"{SOURCE}/<system>/comm/nccl, 16-bit values", "bytes": [2**size for size in BYTES], "seconds": calls}
     (TARGET.parent / "collectives.json").write_text(json.dumps(nccl, separators=(",", ":")).replace("],", "],\n") + "\n")
-    rates: dict[str, Any] = {"source": SOURCE, "matmul": {}, "attention": {}, "flash_2": {}, "copy": {}, "best": {}}
+    rates: dict[str, Any] = {"source": SOURCE, "matmul": {}, "te": {}, "attention": {}, "flash_2": {}, "copy": {}, "best": {}}
     old = find_gpu("h100-sxm")
     places = [[width, length, round(rate * 1e12 / old.rates["bf16"], 3)] for width, row in FLASH_2.items() for length, rate in row.items()]
     rates["flash_2"][old.id] = {"reached": places}
@@ -164,8 +204,12 @@ def main(folder: Path) -> int:
         rates["copy"][gpu.id] = round(measured * 1e9 / (gpu.bandwidth or math.nan), 3)
     for system, name in SYSTEMS.items():
         gpu = find_gpu(name)
-        files = sorted(path for path in (folder / system).iterdir() if not path.name.startswith(("gemm.vllm", "nccl.")))
-        for kind, measure in (("matmul", matmul), ("attention", attention)):
+        files = sorted(path for path in (folder / system).glob("*.parquet") if not path.name.startswith(("gemm.vllm", "nccl.")))
+        most = 1.0
+        for path in (folder / system).glob("gemm.te.json"):
+            rates["te"][gpu.id] = {"reached": [[*place, value] for place, value in pooled([trained(gpu, path)]).items()]}
+            most = (lasting(gpu, path) + statistics.median(lasting(gpu, one) for one in files if one.name.startswith("gemm."))) / 2
+        for kind, measure in (("matmul", partial(matmul, most=most)), ("attention", attention)):
             prefix = "gemm" if kind == "matmul" else kind
             found = pooled([measure(gpu, path) for path in files if path.name.startswith(f"{prefix}.")])
             engines = [path.stem.removeprefix(f"{prefix}.") for path in files if path.name.startswith(f"{prefix}.")]

@@ -23,9 +23,9 @@ How far predicted speeds of training and generation are off figures that other p
 
 {table}
 
-What is behind the larger errors, as far as is known: runs on SimuMax's B200 are slower than kernels that others measured on one; that
-project's own products on that machine (its configs/system/b200_bf16_ceperm.json, one of three sources of our rates) reach 0.45 to 0.5 of the
-vendor's figure where the other two reach 0.6; the forward of 8,192 tokens of an 8B model on another B200 takes 12 % longer than said, too. torchtitan's
+What is behind the larger errors, as far as is known: SimuMax's runs are no blind test of products, for those of Transformer Engine are known from
+that project's own loops alone (configs/system/b200_bf16_ceperm.json), on that machine, where they reach 0.45 to 0.5 of the vendor's figure and others' 0.6; its
+steps are not used. Tensor parallelism over eight of its GPUs is slower than said by a quarter in a 70B's layers, not in a 405B's. torchtitan's
 A100s are Meta's boards of 330 W in place of 400, which no rate here knows of. llm-foundry's tables were made with FlashAttention's first version in
 Triton, as its `submit_benchmarks.py` of that day says. FSDP1 with an adapter's matrices as units
 of their own waits for the host at each of them, and full fine-tuning beside a full GPU gives the allocator's cache back in every step: both are slower

@@ -43,7 +43,7 @@ class Free(NamedTuple):
 
 
 class Compute(NamedTuple):
-    """A kernel: its arithmetic, the bytes it moves, and the math type that sets its rate."""
+    """A kernel: its arithmetic, the bytes it moves, and the math type that sets its rate; or so many alike that share them."""
 
     op: str
     flops: int
@@ -51,6 +51,7 @@ class Compute(NamedTuple):
     math: str = ""
     where: str = ""
     stream: int = 0
+    kernels: int = 1
 
 
 class Comm(NamedTuple):
@@ -170,7 +171,7 @@ def check(tape: Tape) -> None:
                     raise TapeError(f"event {index}: block {event.id} is freed but not alive")
                 live.remove(event.id)
             case Compute():
-                if event.flops < 0 or event.bytes < 0:
+                if event.flops < 0 or event.bytes < 0 or event.kernels < 1:
                     raise TapeError(f"event {index}: `{event.op}` computes a negative amount")
             case Comm():
                 if event.size < 0 or event.ranks < 1:

@@ -117,8 +117,9 @@ def test_the_record_stays_within_its_bounds(record: Speeds):
     assert training.figures("pytorch/torchtune").median <= 0.04
     assert training.figures("mosaicml/llm-foundry").median <= 0.045
     assert training.order("mosaicml/llm-foundry") >= 0.85
-    assert training.figures("MooreThreads/SimuMax").median <= 0.35
-    assert training.figures().median <= 0.14
+    assert training.figures("MooreThreads/SimuMax").median <= 0.11
+    assert training.figures("pytorch/torchtitan").median <= 0.16
+    assert training.figures().median <= 0.08
     assert figures(one.error for one in training.found).median <= 0.06
     assert generation.figures("huggingface/optimum").median <= 0.16
     assert generation.figures("QwenLM/Qwen3").median <= 0.25

@@ -101,15 +101,17 @@ class Rates:
 
 
 @cache
-def rates(gpu: GPU) -> Rates | None:
-    """None where the GPU's own figures are not known."""
+def rates(gpu: GPU, library: str = "") -> Rates | None:
+    """None where the GPU's own figures are not known. `library`: whose products they are, where that is known to matter: Transformer Engine's (`te`)
+    add a matrix's gradient to a sum in fp32."""
     table = _table()
     best: dict[str, float] = table["best"]
     like = gpu.id if gpu.id in table["matmul"] else _like(gpu, best)
     if gpu.bandwidth is None or not gpu.rates or like is None:
         return None
-    products = _by_first(table["matmul"][like]["reached"])
-    smallest = min(products)
+    every = _by_first(table["matmul"][like]["reached"])
+    products = _by_first(table[library][like]["reached"]) if like in table.get(library, {}) else every
+    smallest = min(every)
     scale = best[gpu.id] / best[like] if gpu.id != like and gpu.id in best and like in best else 1.0
     return Rates(
         peak=gpu.rates,
@@ -122,7 +124,7 @@ def rates(gpu: GPU) -> Rates | None:
         host=_host(gpu),
         taken=BESIDE if gpu.link is not None and gpu.link.kind in FAST else 0.0,
         copy=table["copy"].get(gpu.id) or _copy(gpu),
-        launch=2.0**smallest * 1e-6 / products[smallest][0][1],
+        launch=2.0**smallest * 1e-6 / every[smallest][0][1],
         eager=LAUNCHES[5 if HOST.get(gpu.sm[0] if gpu.sm else 10) == "pcie5-x16" else 4],
         measured=like == gpu.id,
         origin=f"kernels measured on {find_gpu(like).name} ({table['source']})",

@@ -202,8 +202,8 @@ class Expansion:
                 old, here = event.where, f"{self.prefix}.{own + copy * group.period}"
                 add(new(Mark, (event[0], renamed(old), event[2])))
             elif type(event) is Compute:
-                op, flops, size, math, where, stream = event
-                add(new(Compute, (op, flops, size, math, names.get(where) or renamed(where), stream)))
+                op, flops, size, math, where, stream, kernels = event
+                add(new(Compute, (op, flops, size, math, names.get(where) or renamed(where), stream, kernels)))
             elif type(event) is Comm:
                 add(event._replace(where=names.get(event.where) or renamed(event.where)))
             elif type(event) is Told:

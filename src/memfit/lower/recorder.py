@@ -166,14 +166,14 @@ class Recorder:
         """A storage for a block whose `Alloc` is written already."""
         return Storage(id, tensor.format.bytes(tensor.count), self.write)
 
-    def compute(self, op: str, flops: int, bytes: int, math: str, *, kept: bool = False) -> None:
-        """`kept`: a selective checkpoint has the result, so a recomputation runs no kernel for it."""
+    def compute(self, op: str, flops: int, bytes: int, math: str, *, kept: bool = False, kernels: int = 1) -> None:
+        """`kept`: a selective checkpoint has the result, so a recomputation runs no kernel for it. `kernels`: that share all this."""
         if kept and self.replaying:
             return
         if self.thread not in self._cublas_of and op in ("linear", "matmul"):
             self._cublas_of[self.thread] = workspace = self.scratch(self.cublas, "cublas")
             self.once += [] if workspace is None else [workspace.id]
-        self.write(Compute(op, flops, bytes, math, self.where))
+        self.write(Compute(op, flops, bytes, math, self.where, 0, kernels))
 
     def comm(self, op: str, size: int, ranks: int, group: str, stream: int = 0) -> None:
         self.write(Comm(op, size, ranks, group, self.where, stream))

@@ -83,6 +83,7 @@ def run_step(
         alike = fresh and repeats and not (body.programs.keeps_outputs or job.keep_outputs)
         first = Stretch(r, begin, place, leaves) if alike else None
     r.mark("step", "", step)
+    body.engine.stepping()
     if job.clip and stepper.optimizer.when == "after" and body.engine.clips:
         clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
     stepper.step(step)

@@ -21,6 +21,8 @@ from memfit.strategy import Strategy
 from memfit.tape import Comm, Compute, Tape
 from memfit.techniques.pp import DEFERRED, micro_batches
 
+LIBRARIES = {"megatron": "te"}  # by framework: whose products it runs
+
 
 def step_time(
     tapes: Sequence[tuple[int, Tape]],
@@ -33,7 +35,7 @@ def step_time(
 ) -> Duration | None:
     """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`: those of the model, and those trained."""
     total, trainable = parameters
-    known, pp = rates(cluster.gpu), strategy.pp
+    known, pp = rates(cluster.gpu, LIBRARIES.get(job.framework, "")), strategy.pp
     if known is None or on_disk(strategy) or (pp is not None and pp.schedule in DEFERRED):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
@@ -59,7 +61,7 @@ def micros(strategy: Strategy, job: Job) -> int:
 
 def kernels(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> tuple[Alike, ...]:
     """The working of the time that this rank's tape takes."""
-    known, pp, many = rates(cluster.gpu), strategy.pp, micros(strategy, job)
+    known, pp, many = rates(cluster.gpu, LIBRARIES.get(job.framework, "")), strategy.pp, micros(strategy, job)
     if known is None:
         return ()
     if not job.training:
@@ -100,7 +102,7 @@ def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype:
     """Bytes of the parameters that the optimizer steps on this rank. States that are like them tell, shards and all."""
     like = [state for state in OPTIMIZERS[job.optimizer].states if state == "like"]
     kept = memory.parts.get("optimizer", 0)
-    if like and kept and memory.at is not None and memory.at.phase == "step":
+    if like and kept and memory.at is not None and (memory.at.step or memory.at.phase == "step"):
         return kept // len(like)
     wide = job.precision == "fp32" or job.precision.startswith("autocast") or job.method != "full"
     return trainable * FORMATS["float32" if wide else dtype].block_bytes // (strategy.ranks // strategy.size("ddp"))

@@ -133,10 +133,11 @@ class Meter:
             self.unknown = True
         elif event.flops:
             self.products += event.flops * times
-            key = event.flops, event.bytes, event.math
+            key = event.flops / event.kernels, event.bytes / event.kernels, event.math
             if key not in self.known:
                 self.known[key] = self.rates.product(*key)
-            self.add("matmul", self.known[key], times, event, event.bytes)
+            self.add("matmul", self.known[key] * event.kernels, times, event, event.bytes)
+            self.kernels += round(times * (event.kernels - 1))
         else:
             self.add("memory", self.rates.moved(event.bytes), times, event, event.bytes)
 

@@ -19,7 +19,8 @@ in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
     handed(outputs)     what the model returns beside its loss: the list is what the caller gets.
     ready(leaf)         a parameter's gradient has come (`leaf.grad`), as torch's accumulate hook has it.
     finish()            the backward is over, before the loop goes on.
-    stepped(step)       the optimizer has stepped.
+    stepping()          the optimizer is about to step;
+    stepped(step)       it has.
 
 Of a pipeline (`lower/stages.py`), where a rank may have several stages:
 
@@ -131,6 +132,9 @@ class Engine:
         pass
 
     def finish(self) -> None:
+        pass
+
+    def stepping(self) -> None:
         pass
 
     def stepped(self, step: int) -> None:

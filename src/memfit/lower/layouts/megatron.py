@@ -29,8 +29,6 @@ ALIGNED, END = 64, 128  # values
 
 
 class Megatron(Engine):
-    last = True
-
     def load(self, body: Body) -> None:
         bring(self, body)
         layers = {bound.prefix: entry.layer for entry, bound in zip(self.program.entries, body.layers, strict=True)}
@@ -98,17 +96,29 @@ class Megatron(Engine):
             times = group[0].shape[0] if stacked else 1
             yield from (Matrix(count // times, stacked) for _ in range(times))
 
-    def begin(self, last: bool) -> None:
-        self.last = last
-
-    def finish(self) -> None:
-        """Gradients are summed after the last micro-batch."""
-        if self.last:
-            self.tell("reduce_scatter" if self.sharded else "all_reduce", FP32.block_bytes)
+    def stepping(self) -> None:
+        """Behind the last micro-batch every gradient is looked at for one that is no number, divided by the replicas and summed; then comes their norm,
+        and they are multiplied by what it allows (core/distributed/param_and_grad_buffer.py start_grad_sync, core/optimizer/clip_grads.py)."""
+        self.sweep("check_grads", 1)
+        if self.program.strategy.data * self.program.strategy.size("cp") > 1:
+            self.sweep("scale_gradients", 2)
+        self.tell("reduce_scatter" if self.sharded else "all_reduce", FP32.block_bytes)
+        if self.program.job.clip:
+            self.sweep("l2norm", 1, own=True)
+            self.sweep("clip_gradients", 2, own=True)
 
     def stepped(self, step: int) -> None:
+        """The fp32 copies are cast into the weights, and the gradients set to nought (distrib_optimizer.py _copy_main_params_to_model_params)."""
+        self.sweep("copy_parameters", 1.5, own=True)
         if self.sharded:
             self.tell("all_gather", BF16.block_bytes)
+        self.sweep("zero_grad_buffer", 1)
+
+    def sweep(self, op: str, times: float, *, own: bool = False) -> None:
+        """A kernel that moves every gradient so often, or those of this rank's share."""
+        values = sum(count // (ranks if own and self.sharded else 1) for _, ranks, count in self.groups())
+        self.r.where = ""
+        self.r.compute(op, 0, round(times * FP32.bytes(values)), FP32.math)
 
     @property
     def sharded(self) -> bool:
@@ -116,13 +126,15 @@ class Megatron(Engine):
         return ddp is not None and ddp.distributed
 
     def tell(self, op: str, bytes: int) -> None:
-        """Experts' values are summed among the ranks that hold the same ones."""
-        strategy, model = self.program.strategy, self.program.model
-        experts = sum(weight.count for weight in model.weights() if weight.role == "expert")
-        groups = (("dp", strategy.data * strategy.size("cp"), model.parameters - experts), ("edp", strategy.expert_data, experts))
-        for name, ranks, count in groups:
+        for name, ranks, count in self.groups():
             if ranks > 1 and count:
                 self.r.comm(op, bytes * count, ranks, name)
+
+    def groups(self) -> tuple[tuple[str, int, int], ...]:
+        """(name, ranks, values): experts' values are summed among the ranks that hold the same ones."""
+        strategy, model = self.program.strategy, self.program.model
+        experts = sum(weight.count for weight in model.weights() if weight.role == "expert")
+        return ("dp", strategy.data * strategy.size("cp"), model.parameters - experts), ("edp", max(1, strategy.expert_data), experts)
 
 
 class Matrix(NamedTuple):

@@ -13,7 +13,7 @@ from memfit.lower.context import Context
 from memfit.lower.megatron import dispatch
 from memfit.lower.megatron.ranks import Ranks, of
 from memfit.lower.megatron.router import routed, settings
-from memfit.lower.megatron.te import dummy, entering, product, rms_norm, swiglu
+from memfit.lower.megatron.te import dummy, entering, gradients, product, rms_norm, swiglu
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Block, MoE
@@ -102,17 +102,19 @@ def experts(x: Tensor, weights: Tensor, mixer: MoE, bound: Bound, ctx: Context) 
 
 
 def grouped(r: Recorder, x: Tensor, weight: Tensor, outputs: int) -> Tensor:
-    """GroupedLinear: keeps its input; gradients of the matrices are added up elsewhere."""
+    """GroupedLinear, a product for each expert (cpp_extensions/gemm.py general_grouped_gemm): keeps its input; gradients of the matrices are added
+    up elsewhere."""
     out = r.tensor((x.shape[0], outputs), x.format, "grouped_linear")
     flops = 2 * x.count * outputs
-    r.compute("te_linear", flops, (x.count + weight.count + out.count) * x.format.block_bytes, x.format.math)
-    return r.node("grouped_linear", out, (x, weight), back_grouped, (x, weight), (x.shape, flops))
+    matrices = weight.shape[0]
+    r.compute("te_linear", flops, (x.count + weight.count + out.count) * x.format.block_bytes, x.format.math, kernels=matrices)
+    return r.node("grouped_linear", out, (x, weight), back_grouped, (x, weight), (x.shape, flops, matrices))
 
 
 def back_grouped(r: Recorder, node: Node, g: Tensor) -> Grads:
-    shape, flops = node.extra
+    shape, flops, matrices = node.extra
     out = r.tensor(shape, g.format, node.op)
-    r.compute("te_linear", 2 * flops, 2 * (g.count + out.count) * g.format.block_bytes, g.format.math)
+    gradients(r, "te_linear", g, shape[-1], flops, matrices)
     dummy(r, g, shape[-1])
     return [out, None]
 

@@ -59,7 +59,8 @@ def back_gating(r: Recorder, node: Node, g: Tensor) -> Grads:
     copy = r.tensor(x.shape, g.format, "to") if g.format is not x.format else None
     to_weight = r.tensor(weight.shape, g.format, "router")
     del wide, copy
-    r.compute("te_linear", 2 * flops, 2 * x.count * format.block_bytes, format.math)
+    for _ in range(2):
+        r.compute("te_linear", flops, x.count * format.block_bytes, format.math)
     if format is not g.format:
         to_x = r.tensor(shape, format, "to")
         to_weight = r.tensor(weight.shape, weight.format, "to")

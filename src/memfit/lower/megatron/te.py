@@ -64,7 +64,7 @@ def back_entered(r: Recorder, node: Node, g: Tensor) -> Grads:
     whole = ranks.gather(r, normed) if ranks.sequence else None
     inner = r.tensor((*g.shape[:-1], x.shape[-1]), g.format, "layernorm_linear")
     part = summed(r, inner, ranks)
-    r.compute("layernorm_linear", 2 * flops, 2 * (g.count + x.count) * g.format.block_bytes, g.format.math)
+    gradients(r, "layernorm_linear", g, x.shape[-1], flops)
     del whole, normed
     node.saved = (x,)
     to_x, to_norm = r.tensor(x.shape, g.format, "layernorm_linear"), r.tensor(x.shape[-1:], g.format, "layernorm_linear")
@@ -95,7 +95,7 @@ def back_entering(r: Recorder, node: Node, g: Tensor) -> Grads:
     whole = ranks.gather(r, x) if ranks.sequence else None
     inner = r.tensor((*g.shape[:-1], x.shape[-1]), g.format, node.op)
     to_x = summed(r, inner, ranks)
-    r.compute(node.op, 2 * flops, 2 * (g.count + x.count) * g.format.block_bytes, g.format.math)
+    gradients(r, node.op, g, x.shape[-1], flops)
     del whole, inner
     dummy(r, g, x.shape[-1])
     return [to_x, *sums, *(None for _ in node.inputs[1 + len(sums) :])]
@@ -128,7 +128,7 @@ def back_product(r: Recorder, node: Node, g: Tensor) -> Grads:
     flops, ranks = node.extra
     whole = ranks.gather(r, g) if ranks.sequence else g
     to_x = r.tensor(x.shape, g.format, node.op)
-    r.compute(node.op, 2 * flops, 2 * (whole.count + x.count) * g.format.block_bytes, g.format.math)
+    gradients(r, node.op, whole, x.shape[-1], flops)
     dummy(r, whole, x.shape[-1])
     return [to_x, None]
 
@@ -142,14 +142,14 @@ def head_product(x: Tensor, weight: Tensor, outputs: int, ctx: Context) -> Tenso
     if ranks.sequence:
         r.comm("all_gather", tokens * x.count // x.shape[0] * x.format.block_bytes, ranks.size, ranks.name)
     out = r.tensor((tokens, *x.shape[1:-1], outputs), x.format, "linear")
-    flops = cost(r, x, outputs, "linear") * ranks.parts
+    flops = cost(r, out, x.shape[-1], "linear")
     return r.node("linear", out, (x, weight), back_head, (x, weight), (flops, ranks))
 
 
 def back_head(r: Recorder, node: Node, g: Tensor) -> Grads:
     x, _ = node.saved
     flops, ranks = node.extra
-    r.compute(node.op, 2 * flops, 2 * (g.count + x.count) * g.format.block_bytes, g.format.math)
+    gradients(r, node.op, g, x.shape[-1], flops)
     to_x = r.tensor((*g.shape[:-1], x.shape[-1]), g.format, node.op)
     out = summed(r, to_x, ranks)
     dummy(r, g, x.shape[-1])
@@ -159,6 +159,15 @@ def back_head(r: Recorder, node: Node, g: Tensor) -> Grads:
 def dummy(r: Recorder, g: Tensor, inputs: int) -> None:
     """What stands for a matrix's gradient, which is added into a buffer: a block for each shape, made once (module/base.py get_dummy_wgrad)."""
     r.standing((g.shape[-1], inputs), g.format, "dummy_wgrad", "workspace")
+
+
+def gradients(r: Recorder, op: str, g: Tensor, inputs: int, flops: int, kernels: int = 1) -> None:
+    """The input's gradient, and the matrix's, which is added to a sum in fp32 (Megatron's gradient accumulation fusion). `kernels`: matrices that share
+    the rows of `g`."""
+    size, rows = g.format.block_bytes, g.count // g.shape[-1]
+    passed, weights = (g.count + rows * inputs) * size, kernels * inputs * g.shape[-1]
+    r.compute(op, flops, passed + weights * size, g.format.math, kernels=kernels)
+    r.compute(op, flops, passed + 2 * weights * FP32.block_bytes, g.format.math, kernels=kernels)
 
 
 def cost(r: Recorder, x: Tensor, outputs: int, op: str = "te_linear") -> int:
