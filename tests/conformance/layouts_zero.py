@@ -25,6 +25,8 @@ ZERO: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", f"zero=4,stage=3,{SMALL},persistence=0,max-reuse=0,prefetch-bucket=300000,max-live=1500000", {}),
     ("llama", f"zero=4,stage=3,reduce-bucket=50000,{EARLY}", LORA | FULL), ("llama", f"zero=4,stage=3,{SMALL},hpz=2", {}),
     ("llama", f"zero=8,stage=3,{SMALL},{EARLY},hpz=2", FULL), ("qwen2", f"zero=64,stage=3,{SMALL},hpz=8", {"optimizer": "adafactor"}),
+    ("llama", f"zero=4,stage=3,{SMALL},{EARLY},qwz", {}), ("llama", f"zero=4,stage=3,{SMALL},qwz", FULL),
+    ("llama", f"zero=4,stage=3,{SMALL},qwz,hpz=2", {"precision": "fp16"}),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu", {}),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu,offload-param=cpu", FULL), ("mixtral", f"zero=4,stage=3,{SMALL}", FULL),
 )  # fmt: skip

@@ -370,6 +370,13 @@ def test_what_is_written_is_narrow_and_the_same_each_time():
     assert markdown(first).count("|") > 10
 
 
+def test_a_row_without_a_time_says_why():
+    """Nobody knows how fast a disk is."""
+    quick, unknown = (text(ask("gpt2", gpu="1xl4", use=f"zero,stage=3,offload-optimizer={where}", **QUICK)) for where in ("cpu", "nvme"))
+    assert "no time" not in quick
+    assert "no time: how fast the disk is" in " ".join(unknown.split())
+
+
 def test_what_another_judge_does_not_let_pass_is_no_row():
     found = ask("gpt2", gpu="2xl4", **{**QUICK, "method": "full"})
     assert len(found.rows) > 1

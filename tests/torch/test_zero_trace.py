@@ -28,7 +28,7 @@ THERE = find_spec("deepspeed") is not None
     ("use", "options", "told"),
     [
         ("zero=4,stage=3,offload-optimizer=nvme", {}, "no disk"),
-        ("zero=4,stage=3,qwz", {}, "no kernels that quantize"),
+        ("zero=4,stage=3,qgz", {}, "no kernels that quantize gradients"),
         ("zero=4,stage=3", {"method": "qlora"}, "cannot cut quantized weights"),
         ("zero=4,stage=2", {"optimizer": "lomo"}, "steps while backward runs"),
         ("zero=2,stage=2 tp=2", {}, "ZeRO alone, not beside `tp`"),

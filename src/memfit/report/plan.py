@@ -96,6 +96,8 @@ def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
     yield from wrapped(f"   {binds(one)}", width, "   ")
     for told in row.checked:
         yield from wrapped(f"   {judgement(told, one)}", width, "   ")
+    if one.time is None and one.untimed:
+        yield from wrapped(f"   no time: {one.untimed}", width, "   ")
     if row.gives_up:
         yield from wrapped(f"   gives up: {'; '.join(row.gives_up)}", width, "   ")
 

@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ SECTION = {
     "stage": "stage", "reduce_bucket": "reduce_bucket_size", "allgather_bucket": "allgather_bucket_size", "overlap": "overlap_comm",
     "contiguous": "contiguous_gradients", "round_robin": "round_robin_gradients", "prefetch_bucket": "stage3_prefetch_bucket_size",
     "max_live": "stage3_max_live_parameters", "max_reuse": "stage3_max_reuse_distance", "sub_group": "sub_group_size",
-    "persistence": "stage3_param_persistence_threshold", "hpz": "zero_hpz_partition_size",
+    "persistence": "stage3_param_persistence_threshold", "hpz": "zero_hpz_partition_size", "qwz": "zero_quantized_weights",
 }  # fmt: skip
 OFFLOADS = ("offload_optimizer", "offload_param")
 # What the engine's optimizer keeps under a name.
@@ -53,10 +53,9 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(message=message, where="use zero", hint="pip install deepspeed, or ask the formulas")
     if "nvme" in (zero.offload_optimizer, zero.offload_param):
         yield Problem(message="the trace has no disk to offload to", where="use zero", hint="`cpu`, or ask the formulas")
-    for name in ("qwz", "qgz"):
-        if getattr(zero, name):
-            message = "the trace has no kernels that quantize what travels"
-            yield Problem(message=message, where=f"use zero.{name}", hint="leave it away, or ask the formulas")
+    if zero.qgz:
+        message = "the trace has no kernels that quantize gradients"
+        yield Problem(message=message, where="use zero.qgz", hint="leave it away")
     if job.quantization != "none" and zero.stage == 3:
         yield Problem(message="the trace cannot cut quantized weights", where="job.quant", hint="`stage=2`, or LoRA on 16-bit weights")
     if OPTIMIZERS[job.optimizer].when != "after":
@@ -193,6 +192,7 @@ def answers(recorder: Rank) -> list[tuple[Any, str, Any]]:
         live = sum(one.size for one in recorder.blocks.values() if one.alive)
         return recorder.device.memory - live
 
+    quantizer, gather = partition_parameters.CUDAQuantizer, partition_parameters._dist_allgather_fn
     quiet: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     found: list[tuple[Any, str, Any]] = [
         (torch.nn.functional, "linear", torch.nn.functional.linear), (torch, "zeros_like", zeros_like),
@@ -200,12 +200,43 @@ def answers(recorder: Rank) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "synchronize", lambda *_: recorder.caught_up()), (torch.cuda.Stream, "synchronize", lambda self: recorder.caught_up()),
         (torch.cuda.Event, "query", lambda self: False),  # the program is ahead of the GPU, as far as it lets itself be
         (torch.Tensor, "pin_memory", lambda self, *_: self), (torch.Tensor, "is_pinned", lambda self, *_: False),
+        (partition_parameters, "_dist_allgather_fn", lambda *given, **named: Work(gather(*given, **named))),
+        (quantizer, "quantizer_cuda_module", Quantizer()), (quantizer, "group_size_cache", {}),
         (CUDA_Accelerator, "range_push", quiet), (CUDA_Accelerator, "range_pop", quiet), (CUDA_Accelerator, "available_memory", free),
         (CUDA_Accelerator, "ByteTensor", maker(torch.uint8)), (CUDA_Accelerator, "FloatTensor", maker(torch.float32)),
     ]  # fmt: skip
     for module in (partition_parameters, partitioned_param_coordinator, stage3):
         for name in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
             found += [(module, name, quiet)] if hasattr(module, name) else []
+    return found
+
+
+class Work:
+    """A collective on its way: what is sent is held until somebody waits for it (torch 2.13 ProcessGroupNCCL.cpp WorkNCCL::unstash)."""
+
+    def __init__(self, work: Any) -> None:
+        self.work = work
+
+    def wait(self) -> None:
+        work, self.work = self.work, None
+        if work is not None:
+            work.wait()
+
+
+class Quantizer:
+    """ZeRO++'s kernels (deepspeed 0.19.8 ops/csrc/quantization/pt_binding.cpp): a byte a value and an fp32 scale a group, and fp16 again."""
+
+    Symmetric = 0
+
+    def quantize(self, values: torch.Tensor, groups: int, bits: int, kind: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return made(values.shape, torch.int8), made((groups, 1), torch.float32)
+
+    def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int) -> torch.Tensor:
+        return made(codes.shape, torch.float16)
+
+
+def made(shape: Sequence[int], kind: torch.dtype) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.aten.empty.memory_format(shape, dtype=kind, device="cuda")
     return found
 
 

@@ -167,7 +167,7 @@ class Coordinator:
             return
         where, self.r.where = self.r.where, self.r.span
         if self.layout.qwz and bundle.buffers:
-            opened(self.r, bundle.params, self.layout.size, bundle.buffers)
+            opened(self.r, bundle.params, self.layout.size, bundle.buffers, self.stream)
         for one in bundle.params:
             one.storage.take()
             one.state = HERE

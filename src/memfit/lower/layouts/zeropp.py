@@ -40,7 +40,7 @@ def groups(count: int) -> int:
 
 def quantized(r: Recorder, params: Sequence[Param], ranks: tuple[int, int], stream: int) -> tuple[int, list[Storage | None]]:
     """(bytes that travel, what stays until they are used). `ranks`: all, and those that gather. The kernel takes fp16 and gives a byte a value, with
-    an fp32 scale a group; what this rank sends goes when it was sent."""
+    an fp32 scale a group; what this rank sends is held until somebody waits for it (the last two)."""
     whole = sum(param.part for param in params) * ranks[0]
     own, width = whole // ranks[1], params[0].leaf.format.block_bytes
     flat = r.scratch(whole, "all_gather", "communication", stream)
@@ -50,16 +50,20 @@ def quantized(r: Recorder, params: Sequence[Param], ranks: tuple[int, int], stre
     scales = r.scratch(4 * groups(own), "quantize", "communication", stream)
     del half, together
     gathered = r.scratch(4 * groups(own) * ranks[1], "all_gather", "communication", stream)
-    del codes, scales
-    return whole + 4 * groups(own) * ranks[1], [flat, gathered]
+    return whole + 4 * groups(own) * ranks[1], [flat, gathered, codes, scales]
 
 
-def opened(r: Recorder, params: Sequence[Param], ranks: int, buffers: list[Storage | None]) -> None:
+def opened(r: Recorder, params: Sequence[Param], ranks: int, buffers: list[Storage | None], stream: int) -> None:
     """Bytes become fp16 values, all at once, and each parameter takes its own from there; one by itself is what they become, or a copy of it."""
     alone, narrow = len(params) == 1, params[0].leaf.format is FP16
-    flat = r.scratch(2 * sum(param.part for param in params) * ranks, "dequantize", "communication") if not (alone and narrow) else None
+    del buffers[2:]  # has been sent
+    flat = (
+        r.scratch(2 * sum(param.part for param in params) * ranks, "dequantize", "communication", stream)
+        if not (alone and narrow)
+        else None
+    )
     for param in params:
-        piece = None if alone or narrow else r.scratch(2 * param.count, "cat", "communication")
+        piece = None if alone or narrow else r.scratch(2 * param.count, "cat", "communication", stream)
         param.storage.take()
         del piece
     if not alone:
