@@ -407,8 +407,9 @@ def spread(strategy: Strategy, ep: EP, problems: list[Problem]) -> Strategy:
     within, each = strategy.within, strategy.expert_tensor
     if within % (each * max(1, ep.size)):
         message = f"{ep.size or 'no'} ranks of experts" + (f" times {each} that share each" if each > 1 else "")
+        whole = f", or `ep={ep.size or within},tensor=1` with an expert's matrices whole" if each > 1 and not ep.tensor else ""
         problems.append(
-            Problem(message=f"{message} do not divide the {within} ranks of a stage", where="use ep", hint=f"`ep={within // each}`")
+            Problem(message=f"{message} do not divide the {within} ranks of a stage", where="use ep", hint=f"`ep={within // each}`{whole}")
         )
         return strategy
     return dataclasses.replace(strategy, ep=dataclasses.replace(ep, size=ep.size or within // each))

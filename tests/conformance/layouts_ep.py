@@ -46,6 +46,8 @@ EP: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("qwen3_moe", "fsdp=4 ep=2", LORA), ("mixtral", "fsdp=4 ep=4", LORA | FULL), ("qwen3_moe", "fsdp=4 ep=4", {"clip": 1.0, "optimizer": "adamw_fused"}),
     ("qwen3_moe", "fsdp=4,offload ep=2", FULL), ("mixtral", "fsdp=2,sync=no ep=2", TWICE), ("qwen3_moe", "fsdp=4 ep=4", {"evaluate": True}),
     ("olmoe", "fsdp=2 ep=2", FULL), ("granitemoe", "fsdp=4 ep=4", {}), ("phimoe", "fsdp=4 ep=2", FULL), ("minimax_m2", "fsdp=2 ep=2", {}),
+    ("mixtral", "tp=2 ep=2,tensor=1", {"seq": 512}), ("qwen3_moe", "tp=2 fsdp=2 ep=4,tensor=1", FULL), ("mixtral", "tp=2 fsdp=4 ep=4,tensor=1", AUTO | FULL),
+    ("qwen3_moe", "tp=2 fsdp=4 ep=2,tensor=1", OLD | AUTO16), ("qwen3_moe", "tp=2 ep=2,tensor=1", LORA | {"targets": "q_proj,v_proj"}),
     ("qwen3_moe", "fsdp=4 ep=4", QLORA | FULL), ("mixtral", "fsdp=4 ep=2", QLORA),
     ("qwen3_moe", "fsdp=4 ep=4,imbalance=2", {"seq": 1024}),
 )  # fmt: skip

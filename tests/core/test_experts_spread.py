@@ -55,6 +55,17 @@ def test_rows_that_do_not_divide_go_to_the_first_experts() -> None:
     assert rows(last)[0] == max(30, 4 * 6)
 
 
+def test_ranks_of_a_sequence_send_a_part_of_its_tokens_each() -> None:
+    """128 tokens of two ranks: each sends 64 with 2 choices. What comes of them is gathered, weighted with Mixtral's weights in fp32; so are, on the way
+    back, the gradients of the tokens and of the weights."""
+    tape = written("tp=2 fsdp=2 ep=4,tensor=1")
+    assert rows(tape)[:4] == [128] * 4
+    gathered = {
+        event.size for event in tape if type(event) is Comm and (event.op, event.group) == ("all_gather", "tp") and "experts" in event.where
+    }
+    assert gathered == {128 * 64 * 4, 128 * 64 * 2, 128 * 2 * 4}
+
+
 @pytest.mark.parametrize("options", [{}, {"checkpointing": "full"}, {"method": "lora", "targets": "q_proj"}])
 @pytest.mark.parametrize("use", ["fsdp=4 ep=4", "fsdp=4 ep=2", "fsdp=2 ddp=2 ep=2"])
 def test_compact_tapes_agree(use: str, options: dict[str, Any]) -> None:
@@ -68,13 +79,16 @@ def test_compact_tapes_agree(use: str, options: dict[str, Any]) -> None:
         ("ddp=2 ep=2", {}, "over the ranks of FSDP2"),
         ("fsdp=2,version=1 ep=2", {}, "over the ranks of FSDP2"),
         ("zero=2,stage=3 ep=2", {}, "over the ranks of FSDP2"),
-        ("fsdp=2 ddp=2 ep=4", {}, "4 ranks of experts do not divide the 2 that FSDP2 shards over"),
+        ("fsdp=2 ddp=2 ep=4", {}, "4 ranks of experts do not divide the 2 that weights"),
         ("fsdp=2 ep=2,capacity=1.5", {}, "drops and pads no tokens"),
         ("fsdp=2 pp=2 ep=2", {}, "beside `pp`"),
         ("fsdp=2 ep=2", {"router_skew": 2.0}, "busiest rank's share"),
         ("fsdp=2 ep=2", {"versions": "transformers=5.20"}, "before transformers 5.23"),
         ("fsdp=2 ep=2", {"framework": "torchtune"}, "no formula yet for expert parallelism of torchtune"),
         ("fsdp=3 ep=3", {}, "3 ranks do not divide 8 experts"),
+        ("tp=2 ep=2", {}, "2 ranks of experts times 2 that share each do not divide"),
+        ("tp=2 fsdp=4 ep=4", {}, "keeps the matrices of an expert whole"),
+        ("tp=2 fsdp=3 ep=3,tensor=1", {}, "no multiple of `tp`"),
     ],
 )
 def test_what_cannot_be_is_told(use: str, options: dict[str, Any], said: str) -> None:

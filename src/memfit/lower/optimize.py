@@ -34,7 +34,7 @@ class Names:
 
 class Stepper:
     """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable. `cut`: names of those that tensor
-    parallelism cuts, which no list holds beside whole ones."""
+    parallelism cuts, and of experts that are spread: no list holds any of them beside others."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Stepper:
         names: Callable[[], Names] = Names,
         master: bool = False,
         copies: Copies | None = None,
-        cut: frozenset[str] = frozenset(),
+        cut: tuple[frozenset[str], ...] = (),
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
             optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
@@ -118,9 +118,9 @@ class Stepper:
         """All tensors, or cut ones and then whole ones."""
         if not self.cut:
             return [self.spans]
-        return [
-            [(where, [one for one in tensors if (one.name in self.cut) is way]) for where, tensors in self.spans] for way in (True, False)
-        ]
+        known = frozenset[str]().union(*self.cut)
+        apart = [[(where, [one for one in tensors if one.name in names]) for where, tensors in self.spans] for names in self.cut]
+        return [*apart, [(where, [one for one in tensors if one.name not in known]) for where, tensors in self.spans]]
 
     def own_rows(self, step: int) -> None:
         """Of a gradient that is whole where the tensor is split, each operation takes a copy of this rank's rows (torch 2.13

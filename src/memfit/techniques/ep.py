@@ -76,17 +76,22 @@ def planned(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
             message = "transformers drops and pads no tokens, and has one way to send them in training: the setting is Megatron's"
             yield Problem(message=message, where=f"use ep.{one.name}", hint="leave it away")
     fsdp = strategy.fsdp
-    if fsdp is None or fsdp.version == 1:
+    if (fsdp is None or fsdp.version == 1) and (strategy.size("tp") == 1 or fsdp is not None):
         message = "transformers spreads experts over the ranks of FSDP2, each with sequences of its own"
         yield Problem(message=message, where="use ep", hint=f"`--use fsdp={max(2, strategy.ranks)} --use ep={max(2, ep.size)}`")
         return
-    beside = [name for name in ("tp", "cp", "pp", "zero", "gemini") if strategy.size(name) > 1]
+    beside = [name for name in ("cp", "pp", "zero", "gemini") if strategy.size(name) > 1]
     if beside:
         message = f"no way yet to run transformers' experts over ranks beside `{beside[0]}`"
         yield Problem(message=message, where="use ep", hint="beside `fsdp`, and `ddp` for replicas")
-    elif fsdp.size % ep.size:
-        message = f"{ep.size} ranks of experts do not divide the {fsdp.size} that FSDP2 shards over"
-        yield Problem(message=message, where="use ep", hint=f"`ep={fsdp.size}`, or a divisor")
+    shards, tensor = strategy.size("fsdp") * strategy.size("tp"), strategy.size("tp")
+    if not beside and (shards % ep.size or ep.size % tensor):
+        multiple = ", or are no multiple of `tp`" if tensor > 1 else ""
+        message = f"{ep.size} ranks of experts do not divide the {shards} that weights are spread over{multiple}"
+        yield Problem(message=message, where="use ep", hint=f"`ep={shards}`")
+    if strategy.expert_tensor > 1:
+        message = "transformers keeps the matrices of an expert whole where experts are spread"
+        yield Problem(message=message, where="use ep.tensor", hint=f"`ep={ep.size},tensor=1`")
     if not job.training:
         yield Problem(message="a rank's experts serve training here, not inference", where="use ep", hint="leave it away")
     if job.router_skew != 1:

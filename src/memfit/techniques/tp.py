@@ -245,6 +245,11 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                     yield Problem(message=message, where="use tp", hint=TRACE)
             elif isinstance(mixer, MLP):
                 found |= {f"{mixer.width} values of the feed-forward": mixer.width % tp.size}
+            elif isinstance(mixer, MoE) and not program.engine and program.strategy.size("ep") > 1:
+                if mixer.shared is not None:  # its layers are split by a plan of their own
+                    yield Problem(
+                        message="no formula yet for shared experts that are split beside others that are spread", where="use tp", hint=TRACE
+                    )
             elif not program.engine:
                 yield Problem(message=f"no formula yet for a split `{type(mixer).__name__}`", where="use tp")
             elif isinstance(mixer, Latent):

@@ -34,7 +34,7 @@ class Spread:
         return self.matrices(model)
 
     def matrices(self, model: Any) -> Any:
-        model = model if self.strategy.tp is None else tensors.cut(model, self.strategy.tp, self.mesh["tp"])
+        model = model if self.strategy.tp is None else tensors.cut(model, self.strategy.tp, self.mesh["tp"], self.strategy.size("ep"))
         return model if self.experts is None else experts.spread(model, self.mesh, self.experts, "auto")
 
     def cut(self, model: Any) -> Any:

@@ -14,7 +14,7 @@ COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc")
 ROWS = ("o_proj", "out_proj", "down_proj", "fc2")
 
 
-def cut(model: Any, tp: TP, mesh: Any) -> Any:
+def cut(model: Any, tp: TP, mesh: Any, experts: int = 1) -> Any:
     """transformers' model with its matrices split over `mesh`."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -27,7 +27,7 @@ def cut(model: Any, tp: TP, mesh: Any) -> Any:
         from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
         paths = {name for name, _ in (*model.named_parameters(), *model.named_modules())}
-        settings = DistributedConfig(tp_size=tp.size)
+        settings = DistributedConfig(tp_size=tp.size, fsdp_size=max(1, experts // tp.size), ep_size=experts)
         model.config.distributed_config, model._device_mesh = settings, mesh  # where PEFT looks (peft 0.21 tuners/lora/model.py)
         plan = model._resolve_parallel_plans(settings)[0]
         model = apply_tensor_parallelism(

@@ -183,11 +183,11 @@ def names(program: Program) -> Names:
     return Names(wide=wide, head=f"{model.head.name}.weight", linear=linear)
 
 
-def by_dtensor(program: Program) -> frozenset[str]:
+def by_dtensor(program: Program) -> tuple[frozenset[str], ...]:
     """Names of the parameters that torch's tensor parallelism cuts, or that are experts spread over ranks."""
     if program.engine:
-        return frozenset()
-    return (cut(program) if program.split else frozenset()) | (stacks(program) if program.spread else frozenset())
+        return ()
+    return (*([cut(program)] if program.split else ()), *([stacks(program)] if program.spread else ()))
 
 
 def units(body: Body) -> Iterator[Unit]:

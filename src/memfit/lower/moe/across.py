@@ -12,7 +12,7 @@ from math import ceil
 
 from memfit.formats import INT64
 from memfit.lower import ops as plain
-from memfit.lower import views
+from memfit.lower import split, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe import experts, ops, stored
@@ -53,7 +53,9 @@ def over_ranks(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: B
 
 def dispatched(x: Tensor, weights: Tensor, places: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Sent]:
     """The rows that came for this rank's experts, whose each is, ones for weights (the sender's are applied when they are back)."""
-    r, rows = ctx.r, places.count
+    r = ctx.r
+    x, places, weights = (own_part(one, ctx) for one in (x, places, weights))
+    rows = places.count
     sorted_ids, order = ops.sort(r, places.view(rows))
     del sorted_ids
     going = ops.rows_of(r, x, r.like(order, "floor_divide"))
@@ -73,7 +75,39 @@ def combined(out: Tensor, sent: Sent, ctx: Context) -> Tensor:
     apart = put(r, back, sent.order)
     apart = views.reshape(r, apart, *sent.weights.shape, width)
     weighted = plain.mul(r, apart, views.reshape(r, sent.weights, *sent.weights.shape, 1))
-    return experts.added_up(weighted, ctx)
+    return all_parts(experts.added_up(weighted, ctx), ctx)
+
+
+def own_part(x: Tensor, ctx: Context) -> Tensor:
+    """Of tokens that ranks of tensor parallelism all have, a copy of this rank's share; gradients are gathered."""
+    size = split.ranks(ctx)
+    if size == 1:
+        return x
+    rows = -(-x.shape[0] // size)
+    out = ctx.r.tensor((max(0, min(rows, x.shape[0] - ctx.program.strategy.rank % size * rows)), *x.shape[1:]), x.format, "clone")
+    return ctx.r.node("own_part", out, (x,), back_part, extra=(x.shape, size))
+
+
+def back_part(r: Recorder, node: Node, g: Tensor) -> Grads:
+    shape, size = node.extra
+    return (put_together(r, g, shape[0], size),)
+
+
+def put_together(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
+    r.comm("all_gather", x.format.bytes(x.count) * size, size, "tp")
+    return r.tensor((rows, *x.shape[1:]), x.format, "all_gather", "communication")
+
+
+def all_parts(x: Tensor, ctx: Context) -> Tensor:
+    """The way back from `own_part`."""
+    size = split.ranks(ctx)
+    if size == 1:
+        return x
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (r.tensor(node.extra, g.format, "clone"),)
+
+    return ctx.r.node("all_parts", put_together(ctx.r, x, ctx.batch * ctx.tokens, size), (x,), back, extra=x.shape)
 
 
 def ranks(ctx: Context) -> int:
