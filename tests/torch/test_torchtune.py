@@ -57,10 +57,10 @@ def traced(name: str, job: Job) -> Tape:
     """Two steps as full_finetune_single_device.py and lora_finetune_single_device.py take them."""
     from torchtune.modules import TransformerSelfAttentionLayer
     from torchtune.modules.loss import CEWithChunkedOutputLoss
-    from torchtune.training import set_activation_checkpointing
+    from torchtune.training import get_act_offloading_ctx_manager, set_activation_checkpointing
 
     import torch
-    from memfit.trace import cuda, kernels_of, steps
+    from memfit.trace import away, cuda, kernels_of, steps
     from memfit.trace.optimizers import optimizer_of
     from memfit.trace.paths import plain
     from memfit.trace.program import module_stack
@@ -71,14 +71,16 @@ def traced(name: str, job: Job) -> Tape:
     if not References.known[0]:
         learn(Recorder(device))
     kernels_of.install(device)
-    model, recorder = model_of(name, job), Recorder(device)
+    model, recorder = model_of(name, job), (Recorder if job.activation_offload == "none" else away.Away)(device)
     loss_of: Any = torch.nn.CrossEntropyLoss(ignore_index=-100)
     if job.loss == "chunked":
         loss_of = CEWithChunkedOutputLoss()
         model.set_num_output_chunks(loss_of.num_output_chunks)
     if job.checkpointing == "full":
         set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
-    with cuda.pretended(device), kernels_of.forced(job.attention), module_stack(recorder), recorder:
+    told = away.engaged(recorder, job, followed=False)
+    with cuda.pretended(device), kernels_of.forced(job.attention), told, module_stack(recorder), recorder:
+        hooks = get_act_offloading_ctx_manager(model, job.activation_offload != "none")
         steps.load(recorder, model)
         steps.own(recorder, "weights", steps.weights(model))
         recorder.names = {id(module): plain(path) for path, module in model.named_modules()}
@@ -88,7 +90,8 @@ def traced(name: str, job: Job) -> Tape:
             recorder.mark("prepare", step=step)
             tokens, labels = (torch.randint(0, CONFIG["vocab_size"], (job.batch, job.seq), device="cuda") for _ in range(2))
             recorder.mark("forward")
-            logits = model(tokens=tokens)
+            with hooks:
+                logits = model(tokens=tokens)
             labels = torch.hstack((labels[..., 1:], ignored))
             if not isinstance(logits, list):
                 labels, logits = labels.reshape(-1), logits.reshape(-1, logits.size(-1))
@@ -113,6 +116,15 @@ def traced(name: str, job: Job) -> Tape:
         {"optimizer": "sgd", "loss": "chunked"},
         {"optimizer": "sgd", "checkpointing": "full"},
         {"optimizer": "sgd", "checkpointing": "full", "loss": "chunked"},
+        {"optimizer": "sgd", "checkpointing": "full", "activation_offload": "streams"},
+        {
+            "checkpointing": "full",
+            "activation_offload": "streams",
+            "method": "lora",
+            "rank": 8,
+            "targets": "q_proj,v_proj",
+            "loss": "chunked",
+        },
         {"method": "lora", "rank": 8, "targets": "q_proj,v_proj"},
         {"method": "lora", "rank": 8, "targets": "q_proj,v_proj", "dropout": 0.1, "loss": "chunked"},
     ],

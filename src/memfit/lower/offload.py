@@ -83,6 +83,7 @@ class Streams(Hooks):
 
     def __init__(self, r: Recorder, weights: frozenset[int], *, plain: bool, trims: bool) -> None:
         self.r, self.weights, self.plain = r, weights, plain
+        self.model_only = plain  # its recipes run the model within, TRL its whole step
         self.number = 0
         self.leaving: dict[int, Tensor] = {}  # fwd_stash
         self.known: dict[Key, int] = {}  # storage_to_tensor_id
@@ -156,6 +157,8 @@ class Streams(Hooks):
         for one in list(self.back):
             self.r.write(Sync(COPIES, COMPUTES))
             del self.back[one]
+        if self.plain:
+            return
         self.r.write(Sync(COPIES, COMPUTES))
         self.r.write(Sync(COMPUTES, COPIES))
         self.leaving.clear()

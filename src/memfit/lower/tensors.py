@@ -131,9 +131,9 @@ class Node:
 
 class Hooks:
     """What is done to a tensor that a node saves, and when the node asks for it (torch.autograd.graph.saved_tensors_hooks). `spares`: not to those
-    of the head."""
+    of the head; `model_only`: nor to those of the loss."""
 
-    spares = False
+    spares = model_only = False
     orders: Mapping[Back, tuple[int, ...]] = {}
 
     def pack(self, tensor: Tensor) -> Packed:

@@ -22,7 +22,7 @@ from memfit.lower.pipeline import Pipeline
 from memfit.lower.recorder import Recorder
 from memfit.lower.script import Player
 from memfit.lower.stages import Stages
-from memfit.lower.tensors import Dim, Tensor
+from memfit.lower.tensors import Dim, Hooks, Tensor
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 
@@ -175,7 +175,10 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
         inputs[2] if ring.ring(program) is not None or ulysses.ranks(program) > 1 else split.positions(ctx),
     )
     ids = body.engine.before(ROOT, ids)
-    loss = body.programs.losses[program.job.loss](body.forward(ids, ctx, step), labels, body.model, body.ends, ctx)
+    run_loss = body.programs.losses[program.job.loss]
+    hooks = r.hooks
+    with r.hooked(None if hooks is not None and hooks.model_only else hooks):
+        loss = run_loss(hidden(body, ids, ctx, step, hooks), labels, body.model, body.ends, ctx)
     loss = body.engine.after(ROOT, loss)
     body.engine.handed(ctx.returned)
     leave_autocast(ctx)
@@ -188,6 +191,11 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
         forget(r, ctx.cache, step)
     release(r, wide, step, phase)
     return loss
+
+
+def hidden(body: Body, ids: Tensor, ctx: Context, step: int, hooks: Hooks | None) -> Tensor:
+    with ctx.r.hooked(hooks):
+        return body.forward(ids, ctx, step)
 
 
 def replace_outputs(r: Recorder, body: Body, outputs: list[Tensor], cache: Cache | None, step: int) -> None:
