@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from datetime import date
 
@@ -121,6 +122,9 @@ def test_bounds_are_bounds(model, gpus, seed):
         like = alike(kernels, strategy)
         walked = None if like is None else bounds.walked(like, batch)
         assert bounds.holds.least(job, strategy, (batch, times), None if walked is None else walked.room) <= found.memory.allocated
+        if like is not None and walked is not None and strategy.size("pp") > 1:
+            staying, kept = bounds.staying(like, strategy, (batch, times), walked), bounds.holds.kept(job, strategy)
+            assert kept.least(staying, staying if times > strategy.size("pp") else 0, times) <= found.memory.allocated
         if found.time is None:
             continue
         assert found.time.tokens == space.work.tokens
@@ -262,6 +266,17 @@ def test_demands_that_contradict_each_other_get_more_gpus():
     assert found.nearest.fits
     assert found.nearest.cluster.gpus > 1
     assert min(one.needs for one in found.dropped if one.needs) > 80 * 2**30
+
+
+@pytest.mark.slow
+def test_a_model_that_one_gpu_is_much_too_small_for():
+    """The nearest is told soon: where it first fits, by the leanest ways, which are few."""
+    begun = time.process_time()
+    found = ask("meta-llama/Meta-Llama-3.1-405B", gpu="1xh100-sxm", offload=False)
+    assert time.process_time() - begun < 60  # minutes, before
+    assert not found.fits
+    assert found.nearest.cluster.gpus == 8
+    assert found.nearest.rows[0].estimate.verdict == "fits"
 
 
 def test_a_budget_that_nobody_can_meet():

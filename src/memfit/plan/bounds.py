@@ -20,7 +20,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.holds import Holds, Walked, passes
+from memfit.plan.holds import WIDTH, Holds, Walked
 from memfit.simulate.away import away
 from memfit.simulate.bubbles import standing
 from memfit.simulate.pace import calls
@@ -31,7 +31,6 @@ from memfit.techniques.pp import counts as layers_of
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
 AGAIN = {"full": 1.0, "selective": 0.2}  # of the layers' products, the least that is computed again: every second is kept, maybe the larger
-WIDTH = {"none": 2, "nf4": 0.5, "fp4": 0.5}  # bytes of a linear weight that is gathered; 1 of other formats
 SHORT = 2  # layers of the short models
 
 
@@ -76,6 +75,7 @@ class Bounds:
         self.short: dict[int, Model] = {}
         self.tapes: dict[Like, Walked | None] = {}
         self.layers: dict[tuple[Like, int], float] = {}
+        self.shorts: dict[tuple[Like, int], Walked | None] = {}
         self.stages: dict[tuple[Like, PP, int], float] = {}
         self.moved: dict[tuple[Like, int], float] = {}
         self.known: dict[tuple[Like, int], Walked | None] = {}
@@ -170,14 +170,27 @@ class Bounds:
     def layer(self, like: Like, batch: int) -> float:
         """Seconds of one layer's passes, of a model in which all are alike."""
         if (like, batch) not in self.layers:
-            short = like.of(batch=batch, accumulate=1, optimizer="sgd")._replace(cast=False)
-            times: list[float] = []
-            for layers in (SHORT, SHORT + 1):
-                model = self.short.setdefault(layers, replace(self.model, layers=self.model.layers[:1] * layers))
-                tape = self.lowered(short, model)
-                times.append(0.0 if tape is None else passes(self.priced(short, tape, False)))
-            self.layers[like, batch] = max(0.0, times[1] - times[0])
+            short, longer = (self.shortened(like, batch, layers) for layers in (SHORT, SHORT + 1))
+            self.layers[like, batch] = 0.0 if short is None or longer is None else max(0.0, longer.seconds - short.seconds)
         return self.layers[like, batch]
+
+    def shortened(self, like: Like, batch: int, layers: int) -> Walked | None:
+        """A micro-batch of a model of so few layers."""
+        short = like.of(batch=batch, accumulate=1, optimizer="sgd")._replace(cast=False)
+        if (short, layers) not in self.shorts:
+            model = self.short.setdefault(layers, replace(self.model, layers=self.model.layers[:1] * layers))
+            tape = self.lowered(short, model)
+            self.shorts[short, layers] = None if tape is None else Walked(tape, partial(self.priced, short))
+        return self.shorts[short, layers]
+
+    def staying(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> int:
+        """Bytes that the layers of a pipeline's first stage keep for the backward, of as many micro-batches as are under way there."""
+        pp, (batch, times), layers = strategy.pp, micro, len(self.model.layers)
+        if pp is None or pp.size == 1 or len(self.model.kinds) > 1 or layers <= SHORT:
+            return 0
+        short = self.shortened(like, batch, SHORT)
+        each = 0 if short is None else max(0, walked.room.between - short.room.between) // (layers - SHORT)
+        return each * (layers // (pp.size * pp.virtual)) * min(times, pp.size)
 
     def pipelined(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> float:
         """Seconds of the passes of a pipeline whose last stage works no less than by its own tape."""

@@ -19,6 +19,7 @@ from memfit.techniques.precision import WEIGHTS
 
 STATES = {"like": 0, "int8": 1, "fp32": 4}  # bytes a value; 0: as wide as the parameter. Other states count as nothing
 BESIDE = ("optimizer", "communication", "host", "launch")  # what of a step is no pass's kernel: sums of gradients may come once a step
+WIDTH = {"none": 2, "nf4": 0.5, "fp4": 0.5}  # bytes of a linear weight that is gathered; 1 of other formats
 KEPT = frozenset({"weights", "buffers", "optimizer", "master", "gradients", "inputs"})
 
 
@@ -106,6 +107,9 @@ class Holds:
         weights = self.weights(job, half) // (split * whole * (strategy.size("cp") if fsdp is not None else 1))
         stays = fsdp is not None and fsdp.size > 1 and not (fsdp.reshard or fsdp.reshard_to) and job.quantization == "none"
         gathered = 2 * self.counts.values // split if stays else 0
+        if fsdp is not None and fsdp.size > 1 and fsdp.version == 2 and strategy.pp is not None and strategy.pp.size > 1:
+            # a stage's weights stay gathered behind a backward (torch 2.13 distributed/pipelining/stage.py backward_maybe_with_nosync)
+            gathered = round(WIDTH.get(job.quantization, 1) * self.counts.values) // (split * strategy.pp.virtual)
         if strategy.offloads:
             return Kept(0 if fsdp is not None or (zero is not None and zero.offload_param != "none") else weights, gathered=gathered)
         shards = strategy.ranks if zero is not None or distributed(strategy) else split
@@ -196,4 +200,4 @@ def distributed(strategy: Strategy) -> bool:
     return strategy.ddp is not None and strategy.ddp.distributed
 
 
-__all__ = ["BESIDE", "Counts", "Held", "Holds", "Kept", "Walked", "counts", "passes", "passing"]
+__all__ = ["BESIDE", "Counts", "Held", "Holds", "Kept", "WIDTH", "Walked", "counts", "passes", "passing"]

@@ -17,6 +17,8 @@ from memfit.plan.space import Space, Work
 
 Progress = Callable[[Counted], None]
 MOST_GPUS = 4096  # on which a plan that fits is sought where there is none
+EFFORT = 24  # estimates on those
+LEAN = ("checkpointing", "liger")  # options whose last value holds least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,16 +214,56 @@ def why(found: Plan) -> str:
 
 
 def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
-    """With other layouts, or on the fewest more GPUs of the same kind, whole nodes of eight from there on; fewer, where more have no place."""
+    """With other layouts, or on the fewest more GPUs of the same kind, whole nodes of eight from there on; fewer, where more have no place. Where that
+    is, the leanest ways tell, which are soon looked through; the quickest way there is then sought, as far as so much effort goes."""
+    asked = replace(wish, each=1, budget=None, hours=None)
+    for lean in (leaner(work), work):
+        for other in others(work, cluster):
+            sequences = other.gpus * -(-work.sequences // other.gpus)
+            found = once(replace(lean, sequences=sequences, strategies=()), other, replace(asked, progress=until(first, wish.progress)))
+            if found.fits:
+                tired = replace(asked, progress=until(tiring, wish.progress))
+                better = once(replace(work, sequences=sequences, strategies=()), other, tired)
+                return replace(better if better.fits else found, interrupted=False)
+            if found.interrupted:
+                return None
+    return None
+
+
+def others(work: Work, cluster: Cluster) -> Iterator[Cluster]:
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
     more = [cluster.gpus] if work.strategies else []
     for count in (*more, *(one for one in counts if one > cluster.gpus), *(one for one in reversed(counts) if one < cluster.gpus)):
-        other = cluster if count == cluster.gpus else replace(cluster, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD))
-        sequences = other.gpus * -(-work.sequences // other.gpus)
-        found = once(replace(work, sequences=sequences, strategies=()), other, replace(wish, each=1, budget=None, hours=None))
-        if found.fits:
-            return found
-    return None
+        if count == cluster.gpus:
+            yield cluster
+        else:
+            yield replace(cluster, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD))
+
+
+def leaner(work: Work) -> Work:
+    """The values that hold least of what is open, and layouts that are quickly looked at."""
+    lean = {name: values[-1:] if name in LEAN else values for name, values in work.axes.items()}
+    return replace(work, axes=lean, strategies=(), folds=True)
+
+
+def first(counted: Counted) -> bool:
+    return counted.best is not None
+
+
+def tiring(counted: Counted) -> bool:
+    return counted.estimated > EFFORT or counted.walked > 10 * EFFORT
+
+
+def until(enough: Callable[[Counted], bool], progress: Progress | None) -> Progress:
+    """Ends a search as an interrupt does."""
+
+    def told(counted: Counted) -> None:
+        if progress is not None:
+            progress(counted)
+        if enough(counted):
+            raise KeyboardInterrupt
+
+    return told
 
 
 __all__ = ["Checked", "Dropped", "Plan", "Row", "Wish", "judged", "none_at_all", "plan"]

@@ -326,7 +326,7 @@ class Search:
         """Its time by formulas, if it may fit."""
         kind = self.kind(node.kernels, node.strategy)
         lost = self.lost.setdefault(kind, Lost())
-        if self.done(node) or (node.kernels, node.strategy) in self.refused:
+        if self.done(node) or (node.kernels, node.strategy) in self.refused or self.crowded(node):
             return
         seconds = 0.0 if node.name in self.quick else self.later(node)
         if node.name not in self.quick and seconds <= node.seconds * (1 + 1e-9):
@@ -342,6 +342,17 @@ class Search:
             seconds = found.time.seconds if found.time is not None else node.seconds
             lost.seconds = min(seconds, lost.seconds or seconds) if found.time is not None else None
             heapq.heappush(self.heap, node._replace(seconds=seconds, stage=TIMED))
+
+    def crowded(self, node: Node) -> bool:
+        """Whether what the micro-batches under way leave on a pipeline's first stage is too much for certain."""
+        strategy = self.space.strategies[node.strategy]
+        walked = None if node.like is None or strategy.size("pp") == 1 else self.bounds.walked(node.like, node.batch)
+        if node.like is None or walked is None:
+            return False
+        staying = self.bounds.staying(node.like, strategy, (node.batch, node.times), walked)
+        kept = self.static(node.kernels, node.strategy, node.optimizer)[1]
+        again = staying if node.times > strategy.size("pp") else 0  # behind a backward as many are under way once more
+        return self.lacking(kept.least(staying, again, node.times), node.kernels, node.strategy) > 0
 
     def sooner(self, node: Node) -> float | None:
         """The least time that what is known of the same passes leaves it, under another optimizer or in a layout that holds less; None where it

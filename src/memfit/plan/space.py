@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 from memfit.errors import InputError, Problem
 from memfit.hardware import Cluster
 from memfit.job import Job
+from memfit.lower.layouts import foldable
 from memfit.model.modules import Model, MoE
 from memfit.program import Program
 from memfit.strategy import LAYOUTS, ONE, Layout, Strategy
@@ -38,6 +39,7 @@ class Work:
     batches: tuple[int, ...] = ()
     strategies: tuple[Strategy, ...] = ()
     offload: bool = True
+    folds: bool = False  # only layouts that are quickly looked at: without pipelines, one layer standing for many
 
     @property
     def tokens(self) -> int:
@@ -103,6 +105,7 @@ class Space:
         named = self.work.strategies
         offered = named or tuple(self.layouts() if self.cluster.gpus > 1 else self.single())
         legal = [one for one in dict.fromkeys(offered) if self.work.offload or not one.offloads]
+        legal = [one for one in legal if not self.work.folds or (one.size("pp") == 1 and foldable(one))]
         return tuple(one for one in legal if self.takes(one))
 
     def takes(self, strategy: Strategy) -> bool:
