@@ -235,6 +235,8 @@ class Strategy:
                 found.append(("hpz", self.zero.hpz, stride))
             if name == "ddp" and self.size("ep") > 1:
                 found.append(("ep", self.size("ep"), self.expert_tensor))
+            if name == "ddp" and self.size("ep") > 1 and self.fsdp is not None and self.expert_data > size:  # shards of the same experts
+                found.append(("efsdp", self.expert_data // size, self.size("ep") * self.expert_tensor))
             stride *= size
         if self.gemini is not None and self.ranks > 1:  # barriers before the search of chunk sizes, and what no tensor parallelism cuts
             found += [("world", self.ranks, 1)] * (2 if self.size("tp") > 1 and self.gemini.size > 1 else 1)

@@ -39,6 +39,12 @@ def test_a_rank_holds_its_experts_and_a_shard_of_all_else(ep: int, same: int) ->
     assert ranks == ({("all_gather", same), ("reduce_scatter", same)} if same > 1 else set())
 
 
+def test_groups_of_ranks_are_counted() -> None:
+    """Of 16 ranks 8 hold all experts between them; two hold the same ones, eight ranks apart, and two more in the other replica."""
+    assert strategy_from(["fsdp=16", "ep=8"], None).groups == (("fsdp", 16, 1), ("ep", 8, 1), ("efsdp", 2, 8))
+    assert strategy_from(["fsdp=8", "ddp=2", "ep=8"], None).groups == (("fsdp", 8, 1), ("ddp", 2, 8), ("ep", 8, 1))
+
+
 @pytest.mark.parametrize("imbalance", [1.0, 1.5, 4.0])
 def test_the_busiest_rank_gets_so_many_rows(imbalance: float) -> None:
     """128 tokens with 2 choices each: 256 rows go, and that many times `imbalance` come; there and back, forwards and backwards."""

@@ -39,12 +39,13 @@ class Planned:
     """`from_pretrained(distributed_config=...)` but for the loading: transformers' own plans on a model that is there."""
 
     ep: int
+    tp: int = 1
 
     def __call__(self, model: Any) -> Any:
         from transformers.distributed import DistributedConfig
         from transformers.distributed.utils import initialize_distributed_mesh
 
-        settings = DistributedConfig(fsdp_size=torch.distributed.get_world_size(), ep_size=self.ep)
+        settings = DistributedConfig(fsdp_size=torch.distributed.get_world_size() // self.tp, tp_size=self.tp, ep_size=self.ep)
         _, meshes = initialize_distributed_mesh(settings)
         model = type(model).maybe_distribute_model(model, settings, meshes)
         for layer in model.model.layers:
@@ -62,14 +63,16 @@ def in_turn(forward: Any) -> Any:
     return balanced
 
 
-@pytest.mark.parametrize(("use", "again"), [("fsdp=2 ep=2", False), ("fsdp=4 ep=2", True), ("fsdp=4 ep=4", False)])
+@pytest.mark.parametrize(
+    ("use", "again"), [("fsdp=2 ep=2", False), ("fsdp=4 ep=2", True), ("fsdp=4 ep=4", False), ("tp=2 ep=2,tensor=1", False)]
+)
 def test_every_rank_holds_what_is_said(use: str, again: bool) -> None:
     strategy = strategy_from(use.split(), None)
     job = Job(
         batch=2, seq=64, precision="fp32", optimizer="adamw_loop", clip=0.0, checkpointing="full" if again else "none", attention="eager"
     )
     loop = Loop(seq=64, optimizer=apart, attention="eager", checkpoint={"use_reentrant": False} if again else None)
-    real = ranks(strategy.ranks, trained, Small(config=QWEN), loop, Planned(strategy.size("ep")))
+    real = ranks(strategy.ranks, trained, Small(config=QWEN), loop, Planned(strategy.size("ep"), strategy.size("tp")))
     for rank, truth in enumerate(real):
         here = replace(strategy, rank=rank)
         found = traced(trace_config(QWEN, job, device="cpu", strategy=here))
