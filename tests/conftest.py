@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -28,11 +29,17 @@ def _has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _settled() -> None:
-    """What is there stays: torch and transformers are millions of objects, which each full collection would look through again."""
-    gc.collect()
-    gc.freeze()
+# torch and transformers are millions of objects, and each full collection looks through all of them: an eighth of the time of a test with torch.
+gc.set_threshold(5000, 10, 40)
+begun: Counter[Path] = Counter()  # tests of a file that have been started
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What is there stays. The first test of a file imports what the file needs."""
+    begun[item.path] += 1
+    if begun[item.path] <= 2 or item.get_closest_marker("slow"):
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

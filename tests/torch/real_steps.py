@@ -58,6 +58,8 @@ class Loop:
 
 def real(small: Small, loop: Loop) -> Changes:
     """The steps, written without memfit, and every change of the bytes alive."""
+    gc.collect()
+    gc.freeze()  # collections from here on look through what these steps make, and nothing else
     with torch.backends.mkldnn.flags(enabled=False), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         model = adapted(built(small, loop), loop)
         trained = [one for one in model.parameters() if one.requires_grad]
