@@ -27,6 +27,8 @@ ZERO: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", f"zero=8,stage=3,{SMALL},{EARLY},hpz=2", FULL), ("qwen2", f"zero=64,stage=3,{SMALL},hpz=8", {"optimizer": "adafactor"}),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},qwz", {}), ("llama", f"zero=4,stage=3,{SMALL},qwz", FULL),
     ("llama", f"zero=4,stage=3,{SMALL},qwz,hpz=2", {"precision": "fp16"}),
+    ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=nvme", FULL | {"accumulate": 2}),
+    ("llama", f"zero=4,stage=3,{SMALL},{EARLY},sub-group=600000,offload-optimizer=nvme,offload-param=nvme", {}),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu", {}),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu,offload-param=cpu", FULL), ("mixtral", f"zero=4,stage=3,{SMALL}", FULL),
 )  # fmt: skip

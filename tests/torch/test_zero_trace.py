@@ -27,7 +27,6 @@ THERE = find_spec("deepspeed") is not None
 @pytest.mark.parametrize(
     ("use", "options", "told"),
     [
-        ("zero=4,stage=3,offload-optimizer=nvme", {}, "no disk"),
         ("zero=4,stage=3,qgz", {}, "no kernels that quantize gradients"),
         ("zero=4,stage=3", {"method": "qlora"}, "cannot cut quantized weights"),
         ("zero=4,stage=2", {"optimizer": "lomo"}, "steps while backward runs"),

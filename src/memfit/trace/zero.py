@@ -8,7 +8,9 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +22,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Part, Sync, Trim
 from memfit.techniques.zero import resolved as filled
-from memfit.trace import cuda, inputs, steps, trl, ulysses
+from memfit.trace import cuda, disk, inputs, steps, trl, ulysses
 from memfit.trace.collectives import tensors_of
 from memfit.trace.flat import DTYPES
 from memfit.trace.recorder import Recorder
@@ -34,6 +36,7 @@ SECTION = {
     "max_live": "stage3_max_live_parameters", "max_reuse": "stage3_max_reuse_distance", "sub_group": "sub_group_size",
     "persistence": "stage3_param_persistence_threshold", "hpz": "zero_hpz_partition_size", "qwz": "zero_quantized_weights",
 }  # fmt: skip
+FOLDER = os.path.join(tempfile.gettempdir(), f"memfit-nvme-{os.getpid()}")  # of empty folders that the swappers make
 OFFLOADS = ("offload_optimizer", "offload_param")
 # What the engine's optimizer keeps under a name.
 KEEPS: tuple[tuple[str, Part], ...] = (
@@ -51,8 +54,6 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     if importlib.util.find_spec("deepspeed") is None:
         message = "a trace of ZeRO runs the Python code of `deepspeed`, which is not installed"
         yield Problem(message=message, where="use zero", hint="pip install deepspeed, or ask the formulas")
-    if "nvme" in (zero.offload_optimizer, zero.offload_param):
-        yield Problem(message="the trace has no disk to offload to", where="use zero", hint="`cpu`, or ask the formulas")
     if zero.qgz:
         message = "the trace has no kernels that quantize gradients"
         yield Problem(message=message, where="use zero.qgz", hint="leave it away")
@@ -66,7 +67,9 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
 def settings(job: Job, zero: ZeRO) -> dict[str, Any]:
     """The job in DeepSpeed's words."""
     section: dict[str, Any] = {word: getattr(zero, name) for name, word in SECTION.items()}
-    section |= {name: {"device": getattr(zero, name), "pin_memory": True} for name in OFFLOADS if getattr(zero, name) != "none"}
+    section |= {
+        name: {"device": getattr(zero, name), "pin_memory": True, "nvme_path": FOLDER} for name in OFFLOADS if getattr(zero, name) != "none"
+    }
     half = half_of(job)
     return {
         "train_micro_batch_size_per_gpu": job.batch, "gradient_accumulation_steps": job.accumulate, "zero_allow_untested_optimizer": True,
@@ -95,7 +98,7 @@ class Rank(Sides):
     def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         """On the host as well, floats have no values: what is real and what is not cannot be a tensor and its gradient."""
         kind = kwargs.get("dtype") or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None) or torch.get_default_dtype()
-        return bool(kind.is_floating_point) and count_of(args) > 1
+        return bool(kind.is_floating_point) and count_of(args) != 1
 
     def fetched(self, tensor: torch.Tensor, kind: Any) -> torch.Tensor:
         kind = tensor.dtype if kind is None else kind
@@ -161,11 +164,12 @@ def engaged(recorder: Any, strategy: Strategy) -> Iterator[None]:
     real_accelerator.ds_accelerator = cuda_accelerator.CUDA_Accelerator()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     try:
-        with set_in_environment(told), cuda.patched(answers(recorder)), ulysses.left_alone(strategy) as more:
+        with set_in_environment(told), cuda.patched([*answers(recorder), *disk.answers(recorder)]), ulysses.left_alone(strategy) as more:
             kept += [(one, dict(vars(one))) for one in (groups, partition_parameters.Init, partition_parameters, *more)]
             comm.cdb = comm.TorchBackend("nccl", comm.default_pg_timeout, None)
             yield
     finally:
+        shutil.rmtree(FOLDER, ignore_errors=True)
         real_accelerator.ds_accelerator, comm.cdb = before
         deepspeed.utils.logger.setLevel(level)
         for owner, attributes in kept:
