@@ -107,16 +107,9 @@ def fused(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Conte
 def picked(r: Recorder, x: Tensor, rows: int, mask: Tensor) -> Tensor:
     """`x[mask]`: its places are found first, one number a dimension and row."""
     places = ops.integers(r, (rows, len(mask.shape)), "nonzero", "temporaries")
-    out = r.tensor((rows, x.shape[-1]), x.format, "index")
+    out = views.indexed(r, x, (rows, x.shape[-1]), mask)
     del places
-    return r.node("index", out, (x,), back_picked, (mask,), x.shape)
-
-
-def back_picked(r: Recorder, node: Node, g: Tensor) -> Grads:
-    out = r.tensor(node.extra, g.format, "zeros")
-    held = r.scratch(kernels.index_put_accumulate(g.shape[0]), "index_put")
-    del held
-    return (out,)
+    return out
 
 
 def scattered(r: Recorder, x: Tensor, shape: tuple[int, ...], mask: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ gradient of the whole's size (tools/autograd/derivatives.yaml); `matmul` flatten
 
 from __future__ import annotations
 
+from memfit import kernels
 from memfit.lower import ops
 from memfit.lower.recorder import Recorder
 from memfit.lower.strides import Strides, contiguous, normal, viewed
@@ -19,6 +20,18 @@ def seen(x: Tensor, shape: Shape, strides: Strides) -> Tensor:
     out.strides, out.offset = strides, x.offset
     out.base = x.base or x.detach()
     return out
+
+
+def indexed(r: Recorder, x: Tensor, shape: Shape, where: Tensor) -> Tensor:
+    """`x[i]`, a copy; its gradient is put into zeros of the whole size (derivatives.yaml index)."""
+    return r.node("index", r.tensor(shape, x.format, "index"), (x,), back_indexed, (where,), x.shape)
+
+
+def back_indexed(r: Recorder, node: Node, g: Tensor) -> Grads:
+    whole = r.tensor(node.extra, g.format, "zeros")
+    held = r.scratch(kernels.index_put_accumulate(g.shape[0]), "index_put")
+    del held
+    return (whole,)
 
 
 def lying(x: Tensor) -> tuple[int, ...]:

@@ -222,22 +222,22 @@ def among(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
 @rule("isnan", "isinf")
 def finite(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """Nothing is, for the program that asks."""
-    if not args[0].is_meta:
-        return NO
-    result = recorder.seen(func, args, kwargs, func(*args, **kwargs), False)
-    if (block := recorder.owned(result)) is not None:
-        block.value = 0.0
-    return True, result
+    return taken_for(0.0, recorder, func, args, kwargs)
 
 
 @rule("_is_all_true")
 def holds(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
     """What a library checks of its arguments is taken to hold (torch/distributions/distribution.py)."""
+    return taken_for(1.0, recorder, func, args, kwargs)
+
+
+def taken_for(value: float, recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """The result has this value throughout, and whoever compares it is told so."""
     if not args[0].is_meta:
         return NO
     result = recorder.seen(func, args, kwargs, func(*args, **kwargs), False)
     if (block := recorder.owned(result)) is not None:
-        block.value = 1.0
+        block.value = value
     return True, result
 
 

@@ -5,7 +5,6 @@ Routing is random there; here every expert gets an equal share, which changes si
 
 from __future__ import annotations
 
-from memfit import kernels
 from memfit.formats import BF16, INT32, INT64
 from memfit.lower import ops, views
 from memfit.lower.recorder import Recorder
@@ -94,17 +93,9 @@ def one_by_one(r: Recorder, given: tuple[Tensor, ...]) -> Tensor:
 
 
 def taken(r: Recorder, x: Tensor, places: Tensor, rows: int) -> Tensor:
-    """`x[i]`, or `w[i, j, None]`: the gradient is put into zeros of the whole size (derivatives.yaml index)."""
+    """`x[i]`, or `w[i, j, None]`."""
     width = x.shape[-1] if x.shape[-1] != places.count // rows and len(x.shape) == 2 else 1
-    out = r.tensor((rows, width), x.format, "index")
-    return r.node("index", out, (x,), back_taken, (places,), x.shape)
-
-
-def back_taken(r: Recorder, node: Node, g: Tensor) -> Grads:
-    whole = r.tensor(node.extra, g.format, "zeros")
-    held = r.scratch(kernels.index_put_accumulate(g.shape[0]), "index_put")
-    del held
-    return (whole,)
+    return views.indexed(r, x, (rows, width), places)
 
 
 def back_added(r: Recorder, node: Node, g: Tensor) -> Grads:
