@@ -345,7 +345,7 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
     for key, text in pairs:
         where = f"use {name}.{key[:40]}"
         if key not in fields:
-            problems.append(unknown("setting", key, where, tuple(fields)))
+            problems.append(idle(key, where) if name == "zero" and key in IDLE else unknown("setting", key, where, tuple(fields)))
             continue
         value = from_text(text.strip(), str(fields[key].type))
         wrong = [dataclasses.replace(problem, where=where) for problem in field_problems(fields[key], value)]
@@ -355,6 +355,18 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
         if not wrong:
             good[key] = value
     return kind(**good)
+
+
+# Of DeepSpeed's section `activation_checkpointing` (deepspeed 0.19.8 runtime/activation_checkpointing/config.py).
+IDLE = ("activation_checkpointing", "cpu_checkpointing", "partition_activations", "contiguous_memory_optimization", "number_checkpoints")
+
+
+def idle(key: str, where: str) -> Problem:
+    """transformers 5.23, accelerate 1.15, PEFT 0.21 and TRL 1.16 checkpoint with torch.utils.checkpoint; none of them calls DeepSpeed's own."""
+    message = f"`{key}` changes nothing: transformers' checkpoints are torch's, and only models that call `deepspeed.checkpointing` read that section"
+    return Problem(
+        message=message, where=where, hint="`--checkpointing full`; on one GPU or under `ddp`, `--activation-offload` for the host"
+    )
 
 
 def instead(strategy: Strategy, known: int, gpus: int) -> str:

@@ -18,7 +18,7 @@ from memfit.lower.tensors import Node
 from memfit.model.catalog import entry
 from memfit.model.families import build
 from memfit.plan.advice import training
-from memfit.strategy import FSDP, ONE, Strategy, ZeRO
+from memfit.strategy import FSDP, ONE, Strategy, ZeRO, strategy_from
 from memfit.tape import Alloc, Comm, Free
 
 MODEL = build(entry("Qwen/Qwen2.5-0.5B").config())
@@ -66,6 +66,11 @@ def test_who_has_no_such_hooks(options: dict[str, Any], strategy: Strategy, wher
     with pytest.raises(InputError) as bad:
         asked(strategy, strategy.ranks, **options)
     assert where in [one.where for one in bad.value.problems]
+
+
+def test_deepspeeds_own_checkpoints_are_nobodys() -> None:
+    with pytest.raises(InputError, match="only models that call"):
+        strategy_from(["zero=2,stage=3,cpu-checkpointing"], 2)
 
 
 def test_it_is_advised_where_a_framework_has_it() -> None:
