@@ -17,7 +17,8 @@ HELP = """\
 {help}.
 
 Options of the job that are not named are tried with several values; one that is named holds for all, or several do: `--method full,lora`,
-`--checkpointing any`. The global batch stays the same, whatever the micro-batch.
+`--checkpointing any`. The global batch stays the same, whatever the micro-batch. `--gpus cheapest` chooses the machine, too: of those with a
+public price the one that costs least an hour and does it, within `--budget-money` and `--budget-hours` if they are named.
 
 Exit code: 0 there is a way that fits, 1 there is none, 2 the input is unusable.
 """

@@ -31,6 +31,7 @@ NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
 def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, progress: Progress | None = None, **given: Any) -> Plan:
     """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of `estimate`: of the job's own, those that
     are not named are tried with several values, and what is named may be several, with commas, or `any`."""
+    from memfit.plan.market import WORD, cheapest, machines
     from memfit.plan.planning import judged, none_at_all
     from memfit.plan.planning import plan as solve
 
@@ -47,7 +48,12 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
             problems.append(Problem(message=f"`{name.replace('_', '-')}` is no question to a plan", where=name, hint="leave it away"))
     wanted = read_into(Planning, {name: values[name] for name in Planning.__dataclass_fields__ if name in values}, problems)
     ask = ask_from({name: values[name] for name in ("gpu", "use", "offline") if name in values}, problems)
-    cluster = gather(problems, lambda: None, lambda: gpus_of(NO_GPUS.sub(r"\g<rest>", ask.gpu), wanted.network))
+    market = ask.gpu.strip().lower() == WORD
+    if market and (wanted.price or ask.use.strip()):
+        message = f"`{WORD}` chooses among machines by their public prices, with a layout for each"
+        problems.append(Problem(message=message, where="gpu", hint="leave `price` and `use` away, or name the GPUs"))
+    gpus = next(machines())[1].gpu.id if market else NO_GPUS.sub(r"\g<rest>", ask.gpu)
+    cluster = gather(problems, lambda: None, lambda: gpus_of(gpus, wanted.network))
     built = None if subject is None else gather(problems, lambda: None, lambda: model_of(subject, ask)[1])
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
     axes, batches = axes_of(named, problems), batches_of(named.pop("batch", ""), problems)
@@ -58,9 +64,12 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
     work = work_of(built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster)
     if wanted.verify:
         producer_of("trace")
-    if wanted.measure:
+    if wanted.measure and not market:
         measurable(cluster)
-    found = (none_at_all if NO_GPUS.fullmatch(ask.gpu) else solve)(work, cluster, wish_of(wanted, job, progress))
+    wish = wish_of(wanted, job, progress)
+    network = cluster.network
+    answer = none_at_all if NO_GPUS.fullmatch(ask.gpu) else solve
+    found = cheapest(work, network, wish) if market else answer(work, cluster, wish)
     found = judged(found, wanted.verify, traced) if wanted.verify else found
     return judged(found, wanted.measure, measured) if wanted.measure else found
 

@@ -19,7 +19,8 @@ from memfit.hardware import find_gpu, find_link, parse_cluster
 from memfit.hardware.prices import price, priced
 from memfit.job import Job
 from memfit.plan.bounds import Bounds, alike, closest
-from memfit.plan.planning import Checked, Wish, judged, plan
+from memfit.plan.market import machines, named
+from memfit.plan.planning import Checked, Wish, judged, once, plan
 from memfit.plan.search import Kind, Node, Search
 from memfit.plan.space import AXES, Space, Work, label, turned
 from memfit.report.plan import data, job_file, markdown, text
@@ -285,6 +286,32 @@ def test_a_budget_that_nobody_can_meet():
     assert "the budget is $0.50" in found.reason
     assert found.nearest.rows[0].cost.dollars > 0.5
     assert ask("gpt2", gpu="1xl4", price=1.0, budget_money=500, dataset_tokens=1e9, **QUICK).fits
+
+
+def test_the_cheapest_machine_of_all_does_for_a_small_model():
+    found = ask("gpt2", gpu="cheapest", **QUICK)
+    assert found.fits
+    assert found.cluster == next(machines())[1]
+    with pytest.raises(InputError, match="chooses among machines"):
+        ask("gpt2", gpu="cheapest", price=2.0, **QUICK)
+
+
+@pytest.mark.slow
+def test_the_cheapest_machine_that_works():
+    """On every machine that costs less an hour nothing fits; a budget of hours asks for a dearer one."""
+    lean = {**QUICK, "loss": "liger", "liger": True, "checkpointing": "full"}
+    found = ask("meta-llama/Llama-3.1-8B", gpu="cheapest", **lean)
+    assert found.fits
+    hourly = {(one.gpu.id, one.gpus): dollars for dollars, one in machines()}
+    own = hourly[found.cluster.gpu.id, found.cluster.gpus]
+    cheaper = [one for dollars, one in machines() if dollars < own]
+    assert len(cheaper) > 2
+    assert all(not once(found.work, one, Wish(each=1)).fits for one in cheaper)
+    assert [one.layout for one in found.dropped[: len(cheaper)]] == [named(one) for one in cheaper]
+    hours = found.rows[0].cost.hours
+    quicker = ask("meta-llama/Llama-3.1-8B", gpu="cheapest", budget_hours=hours / 2, **lean)
+    assert hourly[quicker.cluster.gpu.id, quicker.cluster.gpus] > own
+    assert quicker.rows[0].cost.hours <= hours / 2
 
 
 def test_hours_that_nobody_can_meet():

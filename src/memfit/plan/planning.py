@@ -241,9 +241,9 @@ def others(work: Work, cluster: Cluster) -> Iterator[Cluster]:
 
 
 def leaner(work: Work) -> Work:
-    """The values that hold least of what is open, and layouts that are quickly looked at."""
+    """The values that hold least of what is open, and layouts that are quickly looked at: a layer stands for many, and there are no stages."""
     lean = {name: values[-1:] if name in LEAN else values for name, values in work.axes.items()}
-    return replace(work, axes=lean, strategies=(), folds=True)
+    return replace(work, axes=lean, strategies=(), without=("pp", "zero"))
 
 
 def first(counted: Counted) -> bool:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 from memfit.errors import InputError, Problem
 from memfit.hardware import Cluster
 from memfit.job import Job
-from memfit.lower.layouts import foldable
 from memfit.model.modules import Model, MoE
 from memfit.program import Program
 from memfit.strategy import LAYOUTS, ONE, Layout, Strategy
@@ -39,7 +38,7 @@ class Work:
     batches: tuple[int, ...] = ()
     strategies: tuple[Strategy, ...] = ()
     offload: bool = True
-    folds: bool = False  # only layouts that are quickly looked at: without pipelines, one layer standing for many
+    without: tuple[str, ...] = ()  # layouts that are not looked at
 
     @property
     def tokens(self) -> int:
@@ -105,7 +104,7 @@ class Space:
         named = self.work.strategies
         offered = named or tuple(self.layouts() if self.cluster.gpus > 1 else self.single())
         legal = [one for one in dict.fromkeys(offered) if self.work.offload or not one.offloads]
-        legal = [one for one in legal if not self.work.folds or (one.size("pp") == 1 and foldable(one))]
+        legal = [one for one in legal if not any(one.size(name) > 1 or getattr(one, name) for name in self.work.without)]
         return tuple(one for one in legal if self.takes(one))
 
     def takes(self, strategy: Strategy) -> bool:
