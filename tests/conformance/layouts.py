@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.conformance.layouts_ep import EP, EP_FUSED, SPREADABLE
 from tests.conformance.layouts_ulysses import ULYSSES
-from tests.conformance.layouts_zero import ZERO
+from tests.conformance.layouts_zero import ZERO, ZERO_HEADS
 from tests.conformance.models import SMALL, SPLIT
 
 from memfit import kernels
@@ -53,7 +53,7 @@ MANY = 8  # ranks
 class Row:
     """A layout, on one of the small models, with what the job has beside the usual."""
 
-    kind: str  # rows of one kind are compared together; `trl` and `liger_kernel` need that package
+    kind: str  # rows of one kind are compared together; `trl`, `liger_kernel` and `zero` need a package
     model: str
     use: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -223,7 +223,7 @@ def rows() -> Iterator[Row]:
         yield from (Row(kind="ddp", model="llama", use=use, options=options) for options in ALONE if runs(use, options))
     yield from crossed("fsdp2", some, SHARDED, JOBS)
     yield from (Row(kind="fsdp2", model=model, use=use, options=options) for model, use, options in OFFLOADED)
-    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in (*PACKED, *HEADS))
+    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in (*PACKED, *HEADS, *ZERO_HEADS))
     for model, use, options in FLAT:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)

@@ -33,4 +33,15 @@ ZERO: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu,offload-param=cpu", FULL), ("mixtral", f"zero=4,stage=3,{SMALL}", FULL),
 )  # fmt: skip
 
-__all__ = ["ZERO"]
+# Heads that multiply by the head's weight themselves, so that no hook of its module gathers it; without logits the peak is in a layer's backward.
+TRL, LIGER = {"framework": "trl"}, {"loss": "liger"}
+ZERO_HEADS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("zero trl", "llama", f"zero=4,stage=3,{SMALL},{EARLY}", TRL), ("zero trl", "qwen2", f"zero=4,stage=3,{SMALL},{EARLY}", TRL | FULL),
+    ("zero trl", "llama", "zero=4,stage=3,auto", TRL | LORA | FULL), ("zero trl", "qwen2", f"zero=2,stage=3,{SMALL}", TRL | {"accumulate": 2}),
+    ("zero trl", "llama", f"zero=4,stage=2,{SMALL}", TRL | FULL), ("zero liger_kernel", "llama", f"zero=4,stage=3,{SMALL},{EARLY}", LIGER),
+    ("zero liger_kernel", "qwen2", f"zero=4,stage=3,{SMALL},{EARLY}", LIGER | FULL), ("zero liger_kernel", "llama", f"zero=4,stage=3,{SMALL}", LIGER | FULL),
+    ("zero liger_kernel", "gpt2", f"zero=4,stage=3,{SMALL},{EARLY}", FULL),
+    ("zero liger_kernel", "qwen2", f"zero=4,stage=3,{SMALL},{EARLY}", LIGER | FULL | {"reentrant": True}),
+)  # fmt: skip
+
+__all__ = ["ZERO", "ZERO_HEADS"]

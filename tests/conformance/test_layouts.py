@@ -15,16 +15,16 @@ from tests.conformance.layouts import MEDIAN, WORST, Row, compare, groups, rows 
 
 ROWS = tuple(rows())
 LEAST = 150  # layouts that are compared
+NEEDS = {"trl": "trl", "liger_kernel": "liger_kernel", "zero": "deepspeed"}  # parts of a kind
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("some", groups(ROWS), ids=lambda some: f"{some[0].kind} {some[0]}")
 def test_rank_0_and_the_worst_rank(some: list[Row]) -> None:
     """The median and the worst over the whole table lie within what every group keeps."""
-    if some[0].kind in ("trl", "liger_kernel"):
-        pytest.importorskip(some[0].kind)
-    if some[0].kind == "zero" and find_spec("deepspeed") is None:
-        pytest.skip("DeepSpeed is not installed")
+    for package in (NEEDS[part] for part in some[0].kind.split() if part in NEEDS):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     found = [compare(row) for row in some]
     assert not {str(one.row): one.wrong for one in found if one.wrong}
     offs = [abs(side.off) for one in found for side in (one.first, one.worst)]

@@ -84,7 +84,14 @@ def test_what_no_head_can_do_is_said(options: dict[str, Any], message: str) -> N
 
 @pytest.mark.parametrize(
     ("layout", "refused"),
-    [("fsdp=2", False), ("fsdp=2,version=1", False), ("zero=2,stage=3", True), ("tp=2", True), ("zero=2,stage=2", False), ("ddp=2", False)],
+    [
+        ("fsdp=2", False),
+        ("fsdp=2,version=1", False),
+        ("zero=2,stage=3", False),
+        ("tp=2", True),
+        ("zero=2,stage=2", False),
+        ("ddp=2", False),
+    ],
 )
 def test_a_head_that_is_cut_has_no_formula(layout: str, refused: bool) -> None:
     strategy = strategy_from([layout], 2)

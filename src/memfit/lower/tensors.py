@@ -64,6 +64,15 @@ class Elastic(Storage):
             self.write(Free(self.id))
             self.id = -1
 
+    def part(self) -> Storage:
+        """The block that it has, for someone who keeps it longer."""
+        block, self.id = Storage(self.id, self.size, self.write), -1
+        return block
+
+    def join(self, block: Storage) -> None:
+        """The block is its own again."""
+        self.id, block.write = block.id, lambda event: None
+
     def __del__(self) -> None:
         self.drop()
 

@@ -39,7 +39,8 @@ def check(program: Program) -> Iterator[Problem]:
     if program.adapted(head):
         message = "TRL multiplies by the head's weight itself, so that an adapter there would not be trained"
         yield Problem(message=message, where="job.targets", hint=f"leave `{head.name}` out")
-    whole = ("ddp", "fsdp") if head_of(job) == "fused" else ("ddp",)  # FSDP gathers the weight for the norm before it, or with the root
+    # FSDP gathers the weight for the norm before it, or with the root; ZeRO-3 when the code asks for it, and from then on with the whole model
+    whole = ("ddp", "fsdp", "zero") if head_of(job) == "fused" else ("ddp",)
     cut = [name for name, layout in program.strategy.uses() if layout.size > 1 and name not in whole and getattr(layout, "stage", 3) > 2]
     if cut:
         hint = "an older TRL in `versions`, such as `trl=1.5`, has transformers' loss"

@@ -32,7 +32,10 @@ def named(**buffers: int) -> list[Hidden]:
     return [Hidden(name, size) for name, size in buffers.items() if size]
 
 
-@row("mm", "bmm", "addmm", "baddbmm", "addmm_", "mv", "dot")
+@row(
+    "mm", "bmm", "addmm", "baddbmm", "addmm_", "mv", "dot", "mm.out", "bmm.out", "addmm.out", "baddbmm.out", "mm.dtype", "mm.dtype_out", "bmm.dtype",
+    "bmm.dtype_out", "addmm.dtype", "addmm.dtype_out",
+)  # fmt: skip
 def matmul(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of its own. Operands that
     are neither row- nor column-major are copied (ATen/native/cuda/Blas.cpp `prepare_matrix_for_cublas`)."""

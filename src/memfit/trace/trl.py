@@ -57,7 +57,8 @@ def headed(model: Any, job: Job, kind: str) -> Any:
     last = base.get_output_embeddings()
     if hasattr(last, "lora_A"):
         raise InputError.one("TRL has no adapters on the head", where="job.targets", hint="leave it out")
-    if last.weight.dim() != 2 or isinstance(last.weight, (Params4bit, Int8Params)):
+    whole = getattr(last.weight, "ds_shape", last.weight.shape)  # ZeRO-3's parts have one dimension
+    if len(whole) != 2 or isinstance(last.weight, (Params4bit, Int8Params)):
         raise InputError.one("TRL's head multiplies by the weight itself, which is packed", where="job.quant_skip", hint="add the head")
     if head == "fused":
         library("trl.trainer.utils").add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))

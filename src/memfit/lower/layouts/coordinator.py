@@ -161,6 +161,13 @@ class Coordinator:
             self.available += param.count
         r.where = where
 
+    def take(self, params: Sequence[Param]) -> None:
+        """Gathered for code that asks for them, past the order of modules (partition_parameters.py all_gather)."""
+        self.gather([param for param in params if param.state == AWAY])
+        for param in params:
+            if param in self.flying:
+                self.wait(param)
+
     def wait(self, param: Param) -> None:
         bundle = self.flying.pop(param)
         if bundle.done:

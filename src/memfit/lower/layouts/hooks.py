@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from memfit.lower.body import Body
 
 PAST = " back"  # behind the name of a hook: the same in backward
+AGAIN = " again"  # in the recomputation of a checkpoint whose tensors are saved then (use_reentrant=False)
 
 
 class Hooked(Engine):
@@ -55,8 +56,8 @@ class Hooked(Engine):
     def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
         if not self.gates:
             return out
-        where = self.r.where
-        self.told("leave", leaves=leaves)
+        where, frame = self.r.where, self.r.frame
+        self.told("leave" if frame is None or not frame.replaying else f"leave{AGAIN}", leaves=leaves)
 
         def back() -> None:
             self.r.where = where

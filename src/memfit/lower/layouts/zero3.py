@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memfit.formats import FP32
-from memfit.lower.layouts.base import ROOT, Leaves, silently
+from memfit.lower.layouts.base import ROOT, TAIL, Leaves, silently
 from memfit.lower.layouts.coordinator import AWAY, HERE, Coordinator, Module, Param
-from memfit.lower.layouts.hooks import PAST
+from memfit.lower.layouts.hooks import AGAIN, PAST
 from memfit.lower.layouts.shards import COMPUTE, REDUCE, settled
 from memfit.lower.layouts.zero import ZeRO, norm, stepper_of
 from memfit.lower.layouts.zeropp import second
@@ -45,11 +45,14 @@ class ZeRO3(ZeRO):
         self.params: dict[int, Param] = {}
         self.modules: dict[tuple[str, Leaves], Module] = {}  # by where they are told of, and with what
         self.wholes: dict[str, Module] = {}  # what is gathered with a layer, or an end of the model
+        self.direct: tuple[Param, ...] = ()  # what the loss multiplies by itself, until it is the whole model's
         self.groups_of: list[list[Param]] = []
         self.masters: list[Tensor] = []
         self.kept: list[Storage | None] = []  # parts, buckets: there all the time
         self.stored = self.format  # what trained parts are in
         self.inside = ""  # which of a layer's holders of modules runs
+        self.saved: dict[Param, Storage] = {}  # blocks that a recomputation's graph keeps,
+        self.matrices: frozenset[int] = frozenset()  # of these
         self.bucket: list[Tensor] = []
         self.count = 0
         self.buffer: Storage | None = None
@@ -63,15 +66,16 @@ class ZeRO3(ZeRO):
             body.load()
             body.adapt()
             self.cast(body)
-        told, self.products = told_of(body), products(body)
+        told, direct, self.matrices = told_of(body), multiplied(body), matrices(body)
         trained = {id(leaf) for group in self.groups(body) for leaf in group}
         passing: list[Storage | None] = []
         for unit in settled(self, body):
             for leaf in unit.leaves:
                 part = self.cut(leaf)
                 (passing if id(leaf) in trained else self.kept).append(part)
-            alone = tuple(self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told)
+            alone = tuple(self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told | direct)
             self.wholes[unit.name] = Module(f"{unit.name} itself", alone)
+        self.direct = tuple(param for leaf, param in self.params.items() if leaf in direct)
         r.mark("prepare")
         passing.clear()  # trained parts go to the host, and their blocks back to the driver (defragment)
         if not self.afar:
@@ -145,12 +149,35 @@ class ZeRO3(ZeRO):
             self.coordinator.reset()
         if act in ("enter", f"leave{PAST}"):
             self.holder(act == "enter")
+        if name == TAIL and act == "before":
+            self.found()
         module = self.wholes[name] if name else self.module(leaves)
         forward = not act.endswith(PAST)
         if act in ("before", "enter", f"after{PAST}", f"leave{PAST}"):
             self.coordinator.fetch(module, forward)
-        else:
-            self.coordinator.release(module, forward)
+            return
+        for param in module.params:
+            self.saved.pop(param, None)
+        if act == f"leave{AGAIN}":
+            self.save(module)
+        self.coordinator.release(module, forward)
+        for param in module.params:
+            if param.state == HERE and param in self.saved:
+                param.storage.join(self.saved.pop(param))
+
+    def save(self, module: Module) -> None:
+        """What a recomputation saves of a weight is another tensor over its block (torch/utils/checkpoint.py _recomputation_hook `x.detach()`), so that
+        the block stays until the product's backward, although the parameter is given up."""
+        some = [param for param in module.params if id(param.leaf) in self.matrices and param.state == HERE]
+        self.saved.update((param, param.storage.part()) for param in some)
+
+    def found(self) -> None:
+        """What code takes from a module that is not called is gathered, and from then on with the whole model: before it runs, and for all of its
+        backward (parameter_offload.py ZeROOrderedDict, register_external_parameter)."""
+        if any(param.state == AWAY for param in self.direct):
+            self.coordinator.take(self.direct)
+            root = self.wholes[ROOT]
+            self.wholes[ROOT], self.direct = Module(root.name, (*root.params, *self.direct)), ()
 
     def module(self, leaves: Leaves) -> Module:
         key = self.r.where, leaves
@@ -173,6 +200,7 @@ class ZeRO3(ZeRO):
         """Into the bucket, if there is room once it was emptied (reduce_independent_p_g_buckets_and_remove_grads)."""
         if id(leaf) not in self.params:
             return
+        self.saved.pop(self.params[id(leaf)], None)  # the product's backward is over
         where, self.r.where = self.r.where, self.r.span
         if self.bucket and self.count + leaf.count > self.layout.reduce_bucket:
             self.reduce()
@@ -221,6 +249,7 @@ class ZeRO3(ZeRO):
         self.reduce()
         self.coordinator.leftovers()
         self.inside = ""
+        self.saved.clear()
 
     # ----------------------------------------------------------------------------------------------------------------- the step
     def gradient(self, index: int) -> Tensor | None:
@@ -270,18 +299,29 @@ def told_of(body: Body) -> frozenset[int]:
         found |= {id(packed.weight) for packed in bound.packed.values()}
         adapters = [linear.adapter for linear in bound.linears.values()]
         found |= {id(matrix) for one in adapters if one is not None for matrix in (one.a, one.b)}
+    return frozenset(found if body.model.tied else found - multiplied(body))
+
+
+def multiplied(body: Body) -> frozenset[int]:
+    """The head's parameters, where the loss multiplies by them itself."""
+    if body.program.job.loss in ("plain", "chunked") and head_of(body.program.job) == "plain":
+        return frozenset()
     head = body.model.head.name
-    if body.program.job.loss not in ("plain", "chunked") or head_of(body.program.job) != "plain":  # these multiply by the head themselves
-        found -= {id(body.ends.tensors[name]) for name in (f"{head}.weight", f"{head}.bias") if name in body.ends.tensors}
-    return frozenset(found)
+    return frozenset(id(body.ends.tensors[name]) for name in (f"{head}.weight", f"{head}.bias") if name in body.ends.tensors)
 
 
 def products(body: Body) -> frozenset[int]:
     """Weights that torch's `linear` multiplies by, which DeepSpeed replaces by a function that always saves its input (runtime/zero/linear.py
     LinearFunctionForZeroStage3)."""
+    return matrices(body, own=True)
+
+
+def matrices(body: Body, own: bool = False) -> frozenset[int]:
+    """Weights that something is multiplied by, and that are saved for it; `own`: not those of GPT-2's Conv1D."""
     modules = [(body.ends, (*body.model.embed, *body.model.final, body.model.head))]
     modules += [(bound, (entry.layer,)) for entry, bound in zip(body.program.entries, body.layers, strict=True)]
-    named = [(bound, f"{one.name}.weight") for bound, some in modules for module in some for one in module.linears() if not one.conv1d]
+    linears = [(bound, one) for bound, some in modules for module in some for one in module.linears() if not (own and one.conv1d)]
+    named = [(bound, f"{one.name}.weight") for bound, one in linears]
     return frozenset(id(bound.tensors[name]) for bound, name in named if name in bound.tensors)
 
 
