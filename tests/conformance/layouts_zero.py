@@ -29,7 +29,8 @@ ZERO: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", f"zero=4,stage=3,{SMALL},qwz,hpz=2", {"precision": "fp16"}),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=nvme", FULL | {"accumulate": 2}),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},sub-group=600000,offload-optimizer=nvme,offload-param=nvme", {}),
-    ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu", {}),
+    ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu", {}), ("llama", f"zero=4,stage=2,{SMALL},overlap,offload-optimizer=cpu", FULL),
+    ("llama", f"zero=4,stage=3,reduce-bucket=50000,{EARLY},offload-optimizer=nvme,offload-param=nvme", FULL),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu,offload-param=cpu", FULL), ("mixtral", f"zero=4,stage=3,{SMALL}", FULL),
 )  # fmt: skip
 

@@ -104,10 +104,10 @@ def overlap(start: int, size: int, first: int, last: int) -> int:
     return max(0, min(start + size, last) - max(start, first))
 
 
-def norm(r: Recorder, counts: Iterator[int] | Sequence[int]) -> None:
+def norm(r: Recorder, counts: Iterator[int] | Sequence[int], stream: int = 0) -> None:
     """Of each gradient a wide copy, for a moment (runtime/zero/stage_1_and_2.py get_grad_norm_direct)."""
     for count in counts:
-        copy = r.scratch(NORM * count, "norm", "temporaries")
+        copy = r.scratch(NORM * count, "norm", "temporaries", stream)
         del copy
 
 

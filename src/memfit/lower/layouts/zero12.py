@@ -221,8 +221,8 @@ class ZeRO12(ZeRO):
     def send(self, leaf: Tensor) -> None:
         """To the host: the norm is taken of a wide copy, and what goes is an fp32 one, after the last micro-batch (copy_grads_in_partition)."""
         if self.last:
-            norm(self.r, (self.owned(leaf),))
-            wide = self.r.scratch(4 * self.owned(leaf), "to", "gradients") if self.format is not FP32 else None
+            norm(self.r, (self.owned(leaf),), self.stream)
+            wide = self.r.scratch(4 * self.owned(leaf), "to", "gradients", self.stream) if self.format is not FP32 else None
             del wide
         leaf.grad = None
 

@@ -240,7 +240,7 @@ class ZeRO3(ZeRO):
         back = self.r.scratch(self.format.bytes(part), "to", "gradients", self.stream)
         wide: Storage | None = None
         if self.last:
-            norm(self.r, (min(part, AT_ONCE),))
+            norm(self.r, (min(part, AT_ONCE),), self.stream)
             wide = self.r.scratch(4 * part, "to", "gradients", self.stream) if self.format is not FP32 else back
         del back
         return wide if self.layout.offload_optimizer == "nvme" else None
