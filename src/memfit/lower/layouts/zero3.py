@@ -71,8 +71,7 @@ class ZeRO3(ZeRO):
         passing: list[Storage | None] = []
         for unit in settled(self, body):
             for leaf in unit.leaves:
-                part = self.cut(leaf)
-                (passing if id(leaf) in trained else self.kept).append(part)
+                (passing if id(leaf) in trained else self.kept).append(self.cut(leaf))
             alone = tuple(self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told | direct)
             self.wholes[unit.name] = Module(f"{unit.name} itself", alone)
         self.direct = tuple(param for leaf, param in self.params.items() if leaf in direct)
