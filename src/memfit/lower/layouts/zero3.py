@@ -66,7 +66,7 @@ class ZeRO3(ZeRO):
             body.load()
             body.adapt()
             self.cast(body)
-        told, direct, self.matrices = told_of(body), multiplied(body), matrices(body)
+        told, direct, self.products, self.matrices = told_of(body), multiplied(body), products(body), matrices(body)
         trained = {id(leaf) for group in self.groups(body) for leaf in group}
         passing: list[Storage | None] = []
         for unit in settled(self, body):
