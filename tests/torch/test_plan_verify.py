@@ -24,7 +24,7 @@ def test_the_trace_agrees_with_the_row_that_it_is_asked_of():
 
 
 def test_what_is_not_traced_says_why_and_stays():
-    found = plan("gpt2", gpu="2xl4", use="zero,stage=3", verify=1, **LEAN | {"method": "qlora"})  # which has no code that cuts packed weights
+    found = plan("gpt2", gpu="2xl4", use="zero,stage=3", verify=1, **LEAN | {"method": "qlora"})  # no code cuts packed weights
     told = found.rows[0].checked[0]
     assert (told.device, told.fits) == (None, True)
     assert told.why
