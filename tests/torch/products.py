@@ -7,6 +7,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch import library as operators
 
 KINDS = (torch.bfloat16, torch.float16)
 aten = torch.ops.aten
@@ -28,9 +29,9 @@ class Scratch:
         return self.of(one.mT.shape).copy_(one.mT).mT if turned else self.of(one.shape).copy_(one)
 
 
-def install(count: int) -> torch.library.Library:
+def install(count: int) -> operators.Library:
     """`mm`, `bmm` and `addmm` of CPUs for as long as what is returned lives; `count`: numbers in the operands and the result of the largest."""
-    scratch, library = Scratch(count), torch.library.Library("aten", "IMPL")
+    scratch, library = Scratch(count), operators.Library("aten", "IMPL")
 
     def product(name: str, out: Any) -> None:
         def run(*given: torch.Tensor, **named: Any) -> torch.Tensor:
