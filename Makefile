@@ -8,7 +8,7 @@ PINS   := .ci/constraints.txt
 # Named first and alone: a loose requirement on a machine without torch pulls gigabytes of CUDA.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))
 # Without what it requires, which is Triton: a compiler for GPUs, for which the trace has a stand-in.
-ALONE  := $(shell sed -n 's/^\(liger_kernel==[^ ]*\).*/\1/p' $(PINS))
+ALONE  := $(shell grep -E '^(liger_kernel|torchtitan|spmd_types|tyro|typeguard|docstring_parser)==' $(PINS))
 # In a folder apart, for one test: it brings Pillow, with which transformers takes other ways.
 APART  := $(shell sed -n 's/^\(matplotlib==[^ ]*\).*/\1/p' $(PINS))
 # Environments with older versions, one of each list. TORCH_INDEX=https://download.pytorch.org/whl/cpu has wheels without CUDA.

@@ -1,4 +1,5 @@
-"""Writes docs/reference: the flags, the keys of a job file and the JSON format, each from the table that the program itself reads.
+"""Writes docs/reference: the flags, the keys of a job file and the JSON format, each from the table that the program itself reads; and the page of
+combinations, from its answers.
 
 python tools/reference.py [--check]
 """
@@ -14,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 
 from click.testing import CliRunner  # noqa: E402
 
+import combinations  # noqa: E402
 from memfit.cli import GROUPS, commands  # noqa: E402
 from memfit.report import FORMATS, accuracy, codec  # noqa: E402
 from memfit.verbs import VERBS  # noqa: E402
@@ -152,6 +154,7 @@ def pages() -> dict[Path, str]:
         FOLDER / "job.md": "\n".join(job()),
         FOLDER / "json.md": "\n".join(json_page()),
         FOLDER / "estimate.schema.json": json.dumps(codec.schema(), indent=2) + "\n",
+        combinations.PAGE: combinations.page(),
     }
 
 

@@ -46,13 +46,14 @@ class Answer:
 @dataclass(frozen=True, kw_only=True)
 class Rung:
     """A change to the job, beside those before it: bytes of the device that it frees, how much longer a token then takes than as it was
-    (None where no time is known), and what is needed then."""
+    (None where no time is known), and what is needed then; `host`: bytes that each rank has on the host, where they become more."""
 
     name: str
     freed: int
     slower: float | None
     device: int
     verdict: str
+    host: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,10 +23,12 @@ from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
 from memfit.verb_plan import WITHOUT
+from memfit.verb_serving import Answering
 from memfit.verbs import VERBS, Verb, estimate, gpus, models
 from memfit.words import Measuring, Planning, Run, Studying, offer, one_model, options
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
+TRIED = {"tries": "", "serves": " (to answer)"}  # what a plan tries of an option
 # Headings of the help page, by the group of an option.
 GROUPS = {
     "question": "Question", "plan": "Plan", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
@@ -102,8 +104,9 @@ def flag(one: dataclasses.Field[Any], *, several: bool = False) -> click.Option:
     text = rule["help"]
     if rule["choices"]:
         text += ": " + ", ".join(rule["choices"])
-    if several and rule["tries"]:
-        text += f" [tried: {', '.join(map(spelled_value, rule['tries']))}]"
+    if several and (rule["tries"] or rule["serves"]):
+        tried = [f"{', '.join(map(spelled_value, rule[kind]))}{words}" for kind, words in TRIED.items() if rule[kind]]
+        text += f" [tried: {'; '.join(tried)}]"
         return click.Option([f"--{name}", one.name], metavar="TEXT", help=text, shell_complete=completion(one))
     if one.type != "bool" and one.default not in ("", None):
         text += f" [default: {one.default:g}]" if isinstance(one.default, float) else f" [default: {one.default}]"
@@ -270,7 +273,7 @@ def comparing(verb: Verb) -> click.Command:
 def planning(verb: Verb) -> click.Command:
     from memfit import cli_plan
 
-    known = {**{one.name: one for one in dataclasses.fields(Planning)}, **options()}
+    known = {**{one.name: one for one in (*dataclasses.fields(Planning), *dataclasses.fields(Answering))}, **options()}
     flags = [flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)]
     params = [subject(), *flags, *output(explain=True)[:2]]
     return Sections("plan", callback=cli_plan.run, params=params, help=cli_plan.HELP.format(help=sentence(verb)), short_help=verb.help)

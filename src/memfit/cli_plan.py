@@ -8,7 +8,7 @@ from typing import Any
 
 from memfit.cli_trace import Life
 from memfit.errors import InputError
-from memfit.plan.search import Counted
+from memfit.plan.ledger import Counted
 from memfit.report.plan import data, job_file, markdown, text
 from memfit.verb_plan import plan
 from memfit.words import one_model
@@ -39,8 +39,9 @@ def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple
 
 
 def sign(counted: Counted) -> str:
-    best = "" if counted.best is None else f", best {counted.best:.3g} s a step"
-    return f"planning: {counted.estimated} of {counted.size} candidates estimated{best}"
+    best = "" if counted.best is None else f", best {counted.best:.3g} {counted.unit}"
+    of = f" of {counted.size}" if counted.size > counted.estimated else ""
+    return f"planning: {counted.estimated}{of} candidates estimated{best}"
 
 
 def write(path: Path, text: str) -> None:

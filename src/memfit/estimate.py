@@ -225,7 +225,10 @@ def _of_rank(
         nccl=links,
         usable=room,
         host=host(
-            program, program.model.parameters if strategy and program.model.layers else known.total, parked(tape) if waits(job) else 0
+            program,
+            program.model.parameters if strategy and program.model.layers else known.total,
+            parked(tape, together=strategy.size("pp") > 1) if waits(job) else 0,
+            strategy.ranks if cluster is None else min(strategy.ranks, cluster.gpus_per_node),
         ),
         band=band,
         verdict=verdict,

@@ -7,6 +7,7 @@ import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
@@ -35,14 +36,15 @@ NEWEST = {
 }  # fmt: skip
 _VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
+PLAIN = frozenset({str, int, bool, float})  # types of values; what else is given may have no hash
 
 
 def option(
     default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, group: str = "job",
-    tries: tuple[Any, ...] = (),
+    tries: tuple[Any, ...] = (), serves: tuple[Any, ...] = (),
 ) -> Any:  # fmt: skip
-    """A field of `Job`: its default, its one-line help, what it accepts, and the values that a plan tries where none is named."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "group": group, "tries": tries}
+    """A field of `Job`: its default, its one-line help, what it accepts, and the values that a plan tries where none is named: to train, and to answer."""
+    metadata = {"help": help, "choices": choices, "low": low, "high": high, "group": group, "tries": tries, "serves": serves}
     return field(default=default, metadata=metadata)
 
 
@@ -52,7 +54,9 @@ class Job:
 
     task: str = option("finetune", "what to do with the model", choices=TASKS)
     method: str = option("full", "what is trained", choices=METHODS, tries=("full", "lora", "qlora"))
-    framework: str = option("transformers", "whose modelling code runs", choices=FRAMEWORKS, tries=("transformers",))
+    framework: str = option(
+        "transformers", "whose modelling code runs", choices=FRAMEWORKS, tries=("transformers",), serves=("transformers", "litgpt")
+    )
 
     batch: int = option(1, "sequences per step on one GPU", low=1, high=2**24)
     seq: int = option(2048, "tokens per sequence (training), or of the prompt (inference)", low=1, high=2**28)
@@ -68,6 +72,7 @@ class Job:
         "numbers of weights and arithmetic: pure, autocast over fp32 or (`bf16-autocast`) over 16-bit weights, or bf16 with an fp32 master copy",
         choices=PRECISIONS,
         tries=("bf16", "autocast-bf16", "bf16-master"),
+        serves=("bf16",),
     )
     optimizer: str = option(
         "adamw", "optimizer, with the way its step is run (adamw is torch's foreach default)", tries=("adamw_fused", "adamw", "adamw_8bit")
@@ -83,6 +88,20 @@ class Job:
         tries=("none", "selective", "full"),
     )
     checkpoint_every: int = option(1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory")
+    recompute_modules: str = option(
+        "",
+        "with `--framework megatron` and `selective`: Megatron's `--recompute-modules`, with commas (core_attn, mlp, moe, moe_act, shared_experts, "
+        "layernorm); empty: core_attn",
+        group="memory",
+    )
+    recompute_layers: int = option(
+        0,
+        "with `--framework megatron` and `full`: Megatron's `--recompute-method block --recompute-num-layers`, the first so many layers of each stage; "
+        "0: all (`uniform`, one layer at a time)",
+        low=0,
+        high=10_000,
+        group="memory",
+    )
     reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")
     activation_offload: str = option(
         "none",
@@ -92,8 +111,9 @@ class Job:
         group="memory",
     )
     attention: str = option(
-        "sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory", tries=("sdpa",)
-    )
+        "sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory", tries=("sdpa",),
+        serves=("sdpa", "flash-attn-2"),
+    )  # fmt: skip
     loss: str = option(
         "plain",
         "cross-entropy: as that version of the framework computes it, in chunks, Liger's fused linear, Liger's without the head, or Transformer Engine's",
@@ -131,7 +151,7 @@ class Job:
     )
 
     new_tokens: int = option(128, "tokens generated after the prompt", low=0, high=2**28, group="inference")
-    cache: str = option("dynamic", "KV cache of transformers", choices=CACHES, group="inference")
+    cache: str = option("dynamic", "KV cache of transformers", choices=CACHES, group="inference", serves=("dynamic", "static", "quantized"))
     cache_bits: int = option(4, "bits of the quantized cache", low=2, high=8, group="inference")
     logits: str = option(
         "last",
@@ -172,7 +192,9 @@ class Job:
     def problems(self) -> Iterator[Problem]:
         """Everything wrong with the values, all at once."""
         for one in dataclasses.fields(self):
-            yield from field_problems(one, getattr(self, one.name))
+            value = getattr(self, one.name)
+            if type(value) not in PLAIN or not sound(one, value):
+                yield from field_problems(one, value)
         if isinstance(self.optimizer, str):
             yield from optimizer_problems(self)
         if isinstance(self.versions, str):
@@ -249,6 +271,12 @@ class Job:
         return dataclasses.replace(self, **changes)
 
 
+@lru_cache(maxsize=4096, typed=True)  # a search makes thousands of jobs of the same few values; True is no 1
+def sound(one: dataclasses.Field[Any], value: Any) -> bool:
+    """Whether nothing is wrong with one value."""
+    return not any(True for _ in field_problems(one, value))
+
+
 def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]:
     """What is wrong with one value: its type, its choice or its range."""
     where, kind, rule = f"job.{one.name}", one.type, one.metadata
@@ -311,6 +339,16 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
     ),
     (("activation_offload",), lambda job: job.training, "training"),
     (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),
+    (
+        ("recompute_modules",),
+        lambda job: job.training and job.framework == "megatron" and job.checkpointing == "selective",
+        "selective checkpoints of `megatron`",
+    ),
+    (
+        ("recompute_layers",),
+        lambda job: job.training and job.framework == "megatron" and job.checkpointing == "full",
+        "full checkpoints of `megatron`",
+    ),
     (("reentrant",), lambda job: job.training and job.checkpointing != "none", "gradient checkpointing"),
     (("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"), lambda job: job.adapters, "methods `lora` and `qlora`"),
     (("target_seq",), lambda job: job.training, "training"),

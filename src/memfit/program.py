@@ -103,6 +103,7 @@ class Program:
     engine: str = ""  # whose data parallelism runs, where it is not torch's or DeepSpeed's
     shares: int = 1  # ranks among which fp32 copies and states are shared out (Megatron's distributed optimizer),
     expert_shares: int = 1  # and those of experts
+    joint: bool = False  # and are gathered in one unit with their layer
     spread: bool = False  # experts are those of one rank of `strategy.ep`
 
     def rebuilt(self, change: Callable[[Layer], Layer], **ends: Any) -> Program:

@@ -49,7 +49,7 @@ def parse_count(text: str) -> float:
     return float(text) if match is None or scale is None else float(match[1]) * scale
 
 
-_SECONDS = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600}
+_SECONDS = {"": 1, "ms": 1e-3, "s": 1, "m": 60, "min": 60, "h": 3600}
 
 
 def parse_seconds(text: str, where: str = "") -> float:
@@ -57,7 +57,7 @@ def parse_seconds(text: str, where: str = "") -> float:
     match = _QUANTITY.fullmatch(text) if len(text) < 64 else None
     scale = _SECONDS.get(match[2].lower(), 0) if match else 0
     if match is None or not scale:
-        raise InputError.one(f"`{text[:40]}` is no time", where=where, hint="write it like `25m` or `540s`")
+        raise InputError.one(f"`{text[:40]}` is no time", where=where, hint="write it like `25m`, `540s` or `40ms`")
     return float(match[1]) * scale
 
 

@@ -6,18 +6,21 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
-from memfit.strategy import strategy_from
+from memfit.uses import strategy_from
+from memfit.verb_serving import Answering, asked_of, misplaced
+from memfit.verb_serving import work_of as answering
 from memfit.words import Planning, ask_from, cluster_of, gather, job_file, job_of, model_of, options, producer_of, read_into
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
     from memfit.model.modules import Model
-    from memfit.plan.planning import Checked, Plan, Progress, Row
+    from memfit.plan.planning import Checked, Plan, Progress, Row, Wish
     from memfit.plan.space import Work
     from memfit.strategy import Strategy
     from memfit.tape import Tape
@@ -32,8 +35,10 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
     """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of `estimate`: of the job's own, those that
     are not named are tried with several values, and what is named may be several, with commas, or `any`."""
     from memfit.plan.market import WORD, cheapest, machines
-    from memfit.plan.planning import judged, none_at_all
+    from memfit.plan.planning import none_at_all, once
     from memfit.plan.planning import plan as solve
+    from memfit.plan.serving import once as serve_once
+    from memfit.plan.serving import serve
 
     problems: list[Problem] = []
     values = {name: value for name, value in given.items() if value is not None}
@@ -41,7 +46,9 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith((".yaml", ".yml")):
         values = {**job_file(Path(model), problems), **values}
         subject = values.pop("model", None)
-    known = {**options(), **Planning.__dataclass_fields__}
+    known = {**options(), **Planning.__dataclass_fields__, **Answering.__dataclass_fields__}
+    serving = str(values.get("task", "")) == "inference"
+    misplaced(values, serving, problems)
     problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
     for name in WITHOUT:
         if values.pop(name, None):
@@ -56,20 +63,34 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
     cluster = gather(problems, lambda: None, lambda: gpus_of(gpus, wanted.network))
     built = None if subject is None else gather(problems, lambda: None, lambda: model_of(subject, ask)[1])
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
-    axes, batches = axes_of(named, problems), batches_of(named.pop("batch", ""), problems)
+    axes, batches = axes_of(named, problems, serving), batches_of(named.pop("batch", ""), problems)
     job = job_of({name: value for name, value in named.items() if name not in axes}, problems)
+    asked = asked_of(values, job, batches, problems) if serving else None
+    work: Work | None = None
+    if asked is not None and built is not None and cluster is not None:
+        work = gather(problems, lambda: None, partial(answering, built, job, axes, asked, (ask.use, batches), cluster))
     raise_errors(problems)
     if built is None or cluster is None:
         raise InputError.one("a plan needs a GPU", where="gpu", hint="name them like `--gpus 8xh100-sxm`")
-    work = work_of(built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster)
+    work = work or work_of(built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster)
     if wanted.verify:
         producer_of("trace")
     if wanted.measure and not market:
         measurable(cluster)
-    wish = wish_of(wanted, job, progress)
+    wish = wish_of(wanted if "top" in values or not serving else dataclasses.replace(wanted, top=1), job, progress)
     network = cluster.network
-    answer = none_at_all if NO_GPUS.fullmatch(ask.gpu) else solve
-    found = cheapest(work, network, wish) if market else answer(work, cluster, wish)
+    solved = serve if serving else solve
+    answer = partial(none_at_all, solve=solved) if NO_GPUS.fullmatch(ask.gpu) else solved
+    found = cheapest(work, network, wish, serve_once if serving else once) if market else answer(work, cluster, wish)
+    return seconded(found, wanted, wish)
+
+
+def seconded(found: Plan, wanted: Planning, wish: Wish) -> Plan:
+    """With what else was asked: the front over all candidates, and other judges of the first rows."""
+    from memfit.plan.frontier import frontier
+    from memfit.plan.planning import judged
+
+    found = frontier(found, wish) if wanted.front and found.rows else found
     found = judged(found, wanted.verify, traced) if wanted.verify else found
     return judged(found, wanted.measure, measured) if wanted.measure else found
 
@@ -108,7 +129,7 @@ def measured(row: Row) -> Checked:
     from memfit.measure.record import Case
     from memfit.measure.run import measure
     from memfit.plan.planning import Checked
-    from memfit.report.plan import uses
+    from memfit.uses import uses
 
     one = row.estimate
     case = Case(model=one.model.name, config=dict(one.model.config), job=one.job, use=tuple(uses(one.strategy)), rank=one.strategy.rank)
@@ -132,13 +153,14 @@ def gpus_of(text: str, network: str) -> Cluster | None:
     return dataclasses.replace(found, network=find_link(network))
 
 
-def axes_of(named: Mapping[str, Any], problems: list[Problem]) -> dict[str, tuple[Any, ...]]:
+def axes_of(named: Mapping[str, Any], problems: list[Problem], serving: bool = False) -> dict[str, tuple[Any, ...]]:
     """The values of each open option: those named, or those that are tried."""
+    from memfit.plan.inference import SERVED
     from memfit.plan.space import AXES
 
     fields = {one.name: one for one in dataclasses.fields(Job)}
     found: dict[str, tuple[Any, ...]] = {}
-    for name, tried in AXES.items():
+    for name, tried in (SERVED if serving else AXES).items():
         value = named.get(name, "any")
         pieces = (
             [piece.strip() for piece in value.split(",")]
@@ -176,8 +198,6 @@ def work_of(
     from memfit.plan.space import Work
 
     wanted, use, batches = asked
-    if not job.training:
-        raise InputError.one("plans are for training so far", where="job.task", hint="`memfit estimate` answers for inference")
     if not model.layers:
         raise InputError.one(f"no formulas for `{model.family}`, and a plan rests on them", where="model", hint="a model of a known family")
     sequences = wanted.global_batch or -(-wanted.tokens_per_step // job.seq)

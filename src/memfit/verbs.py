@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
-from memfit.strategy import ONE, Strategy, strategy_from
+from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
+from memfit.uses import strategy_from
 from memfit.verb_plan import plan
 from memfit.words import (
     OTHERWISE,

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from memfit.errors import InputError, MissingExtra, Problem
 from memfit.job import Job, field_problems, from_text, job_from, option
-from memfit.strategy import ONE, Strategy, strategy_from
+from memfit.strategy import ONE, Strategy
+from memfit.uses import strategy_from
 
 if TYPE_CHECKING:  # each function imports what it needs, and no more
     from memfit.hardware import Cluster
@@ -126,6 +127,10 @@ class Planning:
     policy: str = option("fastest", "by what is chosen", group="plan")
     top: int = option(3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan")
     offload: bool = option(True, "strategies that keep something on the host may be chosen", group="plan")
+    front: bool = option(
+        False, "the front of time, memory and money over all candidates, on these GPUs and on fewer of them (takes several times as long)",
+        group="plan",
+    )  # fmt: skip
     verify: int = option(
         0, "of so many rows the trace says, too, what they hold (`memfit[trace]`); where it does not fit, the row goes", low=0, high=100,
         group="plan",

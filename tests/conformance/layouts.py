@@ -9,7 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tests.conformance.layouts_away import AWAY
 from tests.conformance.layouts_ep import EP, EP_FUSED, SPREADABLE
+from tests.conformance.layouts_heads import FUSED
+from tests.conformance.layouts_split import SHARED
 from tests.conformance.layouts_ulysses import ULYSSES
 from tests.conformance.layouts_zero import ZERO, ZERO_HEADS
 from tests.conformance.models import SMALL, SPLIT
@@ -20,8 +23,9 @@ from memfit.lower import distinct, lower
 from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.simulate.replay import replay
-from memfit.strategy import Strategy, strategy_from
-from memfit.tape import Tape
+from memfit.strategy import Strategy
+from memfit.tape import Comm, Tape
+from memfit.uses import strategy_from
 
 # Bounds, as shares of what the job itself holds at the trace's peak (the cuBLAS workspaces left out): the peak of any rank, the median over a
 # group, any part of the peak; what the allocator reserves, and in bytes, for small models.
@@ -34,8 +38,10 @@ TOGETHER: dict[str, tuple[tuple[str, ...], ...]] = {
     "pp": (("weights",), ("optimizer",), ("communication",), ("logits", *PASSING)),
     "cp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
     "ep": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
+    "experts": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
     "pp tp": (("weights",), ("optimizer",), ("logits", "communication", *PASSING)),
 }
+TOGETHER |= {f"{kind} {package}": TOGETHER[kind] for kind in ("tp", "cp", "ep") for package in ("trl", "liger_kernel")}
 
 MIXED = "param-dtype=bf16,reduce-dtype=fp32"
 FULL: dict[str, Any] = {"checkpointing": "full"}
@@ -44,6 +50,7 @@ AUTO: dict[str, Any] = {"precision": "autocast-bf16"}
 AUTO16: dict[str, Any] = {"precision": "bf16-autocast"}
 LORA: dict[str, Any] = {"method": "lora", "targets": "q_proj,k_proj,v_proj,o_proj"}
 TWICE: dict[str, Any] = {"accumulate": 2}
+COPIES, COPIED = ("to_host", "to_device"), 0.002  # of activations, and how far off they may be
 STRIDES = (0, 3, 5)
 GROUP = 12
 MANY = 8  # ranks
@@ -63,7 +70,7 @@ class Row:
 
     @property
     def config(self) -> dict[str, Any]:
-        config = (SPREADABLE if " ep=" in self.use else SPLIT if self.kind in TOGETHER else SMALL)[self.model]
+        config = (SPREADABLE if " ep=" in self.use or self.kind == "experts" else SPLIT if self.kind in TOGETHER else SMALL)[self.model]
         return {**config, "num_hidden_layers": 6} if self.kind.startswith("pp") else config
 
     @property
@@ -223,7 +230,9 @@ def rows() -> Iterator[Row]:
         yield from (Row(kind="ddp", model="llama", use=use, options=options) for options in ALONE if runs(use, options))
     yield from crossed("fsdp2", some, SHARDED, JOBS)
     yield from (Row(kind="fsdp2", model=model, use=use, options=options) for model, use, options in OFFLOADED)
-    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in (*PACKED, *HEADS, *ZERO_HEADS))
+    yield from (
+        Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in (*PACKED, *HEADS, *ZERO_HEADS, *AWAY)
+    )
     for model, use, options in FLAT:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)
@@ -233,7 +242,9 @@ def rows() -> Iterator[Row]:
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
     yield from (Row(kind="ep", model=model, use=use, options=options) for model, use, options in EP)
+    yield from (Row(kind="experts", model=model, use=use, options=options) for model, use, options in SHARED)
     yield from (Row(kind="liger_kernel", model=model, use=use, options=options) for model, use, options in EP_FUSED)
+    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in FUSED)
     yield from (Row(kind="zero", model=model, use=use, options=options) for model, use, options in (*ZERO, *ULYSSES))
 
 
@@ -298,10 +309,17 @@ def side(row: Row, rank: int, written: Tape) -> Side:
     for parts in TOGETHER.get(row.kind, PARTS):
         apart = sum(ours.parts.get(part, 0) - real.parts.get(part, 0) for part in parts) / whole
         wrong += [f"{' '.join(parts)} by {100 * apart:+.2f} %"] if abs(apart) > PART else []
+    for op in COPIES:
+        size, there = copied(written, op), copied(traced, op)
+        wrong += [f"{op} {size} bytes, not {there}"] if abs(size - there) > COPIED * there else []
     held, reserved = replay(written).peak_reserved, replay(traced).peak_reserved
     if abs(held - reserved) > max(RESERVED * reserved, LEAST):
         wrong.append(f"reserved by {100 * (held / reserved - 1):+.2f} %")
     return Side(rank=rank, peak=real.allocated, off=off, wrong=tuple(wrong))
+
+
+def copied(tape: Tape, op: str) -> int:
+    return sum(event.size for event in tape if type(event) is Comm and event.group == "host" and event.op == op)
 
 
 def trace(row: Row, rank: int) -> Tape:

@@ -24,6 +24,7 @@ JOBS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 TEXTS = {
     "optimizer": tuple(OPTIMIZERS), "targets": ("all-linear", "q_proj,v_proj", ""), "modules_to_save": ("lm_head", "embed_tokens", "norm"),
+    "recompute_modules": ("mlp", "core_attn,moe_act", "mla_up_proj"),
     "unsloth": ("2025.11.1",), "trainable": ("lm_head", "self_attn", ""), "quant_skip": ("q_proj", "lm_head"),
     "versions": ("transformers=4.36,torch=2.1,peft=0.7,bitsandbytes=0.41", "transformers=4.46", "transformers=5.0", "torch=2.4"),
     "alloc_conf": ("expandable_segments:True", "max_split_size_mb:64", "garbage_collection_threshold:0.5", "roundup_power2_divisions:4"),

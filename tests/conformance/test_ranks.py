@@ -11,7 +11,7 @@ from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
-from memfit.strategy import strategy_from
+from memfit.uses import strategy_from
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -10,6 +10,8 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytestmark = [pytest.mark.torch, pytest.mark.filterwarnings("ignore")]
 
+from tests.conformance.layouts_ep import SPREADABLE  # noqa: E402
+from tests.conformance.layouts_split import ANSWERS as EXPERTS  # noqa: E402
 from tests.conformance.models import SPLIT, SPLITTABLE  # noqa: E402
 
 from memfit.errors import InputError  # noqa: E402
@@ -17,7 +19,8 @@ from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
 from memfit.simulate.memory import memory  # noqa: E402
-from memfit.strategy import strategy_from  # noqa: E402
+from memfit.tape import Alloc  # noqa: E402
+from memfit.uses import strategy_from  # noqa: E402
 
 ANSWERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "tp=2", {}), ("llama", "tp=4", {"batch": 8, "seq": 256}), ("llama-tied", "tp=2", {"attention": "eager", "batch": 4}),
@@ -26,14 +29,35 @@ ANSWERS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "use", "options"), ANSWERS)
+@pytest.mark.parametrize(("name", "use", "options"), [*ANSWERS, *EXPERTS], ids=str)
 def test_a_rank_that_answers(name: str, use: str, options: dict[str, Any]) -> None:
     from memfit.trace import trace_config
 
     job = Job(**{"task": "inference", "batch": 2, "seq": 128, "new_tokens": 8, **options})
-    strategy = strategy_from(use.split(), None)
-    truth, found = memory(trace_config(SPLIT[name], job, strategy=strategy)), memory(lower(build(SPLIT[name]), job, strategy))
+    strategy, config = strategy_from(use.split(), None), SPLIT.get(name) or SPREADABLE[name]
+    tapes = trace_config(config, job, strategy=strategy), lower(build(config), job, strategy)
+    truth, found = (memory(tape) for tape in tapes)
+    first = [next(event.size for event in tape.events if isinstance(event, Alloc)) for tape in tapes]  # what warms the allocator up
+    assert abs(first[0] - first[1]) <= 1024  # buffers that no checkpoint has
     assert abs(found.allocated - truth.allocated) <= 0.001 * truth.allocated, (found.parts, truth.parts)
+
+
+def refused(model: str, use: str, **options: Any) -> str:
+    from memfit.trace import trace_config
+
+    strategy, job = strategy_from(use.split(), None), Job(**{"task": "inference", "batch": 2, "seq": 128, "new_tokens": 8, **options})
+    with pytest.raises(InputError) as ours:
+        lower(build(SPREADABLE[model]), job, strategy)
+    with pytest.raises(InputError) as real:
+        trace_config(SPREADABLE[model], job, strategy=strategy)
+    both = {one.message for one in ours.value.problems} & {one.message for one in real.value.problems}
+    return " / ".join(sorted(both))
+
+
+def test_what_experts_over_ranks_do_not_answer_both_producers_refuse() -> None:
+    assert "over the ranks of tensor parallelism" in refused("mixtral", "fsdp=4 ep=4")
+    assert "over the ranks of tensor parallelism" in refused("mixtral", "tp=2 ddp=2 ep=4,tensor=1")
+    assert "as many rows as there are" in refused("mixtral", "tp=2 ep=2,tensor=1,imbalance=1.5")
 
 
 @pytest.mark.parametrize("kind", ["stablelm", "phi3", "gpt_neox"])

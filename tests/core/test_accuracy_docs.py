@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from pathlib import Path
+from statistics import median
 from types import ModuleType
 
 import pytest
@@ -109,6 +110,25 @@ def test_every_case_of_the_residuals_is_a_case_still() -> None:
         assert known[one.id].value == one.measured
         assert known[one.id].source == one.source
     assert set(METRICS) >= {one.metric for one in residuals()}
+
+
+def test_rows_of_several_gpus() -> None:
+    """What memfit set out to reach: a median of 4 % over the sources that measured several GPUs, and 3 % of SimuMax's stages."""
+    known = {one.id: one for one in read() if isinstance(one, Case)}
+    errors: dict[str, list[float]] = {}
+    for one in residuals():
+        if known[one.id].strategy.ranks > 1:
+            errors.setdefault(one.source, []).append(abs(one.predicted / one.measured - 1))
+    medians = {source: median(each) for source, each in errors.items()}
+    assert set(medians) == {
+        "AnswerDotAI/fsdp_qlora",
+        "MooreThreads/SimuMax",
+        "foundation-model-stack/fms-acceleration",
+        "pytorch/torchtitan",
+    }
+    assert all(one <= 0.04 for one in medians.values())
+    assert sum(medians.values()) / len(medians) <= 0.015
+    assert max(errors["MooreThreads/SimuMax"]) <= 0.015
 
 
 def worse(now: Outcome, before: Residual) -> bool:

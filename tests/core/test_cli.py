@@ -232,7 +232,7 @@ def test_every_option_has_a_flag_with_its_help() -> None:
 SAMPLES = {
     "gpu": "t4", "memory": "3GiB", "use": "fsdp=8,reshard=no",
     "optimizer": "sgd", "unsloth": "norms", "targets": "q_proj", "modules_to_save": "lm_head", "trainable": "mlp",
-    "quant_skip": "q_proj", "versions": "torch=2.6", "alloc_conf": "expandable_segments:True",
+    "quant_skip": "q_proj", "recompute_modules": "mlp", "versions": "torch=2.6", "alloc_conf": "expandable_segments:True",
 }  # fmt: skip
 BESIDE = {"trainable": {"method": "freeze"}, "modules_to_save": {"method": "lora"}, "targets": {"method": "lora"}}
 

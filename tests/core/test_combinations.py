@@ -17,7 +17,7 @@ from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
-from memfit.strategy import strategy_from
+from memfit.uses import strategy_from
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8,

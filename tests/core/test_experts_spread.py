@@ -9,8 +9,8 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import memory
-from memfit.strategy import strategy_from
 from memfit.tape import Alloc, Comm, Tape
+from memfit.uses import strategy_from
 
 MIXTRAL: dict[str, Any] = {
     "model_type": "mixtral", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8,

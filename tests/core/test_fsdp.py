@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from memfit.errors import InputError
+from memfit.estimate import estimate
+from memfit.hardware import parse_cluster
 from memfit.job import Job
 from memfit.lower import lower, walked
 from memfit.lower.expand import expanded
@@ -13,6 +15,8 @@ from memfit.model.modules import Model
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, FSDP, Strategy
 from memfit.tape import Alloc, Event, Free, Mark, Tape, check
+from memfit.truth.models import built
+from memfit.uses import strategy_from
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4000,
@@ -195,3 +199,19 @@ def test_ten_thousand_ranks_are_one_tape(model: Model) -> None:
 def test_what_is_not_known_is_refused(model: Model, layout: FSDP, options: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=said):
         lower(model, Job(**options), Strategy(fsdp=layout))
+
+
+@pytest.mark.parametrize("use", ["fsdp=4", "fsdp=2 tp=2", "fsdp=4,version=1"])
+def test_routers_that_stay_fp32_beside_other_weights_are_not_sharded_with_them(use):
+    """torch stops at them, and the trace with it: only what is trained has to be alike under FSDP2, everything under FSDP1."""
+    model = built("baidu/ERNIE-4.5-21B-A3B-PT")
+    strategy, cluster = strategy_from(use.split(), 4), parse_cluster("4xh100-sxm")
+    with pytest.raises(InputError, match="uniform"):
+        estimate(model, Job(seq=512), cluster, strategy)
+    assert estimate(model, Job(seq=512, precision="autocast-bf16"), cluster, strategy, precise=False).memory.allocated
+    adapted = Job(seq=512, method="lora", targets="q_proj,v_proj")
+    if strategy.fsdp.version == 2:
+        assert estimate(model, adapted, cluster, strategy, precise=False).memory.allocated
+    else:
+        with pytest.raises(InputError, match="uniform"):
+            estimate(model, adapted, cluster, strategy)

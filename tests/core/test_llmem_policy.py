@@ -9,7 +9,7 @@ from memfit.hardware import parse_cluster
 from memfit.plan.llmem import OFFLOAD, Way, chosen, method_of, ranked, ways
 from memfit.plan.planning import Wish, plan
 from memfit.plan.space import Work
-from memfit.strategy import strategy_from
+from memfit.uses import strategy_from
 from memfit.words import cluster_of
 
 
@@ -47,11 +47,15 @@ def test_methods_of_strategies(words: list[str], method: str | None) -> None:
         ("bigscience/bloom-3b", "TP"),
         ("bigcode/gpt_bigcode-santacoder", "ZeRO-3"),
         ("huggyllama/llama-7b", OFFLOAD),
+        ("facebook/opt-1.3b", "ZeRO-3"),
+        ("bigscience/bloom-1b1", "ZeRO-3"),
+        ("microsoft/BioGPT-Large", "ZeRO-3"),
+        ("Salesforce/codegen-2B-nl", "TP"),
+        ("EleutherAI/gpt-neo-1.3B", "ZeRO-3"),
     ],
 )
 def test_choices_as_published(name: str, taken: str) -> None:
-    """Table 3 of the paper, among them the two that LLMem's formulas miss without its measured base (test_accuracy). The other five, run by hand, are
-    as published as well."""
+    """All nine of the paper's Table 3, among them the two that LLMem's formulas miss without its measured base (test_accuracy)."""
     found = ways(built(name), JOB, cluster_of("4xv100-sxm2-16gb", ""), [strategy_from(words, 4) for words in METHODS.values()])  # type: ignore[arg-type]
     assert chosen(found) == taken
 
@@ -85,9 +89,10 @@ MEASURED = {
 @pytest.mark.parametrize("name", MEASURED)
 def test_where_all_three_ran_the_quickest_is_told_and_the_slowest(name: str) -> None:
     """Not so where 4DP does not fit: 4TP was the quicker for OPT-2.7b (by a quarter) and CodeGen-2B (by 1 %), and by kernels and links alone
-    2DP+2TP is. With the batches found here (7 x 2 and 19 sequences, 5 x 2 and 10) both steps of each model took as long, 2.2 s and 1.2 s: they waited for the
-    host, where LLMem's models ask nvidia-smi in every layer; what that takes is on no tape. bloom-3b's third way is 2DP+2TP, measured out of memory
-    (test_gemini)."""
+    2DP+2TP is. With the batches found here (7 x 2 and 19 sequences, 5 x 2 and 10) both steps of each model took as long, 2.2 s and 1.2 s: they waited for
+    the host, 2.3 to 3.8 ms for each linear layer and pass in the six models of which it is known; no tape has Python's time. bloom-3b's
+    third way is 2DP+2TP, measured out of memory (test_gemini). Of the five here both ways with tensor parallelism took 0.94 to 1.5 times as long beside
+    4DP as is said."""
     measured, batches = MEASURED[name]
     seconds = []
     for method, batch in zip(METHODS, batches, strict=True):
@@ -95,4 +100,5 @@ def test_where_all_three_ran_the_quickest_is_told_and_the_slowest(name: str) -> 
         assert said.time is not None
         seconds.append(said.time.seconds / (batch * said.strategy.data))
     assert sorted(range(3), key=lambda one: seconds[one]) == sorted(range(3), key=lambda one: measured[one])
-    assert seconds[1] > 1.25 * seconds[0]  # measured 2.0 to 3.2 times
+    for way in (1, 2):
+        assert seconds[way] / seconds[0] > 0.65 * measured[way] / measured[0]

@@ -154,7 +154,10 @@ def test_transformers_own_plan_as_the_trace_has_it(size: int, checkpointing: str
         ({"method": "lora", "targets": "q_proj"}, {"size": 2, "style": "dtensor"}, "PEFT knows transformers' own plan alone"),
         ({"method": "qlora", "targets": "q_proj"}, {"size": 2}, "which lack the constants that unpack them"),
         ({"versions": "transformers=4.57"}, {"size": 2}, "before 5.17"),
-        ({"loss": "liger"}, {"size": 2}, "with fused kernels"),
+        ({"loss": "liger"}, {"size": 2}, "torch stops at a product of a tensor and a DTensor"),
+        ({"liger": True}, {"size": 2, "sequence": True}, "the residual has another length then"),
+        ({"framework": "trl"}, {"size": 2, "sequence": True}, "torch stops where the states are a DTensor"),
+        ({"framework": "trl", "versions": "trl=1.6"}, {"size": 2}, "TRL before 1.7 multiplies plain states"),
         ({"framework": "litgpt"}, {"size": 2}, "no formula yet for tensor parallelism of litgpt"),
     ],
 )

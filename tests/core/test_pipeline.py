@@ -245,3 +245,10 @@ def test_a_hundred_thousand_gpus_are_no_more_work() -> None:
 def test_pipelines_that_cannot_be_are_told(strategy: Strategy, said: str) -> None:
     with pytest.raises(InputError, match=said):
         program(strategy)
+
+
+def test_a_stage_that_trains_nothing_is_told() -> None:
+    job = Job(batch=1, seq=32, method="freeze", trainable="layers.1.")
+    assert len(lower(MODEL, job, Strategy(pp=PP(size=2))))
+    with pytest.raises(InputError, match="a stage has nothing of `layers"):
+        lower(MODEL, job, Strategy(pp=PP(size=2), rank=1))

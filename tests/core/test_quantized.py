@@ -7,11 +7,15 @@ from typing import Any
 import pytest
 
 from memfit.errors import InputError
+from memfit.estimate import estimate
 from memfit.formats import FORMATS
+from memfit.hardware import Cluster, find_gpu
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
+from memfit.model.modules import Model
 from memfit.simulate.memory import memory
+from memfit.tape import Alloc
 
 SMALL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -70,3 +74,22 @@ def test_what_is_not_known_is_refused(settings: dict[str, Any]) -> None:
 
 def test_rows_hold_what_they_say() -> None:
     assert FORMATS["gptq-4bit-g128"].bytes(4096 * 4096) == 4096 * 4096 // 2 + 4096 * 4096 // 128 * 5 // 2
+
+
+def test_eight_bits_of_autogptq_are_older_kernels() -> None:
+    """An output of zeros in fp32, input and scales cast, the kernel, and a cast back (AutoGPTQ 0.7 qlinear_cuda_old.py), where ExLlama and GPTQModel take one;
+    for many rows bits are shifted into int32, which stand beside the int16 made of them."""
+    gpu = Cluster(gpu=find_gpu("a100-sxm-80gb"))
+    eight, four = (build({**SMALL, "quantization_config": {"quant_method": "gptq", "bits": bits, "group_size": 128}}) for bits in (8, 4))
+
+    def kernels(model: Model, versions: str) -> int:
+        job = Job(task="inference", seq=1, new_tokens=8, versions=versions)
+        found = estimate(model, job, gpu, precise=False).generation
+        assert found is not None
+        return found.kernels
+
+    old, new = "transformers=4.48", "transformers=4.49"
+    assert kernels(eight, old) - kernels(four, old) == 2 * 7 * 4
+    assert kernels(eight, new) == kernels(four, new)
+    tape = lower(eight, Job(task="inference", seq=128, new_tokens=1, versions=old))
+    assert {event.size for event in tape if isinstance(event, Alloc) and event.op == "shift"} == {4 * 256 * 256, 4 * 256 * 512}

@@ -3,7 +3,8 @@
 import pytest
 
 from memfit.errors import InputError
-from memfit.strategy import DDP, FSDP, ONE, PP, TP, Strategy, ZeRO, strategy_from
+from memfit.strategy import DDP, FSDP, ONE, PP, TP, Strategy, ZeRO
+from memfit.uses import strategy_from
 
 
 @pytest.mark.parametrize(

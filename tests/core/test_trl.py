@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,9 +12,9 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import memory
-from memfit.strategy import strategy_from
 from memfit.tape import Alloc
 from memfit.techniques.trl import head_of
+from memfit.uses import strategy_from
 
 WORDS = 50_000
 LLAMA = {
@@ -82,21 +83,26 @@ def test_what_no_head_can_do_is_said(options: dict[str, Any], message: str) -> N
         lower(build(LLAMA), Job(**{**TRL, **options}))
 
 
-@pytest.mark.parametrize(
-    ("layout", "refused"),
-    [
-        ("fsdp=2", False),
-        ("fsdp=2,version=1", False),
-        ("zero=2,stage=3", False),
-        ("tp=2", True),
-        ("zero=2,stage=2", False),
-        ("ddp=2", False),
-    ],
-)
-def test_a_head_that_is_cut_has_no_formula(layout: str, refused: bool) -> None:
-    strategy = strategy_from([layout], 2)
-    if refused:
-        with pytest.raises(InputError, match="no formula for TRL's own head"):
-            lower(build(LLAMA), Job(**TRL), strategy)
-    else:
-        lower(build(LLAMA), Job(**TRL), strategy)
+@pytest.mark.parametrize("version", ["1.14", "1.16"])
+@pytest.mark.parametrize("layout", ["ddp=2", "fsdp=2", "fsdp=2,version=1", "zero=2,stage=2", "zero=2,stage=3", "tp=2", "cp=2 fsdp=1"])
+def test_a_head_works_under_layouts_and_takes_less_than_all_logits(layout: str, version: str) -> None:
+    config, strategy = {**LLAMA, "head_dim": 64}, strategy_from(layout.split(), None)
+    own, plain = (memory(lower(build(config), Job(**{**TRL, "versions": f"trl={one}"}), strategy)).allocated for one in (version, "1.3"))
+    assert own < plain
+
+
+def test_a_weight_that_is_cut_is_gathered_whole() -> None:
+    """Two ranks with half of the rows each: all of them for the loss, fp32 sums of all, and of those this rank's half."""
+    tape = lower(build(LLAMA), Job(**TRL), strategy_from(["tp=2"], None))
+    found = [(event.op, event.size) for event in tape.events if isinstance(event, Alloc)]
+    assert ("all_gather", WORDS * 192 * 2) in found
+    assert ("zeros", WORDS * 192 * 4) in found
+    assert ("clone", WORDS * 192) in found
+
+
+@pytest.mark.parametrize(("rank", "rows"), [(0, 4 * 511), (1, 4 * 512)])
+def test_the_last_token_of_a_sequence_has_no_label(rank: int, rows: int) -> None:
+    """Labels come shifted where the sequence is split; of two ranks of a ring the first has the late end."""
+    strategy = replace(strategy_from(["cp=2", "fsdp=1"], None), rank=rank)
+    found = [event for event in lower(build({**LLAMA, "head_dim": 64}), Job(**TRL), strategy).events if isinstance(event, Alloc)]
+    assert {event.size for event in found if event.op == "index" and event.part == "activations"} >= {rows * 192 * 2, rows * 8}

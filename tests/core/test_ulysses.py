@@ -9,8 +9,8 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import memory
-from memfit.strategy import strategy_from
 from memfit.tape import Alloc, Comm, Tape
+from memfit.uses import strategy_from
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
@@ -68,8 +68,10 @@ def test_compact_tapes_agree(stage: int, options: dict[str, Any]) -> None:
     ("use", "options", "said"),
     [
         ("cp=2,style=ulysses fsdp=2", {}, "DeepSpeed's, beside ZeRO alone"),
-        ("cp=2,style=ulysses zero=2,stage=3", {"attention": "eager"}, "SDPA on packed sequences"),
-        ("cp=2,style=ulysses zero=2,stage=3", {"evaluate": True}, "training alone"),
+        ("cp=2,style=ulysses zero=2,stage=3", {"attention": "eager"}, "refuses eager attention"),
+        ("cp=2,style=ulysses zero=2,stage=3", {"attention": "math"}, "known of SDPA and flash-attn"),
+        ("cp=2,style=ulysses zero=2,stage=3", {"task": "inference"}, "training alone"),
+        ("cp=8,style=ulysses zero=1,stage=3", {"evaluate": True}, "8 ranks leave one query head to a group"),
         ("cp=2,style=ulysses zero=2,stage=3", {"seq": 63}, "2 ranks do not divide 63 tokens"),
         ("cp=3,style=ulysses zero=2,stage=3", {"seq": 63}, "3 ranks do not divide 8 query and 2 key/value heads"),
         ("cp=2,style=ulysses zero=2,stage=3", {"framework": "torchtitan"}, "no formula yet for Ulysses attention of torchtitan"),

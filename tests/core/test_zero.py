@@ -19,8 +19,9 @@ from memfit.lower.layouts.zeropp import groups
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
-from memfit.strategy import FSDP, Strategy, ZeRO, strategy_from
+from memfit.strategy import FSDP, Strategy, ZeRO
 from memfit.tape import Alloc, Comm, Event, Free, Mark, Tape, check
+from memfit.uses import strategy_from
 from memfit.words import cluster_of
 
 CONFIG = {

@@ -12,6 +12,9 @@ pytest.importorskip("peft")
 
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.measure.child import run
+from memfit.measure.record import Case
+from memfit.measure.run import recorded
 from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.simulate.parked import parked
@@ -72,3 +75,13 @@ def test_formulas_equal_torchs_own_hooks(config: dict[str, Any], options: dict[s
 
 def test_replicas() -> None:
     held(*both({}, WRAPPER | FULL, strategy=Strategy(ddp=DDP(size=4))))
+
+
+def test_real_steps_have_the_hooks_too() -> None:
+    """On the CPU, where what leaves stays on the same side, copies and all."""
+    config = {**LLAMA, "hidden_size": 64, "intermediate_size": 160, "vocab_size": 512, "num_hidden_layers": 2}
+    cases = [Case(model="any", config=config, job=Job(batch=2, seq=32, activation_offload=kind)) for kind in ("none", "all")]
+    none, away = (recorded(case, run(case, "cpu", None), 1.0) for case in cases)
+    assert none.allocated is not None
+    assert away.allocated is not None
+    assert away.allocated > 1.1 * none.allocated

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from memfit.strategy import strategy_from  # noqa: E402
 from memfit.trace import alike, cuda, ranks  # noqa: E402
+from memfit.uses import strategy_from  # noqa: E402
 
 aten = torch.ops.aten
 

@@ -23,8 +23,8 @@ from tests.torch.watch import told  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
-from memfit.strategy import strategy_from  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
+from memfit.uses import strategy_from  # noqa: E402
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 TRACE, FORMULAS = 0.001, 0.01  # shares of the real peak

@@ -22,9 +22,10 @@ from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.lower.schedules import turns  # noqa: E402
 from memfit.model.families import build  # noqa: E402
-from memfit.strategy import PP, strategy_from  # noqa: E402
+from memfit.strategy import PP  # noqa: E402
 from memfit.techniques.pp import micro_batches, placed_at  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
+from memfit.uses import strategy_from  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLOSE = 0.001  # of the real peak
@@ -135,7 +136,7 @@ def test_every_stage_holds_what_is_said(use: str) -> None:
         ("pp=2,schedule=zbv,virtual=2 ddp=2", {}, "replicas would part"),
         ("pp=2 tp=2,sequence", {}, "split sequence"),
         ("pp=2", {"loss": "liger"}, "cannot do without the logits"),
-        ("pp=2", {"method": "freeze", "trainable": "lm_head"}, "packed sequences by a plain loop"),
+        ("pp=2", {"zero_grad": "keep"}, "packed sequences by a plain loop"),
         ("pp=2,schedule=zbv,virtual=2", {"checkpointing": "full"}, "checkpoints"),
         ("pp=2,schedule=zbv", {}, "two stages on every rank"),
         ("pp=2,schedule=interleaved", {}, "interleaves one stage"),

@@ -9,7 +9,7 @@ from tests.core.test_combinations import LONGEST, TECHNIQUES, USES
 
 from memfit.errors import InputError
 from memfit.job import Job
-from memfit.strategy import strategy_from
+from memfit.uses import strategy_from
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")

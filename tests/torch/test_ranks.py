@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from memfit.strategy import strategy_from
 from memfit.tape import Alloc, Comm, Free, Mark, Sync, Tape, check
+from memfit.uses import strategy_from
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.torch

@@ -44,7 +44,8 @@ def test_keys_and_values_travel(style: str, op: str) -> None:
     [
         ("cp=2", {}, "beside FSDP2 alone"),
         ("cp=2,style=ulysses fsdp=2", {}, "beside ZeRO alone"),
-        ("cp=2 fsdp=2", {"attention": "eager"}, "causal attention by SDPA"),
+        ("cp=2 fsdp=2", {"attention": "eager"}, "with SDPA attention alone"),
+        ("cp=2 fsdp=2", {"attention": "math"}, "its math has no ring"),
         ("cp=2 fsdp=2", {"seq": 30}, "4 chunks do not divide 30"),
     ],
 )

@@ -9,8 +9,8 @@ import pytest
 
 from memfit.errors import InputError
 from memfit.job import Job
-from memfit.strategy import strategy_from
 from memfit.tape import Alloc, Comm, Mark, Tape, check
+from memfit.uses import strategy_from
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -17,9 +17,9 @@ from tests.conformance.models import SMALL  # noqa: E402
 
 from memfit.job import Job  # noqa: E402
 from memfit.simulate.memory import memory  # noqa: E402
-from memfit.strategy import strategy_from  # noqa: E402
 from memfit.tape import check  # noqa: E402
 from memfit.trace import ranks, trace_config  # noqa: E402
+from memfit.uses import strategy_from  # noqa: E402
 
 THERE = find_spec("deepspeed") is not None
 

@@ -13,6 +13,8 @@ from torch.utils._pytree import tree_iter
 import torch
 from memfit.tape import Alloc, Free, Mark, Tape
 
+WITHOUT = ("FakeTensor", "AsyncCollectiveTensor")  # memory of their own: DTensor asks for shapes, and what wraps another has the other's
+
 
 class Watch(TorchDispatchMode):
     """Live bytes after every operation, and the most of each phase."""
@@ -28,7 +30,7 @@ class Watch(TorchDispatchMode):
             return NotImplemented  # the tensors in them come by
         out = func(*args, **(kwargs or {}))
         for one in tree_iter((args, kwargs, out)):
-            if isinstance(one, torch.Tensor) and one.device.type == "cpu" and type(one).__name__ != "FakeTensor":  # DTensor asks for shapes
+            if isinstance(one, torch.Tensor) and one.device.type == "cpu" and type(one).__name__ not in WITHOUT:
                 storage = one.untyped_storage()
                 if storage._cdata not in self.known or self.known[storage._cdata].expired():
                     self.known[storage._cdata] = StorageWeakRef(storage)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
 import warnings
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -96,7 +98,7 @@ def run(case: dict[str, Any]) -> None:
     values = dict(case["config"])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     known = told_of_partitions(case["deepspeed"])
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case["dtype"]), attn_implementation="eager")
+    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case["dtype"]), attn_implementation=case["attention"])
     if case.get("lora"):
         from peft import LoraConfig, get_peft_model
 
@@ -111,13 +113,13 @@ def run(case: dict[str, Any]) -> None:
     groups = [[one for one in trained if one.dim() > 1], [one for one in trained if one.dim() <= 1]]
     stepper = torch.optim.AdamW([{"params": some} for some in groups if some], foreach=True)
     mark("prepare 0")
-    engine, *_ = deepspeed.initialize(model=model, optimizer=stepper, config=case["deepspeed"])
-    batch, seq = case["batch"], case["seq"]
+    beside = by_heads(model, case)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=stepper, config=case["deepspeed"], **beside)
     for step in range(case["steps"]):
         for _ in range(engine.gradient_accumulation_steps()):
-            ids, labels = (torch.randint(1, config.vocab_size, (batch, seq)) for _ in range(2))
+            given = inputs(case, config.vocab_size)
             mark(f"forward {step}")
-            loss = engine(input_ids=ids, labels=labels).loss
+            loss = engine(**given).loss
             mark(f"backward {step}")
             engine.backward(loss)
             del loss
@@ -127,6 +129,48 @@ def run(case: dict[str, Any]) -> None:
     engine.destroy()
     deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # an engine a process is what it is made for
     del known
+
+
+def by_heads(model: Any, case: dict[str, Any]) -> dict[str, Any]:
+    """DeepSpeed's Ulysses attention, as accelerate registers it."""
+    if case["parts"] == 1:
+        return {}
+    from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
+
+    groups = UlyssesSPAttentionHF.register_with_transformers(
+        model_name_or_path=model, core_attn_implementation=case["attention"], sequence_parallel_size=case["parts"],
+        micro_batch_size=case["batch"], seq_length_is_variable=True, disable_in_eval=True,
+    )  # fmt: skip
+    return {"mpu": groups}
+
+
+@contextlib.contextmanager
+def as_it_was(case: dict[str, Any]) -> Iterator[None]:
+    """Groups that a process makes once, and transformers' attention, are afterwards what they were."""
+    if case["parts"] == 1:
+        yield
+        return
+    from deepspeed.runtime.sequence_parallel import parallel_state_sp
+    from deepspeed.utils import groups
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    tables = [vars(parallel_state_sp), vars(groups), ALL_ATTENTION_FUNCTIONS._local_mapping]
+    before = [dict(one) for one in tables]
+    yield
+    for table, known in zip(tables, before, strict=True):
+        table.clear()
+        table.update(known)
+
+
+def inputs(case: dict[str, Any], words: int) -> dict[str, torch.Tensor]:
+    """A batch; of sequences in parts this rank's, with positions in the whole and shifted labels, as `UlyssesSPDataLoaderAdapter` hands them over."""
+    batch, seq = case["batch"], case["seq"] // case["parts"]
+    ids, labels = (torch.randint(1, words, (batch, seq)) for _ in range(2))
+    if case["parts"] == 1:
+        return {"input_ids": ids, "labels": labels}
+    first = int(os.environ["RANK"]) % case["parts"] * seq
+    positions = torch.arange(first, first + seq).repeat(batch, 1)
+    return {"input_ids": ids, "labels": labels, "position_ids": positions, "shift_labels": labels}
 
 
 def told_of_partitions(settings: dict[str, Any]) -> Any:
@@ -167,7 +211,10 @@ def cases(store: str, some: list[dict[str, Any]]) -> list[list[tuple[str, int, i
     deepspeed.utils.logger.setLevel(logging.ERROR)
     quick = products.install(LARGEST)
     backend(store)
-    found = [measured(case) for case in some]
+    found = []
+    for case in some:
+        with as_it_was(case):
+            found.append(measured(case))
     torch.distributed.barrier()
     del quick
     return found

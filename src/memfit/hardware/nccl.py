@@ -1,7 +1,7 @@
 """What NCCL takes of a GPU outside torch's allocator: buffers of every communicator that runs a collective.
 
-Sizes are those of NCCL's sources (2.17 to 2.30: init.cc, transport/p2p.cc, nvls.cc, net.cc); how many channels a communicator gets is its
-own search over the machine, so that every figure is a range: logs of 8 GPUs on NVLink show 16 (H800) and 24 (H100) channels, of PCIe 2.
+Sizes are those of NCCL's sources (2.14 to 2.30: init.cc, transport/p2p.cc, nvls.cc, net.cc); how many channels a communicator gets is its
+own search over the machine, so that figures are ranges: logs of 8 GPUs on NVLink show 16 (H800) and 24 (A100, H100) channels, of PCIe 2.
 """
 
 from __future__ import annotations
@@ -11,45 +11,75 @@ from memfit.hardware.outside import Span
 from memfit.units import MIB
 
 RECEIVE, SEND = 10 * MIB, 2 * MIB  # a peer on a channel: LL, LL128 and SIMPLE buffers, and a head; in pages of 2 MiB
+READ = 6 * MIB  # each of the two on A100, whose GPUs read from their peers: SIMPLE lies with the sender (graph/paths.cc ncclTopoCheckP2p)
 RING = RECEIVE + SEND
-TREE = 2 * (RECEIVE + SEND)  # one child and the parent, as within a node; connected when first used
+# Within a node a tree is a line of GPUs. Along the ring it adds the way back to the ring's connections, which it shares: nothing between two GPUs,
+# one end at either end of the line, both in its middle (transport.cc ncclTransportP2pConnect; all 24 trees of nccl-tests#100 lie so). Where links
+# join GPUs one by one it may lie elsewhere.
+BACK, ELSEWHERE = RING, 2 * RING
+EAGER = (2, 22)  # until then trees are connected with the communicator (init.cc "Connected all trees"), and with it come
+SHARED = {(2, 16): 8 * MIB, (0, 0): 2 * MIB}  # 16 steps a channel of messages over the network, used or not (net.cc sharedBuffersInit),
+FAR = 2 * MIB  # of 512 KiB where NVLink joins all (P2P_NVL_CHUNKSIZE), of 128 KiB before and across nodes
 NET = 18 * MIB  # GPUDirect RDMA: LL128 and SIMPLE both ways, LL where it receives
-NVLINK_CHANNELS, PCIE_CHANNELS = (16, 24), (2, 4)
+NVLINK_CHANNELS, A100_CHANNELS, PCIE_CHANNELS = (16, 24), (24, 24), (2, 4)
 LINKED, PAIR = (8, 12), (2, 4)  # four V100 that six NVLinks each join, and two of them
 NVLS = {(2, 21): 256 * MIB, (0, 0): 1024 * MIB}  # on NVSwitch from sm_90 on, 8 GPUs; by version of NCCL
 NVLS_GPUS = 4  # fewer are left to the ring
-BUNDLED = {(2, 5): (2, 21), (0, 0): (2, 20)}  # with torch
+BUNDLED = {(2, 7): (2, 26), (2, 5): (2, 21), (2, 3): (2, 20), (2, 2): (2, 19), (2, 1): (2, 18), (0, 0): (2, 14)}  # with torch
 CITE = (
-    "derived: NCCL 2.17 to 2.30 transport/p2p.cc, nvls.cc, net.cc; channels as logs of NVIDIA/nccl issues 892, 1189, 1259 and nccl-tests 228 show, "
-    "one group of A100 as measured in 964"
+    "derived: NCCL 2.14 to 2.30 init.cc, transport/p2p.cc, nvls.cc, net.cc; channels as logs of NVIDIA/nccl issues 892, 1189, 1259 and nccl-tests 100 "
+    "and 228 show, groups of two and of four A100 as measured in 964"
 )
 NONE = Span(0, 0, CITE)
 
 
 def communicator(gpu: GPU, ranks: int, nodes: int, torch: tuple[int, int]) -> Span:
-    """Of one group of `ranks` GPUs over `nodes` nodes."""
+    """Of one group of `ranks` GPUs over `nodes` nodes, whichever rank."""
     if ranks < 2:
         return NONE
     nvlink = gpu.link is not None and gpu.link.kind == "nvlink"
     if not nvlink and nodes == 1:  # without peer access, buffers are in the host's memory
-        return Span(0, PCIE_CHANNELS[1] * (RING + TREE), CITE)
+        return Span(0, PCIE_CHANNELS[1] * (RING + ELSEWHERE), CITE)
+    nccl = next(version for since, version in BUNDLED.items() if torch >= since)
     few, many = channels(gpu, ranks) if nvlink else PCIE_CHANNELS
-    low, high = few * RING, many * (RING + TREE)
+    least, most = trees(gpu, ranks, nodes)
+    low, high = few * RING, many * (RING + most)
+    if nccl < EAGER:
+        shared = FAR if nodes > 1 or not nvlink else next(size for since, size in SHARED.items() if nccl >= since)
+        low, high = low + few * least + power(few) * shared, high + power(many) * shared
     if nodes > 1:
         high += many * NET
     if nvlink and gpu.sm is not None and gpu.sm >= (9, 0) and ranks // nodes >= NVLS_GPUS:
-        nccl = next(version for since, version in BUNDLED.items() if torch >= since)
-        shared = next(size for since, size in NVLS.items() if nccl >= since)
-        low, high = low + shared, high + shared
+        size = next(size for since, size in NVLS.items() if nccl >= since)
+        low, high = low + size, high + size
     return Span(low, high, CITE)
 
 
+def trees(gpu: GPU, ranks: int, nodes: int) -> tuple[int, int]:
+    """What a channel's tree adds to its ring, on the rank where it is least and where it is most."""
+    if nodes > 1:
+        return 0, ELSEWHERE
+    if ranks == 2:
+        return 0, 0
+    return READ if gpu.sm == (8, 0) else SEND, ELSEWHERE if meshed(gpu) else BACK
+
+
+def meshed(gpu: GPU) -> bool:
+    """V100s have no switch."""
+    return gpu.link is not None and gpu.link.generation == 2
+
+
+def power(channels: int) -> int:
+    """Messages' channels are a power of two (graph/paths.cc ncclTopoComputeP2pChannels)."""
+    return 1 << (channels - 1).bit_length()
+
+
 def channels(gpu: GPU, ranks: int) -> tuple[int, int]:
-    """Over NVLink. V100s have no switch: two channels for each ring that the links between them make (NVIDIA/nccl#713: six rings of four GPUs, which
+    """Over NVLink. Between V100s two for each ring that the links between them make (NVIDIA/nccl#713: six rings of four GPUs, which
     src/graph/connect.cc takes twice; THUDM/GLM#60 has a log of eight channels)."""
-    if gpu.link is None or gpu.link.generation != 2:
-        return NVLINK_CHANNELS
-    return LINKED if ranks > 2 else PAIR
+    if meshed(gpu):
+        return LINKED if ranks > 2 else PAIR
+    return A100_CHANNELS if gpu.sm == (8, 0) else NVLINK_CHANNELS
 
 
 def communicators(gpu: GPU, groups: tuple[tuple[int, int], ...], per_node: int, torch: tuple[int, int]) -> Span:

@@ -27,11 +27,14 @@ BESIDE = SLOWED / ((1 + SLOWED) * (1 + ONE_BY_ONE) - 1)
 FAST = ("nvlink", "xgmi")  # over PCIe a collective moves too little a second to be noticed
 PINNED = 55.06 / 63  # of PCIe's rate that a copy was measured to reach (links.toml, pcie5-x16)
 # Seconds that Python, torch's dispatch and the driver need for a kernel of code that nothing compiles, on hosts of PCIe 4 and on those of PCIe 5: 25.5
-# tokens a second of Llama-7B, "heavily CPU overhead bound", on an A100 (pytorch.org/blog/accelerating-generative-ai-2), by the 1,431 kernels a token
-# on the tape of litgpt's model, which stands for that one; 8.1 ms of Llama-3.2-1B's forward of 512 tokens without gradients, on a B200
-# (stas00/ml-engineering@744d01e training/performance/README.md), by the 633 of transformers'. Forward and backward with checkpoints took that one
-# 48.8 ms for 2,224 kernels: where gradients are wanted, a kernel takes so much longer.
-LAUNCHES = {4: 1 / 25.5 / 1431, 5: 8.1e-3 / 633}
+# tokens a second of Llama-7B, "heavily CPU overhead bound", on an A100 (pytorch.org/blog/accelerating-generative-ai-2), by the kernels a token of the
+# code behind it (pytorch-labs/gpt-fast@3bcaaaf of that day, model.py, generate.py decode_n_tokens; each call of torch 2.4's dispatcher that is no view):
+# 56 a layer (norms 16, rotary 18, attention by SDPA's math path 9, products 5, writes into the cache 2, copies of heads 2, sums and SiLU 4), 12 around
+# the layers, 13 to sample. 8.1 ms of Llama-3.2-1B's forward of 512 tokens without gradients, on a B200 (stas00/ml-engineering@744d01e
+# training/performance/README.md), by the 633 of transformers'. Forward and backward with checkpoints took that one 48.8 ms for 2,224 kernels: where
+# gradients are wanted, a kernel takes so much longer.
+GPT_FAST = 32 * 56 + 12 + 13
+LAUNCHES = {4: 1 / 25.5 / GPT_FAST, 5: 8.1e-3 / 633}
 TRAINED = (48.8e-3 / 2224) / (8.1e-3 / 633)
 HOST = {6: "pcie3-x16", 7: "pcie3-x16", 8: "pcie4-x16", 9: "pcie5-x16", 10: "pcie5-x16", 12: "pcie5-x16"}  # by architecture
 
@@ -68,6 +71,7 @@ class Rates:
     copy: float
     host: float | None  # bytes/s of copies from and to pinned memory of the host; None: not known
     taken: float  # seconds that kernels lose to a second of a collective beside them
+    shared: bool  # such copies take the link that collectives take
     launch: float  # seconds of the smallest product that was measured: no kernel is quicker
     eager: float  # seconds that the host needs for a kernel where nothing is compiled and no gradient is wanted
     measured: bool
@@ -123,6 +127,7 @@ def rates(gpu: GPU, library: str = "") -> Rates | None:
         },
         host=_host(gpu),
         taken=BESIDE if gpu.link is not None and gpu.link.kind in FAST else 0.0,
+        shared=gpu.link is None or gpu.link.kind == "pcie",
         copy=table["copy"].get(gpu.id) or _copy(gpu),
         launch=2.0**smallest * 1e-6 / every[smallest][0][1],
         eager=LAUNCHES[5 if HOST.get(gpu.sm[0] if gpu.sm else 10) == "pcie5-x16" else 4],

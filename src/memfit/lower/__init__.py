@@ -13,6 +13,7 @@ from memfit.lower.compact import Notes, repeats
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.layouts import foldable, scripted, steady, told_apart
+from memfit.lower.recent import once
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
@@ -30,8 +31,8 @@ class Walk(NamedTuple):
 
 def lower(model: Model, job: Job, strategy: Strategy | None = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
-    walk = (shortest if compact else full)(model, job, cluster, strategy or ONE)
-    return Tape(events=walk.events, source="formula", rank=0 if strategy is None else strategy.rank, repeats=walk.repeats)
+    found = (shortest if compact else full)(model, job, cluster, strategy or ONE)
+    return Tape(events=found.events, source="formula", rank=0 if strategy is None else strategy.rank, repeats=found.repeats)
 
 
 def distinct(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, every: bool = True) -> tuple[tuple[int, int], ...]:
@@ -47,8 +48,8 @@ def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy
     if waits(job):
         return whole(walked(model, job, cluster, strategy, None))
     ends = unlike(model, job, strategy)
-    walk = None if ends == BOTH else walked(model, job, cluster, strategy, ends)
-    return walk or whole(walked(model, job, cluster, strategy, BOTH))
+    found = None if ends == BOTH else walked(model, job, cluster, strategy, ends)
+    return found or whole(walked(model, job, cluster, strategy, BOTH))
 
 
 def waits(job: Job) -> bool:
@@ -75,33 +76,46 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
     """Layer by layer: written out from the inner ones of each kind, or walked."""
     if not steady(strategy) or waits(job):
         return whole(walked(model, job, cluster, strategy, None))
-    walk = whole(walked(model, job, cluster, strategy, BOTH))
-    flat = expanded(walk.events, walk.repeats, walk.program.entries, model.prefix) if walk.repeats else walk.events
+    found = whole(walked(model, job, cluster, strategy, BOTH))
+    flat = expanded(found.events, found.repeats, found.program.entries, model.prefix) if found.repeats else found.events
     return (
         whole(walked(model, job, cluster, strategy, None))
         if flat is None
-        else walk._replace(events=cast("tuple[Event, ...]", flat), repeats=())
+        else found._replace(events=cast("tuple[Event, ...]", flat), repeats=())
     )
 
 
-def whole(walk: Walk | None) -> Walk:
+def whole(found: Walk | None) -> Walk:
     """Where the ends of every run are walked nothing stays untold."""
-    assert walk is not None
-    return walk
+    assert found is not None
+    return found
 
 
 def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Strategy = ONE, ends: Ends | None = BOTH) -> Walk | None:
     """Layer by layer (`ends` None), or with one layer for all that are like it but those at the ends. None where such a walk does not tell
     what the layers have that it leaves out."""
     compact = ends is not None and not model.stored and foldable(strategy)  # a file's blocks differ from layer to layer
+    gpu, short = None if cluster is None else cluster.gpu, ends if compact else None
+    return once(
+        (model, gpu),
+        ("walk", job, strategy, short),
+        lambda: walk(model, job, cluster, strategy, short),
+        lambda found: 0 if found is None else len(found.events),
+    )
+
+
+def walk(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, ends: Ends | None) -> Walk | None:
+    """The same, where it is known whether layers stand for others."""
+    compact = ends is not None
     program = programmed(model, job, cluster, strategy, compact, ends or BOTH)
     r = Recorder()
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     r.sums = partial(kernels.column_sum, sms=program.processors, capability=program.capability)
-    held = run(r, program, programmed(model, job, cluster, strategy, True) if scripted(strategy) else None)
+    held = run(r, program, programmed(model, job, cluster, strategy, True) if scripted(strategy) and not waits(job) else None)
     spans = repeats(r, program)
     events = tuple(r.events)
+    r.events.clear()  # what engine and body hold of each other would keep them
     del held  # the tape ends within the run: what is alive then stays so
     return None if spans is None else Walk(events, spans, program)
 
@@ -109,7 +123,7 @@ def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Str
 def programmed(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, short: bool, ends: Ends = BOTH) -> Program:
     """The job put on the model; `short`: with one layer for all that are like it."""
     every = job.checkpoint_every if job.checkpointing == "every" else 1
-    entries = placed(model.layers, short, every, ends=ends)
+    entries = placed(model.layers, short and not job.recompute_layers, every, ends=ends)  # the first layers are unlike the others then
     gpu = cluster.gpu if cluster else None
     return apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
 

@@ -42,6 +42,7 @@ class BoundLinear:
     adapter: Adapted | None = None
     packed: Packed | None = None
     conv1d: bool = False
+    across: str = ""  # as the layer's own
 
 
 CHUNK = 2**25  # rows of 32 values that are unpacked at once (transformers 5.23 integrations/mxfp4.py)
@@ -220,6 +221,7 @@ class Bound:
                 bias=bias,
                 packed=packed,
                 conv1d=linear.conv1d,
+                across=linear.across,
             )
         return bound
 

@@ -56,6 +56,13 @@ class Context:
         return self.program.job.version("torch")
 
     @property
+    def shifted(self) -> bool:
+        """Labels come shifted from whoever cuts sequences, before they are cut (transformers 5.23 trainer.py
+        `_prepare_context_parallel_inputs`; deepspeed 0.19.8 UlyssesSPDataLoaderAdapter, of batches to train on alone)."""
+        cp = self.program.strategy.cp
+        return cp is not None and cp.size > 1 and not self.program.engine and (self.training or cp.style != "ulysses")
+
+    @property
     def decoding(self) -> bool:
         """A pass of `generate` after the prompt's, for which it changes the experts' code; a beam search does not (generation/utils.py
         _sample, _optimize_model_for_decode)."""

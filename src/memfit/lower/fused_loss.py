@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.formats import BOOL, FP32, Format
-from memfit.lower import head, ops
+from memfit.lower import head
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.liger import back_handed
@@ -32,8 +32,7 @@ def liger(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Conte
     r = ctx.r
     part, r.part = r.part, "logits"
     r.where = model.head.name
-    padded = ops.integers(r, (ctx.batch, ctx.tokens + 1), "pad")
-    shifted = ops.integers(r, (ctx.batch, ctx.tokens), "contiguous") if ctx.batch > 1 else padded
+    padded, shifted = head.targets(labels, ctx)
     del padded
     bias = bound.tensors.get(f"{model.head.name}.bias")
     flat = hidden.view(ctx.batch * ctx.tokens, hidden.shape[-1])

@@ -11,7 +11,7 @@ from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Linear, Model, Norm
-from memfit.tape import Alloc
+from memfit.tape import Alloc, Part
 
 
 def final(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
@@ -48,9 +48,16 @@ def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:
     r = ctx.r
     part, r.part = r.part, "logits"
     wide = ops.cast(r, scores, FP32)
-    padded = ops.integers(r, (ctx.batch, ctx.tokens + 1), "pad", "activations")
-    shifted = ops.integers(r, (ctx.batch, ctx.tokens), "contiguous", "activations") if ctx.batch > 1 else padded
+    padded, shifted = targets(labels, ctx, "activations")
     out = split.cross_entropy(ctx, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted)
     del padded  # the function's variable
     r.part = part
     return out
+
+
+def targets(labels: Tensor, ctx: Context, part: Part = "logits") -> tuple[Tensor, Tensor]:
+    """Labels padded, and shifted, unless they come so."""
+    if ctx.shifted:
+        return labels, labels
+    padded = ops.integers(ctx.r, (ctx.batch, ctx.tokens + 1), "pad", part)
+    return padded, ops.integers(ctx.r, (ctx.batch, ctx.tokens), "contiguous", part) if ctx.batch > 1 else padded

@@ -17,15 +17,18 @@ PAGED = {"int8_paged": 1, "fp32_paged": 4}  # bytes a value of the states that a
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """Bytes of host memory beside the process itself, at the worst moment, and which that is."""
+    """Bytes of host memory beside the process itself, at the worst moment, and which that is; `node`: what all ranks of a node keep there together
+    while they run, if each keeps as much."""
 
     size: int
     why: str
+    node: int = 0
 
 
-def host(program: Program, total: int, parked: int = 0) -> Host:
+def host(program: Program, total: int, parked: int = 0, here: int = 1) -> Host:
     """Without a device_map, from_pretrained fills the model on the CPU and `.to` copies it over; with one, tensors pass the host one at
-    a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py, core_model_loading.py). `parked`: activations that wait there."""
+    a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py, core_model_loading.py). `parked`: activations that wait there; `here`: ranks of
+    a node."""
     width, states = FORMATS[program.weights].block_bytes, paged(program)
     if program.job.mapped:
         largest = max((weight.count for weight in program.model.weights()), default=0)
@@ -33,13 +36,14 @@ def host(program: Program, total: int, parked: int = 0) -> Host:
     else:
         loading, why = total * width, "a copy of the weights while they are loaded without a device_map"
     offloaded = offload(program)
-    if parked > max(states, loading, offloaded):
-        return Host(size=parked, why="activations that wait there for the backward, pinned; a node holds those of all its GPUs")
-    if offloaded > max(states, loading):
-        return Host(size=offloaded, why="what this rank's offload keeps there, pinned; a node holds that of all its GPUs")
+    pinned = parked + offloaded
+    if pinned > max(states, loading):
+        whose = "activations that wait there for the backward" if parked else ""
+        what = " and ".join(filter(None, (whose, "what this rank's offload keeps there" if offloaded else "")))
+        return Host(size=pinned, why=f"{what}, pinned; a node holds that of all its GPUs", node=pinned * here)
     if states > loading:
-        return Host(size=states, why="paged optimizer states, where the GPU has no room for them")
-    return Host(size=loading, why=why)
+        return Host(size=states, why="paged optimizer states, where the GPU has no room for them", node=pinned * here)
+    return Host(size=loading, why=why, node=pinned * here)
 
 
 def paged(program: Program) -> int:

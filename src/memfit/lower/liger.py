@@ -149,8 +149,7 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
     r = ctx.r
     part, r.part = r.part, "logits"
     wide = ops.cast(r, scores, FP32)
-    padded = ops.integers(r, (ctx.batch, ctx.tokens + 1), "pad")
-    shifted = ops.integers(r, (ctx.batch, ctx.tokens), "contiguous") if ctx.batch > 1 else padded
+    padded, shifted = head.targets(labels, ctx)
     out = cross_entropy(r, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]))
     del padded, shifted, scores
     r.part = part

@@ -8,7 +8,7 @@ from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
-from memfit.techniques.tp import ROWS
+from memfit.model.modules import ROWS
 
 
 def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Tensor:
@@ -30,12 +30,11 @@ def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
 
 def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Tensor:
     """The layer without its adapter."""
-    name = layer.path.rpartition(".")[2]
-    x = split.entering(x, name, ctx)
+    x = split.entering(x, layer, ctx)
     if ctx.engine.inner:
         leaves = layer.weight, layer.bias
-        return split.leaving(ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart)), name, ctx)
-    return split.leaving(product(x, layer, ctx, apart), name, ctx)
+        return split.leaving(ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart)), layer, ctx)
+    return split.leaving(product(x, layer, ctx, apart), layer, ctx)
 
 
 def product(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
@@ -110,11 +109,10 @@ def adapted_packed(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context
 def low_rank(r: Recorder, x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context) -> Tensor:
     """dropout(x)·Aᵀ·Bᵀ, scaled. What is beside a layer split by columns has its B split so, beside one split by rows its A (peft 0.21
     tuners/lora/model.py add_lora_tp_hooks_dtensor)."""
-    name = layer.path.rpartition(".")[2]
     low = matrix(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, adapter.rank, ctx)
-    if name in ROWS:
-        low = split.leaving(low, name, ctx)
-    high = matrix(split.entering(low, name, ctx), adapter.b, layer.outputs, ctx)
+    if layer.across == ROWS:
+        low = split.leaving(low, layer, ctx)
+    high = matrix(split.entering(low, layer, ctx), adapter.b, layer.outputs, ctx)
     del low
     return ops.scale(r, high)
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memfit.lower import ops
 from memfit.lower.attention import sdpa
-from memfit.lower.layouts.base import parameters
+from memfit.lower.layouts.base import Weights
+from memfit.lower.moe.ops import back_grouped
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Back, Hooks, Node, Packed, Storage, Tensor
 from memfit.optimizers import OPTIMIZERS
-from memfit.tape import Free, Sync, Trim
+from memfit.tape import Free, Part, Sync, Trim
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -30,6 +31,7 @@ ORDERS: Mapping[Back, tuple[int, ...]] = {
     ops.back_linear: (1,), ops.back_matmul: (1,), ops.back_mul: (1,), sdpa.back_flash: (1, 0, 2, 4), sdpa.back_efficient: (1, 0, 2, 4),
     sdpa.back_cudnn: (1, 0, 2, 4),
 }  # fmt: skip
+TURNED: Mapping[Back, int] = {ops.back_linear: 1, ops.back_addmm: 1, back_grouped: 1}
 Key: TypeAlias = "tuple[int, int, int]"
 
 
@@ -50,10 +52,10 @@ def size_of(tensor: Tensor) -> int:
     return tensor.count * tensor.format.block_bytes
 
 
-def brought(r: Recorder, like: Tensor, stream: int) -> Tensor:
+def brought(r: Recorder, like: Tensor, stream: int, part: Part = "activations") -> Tensor:
     """Its values on the GPU again, in a block of their own."""
     size = size_of(like)
-    storage = Lent(r.block(size, "brought_back", "activations", stream), size, r.write)
+    storage = Lent(r.block(size, "brought_back", part, stream), size, r.write)
     r.comm("to_device", size, 1, "host", stream)
     back = Tensor(like.shape, like.format, storage)
     back.strides = like.strides
@@ -63,26 +65,27 @@ def brought(r: Recorder, like: Tensor, stream: int) -> Tensor:
 class OnHost(Hooks):
     """All that is saved goes to the host, weights among it, and comes back for the node that asks, as it lies without gaps."""
 
-    def __init__(self, r: Recorder) -> None:
-        self.r = r
+    def __init__(self, r: Recorder, vocabulary: int = 0) -> None:
+        self.r, self.vocabulary = r, vocabulary
 
-    def pack(self, tensor: Tensor) -> Packed:
+    def pack(self, tensor: Tensor, turned: bool = False) -> Packed:
         self.r.comm("to_host", size_of(tensor), 1, "host")
         return Packed(self, 0, None, Tensor(tensor.shape, tensor.format, None))
 
     def unpack(self, packed: Packed, node: Node) -> Tensor:
-        return brought(self.r, packed.like, COMPUTES)
+        logits = packed.like.shape[-1:] == (self.vocabulary,) and not self.r.span
+        return brought(self.r, packed.like, COMPUTES, "logits" if logits else "activations")
 
 
 class Streams(Hooks):
-    """`weights`: blocks that never travel. TRL knows a tensor that is on its way by where it lies and keeps what is saved of it meanwhile, and copies
-    what does not lie in order first; torchtune does neither (`plain`)."""
+    """TRL knows a tensor that is on its way by where it lies and keeps what is saved of it meanwhile, and copies what does not lie in order first;
+    torchtune does neither (`plain`)."""
 
     spares = True
-    orders = ORDERS
 
-    def __init__(self, r: Recorder, weights: frozenset[int], *, plain: bool, trims: bool) -> None:
+    def __init__(self, r: Recorder, weights: Weights, *, plain: bool, trims: bool) -> None:
         self.r, self.weights, self.plain = r, weights, plain
+        self.orders, self.turned = ({}, {}) if weights.whole else (ORDERS, TURNED)
         self.model_only = plain  # its recipes run the model within, TRL its whole step
         self.number = 0
         self.leaving: dict[int, Tensor] = {}  # fwd_stash
@@ -97,16 +100,19 @@ class Streams(Hooks):
         if self.trims:
             self.r.write(Trim())
 
-    def pack(self, tensor: Tensor) -> Packed:
+    def pack(self, tensor: Tensor, turned: bool = False) -> Packed:
         self.number = number = self.number + 1
         assert tensor.storage is not None
-        key = (tensor.storage.id, tensor.offset, tensor.format.block_bytes)
+        ours = id(tensor) in self.weights.leaves  # many may lie in one block
+        key = (tensor.storage.id, id(tensor) if ours else tensor.offset, tensor.format.block_bytes)
         if not self.plain and key in self.known:
             self.track(key, number)
             return Packed(self, number, tensor, tensor)
-        if size_of(tensor) < SMALLEST or tensor.storage.id in self.weights:
+        turned = turned and id(tensor) not in self.weights.straight
+        known = tensor.storage.id in self.weights.blocks or (id(tensor) in self.weights.parameters and not turned)
+        if size_of(tensor) < SMALLEST or known:
             return Packed(self, number, tensor, tensor)
-        if not self.plain and (tensor.strides is not None or tensor.offset):
+        if not self.plain and (ours or turned or tensor.strides is not None or tensor.offset):
             tensor = self.r.tensor(tensor.shape, tensor.format, "contiguous")
         for one in [one for one in self.leaving if one <= number - STASH]:
             self.let_go(one)
@@ -183,14 +189,12 @@ def around_steps(body: Body) -> Hooks | None:
     """What stands around every micro-batch. With bitsandbytes at hand TRL empties the allocator's cache before each (`__enter__`)."""
     job, r = body.program.job, body.r
     if job.activation_offload == "all":
-        return OnHost(r)
+        return OnHost(r, body.model.vocab)
     if job.activation_offload != "streams":
         return None
-    leaves = [tensor for bound in (body.ends, *body.layers) for _, tensor in parameters(bound)]
-    weights = frozenset(one.storage.id for one in leaves if one.storage is not None)
     own = job.framework == "torchtune"
     packed = job.quantization != "none" or "bitsandbytes" in OPTIMIZERS[job.optimizer].cite
-    return Streams(r, weights, plain=own, trims=packed and not own)
+    return Streams(r, body.engine.weights(body), plain=own, trims=packed and not own)
 
 
 __all__ = ["OnHost", "Streams", "around_steps"]

@@ -205,7 +205,7 @@ class Recorder:
             node = Node(seq, op, self.where, back, tuple(edges), tuple(slots))
             node.saved, node.extra, node.span = saved, extra, self.span
             if self.hooks is not None and self.frame is None:
-                node.saved, node.packed = self.hooks.packed(saved, self.hooks.orders.get(back, ())), True
+                node.saved, node.packed = self.hooks.packed(saved, back), True
             out.node, out.needs = node, True
             if self.frame is not None and any(one is not None for one in saved):
                 self._framed(node, out)

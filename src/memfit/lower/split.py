@@ -6,11 +6,12 @@ from __future__ import annotations
 
 from memfit.formats import BOOL, INT64
 from memfit.lower import ops
+from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import Embedding
-from memfit.techniques.tp import COLUMNS, ROWS, tabled
+from memfit.model.modules import COLUMNS, ROWS, Embedding
+from memfit.techniques.tp import tabled
 
 HEAD = "lm_head"
 
@@ -79,13 +80,17 @@ def spread(x: Tensor, ctx: Context) -> Tensor:
     return ctx.r.node("spread", scattered(ctx.r, x, size), (x,), back)
 
 
-def entering(x: Tensor, name: str, ctx: Context) -> Tensor:
+def is_head(layer: BoundLinear) -> bool:
+    return layer.path.rpartition(".")[2] == HEAD
+
+
+def entering(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     """The input of a layer split by columns: its gradient is summed up over the ranks, of a split sequence that of the block's input."""
     size = ranks(ctx)
-    if size == 1 or name not in COLUMNS | {HEAD}:
+    if size == 1 or not (layer.across == COLUMNS or is_head(layer)):
         return x
     if sequential(ctx):
-        return collected(x, ctx) if name == HEAD else x
+        return collected(x, ctx) if is_head(layer) else x
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
         return (summed(r, g, size),)
@@ -93,18 +98,18 @@ def entering(x: Tensor, name: str, ctx: Context) -> Tensor:
     return ctx.r.node("from_local", x.view(*x.shape), (x,), back)
 
 
-def leaving(out: Tensor, name: str, ctx: Context) -> Tensor:
+def leaving(out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     """The result of a layer split by rows is summed up, by inference in place; the head's is gathered."""
-    size, r = ranks(ctx), ctx.r
-    if name in ROWS and sequential(ctx):
+    size, r, apart = ranks(ctx), ctx.r, layer.across == ROWS
+    if apart and sequential(ctx):
         return spread(out, ctx)
-    if size > 1 and name in ROWS and not r.grad:
+    if size > 1 and apart and not r.grad:
         r.comm("all_reduce", out.format.bytes(out.count), size, "tp")  # in place
         return out
-    if size > 1 and name in ROWS:
+    if size > 1 and apart:
         return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
     tp = ctx.program.strategy.tp
-    if size > 1 and name == HEAD and tp is not None and tp.vocabulary and not tp.parallel_loss:
+    if size > 1 and is_head(layer) and tp is not None and tp.vocabulary and not tp.parallel_loss:
         return gathered(r, out, size)
     return out
 
@@ -121,6 +126,21 @@ def gathered(r: Recorder, x: Tensor, size: int) -> Tensor:
         return (r.tensor(node.extra, g.format, "contiguous"),)
 
     return r.node("all_gather", out, (x,), back, extra=x.shape)
+
+
+def whole(ctx: Context, weight: Tensor) -> Tensor:
+    """`full_tensor()` of a weight that is cut by rows; its gradient is cut to this rank's rows."""
+    size, r = ranks(ctx), ctx.r
+    if size == 1:
+        return weight
+    shape = (weight.shape[0] * size, *weight.shape[1:])
+    r.comm("all_gather", weight.format.bytes(weight.count) * size, size, "tp")
+    out = r.tensor(shape, weight.format, "all_gather", "communication")
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (r.tensor(node.extra, g.format, "clone", ops.sole_part(r, node, 0)),)
+
+    return r.node("full_tensor", out, (weight,), back, extra=weight.shape)
 
 
 def shares(module: Embedding, ctx: Context) -> bool:

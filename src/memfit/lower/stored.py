@@ -3,12 +3,13 @@
 fp8 in blocks multiplies as it is, by inputs made fp8 for the occasion (transformers 5.23 integrations/finegrained_fp8.py FP8Linear). GPTQ and
 AWQ unpack the whole weight for many rows and multiply packed for few: above 50 rows ExLlama's kernels (AutoGPTQ 0.7
 autogptq_extension/exllama/cuda_func/q4_matmul.cu), from 1024 on AutoAWQ's (0.2 awq/modules/linear/gemm.py); Triton's always unpack when
-gradients are asked for (AutoGPTQ 0.7 nn_modules/triton_utils/dequant.py).
+gradients are asked for (AutoGPTQ 0.7 nn_modules/triton_utils/dequant.py). ExLlama's know 4 bits alone: AutoGPTQ, which transformers before 4.49 asks for,
+takes older kernels for 8, in fp32 up to 127 rows, and torch's own operations beyond.
 """
 
 from __future__ import annotations
 
-from memfit.formats import FP8, FP32
+from memfit.formats import FP8, FP32, INT16, INT32
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
@@ -16,6 +17,8 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 
 FEW = {"gptq": 50, "awq": 1023}  # rows up to which the kernel takes the weight as it is packed
+OLDER_ROWS = 127  # up to which AutoGPTQ's kernels of 8 bits take the weight as it is packed
+GPTQMODEL = (4, 49)  # the first transformers that takes GPTQModel in AutoGPTQ's place (quantizers/quantizer_gptq.py)
 BLOCK = 128  # values of an input that share an fp8 scale
 
 
@@ -31,6 +34,8 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     rows, width = x.count // x.shape[-1], x.shape[-1]
     method = weight.format.name.partition("-")[0]
     held: tuple[Tensor, ...]
+    if weight.format.name.startswith("gptq-8bit") and ctx.job.version("transformers") < GPTQMODEL and not r.grad:
+        return older_eight_bits(x, layer, ctx)
     if method in FEW:
         unpacks = rows > FEW[method] or (r.grad and x.needs)
         held = (r.tensor((layer.outputs, width), x.format, "dequantize", "temporaries"),) if unpacks else ()
@@ -45,6 +50,33 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     )
     del held
     out = r.node("stored_linear", out, (x,), back_stored, extra=(x.shape, layer.outputs))
+    return out if layer.bias is None else ops.add(r, out, layer.bias)
+
+
+def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+    """The fp32 output is made first, input and scales are cast beside it; for many rows bits are shifted into int32, taken as int16, and scaled (AutoGPTQ
+    0.7 nn_modules/qlinear/qlinear_cuda_old.py QuantLinear.forward)."""
+    r, weight = ctx.r, layer.weight
+    rows, width = x.count // x.shape[-1], x.shape[-1]
+    shape, flops = (*x.shape[:-1], layer.outputs), 2 * rows * width * layer.outputs
+    stored = weight.format.bytes(weight.count)
+    if rows <= OLDER_ROWS:
+        out = r.tensor(shape, FP32, "zeros", "temporaries")
+        wide = r.tensor(x.shape, FP32, "to", "temporaries")
+        scales = r.tensor((-(-width // weight.format.block), layer.outputs), FP32, "to", "temporaries")
+        r.compute("vecquant8", flops, stored + 4 * (x.count + out.count + scales.count), FP32.math)
+        del wide, scales
+        out = r.tensor(shape, x.format, "to")
+    else:
+        shifted = r.tensor((width, layer.outputs), INT32, "shift", "temporaries")
+        taken = r.tensor(shifted.shape, INT16, "to", "temporaries")
+        del shifted
+        less = r.tensor(taken.shape, INT16, "sub", "temporaries")
+        whole = r.tensor(taken.shape, x.format, "mul", "temporaries")
+        del taken, less
+        out = r.tensor(shape, x.format, "linear")
+        r.compute("linear", flops, (x.count + out.count + whole.count) * x.format.block_bytes, x.format.math)
+        del whole
     return out if layer.bias is None else ops.add(r, out, layer.bias)
 
 

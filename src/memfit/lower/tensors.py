@@ -143,9 +143,10 @@ class Hooks:
     of the head; `model_only`: nor to those of the loss."""
 
     spares = model_only = False
-    orders: Mapping[Back, tuple[int, ...]] = {}
+    orders: Mapping[Back, tuple[int, ...]] = {}  # the places of what is saved first, where that is not as they stand
+    turned: Mapping[Back, int] = {}  # the place of what is saved as its own transpose
 
-    def pack(self, tensor: Tensor) -> Packed:
+    def pack(self, tensor: Tensor, turned: bool = False) -> Packed:
         raise NotImplementedError
 
     def unpack(self, packed: Packed, node: Node) -> Tensor:
@@ -163,15 +164,15 @@ class Hooks:
         found.like.node, found.like.slot, found.like.needs = given.node, given.slot, given.needs
         return found
 
-    def packed(self, saved: tuple[Any, ...], order: tuple[int, ...] = ()) -> tuple[Any, ...]:
-        """`order`: the places of what is saved first, where that is not as they stand."""
+    def packed(self, saved: tuple[Any, ...], back: Back | None = None) -> tuple[Any, ...]:
         found = list(saved)
+        order, turned = (self.orders.get(back, ()), self.turned.get(back)) if back is not None else ((), None)
         for place in (*order, *(place for place in range(len(saved)) if place not in order)):
             one = saved[place]
             if isinstance(one, tuple):
                 found[place] = self.packed(one)
             elif isinstance(one, Tensor) and one.storage is not None:
-                found[place] = self.pack(one)
+                found[place] = self.pack(one, place == turned)
         return tuple(found)
 
 

@@ -18,13 +18,14 @@ from memfit.lower.mlp import MLPS
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.lower.torchtitan_experts import experts
 from memfit.model.modules import Attention, Embedding, Model, Norm, Weight
 from memfit.program import Program
 
 CACHE = "rope.cache"
 OWN_BACKWARD = (0, 3)  # the version since which each chunk of the loss runs a backward of its own
 CHUNKS = 8  # components/loss.py ChunkedLossWrapper.Config
-HALVES = frozenset({"qwen3"})  # families whose halves make the pairs that turn
+HALVES = frozenset({"qwen3", "qwen3_moe"})  # families whose halves make the pairs that turn
 KERNELS = ("cudnn", "flash", "math")  # in this order (models/common/attention.py ScaledDotProductAttention)
 
 
@@ -175,6 +176,6 @@ def back_given(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 PROGRAMS = Programs(
     norms={"llama": rms_norm}, attention={"llama": attention, "qwen3": attention}, mlps={"gated": MLPS["gated"]},
-    moes={}, orders={"pre": ORDERS["pre"]}, losses={"plain": plain, "chunked": chunked}, start=start,
+    moes={"qwen3_moe": experts}, orders={"pre": ORDERS["pre"]}, losses={"plain": plain, "chunked": chunked}, start=start,
     layer_buffers=layer_buffers, kernels=KERNELS, choices=choices, whole=True,
 )  # fmt: skip

@@ -55,6 +55,7 @@ def train(r: Recorder, program: Program, folded: Program | None = None) -> tuple
         evaluate(r, program, body, job.eval_batch, steps - 1)
     if job.merge and job.adapters:
         merge(r, program, [body.ends, *body.layers], steps - 1)
+    body.player = None  # an engine and a body hold each other: its scripts would stay as long
     return body, stepper, scaler, buffers, pipeline
 
 
@@ -74,7 +75,8 @@ def run_step(
         begin, place = len(r.events), len(r.marks)
         if pipeline is not None:
             body.engine.begin(True)
-            pipeline.step(step, tokens)
+            with r.hooked(body.hooks):
+                pipeline.step(step, tokens)
             body.engine.finish()
         for left in range(min(job.accumulate, MICRO_BATCHES) if pipeline is None else 0, 0, -1):
             body.engine.begin(left == 1)
@@ -160,7 +162,7 @@ def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Te
     shape = (Dim(batch, "B"), Dim(tokens, "S"))
     if ring.ring(program) is not None:
         return ring.batch(r, program.strategy, shape)
-    together = 2 if program.job.packing and ulysses.ranks(program) == 1 else 3  # positions, or which tokens are real
+    together = 2 if program.job.packing and (ulysses.ranks(program) == 1 or not r.grad) else 3  # positions, or which tokens are real
     return tuple(ops.integers(r, shape, "inputs") for _ in range(together))
 
 
@@ -170,10 +172,7 @@ def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor
     training = phase == "forward"
     cache = Cache(kind=versions.returned_cache(program)) if versions.fills_cache(program, training) else None
     ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache, engine=body.engine)
-    ctx.outputs, ctx.positions = (
-        body.outputs,
-        inputs[2] if ring.ring(program) is not None or ulysses.ranks(program) > 1 else split.positions(ctx),
-    )
+    ctx.outputs, ctx.positions = body.outputs, inputs[2] if ctx.shifted else split.positions(ctx)
     ids = body.engine.before(ROOT, ids)
     run_loss = body.programs.losses[program.job.loss]
     hooks = r.hooks
@@ -238,7 +237,8 @@ def evaluate(r: Recorder, program: Program, body: Body, batch: int, step: int) -
     """One evaluation batch without gradients, logits and loss alive together (transformers 5.23 trainer.py prediction_step)."""
     r.mark("evaluate", "", step)
     r.grad = False
-    inputs = batch_of(r, program, batch, program.job.seq // program.strategy.size("cp"))
+    whole = ulysses.ranks(program) > 1  # DeepSpeed's is left out of evaluations (accelerate 1.15 accelerator.py, `disable_in_eval`)
+    inputs = batch_of(r, program, batch, program.job.seq // (1 if whole else program.strategy.size("cp")))
     loss = forward_loss(r, program, body, inputs, "evaluate", step)
     r.grad = True
     del loss, inputs

@@ -13,7 +13,8 @@ from functools import partial
 
 from memfit import kernels
 from memfit.formats import BOOL, FP32, Format
-from memfit.lower import ops, views
+from memfit.lower import ops, split, views
+from memfit.lower.attention import ring
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe.ops import rows_of
@@ -77,23 +78,25 @@ def pieces(total: int, size: int) -> Iterator[int]:
 
 
 def fused(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Hidden states and labels of all tokens but each sequence's last are copied by a mask; then one value a token, put back by it."""
+    """Hidden states and labels of all tokens but each sequence's last (where labels come shifted, of its last rank) are copied by a mask; then one value
+    a token, put back by it. A weight that tensor parallelism cut is gathered first."""
     r, name = ctx.r, model.head.name
     part, r.part, r.where = r.part, "activations", ""
-    shape = (ctx.batch, ctx.tokens - 1)
-    rows = ctx.batch * (ctx.tokens - 1)
+    shape = (ctx.batch, ctx.tokens if ctx.shifted else ctx.tokens - 1)
+    rows = ctx.batch * (shape[1] - ring.ends(ctx.program)) if ctx.shifted else ctx.batch * shape[1]
     mask = r.tensor(shape, BOOL, "ne")
-    chosen = picked(r, views.narrow(r, hidden, 1, ctx.tokens - 1), rows, mask)
+    weight = split.whole(ctx, bound[f"{name}.weight"])
+    chosen = picked(r, hidden if ctx.shifted else views.narrow(r, hidden, 1, ctx.tokens - 1), rows, mask)
     targets = ops.integers(r, (rows,), "index", "activations")
     call = Call(
         ctx=ctx,
         hidden=chosen,
-        weight=bound[f"{name}.weight"],
+        weight=weight,
         bias=bound.tensors.get(f"{name}.bias"),
         product=ctx.autocast or hidden.format,
     )
     logs, entropies, hits = log_probs(call, targets)
-    del chosen, call
+    del chosen, call, weight
     outputs = [scattered(r, one, shape, mask) for one in (logs, entropies, hits)]
     ctx.returned += outputs
     del logs, entropies, hits, outputs
@@ -190,9 +193,11 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     """The tokens that count in rows, then a checkpoint for every 256 of them."""
     r, version = ctx.r, ctx.job.version("trl")
     part, r.part, r.where = r.part, "activations", ""
-    rows, width = ctx.batch * (ctx.tokens - 1), hidden.shape[-1]
-    flat = views.reshape(r, views.narrow(r, hidden, 1, ctx.tokens - 1), rows, width)
-    targets = ops.integers(r, (rows,), "clone", "activations")
+    tokens, width = ctx.tokens if ctx.shifted else ctx.tokens - 1, hidden.shape[-1]
+    rows = ctx.batch * tokens
+    weight = split.whole(ctx, bound[f"{model.head.name}.weight"])
+    flat = views.reshape(r, hidden if ctx.shifted else views.narrow(r, hidden, 1, tokens), rows, width)
+    targets = labels if ctx.shifted else ops.integers(r, (rows,), "clone", "activations")
     valid = r.tensor((rows,), BOOL, "ne")
     if version >= SORTS:
         keys = r.tensor((rows,), BOOL, "to")
@@ -207,7 +212,7 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     total = r.tensor((1,), FP32, "zeros")
     if rows > CHUNK:
         r.shared.add(f"{model.head.name}.weight")  # every chunk has a gradient for it
-    run = partial(chunk, targets=targets, model=model, bound=bound, ctx=ctx, autocast=ctx.autocast)
+    run = partial(chunk, targets=targets, model=model, bound=bound, weight=weight, ctx=ctx)
     for count in pieces(rows, CHUNK):
         one = views.narrow(r, flat, 0, count)
         total = ops.add(r, total, r.checkpoint(run, one))
@@ -215,12 +220,11 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     return ops.scale(r, total, "div")
 
 
-def chunk(x: Tensor, *, targets: Tensor, model: Model, bound: Bound, ctx: Context, autocast: Format | None) -> Tensor:
+def chunk(x: Tensor, *, targets: Tensor, model: Model, bound: Bound, weight: Tensor, ctx: Context) -> Tensor:
     """The loss of some tokens; accuracy and entropy beside it are counted with what they would save for a backward."""
     r, name, version, part = ctx.r, model.head.name, ctx.job.version("trl"), ctx.r.part
     kind = x.format if version >= NARROW else FP32
-    product = autocast or kind
-    weight = bound[f"{name}.weight"]
+    product = ctx.autocast or kind
     given, factor = (ops.cast(r, ops.cast(r, one, kind), product) for one in (x, weight))
     r.part = "logits"
     scores = ops.linear(r, given, factor, None, weight.shape[0])

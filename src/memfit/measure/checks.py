@@ -9,8 +9,8 @@ from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.job import job_from
-from memfit.strategy import strategy_from
 from memfit.tape import PHASES
+from memfit.uses import strategy_from
 
 RESULTS = ("ok", "oom", "timeout", "error")
 COUNTERS = ("cuda", "profiler")

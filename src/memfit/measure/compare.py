@@ -16,8 +16,9 @@ from memfit.measure.record import Record, records
 from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.simulate.replay import replay
-from memfit.strategy import ONE, Strategy, strategy_from
+from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Free, Tape
+from memfit.uses import strategy_from
 
 NOT_SAID = "memfit has no answer for it"
 

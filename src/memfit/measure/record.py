@@ -14,7 +14,8 @@ from typing import Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.measure import checks
-from memfit.strategy import ONE, Strategy, strategy_from
+from memfit.strategy import ONE, Strategy
+from memfit.uses import strategy_from
 
 SCHEMA = 2
 LARGEST_FILE = 2**24  # bytes: configs are of some thousand, phases of some hundred each

@@ -13,6 +13,7 @@ from functools import cached_property
 from math import prod
 from typing import Any, Literal, NamedTuple
 
+COLUMNS, ROWS = "columns", "rows"  # of a linear layer that ranks share
 Role = Literal["linear", "embedding", "norm", "bias", "expert", "router", "other", "buffer"]
 
 
@@ -63,7 +64,8 @@ class Module:
 @dataclass(frozen=True, kw_only=True)
 class Linear(Module):
     """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out). `format`: the checkpoint stores it quantized.
-    `own_class`: a class of the family's own stands in for torch's (FalconLinear), which bitsandbytes' integration does not know."""
+    `own_class`: a class of the family's own stands in for torch's (FalconLinear), which bitsandbytes' integration does not know.
+    `across`: a rank has these of its `columns` or `rows` (tensor parallelism); what it gives is a part of the whole's, or of a sum."""
 
     inputs: int
     outputs: int
@@ -71,6 +73,7 @@ class Linear(Module):
     conv1d: bool = False
     format: str = ""
     own_class: bool = False
+    across: str = ""
 
     def own(self) -> Iterator[Weight]:
         shape = (self.inputs, self.outputs) if self.conv1d else (self.outputs, self.inputs)
@@ -246,6 +249,7 @@ class MoE(Module):
     router_format: str = ""  # of the router's weight, where it is kept in fp32 (ernie)
     extra: tuple[Weight, ...] = ()  # what else lies in the module, by its full name within the layer
     local: int = 0  # experts that this rank holds; 0: all of them
+    apart: bool = False  # gate and up are stacks of their own (torchtitan)
 
     @property
     def held(self) -> int:
@@ -260,7 +264,11 @@ class MoE(Module):
             yield Weight(name=f"{self.name}.{self.router}.e_score_correction_bias", shape=(self.experts,), role="buffer", format="float32")
         up, down = (2 * self.width, self.inputs), (self.inputs, self.width)
         path = f"{self.name}.{self.experts_name}"
-        for name, (outputs, inputs) in (("gate_up_proj", up), ("down_proj", down)):
+        half = (self.width, self.inputs)
+        stacks = (
+            (("gate_up_proj", up), ("down_proj", down)) if not self.apart else (("gate_proj", half), ("down_proj", down), ("up_proj", half))
+        )
+        for name, (outputs, inputs) in stacks:
             matrix = (inputs, outputs) if self.transposed else (outputs, inputs)
             yield Weight(name=f"{path}.{name}", shape=(self.held, *matrix), role="expert", format=self.format)
             if self.expert_bias:

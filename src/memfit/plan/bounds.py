@@ -18,6 +18,7 @@ from memfit.hardware.collectives import Group, seconds
 from memfit.hardware.rates import along
 from memfit.job import Job
 from memfit.lower import lower
+from memfit.lower.schedules import in_flight
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.holds import WIDTH, Holds, Walked
@@ -79,6 +80,12 @@ class Bounds:
         self.stages: dict[tuple[Like, PP, int], float] = {}
         self.moved: dict[tuple[Like, int], float] = {}
         self.known: dict[tuple[Like, int], Walked | None] = {}
+        self.called: dict[tuple[str, int, Group], float] = {}
+
+    def forget(self) -> None:
+        """The walks, which know what prices them: the cycle collector would look through all of them to find that they can go."""
+        for known in (self.tapes, self.shorts, self.known):
+            known.clear()
 
     def compute(self, job: Job, seq: int) -> float:
         """Of the products of one sequence, at the best rate that any was measured at; nothing where no rate is known."""
@@ -107,7 +114,7 @@ class Bounds:
         """Seconds a sequence of kernels that only move bytes, with nothing recomputed, in micro-batches of at most `batch`: what they move
         of weights is shared by more sequences the larger those are."""
         if (like, batch) not in self.moved:
-            walked = self.walked(like.of(checkpointing="none", attention="sdpa"), batch)
+            walked = self.walked(like.of(checkpointing="none", attention="sdpa", activation_offload="none"), batch)
             self.moved[like, batch] = 0.0 if walked is None else walked.best.get("memory", 0.0) / batch
         return self.moved[like, batch]
 
@@ -137,6 +144,8 @@ class Bounds:
 
     def walked(self, like: Like, batch: int) -> Walked | None:
         """One micro-batch, as the formulas have it; None where they refuse it."""
+        if like.job.activation_offload != "none" and like.job.checkpointing == "full":
+            return self.parked(like, batch)
         if (like, batch) not in self.known:
             precision = KERNELS.get(like.job.precision, like.job.precision) if like.job.hugging else like.job.precision
             one = like.of(batch=batch, accumulate=1, optimizer="sgd", precision=precision, evaluate=False)._replace(cast=False)
@@ -145,6 +154,11 @@ class Bounds:
                 self.tapes[one] = None if tape is None else Walked(tape, partial(self.priced, one))
             self.known[like, batch] = self.tapes[one]
         return self.known[like, batch]
+
+    def parked(self, like: Like, batch: int) -> Walked | None:
+        """Of a micro-batch whose checkpoints wait on the host: as if all that the forward leaves did, and no copy were waited for."""
+        plain = self.walked(like.of(activation_offload="none"), batch)
+        return None if plain is None else Walked(plain.tape, plain.time, parked=True)
 
     def priced(self, like: Like, tape: Tape, ideal: bool) -> Mapping[str, float]:
         """Seconds of a step by part."""
@@ -190,7 +204,7 @@ class Bounds:
             return 0
         short = self.shortened(like, batch, SHORT)
         each = 0 if short is None else max(0, walked.room.between - short.room.between) // (layers - SHORT)
-        return each * (layers // (pp.size * pp.virtual)) * min(times, pp.size)
+        return each * (layers // (pp.size * pp.virtual)) * under_way(pp, times)
 
     def pipelined(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> float:
         """Seconds of the passes of a pipeline whose last stage works no less than by its own tape."""
@@ -277,8 +291,16 @@ class Bounds:
         return 1 + (1 - 2 / max(2, len(self.model.layers)) if again else 0)
 
     def call(self, op: str, size: int, group: Group) -> float:
-        full, empty = (seconds(op, one, group, self.cluster) for one in (size, 0))
-        return 0.0 if full is None or empty is None else full - empty
+        key = op, size, group
+        if key not in self.called:
+            full, empty = (seconds(op, one, group, self.cluster) for one in (size, 0))
+            self.called[key] = 0.0 if full is None or empty is None else full - empty
+        return self.called[key]
+
+
+def under_way(pp: PP, times: int) -> int:
+    """Passes through one of its chunks that a pipeline's first stage has between forward and backward at most, at least."""
+    return in_flight(pp, 0, times) if pp.schedule in ("1f1b", "interleaved") else min(times, pp.size)
 
 
 def sharing(strategy: Strategy) -> tuple[object, ...]:
@@ -309,4 +331,4 @@ def closest(strategy: Strategy) -> Strategy:
     return replace(strategy, ddp=None, fsdp=replace(fsdp, size=fsdp.size * strategy.size("ddp"), offload=False))
 
 
-__all__ = ["Bounds", "Like", "alike", "closest", "sharing"]
+__all__ = ["Bounds", "Like", "alike", "closest", "sharing", "under_way"]

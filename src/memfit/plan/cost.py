@@ -51,4 +51,16 @@ def cost(time: Duration, cluster: Cluster, each: Paid, tokens: float) -> Cost:
     )
 
 
-__all__ = ["MILLION", "Cost", "Paid", "cost", "paid"]
+def served(tokens_per_second: float, cluster: Cluster, each: Paid, tokens: float) -> Cost:
+    """Of so many new tokens; all GPUs of the machine are paid for, used or not."""
+    hours = tokens / tokens_per_second / 3600
+    gpu_hours, power = hours * cluster.gpus, cluster.gpu.power
+    return Cost(
+        tokens=tokens,
+        hours=hours,
+        dollars=None if each.dollars is None else gpu_hours * each.dollars,
+        kilowatt_hours=None if power is None else gpu_hours * power / 1e3,
+    )
+
+
+__all__ = ["MILLION", "Cost", "Paid", "cost", "paid", "served"]

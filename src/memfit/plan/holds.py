@@ -15,6 +15,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.peaks import peaks
 from memfit.strategy import Strategy
 from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
+from memfit.techniques.pp import counts as layers_of
 from memfit.techniques.precision import WEIGHTS
 
 STATES = {"like": 0, "int8": 1, "fp32": 4}  # bytes a value; 0: as wide as the parameter. Other states count as nothing
@@ -40,10 +41,11 @@ class Held(NamedTuple):
 
 
 class Walked:
-    """One micro-batch on one GPU; `time` prices its tape, at the rates that are reached or (`ideal`) at those that no kernel goes beyond."""
+    """One micro-batch on one GPU; `time` prices its tape, at the rates that are reached or (`ideal`) at those that no kernel goes beyond. `parked`:
+    what a forward leaves waits on the host."""
 
-    def __init__(self, tape: Tape, time: Callable[[Tape, bool], Mapping[str, float]]) -> None:
-        self.tape, self.time = tape, time
+    def __init__(self, tape: Tape, time: Callable[[Tape, bool], Mapping[str, float]], parked: bool = False) -> None:
+        self.tape, self.time, self.parked = tape, time, parked
 
     @cached_property
     def seconds(self) -> float:
@@ -60,7 +62,8 @@ class Walked:
 
     @cached_property
     def room(self) -> Held:
-        return passing(self.tape)
+        found = passing(self.tape)
+        return Held(found.held - found.between, 0) if self.parked else found
 
 
 def passes(parts: Mapping[str, float]) -> float:
@@ -76,11 +79,16 @@ class Kept(NamedTuple):
     gradients: int = 0
     gathered: int = 0
     states: int = 0  # of `always`, the optimizer's
+    waiting: int = 0  # gradients behind a backward that is not the last, where they are more than behind that
 
     def least(self, held: int, between: int, times: int) -> int:
         """With what the passes hold, of `times` micro-batches: those behind the first find its gradients there."""
-        waiting = self.gradients if times > 1 else 0
+        waiting = max(self.gradients, self.waiting) if times > 1 else 0
         return self.always + max(self.gradients, waiting + held, waiting + self.gathered + between)
+
+    def scaled(self, share: float) -> Kept:
+        """Of a rank that holds so many times the values of a mean one."""
+        return Kept(*(int(share * one) for one in self))
 
 
 class Holds:
@@ -99,19 +107,24 @@ class Holds:
         return self.trained[job]
 
     def kept(self, job: Job, strategy: Strategy) -> Kept:
-        """Whatever lives on the host is left out."""
+        """Whatever lives on the host is left out; Gemini's chunks, which go there and come back, altogether."""
+        if strategy.gemini is not None:
+            return Kept(0)
         zero, fsdp = strategy.zero, strategy.fsdp
         split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
         half = 2 if zero is not None and job.precision != "fp32" else FORMATS[WEIGHTS[job.precision]].block_bytes
         whole = fsdp.size if fsdp is not None else zero.size if zero is not None and zero.stage == 3 else 1
         weights = self.weights(job, half) // (split * whole * (strategy.size("cp") if fsdp is not None else 1))
-        stays = fsdp is not None and fsdp.size > 1 and not (fsdp.reshard or fsdp.reshard_to) and job.quantization == "none"
-        gathered = 2 * self.counts.values // split if stays else 0
-        if fsdp is not None and fsdp.size > 1 and fsdp.version == 2 and strategy.pp is not None and strategy.pp.size > 1:
+        stays = fsdp is not None and fsdp.size > 1 and not (fsdp.reshard or fsdp.reshard_to)
+        gathered = 2 * self.counts.values // split if stays and job.quantization == "none" else 0
+        staged = fsdp is not None and fsdp.size > 1 and fsdp.version == 2 and strategy.size("pp") > 1
+        if staged and strategy.pp is not None:
             # a stage's weights stay gathered behind a backward (torch 2.13 distributed/pipelining/stage.py backward_maybe_with_nosync)
-            gathered = round(WIDTH.get(job.quantization, 1) * self.counts.values) // (split * strategy.pp.virtual)
-        if strategy.offloads:
-            return Kept(0 if fsdp is not None or (zero is not None and zero.offload_param != "none") else weights, gathered=gathered)
+            # and without `reshard` those of all the stages on the rank, from their forwards on
+            gathered = round(WIDTH.get(job.quantization, 1) * self.counts.values) // (split * (1 if stays else strategy.pp.virtual))
+        weights = 0 if zero is not None and zero.offload_param != "none" else weights
+        if hosted(strategy):
+            return Kept(0 if fsdp is not None else weights, gathered=gathered)
         shards = strategy.ranks if zero is not None or distributed(strategy) else split
         if fsdp is not None:
             shards = strategy.ranks // strategy.size("ddp")
@@ -128,7 +141,8 @@ class Holds:
         states = states * values // shards
         always = weights + states
         if strategy.ddp is None or strategy.ddp.size == 1 or fsdp is not None or job.framework == "megatron":
-            return Kept(always, gradients, gathered, states)
+            whole = 2 * values // split if staged and optimizer.when == "after" else 0  # in 16 bits, summed up behind the last backward
+            return Kept(always, gradients, gathered, states, whole)
         return Kept(always + gradients, 0 if strategy.ddp.bucket_view else gradients, gathered, states)  # buckets stay
 
     def weights(self, job: Job, width: int) -> int:
@@ -151,8 +165,33 @@ class Holds:
                 (block.mixer.width for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, MLP)), default=0
             )
         layers = 2 * width * (len(self.model.layers) // chunks)
+        if job.activation_offload != "none":
+            layers = 0
         logits = 4 * self.model.vocab if job.loss == "plain" and job.hugging and not job.unsloth else 0
         return tokens * max(layers + logits, under_way * layers)
+
+    def ends(self, job: Job, strategy: Strategy, micro: tuple[int, int], staying: int, *, again: bool) -> int:
+        """Bytes of live tensors at the peak on the first or the last stage of a pipeline: of their own layers and tables, with buffers for what
+        comes from other stages, of every micro-batch (lower/stages.py). `staying`: what waits on the first for its backward at most; `again`:
+        behind one, too."""
+        pp, kept, (batch, times) = strategy.pp, self.kept(job, strategy), micro
+        assert pp is not None
+        parts = layers_of(pp, len(self.model.layers)) or (0,)
+        shares = [1.0, 1.0]
+        if job.method == "full" and len(self.model.kinds) == 1:
+            tables = [
+                sum(weight.count for one in self.model.embed for weight in one.weights()),
+                self.model.head.inputs * self.model.head.outputs,
+            ]
+            layers = (self.model.parameters - tables[0] - (0 if self.model.tied else tables[1])) / len(self.model.layers)
+            own = (sum(parts[:: pp.size]), sum(parts[pp.size - 1 :: pp.size]))
+            shares = [(layers * 0.999 * count + table) * pp.size / self.model.parameters for count, table in zip(own, tables, strict=True)]
+        passed = 2 * batch * job.seq * self.model.width
+        buffers = times * passed * (2 * pp.virtual - (1 if pp.schedule != "zbv" else 2)) if job.hugging else 0
+        logits = 4 * batch * job.seq * self.model.vocab // strategy.size("tp") if job.loss == "plain" and job.hugging else 0
+        first = kept.scaled(shares[0])
+        most = first.least(staying, staying, times) if again else max(first.least(staying, 0, 1), first.least(0, 0, times))
+        return buffers + max(most, kept.scaled(shares[1]).least(logits, 0, times))
 
     def passing(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None) -> tuple[int, int]:
         """Bytes that the passes hold at least at once, and between forward and backward, of `micro`: a batch, and how many there are. A walk is of
@@ -163,6 +202,12 @@ class Holds:
     def least(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None = None) -> int:
         """Bytes of live tensors at the peak."""
         return self.kept(job, strategy).least(*self.passing(job, strategy, micro, walked), micro[1])
+
+
+def hosted(strategy: Strategy) -> bool:
+    """Whether the optimizer's states live on the host."""
+    zero = strategy.zero
+    return zero.offload_optimizer != "none" if zero is not None else strategy.offloads
 
 
 def counts(model: Model) -> Counts:
@@ -200,4 +245,4 @@ def distributed(strategy: Strategy) -> bool:
     return strategy.ddp is not None and strategy.ddp.distributed
 
 
-__all__ = ["BESIDE", "Counts", "Held", "Holds", "Kept", "WIDTH", "Walked", "counts", "passes", "passing"]
+__all__ = ["BESIDE", "Counts", "Held", "Holds", "Kept", "WIDTH", "Walked", "counts", "hosted", "passes", "passing"]

@@ -13,7 +13,8 @@ from memfit.estimate import Estimate, estimate
 from memfit.hardware import Cluster, usable
 from memfit.job import Job
 from memfit.model.modules import Model
-from memfit.plan.search import Found, Search
+from memfit.plan.ledger import Found
+from memfit.plan.search import Search
 from memfit.plan.space import turned
 from memfit.simulate.replay import replay
 from memfit.strategy import Strategy
@@ -110,7 +111,7 @@ def solve(search: Search) -> Sequence[Found]:
     job = next((one for one in space.kernels if one.checkpointing == "full"), space.kernels[0])
     for place, strategy in enumerate(space.strategies):
         method = method_of(strategy)
-        for size, times in sorted(search.batches[place].items(), reverse=True) if method is not None else ():
+        for size, times in sorted(search.ledger.batches[place].items(), reverse=True) if method is not None else ():
             asked = space.work.job_of(job, space.optimizers[0], size, times)
             try:
                 said = estimate(space.work.model, asked, space.cluster, turned(strategy, times))
@@ -118,7 +119,7 @@ def solve(search: Search) -> Sequence[Found]:
                 continue
             search.counted.replayed += 1
             if served(said, space.cluster):
-                best[Way(method or "", size, strategy.data, strategy)] = Found(kind=search.kind(job, place), estimate=said)
+                best[Way(method or "", size, strategy.data, strategy)] = Found(kind=search.ledger.kind(job, place), estimate=said)
                 break
     kinds: dict[object, Found] = {}
     for way in ranked(best):

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from memfit.hardware import Cluster, all_gpus
 from memfit.hardware.cluster import BOARD
 from memfit.hardware.link import Link
 from memfit.hardware.prices import price
+from memfit.plan.ledger import Counted
 from memfit.plan.planning import Dropped, Plan, Wish, first, leaner, once, tiring, until
-from memfit.plan.search import Counted
 from memfit.plan.space import Work
 
 WORD = "cheapest"
+Once = Callable[[Work, Cluster, Wish], Plan]
 COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)  # GPUs of a machine, whole nodes of eight from there on
 
 
@@ -25,31 +26,29 @@ def machines(network: Link | None = None) -> Iterator[tuple[float, Cluster]]:
         yield dollars, Cluster(gpu=gpu, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD), network=network)
 
 
-def cheapest(work: Work, network: Link | None, wish: Wish) -> Plan:
+def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) -> Plan:
     """The plan on the first of these machines that does the work, within the budgets if there are any; of cheaper ones it is told that none was found.
     Whether a machine does it the leanest ways tell, first those that are soon looked through; pipelines, which hold no less than shards, are not
     tried for that."""
+    answers = work.serving is not None  # whose ways are soon looked through, and share no sequences
     passed: list[Dropped] = []
     found: Plan | None = None
     lean, told = leaner(work), replace(wish, each=1, budget=None, hours=None, progress=until(over, wish.progress))
     for dollars, cluster in machines(network):
-        if work.sequences % cluster.gpus:
+        if not answers and work.sequences % cluster.gpus:
             continue
-        for ways in (lean, replace(lean, without=("pp",))):
-            found = once(ways, cluster, told)
-            if found.fits:
-                break
-            if found.interrupted and not tiring(found.counted):
-                return replace(found, dropped=tuple(passed), reason="interrupted before any machine was found on which it fits")
-        if found is not None and found.fits:
-            found = once(work, cluster, wish)
+        found = once(work, cluster, wish) if answers else once(lean, cluster, told)
+        if not (answers or found.fits or found.interrupted):
+            found = once(replace(lean, without=("pp",)), cluster, told)
+        if found.fits:
+            found = found if answers else once(work, cluster, wish)
             if found.fits or found.interrupted:
                 return replace(found, dropped=(*passed, *found.dropped))
-        reason = "no way was found that fits" if found is None else found.reason or "no way was found that fits"
-        passed.append(Dropped(layout=named(cluster), refused=f"${dollars:,.2f} an hour: {reason}"))
-    assert found is not None
-    reason = "none of the machines with a public price does it"
-    return replace(found, rows=(), dropped=tuple(passed), reason=reason, nearest=found.nearest)
+        elif found.interrupted:
+            return replace(found, dropped=tuple(passed), reason="interrupted before any machine was found on which it fits")
+        passed.append(Dropped(layout=named(cluster), refused=f"${dollars:,.2f} an hour: {found.reason or 'no way was found that fits'}"))
+    assert found is not None  # there is a machine of one GPU
+    return replace(found, rows=(), dropped=tuple(passed), reason="none of the machines with a public price does it")
 
 
 def over(counted: Counted) -> bool:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-from memfit.estimate import Estimate
+from memfit.estimate import Estimate, uncollected
 from memfit.hardware import Cluster
 from memfit.hardware.cluster import BOARD
+from memfit.lower.recent import remembering
 from memfit.plan.bounds import Bounds
 from memfit.plan.cost import MILLION, Cost, Paid, cost, paid
 from memfit.plan.gives import gives_up
+from memfit.plan.goals import Pace
+from memfit.plan.ledger import Counted, Enough, Found, Kind
 from memfit.plan.policies import POLICIES
-from memfit.plan.search import Counted, Found, Kind, Search
+from memfit.plan.search import Search
 from memfit.plan.space import Space, Work
 
 Progress = Callable[[Counted], None]
@@ -41,18 +44,22 @@ class Row:
     cost: Cost | None
     gives_up: tuple[str, ...]
     checked: tuple[Checked, ...] = ()
+    pace: Pace | None = None  # of answers, where they are what is planned
+    groups: int = 1  # of GPUs that do the same, each as the estimate says
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
     """A kind of strategy that is not among the rows, and why: no candidate takes less than `seconds` or less memory than `needs`, as far
-    as each is known; or it is refused."""
+    as each is known (`largest` holds most of that); or it is refused."""
 
     layout: str
     method: str = ""
     seconds: float | None = None
     needs: int | None = None
     refused: str = ""
+    tokens_per_second: float | None = None  # of answers, at most
+    largest: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +77,9 @@ class Plan:
     policy: str = "fastest"
     reason: str = ""
     nearest: Plan | None = None
+    frontier: tuple[Row, ...] | None = None  # over all candidates, where that was asked for
     notes: tuple[str, ...] = field(default=())
+    trade: tuple[Row, ...] = ()  # of answers: all that none beats in seconds and in tokens a second, the quickest first
 
     @property
     def fits(self) -> bool:
@@ -78,7 +87,10 @@ class Plan:
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Of the rows, those that none beats in time and memory both; on one machine money is time."""
+        """Of the rows, those that none beats in time and memory both; on one machine money is time. Of answers, in seconds and tokens a second."""
+        if self.trade:
+            best = [(row.estimate.job, row.kind) for row in self.trade]
+            return tuple(row for row in self.rows if (row.estimate.job, row.kind) in best)
         return tuple(row for row in self.rows if not any(beats(other, row) for other in self.rows))
 
 
@@ -108,24 +120,41 @@ def plan(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     found = once(work, cluster, wish)
     if found.fits or found.interrupted or found.nearest is not None:
         return found
+    parked = once(replace(work, parked=True), cluster, wish) if wish.policy == "fastest" else found
+    if parked.fits:
+        return replace(parked, counted=together(found.counted, parked.counted))
     return replace(found, reason=why(found), nearest=nearest(work, cluster, wish))
 
 
-def none_at_all(work: Work, cluster: Cluster, wish: Wish) -> Plan:
+def together(one: Counted, other: Counted) -> Counted:
+    """Of two searches."""
+    sums = {name: getattr(one, name) + getattr(other, name) for name in ("size", "walked", "estimated", "replayed")}
+    return Counted(**sums, best=other.best)
+
+
+def none_at_all(work: Work, cluster: Cluster, wish: Wish, solve: Callable[[Work, Cluster, Wish], Plan] = plan) -> Plan:
     """No GPUs were named: what one of them would do."""
-    found = plan(work, cluster, wish)
+    found = solve(work, cluster, wish)
     return replace(found, rows=(), dropped=(), reason="no GPUs run nothing", nearest=found if found.fits else found.nearest)
 
 
+@remembering()
 def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     """On these GPUs, whatever comes of it. Interrupted, it tells what was found until then."""
+    with uncollected():
+        found = searched(work, cluster, wish)
+    found = found if wish.hours is None else in_time(found, wish.hours)
+    return found if wish.budget is None or not found.rows else afforded(found, wish.budget)
+
+
+def searched(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     space = Space(work, cluster)
     interrupted, search = False, None
     try:
         search = Search(space=space, bounds=Bounds(work.model, cluster), each=wish.each, progress=wish.progress)
         taken = list(POLICIES.find(wish.policy).solve(search))
-    except KeyboardInterrupt:
-        taken, interrupted = list(search.taken) if search is not None else [], True
+    except (KeyboardInterrupt, Enough) as end:
+        taken, interrupted = list(search.taken) if search is not None else [], isinstance(end, KeyboardInterrupt)
     each = paid(cluster, wish.dollars)
     rows = [row_of(one, cluster, each, wish.tokens) for one in taken]
     found = Plan(
@@ -133,8 +162,9 @@ def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
         dropped=() if search is None else tuple(dropped(space, search)), counted=Counted() if search is None else search.counted,
         policy=wish.policy, reason="interrupted before anything was found that fits" if interrupted and not rows else "",
     )  # fmt: skip
-    found = found if wish.hours is None else in_time(found, wish.hours)
-    return found if wish.budget is None or not found.rows else afforded(found, wish.budget)
+    if search is not None:
+        search.bounds.forget()
+    return found
 
 
 def judged(found: Plan, count: int, judge: Callable[[Row], Checked]) -> Plan:
@@ -187,10 +217,10 @@ def row_of(found: Found, cluster: Cluster, each: Paid, tokens: float) -> Row:
 def dropped(space: Space, search: Search) -> Iterator[Dropped]:
     """One for each kind that was looked at and not taken, then one for what no candidate may have."""
     shown = {one.kind for one in search.taken}
-    for kind, lost in sorted(search.lost.items(), key=lambda one: (one[1].seconds or float("inf"), one[1].needs or 0, one[0])):
+    for kind, lost in sorted(search.ledger.lost.items(), key=lambda one: (one[1].seconds or float("inf"), one[1].needs or 0, one[0])):
         if kind not in shown and (lost.seconds or lost.needs or lost.refused):
             yield Dropped(layout=kind.layout, method=kind.method, seconds=lost.seconds, needs=lost.needs, refused=lost.refused)
-    legal = {search.labels[place] for place in range(len(search.labels))}
+    legal = {search.ledger.labels[place] for place in range(len(search.ledger.labels))}
     for name, reason in space.refused.items():
         if (
             (name != "options" or not space.kernels)
@@ -224,7 +254,7 @@ def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
             if found.fits:
                 tired = replace(asked, progress=until(tiring, wish.progress))
                 better = once(replace(work, sequences=sequences, strategies=()), other, tired)
-                return replace(better if better.fits else found, interrupted=False)
+                return better if better.fits else found
             if found.interrupted:
                 return None
     return None
@@ -255,13 +285,13 @@ def tiring(counted: Counted) -> bool:
 
 
 def until(enough: Callable[[Counted], bool], progress: Progress | None) -> Progress:
-    """Ends a search as an interrupt does."""
+    """Ends a search when it is."""
 
     def told(counted: Counted) -> None:
         if progress is not None:
             progress(counted)
         if enough(counted):
-            raise KeyboardInterrupt
+            raise Enough
 
     return told
 

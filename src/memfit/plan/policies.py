@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from memfit.plan import llmem
-from memfit.plan.search import Found, Search
+from memfit.plan.ledger import Found
+from memfit.plan.search import Search
 from memfit.registry import Registry
 
 Solve = Callable[[Search], Sequence[Found]]

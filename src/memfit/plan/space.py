@@ -14,16 +14,21 @@ from itertools import product
 from typing import Any, NamedTuple, TypeAlias
 
 from memfit.errors import InputError, Problem
+from memfit.formats import FORMATS
 from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.model.modules import Model, MoE
+from memfit.plan.goals import Asked
 from memfit.program import Program
 from memfit.strategy import LAYOUTS, ONE, Layout, Strategy
 from memfit.techniques import marked
+from memfit.techniques.offload import HOOKS
 
 OUTER = ("optimizer",)  # open options that change no kernel of the passes
 AXES: Mapping[str, tuple[Any, ...]] = {one.name: one.metadata["tries"] for one in dataclasses.fields(Job) if one.metadata["tries"]}
+GOOD_PART = 0.02  # of a GPU
 INNER = ("tp", "cp", "pp")  # what they take of the GPUs, replicas and shards share the rest
+SHARED = ("ddp", "fsdp", "zero")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +44,8 @@ class Work:
     strategies: tuple[Strategy, ...] = ()
     offload: bool = True
     without: tuple[str, ...] = ()  # layouts that are not looked at
+    parked: bool = False  # whether checkpoints wait on the host
+    serving: Asked | None = None  # then answers are made, and nothing is trained
 
     @property
     def tokens(self) -> int:
@@ -68,6 +75,7 @@ class Space:
         self.work, self.cluster = work, cluster
         self.refused: dict[str, str] = {}  # what was refused, and why the last time
         self.known: dict[str, tuple[Layout, ...]] = {}
+        self.told: dict[Strategy, str | None] = {}
 
     @cached_property
     def kernels(self) -> tuple[Job, ...]:
@@ -79,7 +87,19 @@ class Space:
                 found[self.work.job.replace(**dict(zip(names, values, strict=True)))] = None
             except InputError as bad:
                 self.refused.setdefault(bad.problems[0].message, bad.problems[0].hint)
-        return tuple(job for job in found if self.runs(job))
+        jobs = tuple(job for job in found if self.runs(job))
+        return tuple(filter(None, map(self.parked, jobs))) if self.work.parked else jobs
+
+    def parked(self, job: Job) -> Job | None:
+        """With what its checkpoints keep on the host, where that of one sequence takes a good part of the GPU."""
+        kind, model = HOOKS.get(job.framework, ""), self.work.model
+        if not (kind and self.work.offload and job.training and job.checkpointing == "full" and job.activation_offload == "none"):
+            return None
+        inputs = len(model.layers) * job.seq * model.width * FORMATS[model.dtype].block_bytes
+        if inputs < GOOD_PART * self.cluster.gpu.memory:
+            return None
+        one = job.replace(activation_offload=kind)
+        return one if self.runs(one) else None
 
     def values(self, name: str) -> tuple[Any, ...]:
         values = self.work.axes[name]
@@ -109,14 +129,24 @@ class Space:
 
     def takes(self, strategy: Strategy) -> bool:
         """Whether any method of the first kernels goes with it; where none does, what the first of them lacks is kept."""
+        few = strategy if self.mixtures else least(strategy)
+        if few not in self.told:
+            self.told[few] = self.lacking(few)
+        lacking = self.told[few]
+        if lacking is None:
+            return self.counts(strategy)
+        self.refused.setdefault(label(strategy), lacking)
+        return False
+
+    def lacking(self, strategy: Strategy) -> str | None:
+        """What the first of the methods lacks; None where any of them goes with it."""
         first: tuple[Problem, ...] = ()
         for job in self.plainest:
             wrong = problems(self.work.model, job, self.cluster, strategy)
             if not wrong:
-                return self.counts(strategy)
+                return None
             first = first or wrong
-        self.refused.setdefault(label(strategy), first[0].message if first else "")
-        return False
+        return first[0].message if first else ""
 
     def counts(self, strategy: Strategy) -> bool:
         """Whether every rank gets as many sequences."""
@@ -190,12 +220,16 @@ class Space:
         for size in divisors(ranks)[1:-1]:  # shards within, replicas of them without
             yield [(part[0], ("ddp", LAYOUTS["ddp"](size=ranks // size))) for part in self.variants("fsdp", size)]
 
+    @cached_property
+    def mixtures(self) -> set[int]:
+        """How many experts its layers have."""
+        return {block.mixer.experts for layer, _ in self.work.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)}
+
     def experts(self, within: int) -> list[Part]:
         """Nothing, or the experts of a mixture over some of the ranks of a stage."""
-        mixtures = {block.mixer.experts for layer, _ in self.work.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)}
-        if not mixtures or all(job.framework != "megatron" for job in self.plainest):
+        if not self.mixtures or all(job.framework != "megatron" for job in self.plainest):
             return [()]
-        sizes = [size for size in divisors(within)[1:] if all(count % size == 0 for count in mixtures)]
+        sizes = [size for size in divisors(within)[1:] if all(count % size == 0 for count in self.mixtures)]
         return [(), *((("ep", LAYOUTS["ep"](size=size)),) for size in sizes)]
 
     def batches(self, strategy: Strategy) -> list[tuple[int, int]]:
@@ -233,6 +267,16 @@ def problems(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> tu
     except InputError as bad:
         return bad.problems
     return ()
+
+
+def least(strategy: Strategy) -> Strategy:
+    """With as few replicas and shards as there can be: of a model without experts no technique asks how many share the data, but whether any do
+    (and whether groups that are named divide them)."""
+    fsdp, zero = strategy.fsdp, strategy.zero
+    if strategy.ep is not None or (fsdp is not None and fsdp.reshard_to) or (zero is not None and zero.hpz > 1):
+        return strategy
+    shared = {name: getattr(strategy, name) for name in SHARED if strategy.size(name) > 2}
+    return dataclasses.replace(strategy, **{name: dataclasses.replace(layout, size=2) for name, layout in shared.items()})
 
 
 def turned(strategy: Strategy, times: int) -> Strategy:

@@ -13,7 +13,8 @@ from memfit.hardware import Cluster
 from memfit.hardware import usable as offered
 from memfit.job import Job
 from memfit.model.modules import Model
-from memfit.strategy import Strategy, strategy_from
+from memfit.strategy import Strategy
+from memfit.uses import strategy_from
 
 METHODS = ("full", "lora", "qlora")
 CHECKPOINTING = ("none", "full")

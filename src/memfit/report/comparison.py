@@ -50,6 +50,8 @@ def lines(variants: Variants) -> Iterator[tuple[str, list[str]]]:
     if any(one.usable is not None for one in found):
         yield "usable", ["" if one.usable is None else gib(one.usable[0]) for one in found]
     yield "host", [gib(one.host.size) for one in found]
+    if any(one.host.node for one in found):
+        yield "  pinned, a node", [gib(one.host.node) if one.host.node else "" for one in found]
     yield "peak in", ["" if one.memory.at is None else one.memory.at.phase for one in found]
     if any(one.strategy for one in found):
         yield "GPUs", [str(one.strategy.ranks) for one in found]

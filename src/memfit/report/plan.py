@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import json
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from string import ascii_letters
 from typing import Any
 
 from memfit.estimate import Estimate
 from memfit.job import Job
+from memfit.plan.inference import SERVED
 from memfit.plan.planning import Checked, Dropped, Plan, Row
 from memfit.plan.space import AXES
 from memfit.report import markdown as md
+from memfit.report import serving
 from memfit.report.codec import to_dict
 from memfit.report.figures import gib, percent
-from memfit.strategy import Layout, Strategy
+from memfit.uses import uses
 
 SCHEMA = 1
 WIDTH = 80
@@ -31,14 +34,41 @@ def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
         yield wrapped(f"no plan fits: {plan.reason}", width)
         yield losses(plan, width)
         if plan.nearest is not None:
-            yield wrapped(f"the nearest that does, {plan.nearest.work.sequences} sequences a step on {cluster(plan.nearest)}:", width)
+            yield wrapped(f"the nearest that does, {wanted(plan.nearest)} on {cluster(plan.nearest)}:", width)
             yield table(replace_rows(plan.nearest, 1))
             yield from (list(detail(plan.nearest, 1, row, width)) for row in plan.nearest.rows[:1])
         return
     yield table(plan)
     for number, row in enumerate(plan.rows, 1):
         yield list(detail(plan, number, row, width))
+    if plan.trade:
+        yield columns(serving.trade(plan), serving.LEFT, "seconds of an answer against tokens a second")
+    yield frontier(plan, width)
     yield losses(plan, width)
+
+
+def wanted(plan: Plan) -> str:
+    return f"{plan.work.sequences} sequences a step" if plan.work.serving is None else serving.subject(plan)
+
+
+def frontier(plan: Plan, width: int) -> list[str]:
+    """Over all candidates, where that was asked for."""
+    if plan.frontier is None:
+        return []
+    told = "of all candidates, those that none beats in time, memory and money (by steps of memory)"
+    lines = [line for name, row in named(plan.frontier) for line in wrapped(f"{name}  {flags(row.estimate, plan.work.job)}", width, "   ")]
+    return [*wrapped(told, width), *columns([(*COLUMNS, "GPUs"), *points(plan, plan.frontier)], frozenset({0, 1, 2})), "", *lines]
+
+
+def points(plan: Plan, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
+    for name, row in named(rows):
+        assert row.estimate.cluster is not None
+        yield (name, *cells(plan, 0, row)[1:], str(row.estimate.cluster.gpus))
+
+
+def named(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
+    """By letters: numbers are those of the plan's own rows."""
+    return zip(ascii_letters, rows, strict=False)
 
 
 def replace_rows(plan: Plan, count: int) -> Plan:
@@ -47,6 +77,10 @@ def replace_rows(plan: Plan, count: int) -> Plan:
 
 def head(plan: Plan) -> Iterator[str]:
     work, counted = plan.work, plan.counted
+    if work.serving is not None:
+        yield f"{work.model.name} on {cluster(plan)}, {serving.subject(plan)}"
+        yield serving.looked(plan) + (" so far (interrupted)" if plan.interrupted else "")
+        return
     yield f"{work.model.name} on {cluster(plan)}, {work.sequences} sequences of {work.job.seq} tokens a step"
     yield (
         f"{counted.size:,} candidates: {counted.estimated} estimated, {counted.replayed} with the allocator replayed, the others ruled out by bounds"
@@ -64,9 +98,11 @@ COLUMNS = ("", "method", "layout", "s/step", "tokens/s", "GiB", "to", "$", "hour
 
 
 def cells(plan: Plan, number: int, row: Row) -> tuple[str, ...]:
-    one, time = row.estimate, row.estimate.time
+    one, time, mark = row.estimate, row.estimate.time, f"{number}{'*' if fronted(plan, row) else ''}"
+    if row.pace is not None:
+        return serving.cells(mark, row)
     return (
-        f"{number}{'*' if fronted(plan, row) else ''}", row.kind.method, row.kind.layout, "?" if time is None else f"{time.seconds:.3g}",
+        mark, row.kind.method, row.kind.layout, "?" if time is None else f"{time.seconds:.3g}",
         "?" if time is None else f"{time.tokens_per_second:,.0f}", gib(one.device), gib(one.band.high),
         "?" if row.cost is None or row.cost.dollars is None else f"{row.cost.dollars:,.2f}", "?" if row.cost is None else f"{row.cost.hours:.3g}",
     )  # fmt: skip
@@ -77,23 +113,32 @@ def fronted(plan: Plan, row: Row) -> bool:
 
 
 def table(plan: Plan) -> list[str]:
-    rows = [COLUMNS, *(cells(plan, number, row) for number, row in enumerate(plan.rows, 1))]
-    widths = [max(len(row[at]) for row in rows) for at in range(len(COLUMNS))]
-    left = {0, 1, 2}
+    rows = [cells(plan, number, row) for number, row in enumerate(plan.rows, 1)]
+    if plan.work.serving is not None:
+        return [*columns([serving.COLUMNS, *rows], serving.LEFT), *wrapped(serving.legend(plan), WIDTH)]
+    told = f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}. *: none of these is both quicker and smaller."
+    return [*columns([COLUMNS, *rows], frozenset({0, 1, 2})), *wrapped(told, WIDTH)]
+
+
+def columns(rows: Sequence[tuple[str, ...]], left: frozenset[int], title: str = "") -> list[str]:
+    if not rows:
+        return []
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = [
         "  ".join(
             cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
-    told = f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}. *: none of these is both quicker and smaller."
-    return [*lines, *wrapped(told, WIDTH)]
+    return [*([title] if title else []), *lines]
 
 
 def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
     one = row.estimate
     yield from wrapped(f"{number}  {flags(one, plan.work.job)}", width, "   ")
     yield from wrapped(f"   {binds(one)}", width, "   ")
+    if row.pace is not None and (told_of := serving.binds(plan, row)):
+        yield from wrapped(f"   {told_of}", width, "   ")
     for told in row.checked:
         yield from wrapped(f"   {judgement(told, one)}", width, "   ")
     if one.time is None and one.untimed:
@@ -121,7 +166,8 @@ def binds(one: Estimate) -> str:
 def flags(one: Estimate, common: Job) -> str:
     """The options that `memfit estimate` takes."""
     plain = Job()
-    names = [name for name in (*AXES, "batch", "accumulate") if getattr(one.job, name) != getattr(plain, name)]
+    open_ = (*AXES, "activation_offload", "batch", "accumulate") if one.job.training else (*SERVED, "quant", "batch")
+    names = [name for name in open_ if getattr(one.job, name) != getattr(plain, name)]
     words = [flag(name, getattr(one.job, name)) for name in names]
     return " ".join([*words, *(f"--use {use}" for use in uses(one.strategy))]) or "the defaults"
 
@@ -131,26 +177,17 @@ def flag(name: str, value: Any) -> str:
     return (f"--{spelled}" if value else f"--no-{spelled}") if isinstance(value, bool) else f"--{spelled} {value}"
 
 
-def uses(strategy: Strategy) -> Iterator[str]:
-    """As `--use` reads them."""
-    for name, layout in strategy.uses():
-        yield ",".join([f"{name}={layout.size}", *settings(layout)])
-
-
-def settings(layout: Layout) -> Iterator[str]:
-    for one in dataclasses.fields(layout):
-        value = getattr(layout, one.name)
-        if one.name != "size" and value != one.default:
-            spelled = one.name.replace("_", "-")
-            yield spelled if value is True else f"{spelled}={'no' if value is False else value}"
-
-
 def job_file(plan: Plan, row: Row) -> str:
     """What `memfit estimate FILE` answers the same for: every option that is not the default, and the GPUs."""
     one, plain = row.estimate, Job()
-    work, nodes = one.job, plan.cluster
+    work, nodes = one.job, plan.cluster if row.pace is None or one.cluster is None else one.cluster
     count = f"{nodes.nodes}x{nodes.gpus_per_node}x" if nodes.nodes > 1 or nodes.gpus_per_node > 1 else ""
-    lines = [f"model: {json.dumps(plan.work.model.name)}", f"gpu: {json.dumps(count + nodes.gpu.id)}"]
+    notes = (
+        []
+        if row.pace is None
+        else [f"# {row.kind.layout}, {row.pace.requests:,} answers at once; {'; '.join(row.gives_up) or 'nothing given up'}"]
+    )
+    lines = [*notes, f"model: {json.dumps(plan.work.model.name)}", f"gpu: {json.dumps(count + nodes.gpu.id)}"]
     if one.strategy:
         lines.append(f"use: [{', '.join(json.dumps(use) for use in uses(one.strategy))}]")
     for option in dataclasses.fields(Job):
@@ -161,6 +198,10 @@ def job_file(plan: Plan, row: Row) -> str:
 
 
 def losses(plan: Plan, width: int) -> list[str]:
+    if plan.work.serving is not None:
+        named = [(f"  {one.method} {one.layout}".rstrip(), serving.lost(one)) for one in plan.dropped]
+        lines = [line for name, why in named for line in wrapped(f"{name}: {why}", width, "      ")]
+        return ["not among them", *lines] if lines else []
     best = next((row.estimate.time.seconds for row in plan.rows if row.estimate.time is not None), None)
     lines = [
         line for one in plan.dropped for line in wrapped(f"  {one.method} {one.layout}".rstrip() + f": {lost(one, best)}", width, "      ")
@@ -183,11 +224,15 @@ def wrapped(line: str, width: int, indent: str = "  ") -> list[str]:
 def markdown(plan: Plan) -> str:
     lines = [*head(plan), ""]
     if plan.rows:
-        lines += md.table(COLUMNS, (cells(plan, number, row) for number, row in enumerate(plan.rows, 1)))
+        head_row = COLUMNS if plan.work.serving is None else serving.COLUMNS
+        lines += md.table(head_row, (cells(plan, number, row) for number, row in enumerate(plan.rows, 1)))
         lines += [
             "",
             *(f"{number}. `{flags(row.estimate, plan.work.job)}`: {binds(row.estimate)}" for number, row in enumerate(plan.rows, 1)),
         ]
+        if plan.frontier is not None:
+            lines += ["", *md.table((*COLUMNS, "GPUs"), points(plan, plan.frontier)), ""]
+            lines += [f"- {name}: `{flags(row.estimate, plan.work.job)}`" for name, row in named(plan.frontier)]
     else:
         lines += [f"no plan fits: {plan.reason}"]
     return "\n".join(lines)
@@ -212,8 +257,11 @@ def data(plan: Plan) -> dict[str, Any]:
         },
         "reason": plan.reason,
         "rows": [{**row_data(row), "front": fronted(plan, row)} for row in plan.rows],
-        "dropped": [dataclasses.asdict(one) for one in plan.dropped],
+        "dropped": [{**dataclasses.asdict(one), "largest": list(one.largest or ())} for one in plan.dropped],
+        "serving": serving.asked(plan),
+        "trade": [row_data(row) for row in plan.trade],
         "nearest": None if plan.nearest is None else data(plan.nearest),
+        "frontier": None if plan.frontier is None else [row_data(row) for row in plan.frontier],
     }
 
 
@@ -222,6 +270,7 @@ def row_data(row: Row) -> dict[str, Any]:
         "kind": row.kind._asdict(),
         "use": [*uses(row.estimate.strategy)],
         "gives_up": list(row.gives_up),
+        **serving.figures(row),
         "cost": None if row.cost is None else dataclasses.asdict(row.cost),
         "checked": [dataclasses.asdict(told) for told in row.checked],
         "estimate": to_dict(row.estimate),

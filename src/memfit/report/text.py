@@ -14,6 +14,7 @@ from memfit.errors import Problem
 from memfit.estimate import Answer, Estimate, Script
 from memfit.hardware import Cluster
 from memfit.job import Job
+from memfit.lower.host import Host
 from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
 from memfit.report.pace import pace
 from memfit.simulate.memory import Moment, Stretch
@@ -147,7 +148,12 @@ def numbers(estimate: Estimate) -> Iterator[str]:
     yield figure("allocated", memory.allocated, WHAT["allocated"])
     if estimate.usable is not None:
         yield figure("usable", estimate.usable[0], WHAT["usable"])
-    yield figure("host", estimate.host.size, WHAT["host"] + estimate.host.why)
+    yield figure("host", estimate.host.size, WHAT["host"] + host_words(estimate.host))
+
+
+def host_words(host: Host) -> str:
+    """With what stays there on the whole node, where that is not the figure itself."""
+    return host.why + (f"; {gib(host.node)} GiB pinned on a node" if host.node and host.node != host.size else "")
 
 
 def figure(name: str, size: int, what: str) -> str:
@@ -249,7 +255,8 @@ def ladder(estimate: Estimate) -> Iterator[str]:
     yield "to make it fit:"
     for rung in advice.rungs:
         slower = "" if rung.slower is None else f", {100 * rung.slower:+.0f} % time"
-        yield f"  {rung.name}: {gib(rung.device)} GiB, {VERDICTS[rung.verdict]} (frees {gib(rung.freed)} GiB{slower})"
+        host = "" if rung.host is None else f"; {gib(rung.host)} GiB of the host for each GPU"
+        yield f"  {rung.name}: {gib(rung.device)} GiB, {VERDICTS[rung.verdict]} (frees {gib(rung.freed)} GiB{slower}{host})"
 
 
 def answer_line(answer: Answer) -> str:

@@ -167,7 +167,7 @@ class Meter:
         kernels = sum(self.parts.values())
         waited = max(self.beside, kernels + self.rates.taken * self.beside) - kernels
         copies = self.copied / self.rates.host if self.copied and self.rates.host else 0.0
-        late = max(0.0, copies - kernels - waited)
+        late = max(0.0, copies + (self.beside if copies and self.rates.shared else 0.0) - kernels - waited)
         if waited:
             self.wait("communication", waited)
         if late:

@@ -41,6 +41,12 @@ def element(program: Program) -> int:
     return FORMATS[program.autocast or program.hidden].block_bytes
 
 
+def handed(program: Program) -> str:
+    """The dtype that the flash-attn package is given. fp32 queries over packed weights, as PEFT's fp32 norms make them, are cast to that of the
+    model (transformers 5.23 integrations/flash_attention.py get_target_dtype)."""
+    return program.autocast or (program.weights if program.quant is not None else program.hidden)
+
+
 def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     """SDPA with one backend left (torch 2.13: `No available kernel`)."""
     job = program.job
@@ -80,7 +86,7 @@ def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     third = program.job.attention == "flash-attn-3"
     if "flash" not in mixer.kernels:
         yield problem(program, "the family's code has no path for it")
-    if element(program) != 2:
+    if FORMATS[handed(program)].block_bytes != 2:
         yield problem(program, "queries are not in 16 bits", "a 16-bit or autocast `precision`")
     if max(sizes(mixer)) > LARGEST_HEAD:
         yield problem(program, f"heads have more than {LARGEST_HEAD} values")

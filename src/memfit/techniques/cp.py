@@ -9,7 +9,10 @@ from memfit.job import Job
 from memfit.model.modules import Attention, Latent
 from memfit.program import Program
 from memfit.strategy import CP, Strategy
+from memfit.techniques.attention import PACKAGES, element
 from memfit.techniques.base import TRACE, Technique
+
+HEADED = ("sdpa", "flash", "flash-attn-2", "flash-attn-3")  # attention of transformers that DeepSpeed exchanges tokens for heads around
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -45,12 +48,16 @@ def by_heads(job: Job, strategy: Strategy) -> Iterator[Problem]:
         )
     elif zero.hpz > 1:
         yield Problem(message="no one has seen ZeRO++'s second copy beside Ulysses", where="use zero.hpz", hint="leave it away")
-    if job.attention not in ("sdpa", "flash") or not job.packing or job.unsloth:
-        message = "Ulysses attention is known of SDPA on packed sequences, whose mask DeepSpeed takes away"
+    if job.attention == "eager":
+        message = (
+            "DeepSpeed's Ulysses attention refuses eager attention, which cannot do without the mask that it takes away (ulysses_sp.py)"
+        )
+        yield Problem(message=message, where="job.attention", hint="`--attention sdpa`, or `flash-attn-2`")
+    elif job.attention not in HEADED or job.unsloth:
+        message = "Ulysses attention is known of SDPA and flash-attn, whose mask DeepSpeed takes away"
         yield Problem(message=message, where="job.attention", hint="`--attention sdpa`")
-    if not job.training or job.evaluate or job.loss != "plain" or job.liger or job.longest:
-        message = "Ulysses attention is known of training alone, with the plain loss on batches of one length"
-        yield Problem(message=message, where="use cp", hint="no inference, evaluation, `longest` batch, fused loss or Liger's kernels")
+    if not job.training:
+        yield Problem(message="Ulysses attention is of training alone: accelerate leaves it out of all else", where="use cp", hint="`tp`")
     if job.seq % cp.size:
         yield Problem(
             message=f"{cp.size} ranks do not divide {job.seq} tokens", where="job.seq", hint="every rank holds as many of each sequence"
@@ -74,6 +81,12 @@ def of_deepspeed(program: Program, cp: CP) -> Iterator[Problem]:
         if one.heads % cp.size or (one.kv_heads % cp.size and cp.size % one.kv_heads):
             message = f"{cp.size} ranks do not divide {one.heads} query and {one.kv_heads} key/value heads"
             yield Problem(message=message, where="use cp", hint="a size that divides both, or a multiple of the key/value heads")
+        if job.evaluate and one.heads == cp.size > one.kv_heads and job.attention not in PACKAGES:
+            message = (
+                f"an evaluation stops: {cp.size} ranks leave one query head to a group, and DeepSpeed leaves the model's attention so "
+                "(0.19.8 ulysses_sp.py `module.num_key_value_groups`)"
+            )
+            yield Problem(message=message, where="job.evaluate", hint="`flash-attn-2`, fewer ranks of a sequence, or no `evaluate`")
 
 
 def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
@@ -86,17 +99,32 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
         (not job.training, "of inference", "leave it away"),
         (strategy.fsdp is None or strategy.fsdp.version == 1 or any(strategy.size(name) > 1 for name in ("ddp", "tp", "pp", "zero")),
          "beside other layouts than FSDP2", "`cp=2 fsdp=4`"),
-        (job.attention not in ("sdpa", "flash") or not job.packing or bool(job.unsloth),
-         "but of flash attention by SDPA on packed sequences", "`--attention sdpa`"),
+        (job.attention not in ("sdpa", "flash", "eager", *PACKAGES) or bool(job.unsloth),
+         "but of flash attention by SDPA", "`--attention sdpa`"),
         (any(0 < window < job.seq for window in windows) or heads != {0}, f"of the family `{program.model.family}` as it is here", TRACE),
-        (job.checkpointing == "selective" or job.evaluate or job.loss != "plain", "with selective checkpoints, an evaluation or a fused loss", TRACE),
     )  # fmt: skip
     for one, what, hint in wrong:
         if one:
             yield Problem(message=f"no formula yet for context parallelism {what}", where="use cp", hint=hint)
+    yield from by_sdpa(job)
+    if job.attention not in ("eager", *PACKAGES) and element(program) != 2:
+        grouped = any(block.mixer.heads != block.mixer.kv_heads for layer, _ in program.model.kinds for block in layer.blocks
+                      if isinstance(block.mixer, Attention))  # fmt: skip
+        message = (
+            "fp32 queries of grouped heads go to SDPA's math, which adds a plain mask to a DTensor, and torch stops "
+            "(torch 2.13 ATen/native/transformers/attention.cpp)" if grouped else "no formula yet for ring attention by another kernel than flash"
+        )  # fmt: skip
+        yield Problem(message=message, where="use cp", hint="16-bit numbers; with packed weights `--no-prepare-kbit`, as TRL has it")
     if job.seq % (2 * cp.size):
         message = f"{2 * cp.size} chunks do not divide {job.seq} tokens"
         yield Problem(message=message, where="job.seq", hint="every rank holds two chunks of each sequence, an early and a late one")
+
+
+def by_sdpa(job: Job) -> Iterator[Problem]:
+    """For both producers."""
+    if job.attention in ("eager", *PACKAGES):
+        message = "the Trainer's context parallelism is supported with SDPA attention alone (transformers 5.23 trainer.py)"
+        yield Problem(message=message, where="job.attention", hint="`--attention sdpa`, or `style=ulysses` beside `zero` for flash-attn")
 
 
 TECHNIQUE = Technique(

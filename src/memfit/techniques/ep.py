@@ -11,6 +11,7 @@ from memfit.model.modules import Layer, MoE
 from memfit.program import Program
 from memfit.strategy import EP, Strategy
 from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.framework import FACTS
 
 PLANNED = (5, 23)  # transformers whose experts are reached by `EPImplementation`s (distributed/expert_parallel.py)
 
@@ -20,7 +21,9 @@ def apply(program: Program) -> Program:
     assert ep is not None
     if any(True for _ in problems(program, ep)):
         return program
-    return program.rebuilt(lambda layer: share(layer, ep.size, program.strategy.expert_tensor)).replace(spread=True)
+    return program.rebuilt(lambda layer: share(layer, ep.size, program.strategy.expert_tensor)).replace(
+        spread=True, joint=program.job.framework in FACTS and FACTS[program.job.framework].stacks
+    )
 
 
 def share(layer: Layer, ranks: int, tensor: int) -> Layer:
@@ -48,12 +51,15 @@ def problems(program: Program, ep: EP) -> Iterator[Problem]:
     """What keeps the experts from being spread. (After that there is nothing left to ask.)"""
     job, strategy = program.job, program.strategy
     if not program.engine:
-        if not job.hugging:
-            hint = "`transformers` and `megatron` have one"
+        if job.framework in FACTS and FACTS[job.framework].stacks:
+            yield from sent(job, strategy, ep)
+        elif not job.hugging:
+            hint = "`transformers`, `torchtitan` and `megatron` have one"
             yield Problem(message=f"no formula yet for expert parallelism of {job.framework}", where="use ep", hint=hint)
             return
-        yield from planned(job, strategy, ep)
-        yield from unwritten(program)
+        else:
+            yield from planned(job, strategy, ep)
+            yield from unwritten(program)
     found = {block.mixer for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)}
     if not found:
         yield Problem(message=f"`{program.model.name}` has no experts to spread", where="use ep", hint="leave it away")
@@ -75,6 +81,9 @@ def planned(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
         if one.name in MEGATRONS and getattr(ep, one.name) != one.default:
             message = "transformers drops and pads no tokens, and has one way to send them in training: the setting is Megatron's"
             yield Problem(message=message, where=f"use ep.{one.name}", hint="leave it away")
+    if not job.training:
+        yield from answering(strategy, ep)
+        return
     fsdp = strategy.fsdp
     if (fsdp is None or fsdp.version == 1) and (strategy.size("tp") == 1 or fsdp is not None):
         message = "transformers spreads experts over the ranks of FSDP2, each with sequences of its own"
@@ -92,13 +101,39 @@ def planned(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
     if strategy.expert_tensor > 1:
         message = "transformers keeps the matrices of an expert whole where experts are spread"
         yield Problem(message=message, where="use ep.tensor", hint=f"`ep={ep.size},tensor=1`")
-    if not job.training:
-        yield Problem(message="a rank's experts serve training here, not inference", where="use ep", hint="leave it away")
     if job.router_skew != 1:
         message = "where experts are spread it is the busiest rank's share that counts"
         yield Problem(message=message, where="job.router_skew", hint=f"`--use ep={ep.size},imbalance={job.router_skew:g}`")
     if job.liger:
         yield Problem(message="Liger's experts have not been seen over several ranks", where="job.liger", hint="leave it away")
+
+
+def answering(strategy: Strategy, ep: EP) -> Iterator[Problem]:
+    """By inference the ranks of experts are those of tensor parallelism, which have the same tokens (AutoEP)."""
+    ranks = max(2, strategy.ranks)
+    if ep.size != strategy.size("tp") or strategy.ranks != ep.size or strategy.expert_tensor > 1:
+        message = (
+            "by inference transformers spreads experts over the ranks of tensor parallelism, all of them and no others, each expert whole"
+        )
+        yield Problem(message=message, where="use ep", hint=f"`--use tp={ranks} --use ep={ranks},tensor=1`")
+    if ep.imbalance != 1:
+        message = "by inference every rank runs as many rows as there are, whichever experts they are for"
+        yield Problem(message=message, where="use ep.imbalance", hint="leave it away")
+
+
+def sent(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
+    """torchtitan's ranks of experts are among those of FSDP2 (0.3.0 distributed/parallel_dims.py: `ep` divides fsdp x cp x tp)."""
+    for one in fields(EP):
+        if one.name in MEGATRONS and getattr(ep, one.name) != one.default:
+            message = "torchtitan's standard dispatcher drops and pads no tokens: the setting is Megatron's"
+            yield Problem(message=message, where=f"use ep.{one.name}", hint="leave it away")
+    beside = [name for name, layout in strategy.uses() if name not in ("ep", "fsdp", "ddp") and layout.size > 1]
+    if beside or strategy.fsdp is None or strategy.fsdp.version == 1:
+        message = "no formula yet for torchtitan's experts over ranks but beside FSDP2 and its replicas"
+        yield Problem(message=message, where="use ep", hint=f"`--use fsdp={max(2, strategy.ranks)} --use ep={max(2, ep.size)}`")
+    elif strategy.size("fsdp") % ep.size:
+        message = f"{ep.size} ranks of experts do not divide the {strategy.size('fsdp')} that weights are sharded over"
+        yield Problem(message=message, where="use ep", hint=f"`ep={strategy.size('fsdp')}`")
 
 
 def unwritten(program: Program) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import CHECKPOINTING, PRECISIONS, Job
-from memfit.model.modules import Embedding
+from memfit.model.modules import Embedding, Layer, MoE, Weight
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Quant
 from memfit.registry import nearest
@@ -35,8 +35,10 @@ class Facts:
     generates: bool = False
     packs: bool = False
     told: str = ""
+    stacks: bool = False  # experts as torchtitan keeps them
     padded: int = 0  # the vocabulary is padded to a multiple of so many rows on every rank of tensor parallelism
     engine: str = ""  # its own data parallelism, if it has one
+    products: str = ""  # whose products it runs, where those have rates of their own
     cite: str = ""
 
 
@@ -47,7 +49,7 @@ FACTS: dict[str, Facts] = {
         checkpointing=frozenset({"none", "full", "every"}), cite="torchtune 0.6.1 models/",
     ),
     "torchtitan": Facts(
-        families=frozenset({"llama", "qwen3"}), losses=frozenset({"plain", "chunked"}), methods=frozenset({"full"}),
+        families=frozenset({"llama", "qwen3", "qwen3_moe"}), losses=frozenset({"plain", "chunked"}), stacks=True, methods=frozenset({"full"}),
         attention=frozenset({"sdpa", "flash", "math", "cudnn"}), cite="torchtitan 0.3.0 models/",
     ),
     "litgpt": Facts(
@@ -60,7 +62,7 @@ FACTS: dict[str, Facts] = {
         losses=frozenset({"plain", "te"}), methods=frozenset({"full"}), padded=128,
         attention=frozenset({"sdpa", "flash-attn-2", "cudnn"}), checkpointing=frozenset({"none", "full", "selective"}),
         precisions=frozenset({"bf16", "bf16-master"}), optimizers=frozenset({"adamw", "adamw_fused", "adam", "adam_fused", "sgd", "sgd_momentum"}),
-        master=True, engine="megatron", told="Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam",
+        master=True, engine="megatron", products="te", told="Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam",
         cite="megatron-core 0.16.1 models/gpt, TransformerEngine 2.18",
     ),
 }  # fmt: skip
@@ -79,9 +81,29 @@ def apply(program: Program) -> Program:
         program = program.replace(adapter=dataclasses.replace(program.adapter, format=program.weights), input_gradients=False)
     if facts.unties and program.model.tied:
         program = program.replace(model=dataclasses.replace(program.model, tied=False))
+    if facts.stacks:
+        program = program.rebuilt(stacked)
     if facts.packs and program.quant is not None:
         program = program.replace(quant=packed(program, program.quant))
     return padded(program, facts.padded * program.strategy.size("tp")) if facts.padded else program
+
+
+def products(framework: str) -> str:
+    return FACTS[framework].products if framework in FACTS else ""
+
+
+def stacked(layer: Layer) -> Layer:
+    """Experts as torchtitan keeps them: three stacks, weights of the chosen ones divided by their sum (models/qwen3/__init__.py), and for each expert
+    a bias that steers the choice and a count, in fp32 (models/common/moe.py, `load_balance_coeff`, which its recipes leave on)."""
+    blocks = []
+    for block in layer.blocks:
+        mixer = block.mixer
+        if isinstance(mixer, MoE):
+            names = [f"{mixer.name}.{name}" for name in ("expert_bias", "tokens_per_expert")]
+            buffers = tuple(Weight(name=name, shape=(mixer.experts,), role="buffer", format="float32") for name in names)
+            block = dataclasses.replace(block, mixer=dataclasses.replace(mixer, apart=True, normed=True, extra=buffers))
+        blocks.append(block)
+    return dataclasses.replace(layer, blocks=tuple(blocks))
 
 
 def shares(program: Program) -> tuple[int, int]:
@@ -143,6 +165,8 @@ def check(program: Program) -> Iterator[Problem]:
         if value not in allowed:
             close = nearest(value, sorted(allowed)) or sorted(allowed)
             yield Problem(message=f"{name} has no {field} `{value}`", where=f"job.{field}", hint=f"one of {', '.join(close)}")
+    if facts.stacks:
+        yield from rows_apart(program)
     if facts.told and job.precision == "bf16":
         yield Problem(message=facts.told, where="job.precision", level="note", hint="`bf16-master` says the same")
     for layout in ("fsdp", "zero") if facts.engine else ():
@@ -152,6 +176,26 @@ def check(program: Program) -> Iterator[Problem]:
     for field, used in (("liger", job.liger), ("unsloth", bool(getattr(job, "unsloth", "")))):
         if used:
             yield Problem(message=f"these kernels replace transformers' code, not {name}'s", where=f"job.{field}")
+
+
+def rows_apart(program: Program) -> Iterator[Problem]:
+    """Where more ranks shard experts than there are, torchtitan cuts their rows (distributed/fsdp.py, `Shard(1)`), not the stacks; and what its
+    tensor parallelism does around experts is not written."""
+    strategy = program.strategy
+    mixers = [block.mixer for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)]
+    if strategy.fsdp is not None and any(strategy.shards > one.experts for one in mixers):
+        message = f"no formula yet for {strategy.shards} ranks that share fewer experts, whose rows torchtitan cuts then"
+        yield Problem(
+            message=message, where="use fsdp", hint="`ddp` for replicas, and as many ranks of `fsdp` as there are experts at most"
+        )
+    if mixers and program.job.checkpointing == "selective":
+        message = "no formula yet for what torchtitan's selective checkpoints keep of experts"
+        yield Problem(message=message, where="job.checkpointing", hint="`full`, or `none`")
+    beside = [name for name in ("tp", "cp", "pp") if strategy.size(name) > 1]
+    if mixers and beside:
+        yield Problem(
+            message=f"no formula yet for torchtitan's experts beside `{beside[0]}`", where=f"use {beside[0]}", hint="`fsdp` and `ep`"
+        )
 
 
 def generation(job: Job) -> Iterator[Problem]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.model.modules import MoE
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import Strategy
@@ -59,6 +60,8 @@ def check(program: Program) -> Iterator[Problem]:
         )
     if layout.version == 1:
         yield from flat(program)
+    if kept := formats(program) - {program.weights}:
+        yield from mixed(program, kept)
     if layout.version == 2 and job.training and OPTIMIZERS[job.optimizer].low_rank:
         stops = job.optimizer.startswith("apollo")
         yield Problem(
@@ -74,6 +77,26 @@ def check(program: Program) -> Iterator[Problem]:
     if layout.reshard_to and (layout.version == 1 or program.strategy.shards % layout.reshard_to or not layout.reshard):
         message = f"{layout.reshard_to} ranks to reshard to, of {program.strategy.shards}"
         yield Problem(message=message, where="use fsdp.reshard_to", hint="a divisor, with FSDP2, and `reshard` left on")
+
+
+def formats(program: Program) -> set[str]:
+    """Of routers that stay as they are whatever the others are cast to (transformers `_keep_in_fp32_modules_strict`)."""
+    mixers = (block.mixer for layer, _ in program.model.kinds for block in layer.blocks)
+    return {mixer.router_format for mixer in mixers if isinstance(mixer, MoE) and mixer.router_format}
+
+
+def mixed(program: Program, kept: set[str]) -> Iterator[Problem]:
+    """torch 2.13 _fully_shard/_fsdp_param_group.py _init_mp_dtypes, which asks those that are trained alone; _flat_param.py asks all."""
+    others = f"routers stay {', '.join(sorted(kept))} beside {program.weights}"
+    version = resolved(program.strategy, program.job).fsdp
+    assert version is not None
+    hint = "`--precision fp32` or `autocast-bf16`, whose weights are alike, or DeepSpeed"
+    if version.version == 1:
+        yield Problem(
+            message=f"{others}, and FSDP1 flattens one dtype: Must flatten tensors with uniform dtype", where="use fsdp", hint=hint
+        )
+    elif program.adapter is None:
+        yield Problem(message=f"{others}: FSDP expects uniform original parameter dtype", where="use fsdp", hint=f"{hint}, or adapters")
 
 
 def flat(program: Program) -> Iterator[Problem]:

@@ -54,7 +54,7 @@ def check(program: Program) -> Iterator[Problem]:
     mixers = [block.mixer for layer, _ in model.kinds for block in layer.blocks]
     odd = (
         (not job.training, "Gemini is for training", "job.task", "one GPU, or `tp`"),
-        (job.framework != "transformers", f"no formula yet for Gemini under {job.framework}", "use gemini", "`--framework transformers`"),
+        (job.framework != "transformers", f"Gemini runs in loops by hand: {job.framework} has engines of its own", "use gemini", "`--framework transformers`"),
         (bool(others), f"no formula yet for Gemini beside `{', '.join(others)}`", "use gemini", "`tp` beside it, or nothing"),
         (not any(name in job.precision for name in HALF), "Gemini trains in fp16 or bf16", "job.precision", "`fp16` or `bf16`"),
         (

@@ -7,8 +7,11 @@ from collections.abc import Iterator
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
-from memfit.techniques.base import Technique
+from memfit.strategy import Strategy
+from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.pp import DEFERRED
 
+HOOKS = {"trl": "streams", "torchtune": "streams", "transformers": "wrapper"}  # by framework: the way that its users reach first
 FORGETS = (1, 7)  # from here on TRL forgets a tensor that has left (trl 1.7 models/activation_offloading.py release_storage_key)
 
 
@@ -31,12 +34,35 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def beside(program: Program, where: str) -> Iterator[Problem]:
-    """Weights are told from activations by where they lie: under DeepSpeed and FSDP they lie elsewhere by then, and travel, too (trl 1.16
-    models/activation_offloading.py update_model_params, called before the engine takes the weights)."""
-    for name, layout in program.strategy.uses():
-        if name != "ddp" and (layout.size > 1 or name == "zero"):
-            message = f"no formula for activations on the host under `{name}`, where gathered or moved weights would travel with them"
-            yield Problem(message=message, where=where, hint="one GPU or `ddp`")
+    """Layouts without a formula."""
+    strategy, job = program.strategy, program.job
+    yield from engines(job, strategy)
+    if strategy.gemini is not None:
+        yield Problem(message="no formula for activations on the host beside Gemini's chunks", where=where, hint="`fsdp` or `zero`")
+    cut = [name for name in ("tp", "cp", "ep") if strategy.size(name) > 1]
+    if job.activation_offload == "streams" and cut:
+        message = f"no formula for the hooks with a stream of their own under `{cut[0]}`"
+        yield Problem(message=message, where=where, hint=f"`wrapper` with `checkpointing` full, or {TRACE}")
+    if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
+        message = f"no formula for what comes back from the host twice, as `{strategy.pp.schedule}` asks for it"
+        yield Problem(message=message, where="use pp.schedule", hint="`1f1b` or `interleaved`")
+
+
+def engines(job: Job, strategy: Strategy) -> Iterator[Problem]:
+    """What stops where it runs. torch's hooks copy a tensor into one that they make by its size alone, which is none of a mesh: aten.copy_.default got
+    mixed torch.Tensor and DTensor (torch 2.13 autograd/graph.py save_on_cpu). A layer that is checkpointed saves its input, a plain tensor."""
+    kind, where = job.activation_offload, "job.activation_offload"
+    if not wanted(job):
+        return
+    if kind == "streams" and strategy.size("pp") > 1:
+        message = "the hooks stand around a Trainer's step, and a Trainer runs no stages of a pipeline"
+        yield Problem(message=message, where=where, hint="torch's own `wrapper`")
+    ring = strategy.cp is not None and strategy.cp.size > 1 and strategy.cp.style != "ulysses"
+    mesh = "tp" if strategy.size("tp") > 1 else "cp" if ring else ""
+    inputs = job.checkpointing == "full" and (kind == "wrapper" or mesh != "tp")
+    if kind != "streams" and mesh and not inputs:
+        message = f"torch's `save_on_cpu` stops at the DTensors that `{mesh}` has nodes save: it copies them into plain tensors"
+        yield Problem(message=message, where=where, hint="`wrapper` with `checkpointing` full, where layers save their inputs alone")
 
 
 def wanted(job: Job) -> bool:

@@ -12,6 +12,7 @@ from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
 from memfit.strategy import PP, Strategy
 from memfit.techniques.base import Technique
+from memfit.techniques.trl import head_of
 
 MOST = 4096  # micro-batches in flight that are written down one by one
 LOOPED = ("interleaved", "bfs", "zero-bubble", "zbv")  # schedules of several stages on a rank
@@ -80,7 +81,19 @@ def apply(program: Program) -> Program:
 
 
 def check(program: Program) -> Iterator[Problem]:
-    yield from problems(program) if program.stage is None else ()
+    if program.stage is None:
+        yield from problems(program)
+    elif program.job.method == "freeze" and not program.engine and not trains(program):
+        message = f"a stage has nothing of `{program.job.trainable[:60]}`, and its optimizer stops at an empty list of parameters"
+        yield Problem(message=message, where="job.trainable", hint="parts that all stages have, like `norm`, or `--method lora`")
+
+
+def trains(program: Program) -> bool:
+    """Whether this stage has any of the parts that are trained."""
+    model = program.model
+    ends = (*model.embed, *model.final, *(() if model.headless else (model.head,)))
+    layers = ((weight, f"{model.prefix}.{entry.number}.{weight.name}") for entry in program.entries for weight in entry.layer.weights())
+    return any(program.trains(weight) for end in ends for weight in end.weights()) or any(program.trains(*one) for one in layers)
 
 
 def problems(program: Program) -> Iterator[Problem]:
@@ -147,12 +160,17 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     assert pp is not None
     yield from countable(pp, job)
     yield from beside(pp, strategy)
-    plain = job.method != "freeze" and job.packing and job.zero_grad == "after_step"
+    plain = job.packing and job.zero_grad == "after_step"
     more = job.unsloth or job.evaluate or job.keep_outputs or job.longest or job.merge
     two = pp.schedule in DEFERRED and (job.checkpointing != "none" or job.autocast)
     wrong = (
         (not job.hugging, f"of {job.framework}", "use pp", "`--framework megatron` has one"),
-        (not plain or bool(more), "but of training on packed sequences by a plain loop", "use pp", "`--method full`, or `lora`"),
+        (
+            not plain or bool(more),
+            "but of training on packed sequences by a plain loop",
+            "use pp",
+            "batches of one length, without padding or an evaluation",
+        ),
         (job.precision not in PRECISIONS, f"in precision `{job.precision}`", "job.precision", "one of " + ", ".join(PRECISIONS)),
         (pp.schedule == "interleaved" and pp.virtual == 1, "that interleaves one stage on a rank", "use pp.virtual", "`virtual=2`"),
         (two, f"that runs `{pp.schedule}` with checkpoints or autocast", "use pp.schedule", "`1f1b` or `interleaved`"),
@@ -161,9 +179,10 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     for one, what, where, hint in wrong:
         if one:
             yield Problem(message=f"no formula yet for a pipeline {what}", where=where, hint=hint)
-    if job.loss != "plain":
-        message = f"the schedule takes the loss of what the last stage returns, so that `{job.loss}` cannot do without the logits"
-        yield Problem(message=message, where="job.loss", hint="use `plain`")
+    own = "TRL's own head" if head_of(job) != "plain" else "" if job.loss == "plain" else f"`{job.loss}`"
+    if own:
+        message = f"the schedule takes the loss of what the last stage returns, so that {own} cannot do without the logits"
+        yield Problem(message=message, where="job.loss", hint="`--framework transformers` and `plain`")
 
 
 def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:

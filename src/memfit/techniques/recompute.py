@@ -7,14 +7,17 @@ from collections.abc import Iterator
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
-from memfit.techniques.base import Technique
+from memfit.registry import nearest
+from memfit.techniques.base import Technique, names
 
 
 def apply(program: Program) -> Program:
     job = program.job
     step = job.checkpoint_every if job.checkpointing == "every" else 1
     first = beginnings(program)
-    entries = tuple(entry._replace(recompute=(entry.number - first[place]) % step == 0) for place, entry in enumerate(program.entries))
+    own = [entry.number - first[place] for place, entry in enumerate(program.entries)]  # in the stage, or in its turn of it
+    most = job.recompute_layers or len(program.model.layers)
+    entries = tuple(entry._replace(recompute=at % step == 0 and at < most) for at, entry in zip(own, program.entries, strict=True))
     return program.replace(entries=entries, input_gradients=hooked(job))
 
 
@@ -33,12 +36,22 @@ def hooked(job: Job) -> bool:
     return own and (job.version("transformers") >= (5, 0) or (job.adapters and job.reentrant))
 
 
+MODULES = ("core_attn", "mlp", "moe", "moe_act", "shared_experts", "layernorm")  # of Megatron's; the first is its own default
+
+
 def check(program: Program) -> Iterator[Problem]:
     """Which results a selective checkpoint keeps is a policy; transformers and TRL hand one on to torch as `context_fn`
     (torch 2.13 torch/utils/checkpoint.py create_selective_checkpoint_contexts), others say in their rows what they can do."""
     job = program.job
     if job.checkpointing == "selective" and job.reentrant:
         yield Problem(message="selective checkpointing is not reentrant", where="job.reentrant")
+    for name in names(job.recompute_modules):
+        if name == "mla_up_proj":
+            message = "no formula yet for latent attention whose way up is made again"
+            yield Problem(message=message, where="job.recompute_modules", hint="leave it away")
+        elif name not in MODULES:
+            hint = "one of " + ", ".join(nearest(name, MODULES) or MODULES)
+            yield Problem(message=f"Megatron has no module `{name}` to recompute", where="job.recompute_modules", hint=hint)
 
 
 TECHNIQUE = Technique(

@@ -12,11 +12,13 @@ from typing import Any
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.model import modules
 from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Module, MoE
 from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques import gemini
 from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.trl import head_of
 
 Mixer = Attention | Latent | MLP | MoE
 # Of frameworks whose code is written; torch's styles on the same layers do what transformers' own plan does.
@@ -40,31 +42,51 @@ def apply(program: Program) -> Program:
     ends: dict[str, Any] = {} if not tp.vocabulary else {"head": replace(model.head, outputs=model.head.outputs // size)}
     if tp.vocabulary and tabled(program):
         ends["embed"] = tuple(table(module, size) for module in model.embed)
-    return program.rebuilt(lambda layer: share(layer, size, alone), **ends).replace(split=True)
+    kept = unsplit(program) | (frozenset() if alone else {"experts"})
+    return program.rebuilt(lambda layer: share(layer, size, kept), **ends).replace(split=True)
 
 
 def tabled(program: Program) -> bool:
-    """Whether ranks share the table of tokens: transformers' own plan has it since 5.21 (distributed/mixin.py init_parallel_plans)."""
-    return bool(program.engine) or program.job.version("transformers") >= UNEVEN
+    """Whether ranks share the table of tokens: transformers' own plan has it since 5.21, where it has one for what lies between table and head
+    (distributed/mixin.py init_parallel_plans)."""
+    return bool(program.engine) or (program.job.version("transformers") >= UNEVEN and "table" not in unsplit(program))
 
 
-def share(layer: Layer, size: int, experts: bool) -> Layer:
-    """A rank's part of a layer; `experts`: of each expert's matrices, too."""
-    return replace(layer, blocks=tuple(replace(block, mixer=part(block.mixer, size, experts)) for block in layer.blocks))
+# What transformers' own plans leave whole on every rank (5.23 `base_model_tp_plan` of each family's config).
+UNSPLIT: dict[str, frozenset[str]] = {
+    "deepseek_v3": frozenset({"attention"}), "granitemoe": frozenset({"attention"}), "phimoe": frozenset({"attention"}),
+    "qwen2_moe": frozenset({"shared"}), "glm4_moe_lite": frozenset({"shared"}), "gpt_oss": frozenset({"attention", "experts", "table"}),
+}  # fmt: skip
 
 
-def part(mixer: Mixer, size: int, experts: bool) -> Mixer:
+def unsplit(program: Program) -> frozenset[str]:
+    return frozenset() if program.engine else UNSPLIT.get(program.model.family, frozenset())
+
+
+def summed(program: Program) -> bool:
+    """Whether ranks share each expert's matrices by transformers' plan, so that what experts give is a part of a sum."""
+    return program.split and not program.engine and program.strategy.size("ep") == 1 and "experts" not in unsplit(program)
+
+
+def share(layer: Layer, size: int, kept: frozenset[str]) -> Layer:
+    """A rank's part of a layer, in which what is `kept` stays whole."""
+    return replace(layer, blocks=tuple(replace(block, mixer=part(block.mixer, size, kept)) for block in layer.blocks))
+
+
+def part(mixer: Mixer, size: int, kept: frozenset[str]) -> Mixer:
+    if isinstance(mixer, MoE):
+        shared = mixer.shared if mixer.shared is None or "shared" in kept else feed_forward(mixer.shared, size)
+        return replace(mixer, shared=shared, width=mixer.width if "experts" in kept else mixer.width // size)
+    if isinstance(mixer, MLP):
+        return feed_forward(mixer, size)
+    if "attention" in kept:
+        return mixer
     if isinstance(mixer, Latent):
         return latent(mixer, size)
-    if isinstance(mixer, MoE):
-        shared = None if mixer.shared is None else feed_forward(mixer.shared, size)
-        return replace(mixer, shared=shared, width=mixer.width // size if experts else mixer.width)
-    if isinstance(mixer, Attention):
-        heads, kv = mixer.heads // size, max(1, mixer.kv_heads // size)
-        outputs = (heads * mixer.head, kv * mixer.head, kv * mixer.head)
-        project = tuple(replace(one, outputs=count) for one, count in zip(mixer.project, outputs, strict=True))
-        return replace(mixer, heads=heads, kv_heads=kv, project=project, out=row(mixer.out, size))
-    return feed_forward(mixer, size)
+    heads, kv = mixer.heads // size, max(1, mixer.kv_heads // size)
+    outputs = (heads * mixer.head, kv * mixer.head, kv * mixer.head)
+    project = tuple(replace(one, outputs=count, across=modules.COLUMNS) for one, count in zip(mixer.project, outputs, strict=True))
+    return replace(mixer, heads=heads, kv_heads=kv, project=project, out=row(mixer.out, size))
 
 
 def feed_forward(mixer: MLP, size: int) -> MLP:
@@ -79,12 +101,12 @@ def latent(mixer: Latent, size: int) -> Latent:
 
 
 def column(linear: Linear, size: int) -> Linear:
-    return replace(linear, outputs=linear.outputs // size)
+    return replace(linear, outputs=linear.outputs // size, across=modules.COLUMNS)
 
 
 def row(linear: Linear, size: int) -> Linear:
     """The bias is added after the sum over the ranks, by each of them."""
-    return replace(linear, inputs=linear.inputs // size)
+    return replace(linear, inputs=linear.inputs // size, across=modules.ROWS)
 
 
 def table(module: Module, size: int) -> Module:
@@ -130,17 +152,17 @@ def problems(program: Program) -> Iterator[Problem]:
 # transformers that PEFT puts adapters on split layers of (peft 0.21 tuners/lora/model.py get_tp_plan_and_mesh); whose splits may be uneven
 # (`_from_local_last_dim_shard(x, mesh, module.in_features)`).
 PLANNED, UNEVEN = (5, 17), (5, 21)
-COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"})
+COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj"})
 ROWS = frozenset({"o_proj", "down_proj"})
+ALONE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate"})  # that stand on every rank
 
 
 def cut(program: Program) -> frozenset[str]:
     """The names of the weights that every rank has a part of: what a layer split by rows adds, each adds whole."""
     model = program.model
     linears = [one for layer, _ in model.kinds for one in layer.linears()]
-    names = {f"{one.name}.weight" for one in linears if one.name.rpartition(".")[2] in COLUMNS | ROWS}
-    names |= {f"{one.name}.{part}" for one in linears if one.name.rpartition(".")[2] in COLUMNS for part in ("bias", "lora_B")}
-    names |= {f"{one.name}.lora_A" for one in linears if one.name.rpartition(".")[2] in ROWS}
+    parts = {modules.COLUMNS: ("weight", "bias", "lora_B"), modules.ROWS: ("weight", "lora_A")}
+    names = {f"{one.name}.{part}" for one in linears for part in parts.get(one.across, ())}
     ends = {weight.name for module in (*(model.embed if tabled(program) else ()), model.head) for weight in module.weights()}
     return frozenset(names | ends)
 
@@ -151,7 +173,8 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
     names = {linear.name.rpartition(".")[2] for layer, _ in model.kinds for linear in layer.linears()}
     norms = {mixer.q_norm.width != mixer.head for layer, _ in model.kinds for block in layer.blocks
              if isinstance(mixer := block.mixer, Attention) and mixer.q_norm is not None}  # fmt: skip
-    styles = {block.mixer.style for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
+    mixers = [block.mixer for layer, _ in model.kinds for block in layer.blocks]
+    styles = {one.style for one in mixers if isinstance(one, Attention)}
     odd = (
         (tp.style == "transformers" and (tp.sequence or tp.parallel_loss), "with a split sequence or loss, which its own plan has not"),
         (
@@ -166,19 +189,27 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         ),
         (tp.parallel_loss and not job.training, "with a split loss"),
         (not tp.vocabulary, "with the table and the head whole"),
+        (
+            tp.style == "dtensor" and any(isinstance(one, MoE) for one in mixers),
+            "of experts by torch's styles, which know linear layers alone",
+        ),
+        (tp.sequence and any(isinstance(one, MoE) for one in mixers), "of experts with a split sequence"),
         (job.version("transformers") < PLANNED, "before 5.17"),
         (model.tied and not tabled(program), "before 5.21 with a tied head"),
-        (job.training and job.method == "freeze", "with parts that are frozen"),
         (job.adapters and bool(job.modules_to_save), "with modules that are trained whole beside adapters"),
         (bool(model.stored), "of packed weights"),
         (not job.training and strategy.data > 1, "beside other layouts"),
-        (job.loss != "plain" or job.liger or bool(job.unsloth), "with fused kernels"),
+        (bool(job.unsloth), "with Unsloth's kernels"),
         (
             strategy.size("cp") * strategy.size("zero") > 1 or (strategy.fsdp is None and strategy.data > 1),
             "beside other layouts than FSDP2 and pipelines",
         ),
         (
-            not names <= COLUMNS | ROWS or True in norms or model.head.name != "lm_head" or bool(model.towers) or bool(styles & WHOLE),
+            not names <= COLUMNS | ROWS | ALONE
+            or True in norms
+            or model.head.name != "lm_head"
+            or bool(model.towers)
+            or bool(styles & WHOLE),
             f"of the family `{model.family}` as it is here",
         ),
     )
@@ -190,9 +221,36 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
                 hint=TRACE,
             )
     yield from adapted(job, tp, targets_of(program))
+    yield from headed(job, tp)
     yield from masked(
         job, tp, {block.mixer.window for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
     )
+
+
+GATHERS = (1, 7)  # TRL whose heads gather a weight that is cut (trainer/sft_trainer.py `full_tensor`)
+
+
+def headed(job: Job, tp: TP) -> Iterator[Problem]:
+    """Losses and kernels that torch stops at, as their own code was seen to on two ranks."""
+    if job.loss == "liger":
+        message = (
+            "Liger's fused loss multiplies plain states by the head's weight, and torch stops at a product of a tensor and a DTensor "
+            "(liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py)"
+        )
+        hint = "`--loss liger-ce`, with `--liger` or without; or `--framework trl`, whose head gathers the weight"
+        yield Problem(message=message, where="job.loss", hint=hint)
+    if tp.sequence and job.liger:
+        message = "Liger's norms gather a split sequence, and the residual has another length then (liger-kernel 0.8.5 ops/rms_norm.py `full_tensor`)"
+        yield Problem(message=message, where="job.liger", hint="leave it away, or `sequence`")
+    own = head_of(job) != "plain"
+    if own and job.version("trl") < GATHERS:
+        message = (
+            "TRL before 1.7 multiplies plain states by the head's weight, and torch stops where that is a DTensor (trainer/sft_trainer.py)"
+        )
+        yield Problem(message=message, where="job.versions", hint="a newer TRL, which gathers the weight")
+    if tp.sequence and own:
+        message = "TRL's head takes rows of the states by a plain mask, and torch stops where the states are a DTensor (trl 1.7 to 1.16)"
+        yield Problem(message=message, where="use tp.sequence", hint="leave it away")
 
 
 def masked(job: Job, tp: TP, windows: set[int]) -> Iterator[Problem]:
@@ -233,9 +291,12 @@ def adapted(job: Job, tp: TP, targets: frozenset[str]) -> Iterator[Problem]:
 def uneven(program: Program, tp: TP) -> Iterator[Problem]:
     """Sizes that the ranks do not divide."""
     found: dict[str, int] = {}
+    kept = unsplit(program) | (frozenset() if program.strategy.size("ep") == 1 else {"experts"})
     for layer, _ in program.model.kinds:
         for block in layer.blocks:
             mixer = block.mixer
+            if "attention" in kept and isinstance(mixer, Attention | Latent):
+                continue
             if isinstance(mixer, Attention):
                 found |= {f"{mixer.heads} query heads": mixer.heads % tp.size}
                 copied = tp.size % mixer.kv_heads if program.engine else tp.size  # Megatron has copies where there are fewer than ranks
@@ -245,18 +306,11 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                     yield Problem(message=message, where="use tp", hint=TRACE)
             elif isinstance(mixer, MLP):
                 found |= {f"{mixer.width} values of the feed-forward": mixer.width % tp.size}
-            elif isinstance(mixer, MoE) and not program.engine and program.strategy.size("ep") > 1:
-                if mixer.shared is not None:  # its layers are split by a plan of their own
-                    yield Problem(
-                        message="no formula yet for shared experts that are split beside others that are spread", where="use tp", hint=TRACE
-                    )
-            elif not program.engine:
-                yield Problem(message=f"no formula yet for a split `{type(mixer).__name__}`", where="use tp")
             elif isinstance(mixer, Latent):
                 found |= {f"{mixer.heads} query heads": mixer.heads % tp.size}
             else:
-                found |= routed(mixer, tp, program.strategy.size("ep") == 1)
-                if not tp.sequence:
+                found |= routed(mixer, tp, kept)
+                if program.engine and not tp.sequence:
                     message = "Megatron trains experts under tensor parallelism with a split sequence alone"
                     yield Problem(message=message, where="use tp.sequence", hint=f"`tp={tp.size},sequence`")
     if not program.engine:
@@ -268,10 +322,11 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
             yield Problem(message=f"{tp.size} ranks do not divide {what}", where="use tp", hint="a size that divides all of them")
 
 
-def routed(mixer: MoE, tp: TP, experts: bool) -> dict[str, int]:
-    """What is left over of shared experts, and of each expert where ranks share it."""
-    found = {} if mixer.shared is None else {f"{mixer.shared.width} values of the shared experts": mixer.shared.width % tp.size}
-    return found | ({f"{mixer.width} values of an expert": mixer.width % tp.size} if experts else {})
+def routed(mixer: MoE, tp: TP, kept: frozenset[str]) -> dict[str, int]:
+    """What is left over of shared experts, and of each expert, where ranks share them."""
+    shared = None if "shared" in kept else mixer.shared
+    found = {} if shared is None else {f"{shared.width} values of the shared experts": shared.width % tp.size}
+    return found | ({} if "experts" in kept else {f"{mixer.width} values of an expert": mixer.width % tp.size})
 
 
 TECHNIQUE = Technique(

@@ -30,6 +30,8 @@ def wanted(job: Job) -> bool:
 
 
 def check(program: Program) -> Iterator[Problem]:
+    """Where the head's weight is cut it is whole when the head runs: FSDP gathers it for the norm before it, or with the root; ZeRO-3 when the code
+    asks for it, and from then on with the whole model; what tensor parallelism cut the code gathers itself (techniques/tp.py `headed`)."""
     job, head = program.job, program.model.head
     yield from refusals(job)
     if head_of(job) == "plain":
@@ -39,12 +41,6 @@ def check(program: Program) -> Iterator[Problem]:
     if program.adapted(head):
         message = "TRL multiplies by the head's weight itself, so that an adapter there would not be trained"
         yield Problem(message=message, where="job.targets", hint=f"leave `{head.name}` out")
-    # FSDP gathers the weight for the norm before it, or with the root; ZeRO-3 when the code asks for it, and from then on with the whole model
-    whole = ("ddp", "fsdp", "zero") if head_of(job) == "fused" else ("ddp",)
-    cut = [name for name, layout in program.strategy.uses() if layout.size > 1 and name not in whole and getattr(layout, "stage", 3) > 2]
-    if cut:
-        hint = "an older TRL in `versions`, such as `trl=1.5`, has transformers' loss"
-        yield Problem(message=f"no formula for TRL's own head under `{cut[0]}`, which cuts its weight", where="use", hint=hint)
 
 
 def refusals(job: Job) -> Iterator[Problem]:

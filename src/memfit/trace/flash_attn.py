@@ -36,6 +36,8 @@ class Attention(torch.autograd.Function):
     def forward(
         ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, batch: int, longest: int, version: int
     ) -> torch.Tensor:
+        if query.dtype not in (torch.float16, torch.bfloat16):
+            raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
         head = query.shape[-1]
         if version == 2:
             query, key, value = padded(query), padded(key), padded(value)

@@ -36,7 +36,8 @@ def quantized(model: Any, job: Job) -> Any:
     from transformers.pytorch_utils import Conv1D
 
     skip = versions.kept_whole(model, names(job.quant_skip))
-    compute = model.dtype if job.quant_compute == "weights" else getattr(torch, job.quant_compute)
+    kind = model.dtype
+    compute = kind if job.quant_compute == "weights" else getattr(torch, job.quant_compute)
     old = job.version("bitsandbytes") < (0, 50)
     for path, module in list(model.named_modules()):
         if not (isinstance(module, Conv1D) or type(module) is torch.nn.Linear) or not versions.converts(path, skip):
@@ -50,6 +51,9 @@ def quantized(model: Any, job: Job) -> Any:
         made.requires_grad_(False)
         parent, _, name = path.rpartition(".")
         setattr(model.get_submodule(parent), name, made)
+    for one in (one.config for one in model.modules() if hasattr(one, "config")):  # quantizers/base.py, and before transformers 5
+        one._is_quantized, one._pre_quantization_dtype = True, kind
+        setattr(one, versions.DTYPE, kind)
     setattr(model, "is_loaded_in_8bit" if job.quantization == "int8" else "is_loaded_in_4bit", True)
     return model
 

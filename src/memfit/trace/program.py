@@ -19,6 +19,7 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
+from memfit.techniques import offload as parked
 from memfit.techniques import trl as own_heads
 from memfit.techniques.fsdp import resolved
 from memfit.trace import (
@@ -104,7 +105,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     if job.training and importlib.util.find_spec("peft") is not None:
         importlib.import_module("peft")  # it imports bitsandbytes, if that is there, which must still see the true machine
     job = trl.settled(job)
-    raise_errors([*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *ranks.refusals(job, options.strategy)])
+    of_layout = (*ranks.refusals(job, options.strategy), *parked.engines(job, options.strategy))
+    raise_errors([*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *of_layout])
     with quiet():
         trl.load(job)
         zero.load(options.strategy)
@@ -160,7 +162,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
 def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
     """One that knows the host beside the GPU, where an engine uses it."""
     if job.training and job.activation_offload != "none":
-        return away.Away
+        return zero.Parked if strategy.zero is not None else away.OfShards if strategy.offloads else away.Away
     if strategy.zero is not None:
         return zero.Rank
     return sides.Offloaded if strategy.offloads else Recorder
@@ -175,7 +177,11 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
             model = options.spread.split(model)
             for one in [one for one in model.modules() if isinstance(one, standins.Linear4bit) and not late]:
                 one.quantize(DTYPES[job.precision])  # `bnb_4bit_quant_storage`
-            model = options.spread.cut(model if late else prepared(model, job, plan.kind, recorder.device.type))
+            if not late:
+                model = prepared(model, job, plan.kind, recorder.device.type)
+            if options.strategy.fsdp is not None:
+                away.stood(recorder, model, job)
+            model = options.spread.cut(model)
     with module_stack(recorder), recorder:
         brought, run = ways_of(job, options.strategy)
         model = brought(recorder, model, job, options.strategy, lambda one, on: prepared(one, job, plan.kind, on) if late else one)

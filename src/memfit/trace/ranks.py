@@ -17,7 +17,7 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.strategy import ORDER, TP, Strategy
 from memfit.techniques.base import names
-from memfit.techniques.cp import by_heads
+from memfit.techniques.cp import by_heads, by_sdpa
 from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
 from memfit.trace import alike, collectives, cuda, experts, flat, stages, streams, zero
 from memfit.trace.origins import origin
@@ -51,7 +51,7 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
             yield Problem(message="DDP takes no DTensors", where="use ddp", hint="`fsdp` beside `tp`, as torchtitan and accelerate have it")
     if strategy.size("ep") > 1:
         yield from experts.refusals(job, strategy)
-    if not job.training and [name for name, layout in strategy.uses() if layout.size > 1] != ["tp"]:
+    if not job.training and {name for name, layout in strategy.uses() if layout.size > 1} - {"tp", "ep"}:
         yield Problem(message="the trace follows training over many GPUs, not inference", where="job.mode", hint="leave `use` away")
 
 
@@ -63,9 +63,12 @@ def of_sequences(job: Job, strategy: Strategy) -> Iterator[Problem]:
     if strategy.fsdp is None or strategy.ddp is not None or strategy.tp is not None:
         message = "the trace runs context parallelism beside FSDP2 alone, which shards weights over the ranks of a sequence, too"
         yield Problem(message=message, where="use cp", hint="`cp=2 fsdp=4`, as accelerate and torchtitan have it")
-    if not job.packing or job.attention in ("eager", "math", "flash-attn-2", "flash-attn-3"):
+    yield from by_sdpa(job)
+    if job.attention == "math":
         yield Problem(
-            message="torch's context parallelism is causal attention by SDPA, without padding", where="job.attention", hint="`sdpa`"
+            message="torch's context parallelism is causal attention by SDPA, and its math has no ring",
+            where="job.attention",
+            hint="`sdpa`",
         )
     if strategy.cp is not None and job.seq % (2 * strategy.cp.size):
         message = f"{2 * strategy.cp.size} chunks do not divide {job.seq} tokens"

@@ -18,7 +18,7 @@ from memfit.job import Job
 from memfit.strategy import Strategy
 from memfit.tape import Phase
 from memfit.techniques.pp import FAMILIES, counts, layered, micro_batches, of_torch, placed_at, turned
-from memfit.trace import inputs, meshes, prepare, steps
+from memfit.trace import away, inputs, meshes, prepare, steps
 from memfit.trace.flat import DTYPES
 from memfit.trace.optimizers import stepped
 from memfit.trace.recorder import Recorder
@@ -86,6 +86,7 @@ def train(recorder: Recorder, model: Stages, job: Job, options: Any, plan: input
         prepare.checkpointed(one.whole, job)
         if job.autocast:
             one.autocast = lambda: torch.autocast(recorder.device.type, dtype=torch.bfloat16 if "bf16" in job.precision else torch.float16)
+    around = away.stood(recorder, model, job)
     schedule = scheduled(model, job, options)
     optimizer, paths = options.optimizer(model, job), steps.paths_of(model)
     steps.states(recorder, optimizer, paths)
@@ -95,7 +96,10 @@ def train(recorder: Recorder, model: Stages, job: Job, options: Any, plan: input
         recorder.mark("prepare", step=step)
         given = inputs.training(recorder, model.parts[0].whole, job, plan, job.batch * micro_batches(strategy.pp, job))
         recorder.mark("forward")
-        schedule.step(*([given["input_ids"]] if first else []), target=given["labels"] if last else None, losses=[], return_outputs=False)
+        with around():
+            schedule.step(
+                *([given["input_ids"]] if first else []), target=given["labels"] if last else None, losses=[], return_outputs=False
+            )
         recorder.rest()
         steps.own(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
         recorder.mark("step")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,7 @@ from memfit.tape import LONGEST, Part
 from memfit.trace import away, beside, inputs, meshes, prepare, standins, trl, ulysses, versions
 from memfit.trace.optimizers import backward, kept_of, stepped
 from memfit.trace.paths import plain
-from memfit.trace.recorder import Block, Recorder
+from memfit.trace.recorder import Block, Recorder, local
 
 
 def warm_up(recorder: Recorder, model: Any, job: Job) -> None:
@@ -26,7 +27,7 @@ def warm_up(recorder: Recorder, model: Any, job: Job) -> None:
     packed = {id(module.weight) for module in model.modules() if isinstance(module, (standins.Linear4bit, standins.Linear8bitLt))}
     width = 1.0 if job.quantization == "int8" else 0.5
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}
-    size = sum(one.numel() * (width if key in packed else one.element_size()) for key, one in tensors.items())
+    size = sum(local(one).numel() * (width if key in packed else one.element_size()) for key, one in tensors.items())
     size = min(size, recorder.device.memory - 1.2 * 2**30)
     block = torch.empty(max(0, int(size // 2)), dtype=torch.float16, device=recorder.device.type)
     del block
@@ -77,7 +78,7 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
 def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
     """Forward, backward, step, zero_grad; outputs are dropped before backward unless they are kept."""
     begin(model, job)
-    around = away.wrapped(model, job)
+    around = away.stood(recorder, model, job)
     wrapped = options.spread.wrapped(model)
     forward = trl.called(prepare.mixed(wrapped, job, recorder.device.type), job, plan.kind)
     name_gradients(recorder, model, job)
@@ -107,7 +108,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         elif job.zero_grad == "keep":
             optimizer.zero_grad(set_to_none=False)
     if job.evaluate:
-        evaluate(recorder, model, forward, job, plan)
+        evaluate(recorder, model, forward, job, plan, options.spread)
     if job.merge and job.adapters:
         recorder.mark("save")
         with standins.installed(model):
@@ -186,13 +187,14 @@ def update(model: Any, optimizer: Any, job: Job, scaler: Any) -> None:
         scaler.update()
 
 
-def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job, plan: inputs.Plan) -> None:
-    """One evaluation batch with labels, logits and loss alive together, as `prediction_step` holds them."""
+def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job, plan: inputs.Plan, spread: Any) -> None:
+    """One evaluation batch with labels, logits and loss alive together, as `prediction_step` holds them. Of a sequence that DeepSpeed shares out
+    (`disable_in_eval`) every rank has all of it then."""
     model.eval()
     recorder.mark("evaluate")
     given = inputs.training(recorder, model, job, plan, job.eval_batch)
     own(recorder, "inputs", given.values())
-    with torch.no_grad():
+    with spread.inputs(given) if ulysses.ranks(spread.strategy) == 1 else contextlib.nullcontext(given) as given, torch.no_grad():
         outputs = forward(**given)
         loss = outputs.loss.detach().mean()
         del outputs, loss

@@ -72,6 +72,8 @@ def part(given: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
     first = strategy.rank % ranks(strategy) * tokens.shape[1]
     given["position_ids"] = torch.arange(first, first + tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
     given["shift_labels"] = given["labels"]
+    if (strategy.rank + 1) % ranks(strategy) == 0:
+        given["labels"] = given["shift_labels"] = torch.nn.functional.pad(given["labels"][:, 1:], (0, 1), value=-100)
     return given
 
 

@@ -22,7 +22,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Part, Sync, Trim
 from memfit.techniques.zero import resolved as filled
-from memfit.trace import cuda, disk, inputs, steps, trl, ulysses
+from memfit.trace import away, cuda, disk, inputs, steps, trl, ulysses
 from memfit.trace.collectives import tensors_of
 from memfit.trace.flat import DTYPES
 from memfit.trace.recorder import Recorder
@@ -108,6 +108,10 @@ class Rank(Sides):
 
     def elements(self, parameter: Any) -> int:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
+
+
+class Parked(away.Away, Rank):
+    """Its activations wait on the host, too."""
 
 
 # ------------------------------------------------------------------------------------------------------------------ the machine
@@ -277,6 +281,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     """Forward, backward and step by the engine, as accelerate calls it."""
     steps.begin(model, job)
     paths = steps.paths_of(model)
+    around = away.stood(recorder, model, job)
     engine = engine_of(recorder, model, job, options)
     forward = trl.called(engine, job, plan.kind)
     micro = steps.Micro(plan=plan, options=options, forward=forward, backward=engine.backward)
@@ -284,13 +289,14 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     count = max(options.steps, 3) if options.strategy.zero.stage == 3 else options.steps  # it learns in the first, then gathers ahead
     for step, now in steps.jobs(job, count).items():
         for last in steps.parts(job):
-            steps.micro_step(recorder, model, now, micro, step)
-            if last:
-                recorder.mark("step")
-            engine.step()
+            with around():
+                steps.micro_step(recorder, model, now, micro, step)
+                if last:
+                    recorder.mark("step")
+                engine.step()
         states(recorder, engine, paths)
     if job.evaluate:
-        steps.evaluate(recorder, model, forward, job, plan)
+        steps.evaluate(recorder, model, forward, job, plan, options.spread)
 
 
 def engine_of(recorder: Recorder, model: Any, job: Job, options: Any) -> Any:
@@ -337,4 +343,4 @@ def shape_of(parameter: Any) -> Any:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
-__all__ = ["Rank", "brought", "engaged", "load", "refusals", "resolved", "settings", "train", "version"]
+__all__ = ["Parked", "Rank", "brought", "engaged", "load", "refusals", "resolved", "settings", "train", "version"]

@@ -18,7 +18,7 @@ from memfit.simulate.time import GRADIENTS
 from memfit.strategy import Strategy
 from memfit.tape import Alloc, Compute, Event, Tape
 from memfit.truth.answers import NODE
-from memfit.truth.case import Case, Refused, Unfit
+from memfit.truth.case import STANDS, Case, Refused, Unfit
 from memfit.truth.models import built
 from memfit.truth.published import refused, server, understand
 from memfit.truth.rows import LARGEST, Row, count, number, read_rows
@@ -104,6 +104,8 @@ def said(row: Row, told: Told | None = None) -> Speed | Refused:
         return case
     if not isinstance(case, Case) or case.gpu is None:
         return refused(row, "no training run", "")
+    if STANDS in case.notes:
+        return refused(row, "another code's kernels stand for those that ran", "")
     try:
         measured, predicted = stated(row, case), once(case, {} if told is None else told)
     except Unfit as why:

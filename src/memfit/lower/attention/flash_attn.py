@@ -7,12 +7,13 @@ flash_attn/flash_attn_interface.py and bert_padding.py, hopper/flash_attn_interf
 from __future__ import annotations
 
 from memfit import kernels
-from memfit.formats import FP32, INT32, INT64
+from memfit.formats import FORMATS, FP32, INT32, INT64
 from memfit.lower import ops, views
 from memfit.lower.attention.sdpa import padded
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.techniques.attention import handed
 
 HOPPER = (9, 0)
 
@@ -21,8 +22,8 @@ def flash_attn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Contex
     """(B, N, S, H) in and out. `mask`: which tokens are real, where not all are; all but none are taken to be."""
     r = ctx.r
     q, k, v = (views.transpose(r, one, 1, 2) for one in (q, k, v))
-    if ctx.autocast is not None:
-        q, k, v = (ops.cast(r, one, ctx.autocast) for one in (q, k, v))
+    if q.format is FP32:
+        q, k, v = (ops.cast(r, one, FORMATS[handed(ctx.program)]) for one in (q, k, v))
     if mask is None:
         return views.transpose(r, attention(q, k, v, 0, ctx), 1, 2)
     batch, tokens, heads, head = q.shape

@@ -33,7 +33,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context, eager: Ke
     """The interface that the job asks for, among those that the family's code offers. `eager`: a family's own scores."""
     name = interface(module, ctx)
     run = eager if eager is not None and name == "eager" else KERNELS[name]
-    return ulysses.around(run, q, k, v, module, ctx) if ulysses.ranks(ctx.program) > 1 else run(q, k, v, module, ctx)
+    return ulysses.around(run, q, k, v, module, ctx) if ctx.training and ulysses.ranks(ctx.program) > 1 else run(q, k, v, module, ctx)
 
 
 def interface(module: Attention, ctx: Context) -> str:

@@ -7,6 +7,7 @@ until what came is waited for.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 from memfit import kernels
@@ -35,6 +36,14 @@ def ring(program: Program) -> Ring | None:
     return Ring(strategy.rank // strategy.size("tp") % strategy.cp.size, strategy.cp.size, strategy.cp.style == "allgather")
 
 
+def ends(program: Program) -> bool:
+    """Whether this rank has the last token of each sequence, which has no label: the late chunk of a ring's first rank, or the last part."""
+    cp, strategy = program.strategy.cp, program.strategy
+    if cp is None or cp.size == 1 or program.engine:
+        return False
+    return strategy.rank // strategy.size("tp") % cp.size == (cp.size - 1 if cp.style == "ulysses" else 0)
+
+
 def batch(r: Recorder, strategy: Strategy, shape: Shape) -> tuple[Tensor, ...]:
     """A rank's part of tokens, labels, positions and shifted labels, and behind them the whole ones and the order they were taken in, which the
     context keeps until it is left (`_context_parallel_buffers`; transformers 5.23 trainer.py `_prepare_context_parallel_inputs`)."""
@@ -45,10 +54,16 @@ def batch(r: Recorder, strategy: Strategy, shape: Shape) -> tuple[Tensor, ...]:
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, flops: int, ctx: Context, place: Ring) -> Tensor:
-    """`flops`: of the whole sequence's attention on one rank, causal."""
+    """`flops`: of the whole sequence's attention on one rank, causal. A selective checkpoint sees one attention, and keeps what comes of it."""
     r = ctx.r
-    out, lse = merged(r, q, k, v, place)
-    r.compute("flash_attention", flops * place.size, 2 * (q.count + k.count) * q.format.block_bytes, q.format.math)
+    chosen, found = r.chosen("attention"), list[Tensor]()
+
+    def result(which: int) -> Tensor:
+        found.extend(() if found else merged(r, q, k, v, place))
+        return found[which]
+
+    out, lse = (r.put_out(partial(result, which), chosen) for which in (0, 1))
+    r.compute("flash_attention", flops * place.size, 2 * (q.count + k.count) * q.format.block_bytes, q.format.math, kept=chosen)
     return r.node("ring_attention", out, (q, k, v), back_ring, (q, k, v, out.detach(), lse), (place, flops))
 
 

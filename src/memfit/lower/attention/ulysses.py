@@ -37,7 +37,8 @@ def around(run: Run, q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context)
     keys = [together(r, one, size) for one in (q, k, v)]
     queries, *keys = [by_heads(r, keys) for _ in range(3)]
     local = replace(module, heads=heads // size, kv_heads=max(1, module.kv_heads // size))
-    context = views.transpose(r, ops.packed(r, views.transpose(r, run(queries, keys[0], keys[1], local, ctx), 1, 2)), 0, 1)
+    blind = replace(ctx, masks={})  # a mask is of this rank's tokens, and taken away
+    context = views.transpose(r, ops.packed(r, views.transpose(r, run(queries, keys[0], keys[1], local, blind), 1, 2)), 0, 1)
     context = views.reshape(r, context, tokens * size, batch, heads // size * head)
     out = apart(r, context, size)
     out = views.reshape(r, views.permute(r, out, 1, 0, 2), batch, tokens, heads, head)

@@ -17,7 +17,7 @@ from memfit.techniques.pp import DEFERRED
 
 def engine_of(r: Recorder, program: Program) -> Engine:
     """The engine that spreads this program's data; each module calls its own `ENGINE`."""
-    return kind(program.engine or named(program.strategy))(r, program)
+    return kind(program.engine or named(program.strategy) + ("_joint" if program.joint else ""))(r, program)
 
 
 def named(strategy: Strategy) -> str:

@@ -53,7 +53,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Stage
 from memfit.strategy import Strategy
 from memfit.techniques.ep import stacks
-from memfit.techniques.tp import cut
+from memfit.techniques.tp import cut, summed
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -63,6 +63,19 @@ if TYPE_CHECKING:
 ROOT, EMBED, TAIL = "root", "embed", "tail"
 T = TypeVar("T")
 Leaves: TypeAlias = "tuple[Tensor | None, ...]"  # the parameters of a module, None for those that it lacks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """What hooks on saved tensors tell weights by, which stay on the GPU: `blocks` whose addresses they know, `parameters` (by identity) that a node
+    saves itself, and not a view of them. `leaves`: those that do not lie in order, or not at the beginning of their block. `whole`: linear layers save
+    the parameter and not its transpose; `straight` are those (Conv1D) that do so in any case."""
+
+    blocks: frozenset[int] = frozenset()
+    parameters: frozenset[int] = frozenset()
+    leaves: frozenset[int] = frozenset()
+    straight: frozenset[int] = frozenset()
+    whole: bool = False
 
 
 class Engine:
@@ -105,6 +118,10 @@ class Engine:
         return Stepper(
             self.r, OPTIMIZERS[program.job.optimizer], self.spans(body), partial(names, program), program.master, cut=by_dtensor(program)
         )
+
+    def weights(self, body: Body) -> Weights:
+        """Addresses are those before an engine takes the weights (trl 1.16 models/activation_offloading.py update_model_params)."""
+        return Weights(blocks=frozenset(one.storage.id for one in leaves(body) if one.storage is not None))
 
     def seen(self, leaf: Tensor) -> Format:
         """The dtype that a parameter shows to code outside of its module."""
@@ -187,7 +204,8 @@ def by_dtensor(program: Program) -> tuple[frozenset[str], ...]:
     """Names of the parameters that torch's tensor parallelism cuts, or that are experts spread over ranks."""
     if program.engine:
         return ()
-    return (*([cut(program)] if program.split else ()), *([stacks(program)] if program.spread else ()))
+    split = cut(program) | (stacks(program) if summed(program) else frozenset())
+    return (*([split] if program.split else ()), *([stacks(program)] if program.spread else ()))
 
 
 def units(body: Body) -> Iterator[Unit]:
@@ -224,6 +242,20 @@ def parameters(bound: Bound) -> list[tuple[str, Tensor]]:
     found += [(name, matrix) for name, one in adapters.items() if one is not None for matrix in (one.a, one.b)]
     found += [(tensor.name.rpartition(".")[0], tensor) for tensor in bound.idle]
     return list({id(tensor): (name, tensor) for name, tensor in found}.values())
+
+
+def leaves(body: Body) -> Iterator[Tensor]:
+    """The parameters of the model that is loaded."""
+    return (tensor for bound in (body.ends, *body.layers) for _, tensor in parameters(bound))
+
+
+def known_as_parameters(body: Body, *, whole: bool = False) -> Weights:
+    """Weights lie elsewhere than where they were: an `nn.Parameter` is still known for one, its transpose is not."""
+    all_of = frozenset(map(id, leaves(body)))
+    layers = zip(body.program.entries, body.layers, strict=True)
+    named = ((bound, f"{one.name}.weight") for entry, bound in layers for one in entry.layer.linears() if one.conv1d)
+    straight = frozenset(id(bound.tensors[name]) for bound, name in named if name in bound.tensors)
+    return Weights(parameters=all_of, leaves=all_of, straight=straight, whole=whole)
 
 
 def unfolded(program: Program, items: Sequence[tuple[str, T]]) -> list[T]:

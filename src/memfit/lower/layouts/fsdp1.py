@@ -14,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from memfit.formats import BF16, FORMATS, FP32, Format
-from memfit.lower.layouts.base import ROOT, Engine, Leaves, gate
+from memfit.lower.layouts.base import ROOT, Engine, Leaves, Weights, gate
+from memfit.lower.layouts.base import leaves as leaves_of
 from memfit.lower.layouts.flat import FORWARD, IDLE, POST_BACKWARD, PRE_BACKWARD, Flat, Lent, adapter, opaque, ordered, scales, values
 from memfit.lower.layouts.shards import COMPUTE, GATHER, REDUCE, bring, packed_weights, settle, settled
 from memfit.lower.optimize import Spans
@@ -171,6 +172,11 @@ class FSDP1(Engine):
         for span, leaf in self.ignored:
             out[span] += [leaf] if leaf.needs else []
         return list(out.items())
+
+    def weights(self, body: Body) -> Weights:
+        """What modules see are views of the flat parameter."""
+        own, first = frozenset(id(leaf) for _, leaf in self.ignored), {id(unit.leaves[0]) for unit in self.units.values()}
+        return Weights(parameters=own, leaves=frozenset(map(id, leaves_of(body))) - first)
 
     def begin_run(self) -> None:
         """The first forward makes every tensor that is ever gathered, and frees it again (`init_flat_param_attributes`)."""

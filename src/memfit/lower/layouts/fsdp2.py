@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS, FP32, UINT8, Format
-from memfit.lower.layouts.base import EMBED, ROOT, TAIL, Engine, Unit, gate
+from memfit.lower.layouts.base import EMBED, ROOT, TAIL, Engine, Unit, Weights, gate, known_as_parameters
 from memfit.lower.layouts.shards import GATHER, REDUCE, REPLICAS, Param, bring, packed_weights, settle, settled, shard
 from memfit.lower.optimize import Spans
 from memfit.lower.recorder import Recorder
@@ -49,6 +49,11 @@ class Group:
     added: dict[int, Tensor] = field(default_factory=dict)  # gradients that wait for a reduction, in its dtype
     places: list[int] = field(default_factory=list)  # in the order of the forward
     summed: Storage | None = None  # what the replicas added up, until the backward is over
+
+    @property
+    def mesh(self) -> str:
+        """The communicator of its ranks."""
+        return "efsdp" if self.inside else "fsdp"
 
 
 class FSDP2(Engine):
@@ -149,6 +154,9 @@ class FSDP2(Engine):
             out.setdefault(group.span, []).extend(param.shard for param in group.params if param.leaf.needs)
         return list(out.items())
 
+    def weights(self, body: Body) -> Weights:
+        return known_as_parameters(body)
+
     # ------------------------------------------------------------------------------------------------------------------- forward
     def begin(self, last: bool) -> None:
         self.last = last
@@ -217,7 +225,7 @@ class FSDP2(Engine):
             held.append(r.scratch(cast_in, "cast", "communication", self.gathers))
         size = sum(param.leaf.format.bytes(param.whole) for param in group.params)
         group.result = [r.scratch(size, "all_gather", "communication", self.gathers)]
-        r.comm("all_gather", size, ranks, "efsdp" if group.inside else "fsdp", self.gathers)
+        r.comm("all_gather", size, ranks, group.mesh, self.gathers)
         del held
         r.where = where
 
@@ -332,7 +340,7 @@ class FSDP2(Engine):
         part: Part = "gradients" if kept else "communication"
         out = r.scratch(size, "reduce_scatter", part if format is stored else "communication", self.reduces)
         if group.ranks > 1:
-            r.comm("reduce_scatter", format.bytes(count), group.ranks, "efsdp" if group.inside else "fsdp", self.reduces)
+            r.comm("reduce_scatter", format.bytes(count), group.ranks, group.mesh, self.reduces)
         else:  # a copy of what it was divided into
             divided = r.scratch(size, "div", "communication", self.reduces)
             del divided

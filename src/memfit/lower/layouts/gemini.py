@@ -11,8 +11,9 @@ they measure.
 
 Collectives are asked for over lists of tensors, so that they copy all of them to or from a flat one on NCCL's stream, for which it is kept back when
 it is freed (torch 2.0 ProcessGroupNCCL.cpp allgather, reduce_scatter), until the next collective here: Python's hooks around every operation keep the
-CPU busy, and LLMem's measured models ask nvidia-smi in every layer (real_models/). Left out: a CPU that runs ahead, with which all that a forward
-gathered through would wait for the first sum of gradients, at most as much again as the 16-bit weights.
+CPU busy, LLMem's measured models ask nvidia-smi in every layer (real_models/), and its first step waits for the GPU before every operation (its copy of
+placement_policy.py has `need_mem_stats` for `cuda`, too; memory_monitor.py SyncCudaMemoryMonitor). Left out: a CPU that runs ahead, with which all that
+a forward gathered through would wait for the first sum of gradients, at most as much again as the 16-bit weights; a retry takes it back.
 """
 
 from __future__ import annotations

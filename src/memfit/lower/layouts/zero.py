@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from memfit.formats import BF16, FORMATS, FP16, FP32
+from memfit.lower.layouts.base import Weights, known_as_parameters
 from memfit.lower.layouts.hooks import Hooked
 from memfit.lower.layouts.shares import NORM
 from memfit.lower.load import recast
@@ -28,6 +29,7 @@ class ZeRO(Hooked):
     scripted = True
     repeats = False  # gradients stand in buffers that come and go over micro-batches
     casts_adapters = True
+    own_products = False  # of linear layers, which save the parameter (runtime/zero/linear.py LinearFunctionForZeroStage3)
     clips = False  # the norm is taken in any case, of partitions
 
     def __init__(self, r: Recorder, program: Program) -> None:
@@ -74,6 +76,9 @@ class ZeRO(Hooked):
         trained = [tensor for _, tensors in body.trained() for tensor in tensors]
         split = [[one for one in trained if len(one.shape) > 1], [one for one in trained if len(one.shape) <= 1]]
         return [group for group in split if group]
+
+    def weights(self, body: Body) -> Weights:
+        return known_as_parameters(body, whole=self.own_products)
 
     def begin(self, last: bool) -> None:
         self.last = last

@@ -35,7 +35,7 @@ AT_ONCE = 250_000_000  # values that a norm is taken of (_constant_buffered_norm
 
 
 class ZeRO3(ZeRO):
-    inner = gates = True
+    inner = gates = own_products = True
     casts_adapters = False  # nothing is cast where the model was made in parts
     steps = 3  # the first pass is learnt from, the second gathers ahead for the first time
 

@@ -18,6 +18,7 @@ from memfit.lower.megatron.attention import HOPPER, attention
 from memfit.lower.megatron.latent import latent
 from memfit.lower.megatron.moe import mixture
 from memfit.lower.megatron.ranks import of, scattered, tensor_parallel
+from memfit.lower.megatron.recompute import again, asked
 from memfit.lower.megatron.te import entered, product, rms_norm, swiglu
 from memfit.lower.programs import Order, Programs
 from memfit.lower.recorder import Recorder
@@ -104,7 +105,11 @@ def feed_forward(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     """linear_fc1 with its norm, SwiGLU, linear_fc2 (mlp.py)."""
     mixer = block.mixer
     assert isinstance(mixer, MLP)
-    return product(swiglu(entered(x, block, bound, ctx), bound.path(mixer.name), ctx.r), mixer.down, bound, ctx)
+
+    def run(x: Tensor) -> Tensor:
+        return product(swiglu(entered(x, block, bound, ctx), bound.path(mixer.name), ctx.r), mixer.down, bound, ctx)
+
+    return again(ctx.r, run, x) if asked(ctx, "mlp") else run(x)
 
 
 RUNS: Mapping[type, Order] = {Attention: attention, Latent: latent, MLP: feed_forward, MoE: mixture}

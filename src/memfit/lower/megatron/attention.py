@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from memfit.lower import ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.megatron.context import around
+from memfit.lower.megatron.recompute import again, asked
 from memfit.lower.megatron.te import entered, product, rms_norm, turned
-from memfit.lower.recorder import Recorder
-from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention, Block
 
 HOPPER = (9, 0)  # from here on TE prefers cuDNN to FlashAttention (dot_product_attention/utils.py get_attention_backend)
@@ -37,7 +35,7 @@ def attention(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return around(lambda q, k, v: core(q, k, v, ctx), ctx, q, k, v)
 
-    out = again(r, run, q, k, v) if ctx.training and ctx.job.checkpointing == "selective" else run(q, k, v)
+    out = again(r, run, q, k, v) if asked(ctx, "core_attn") else run(q, k, v)
     return product(views.reshape(r, out, *out.shape[:2], n * size), mixer.out, bound, ctx)
 
 
@@ -54,25 +52,3 @@ def core(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
     call = sdpa.Call(q=q, k=k, v=v, mask=None, causal=True)
     out = sdpa.flash(call, ctx) if first else sdpa.cudnn(call, ctx)
     return ops.packed(r, views.permute(r, out, 2, 0, 1, 3))
-
-
-def again(r: Recorder, run: Callable[[Tensor, Tensor, Tensor], Tensor], *given: Tensor) -> Tensor:
-    """Selective recomputation of the core of attention: its arguments are kept as they are, the value as a view of all that was
-    projected (attention.py _checkpointed_attention_forward, tensor_parallel/random.py CheckpointFunction)."""
-    if not r.grad:
-        return run(*given)
-    r.grad = False
-    out = run(*given).detach()
-    r.grad = True
-
-    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
-        fresh = [one.detach() for one in node.saved]
-        for one in fresh:
-            one.needs = True
-        part, r.part = r.part, "activations"
-        result = run(*fresh)
-        r.part = part
-        r.backward(result, g)
-        return [one.grad for one in fresh]
-
-    return r.node("checkpoint", out, given, back, given)

@@ -10,8 +10,9 @@ from __future__ import annotations
 from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.megatron.attention import again, core
+from memfit.lower.megatron.attention import core
 from memfit.lower.megatron.ranks import Ranks, bytes_of, of
+from memfit.lower.megatron.recompute import again, asked, made_again
 from memfit.lower.megatron.te import entering, normed_product, product, rms_norm
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Shape, Tensor
@@ -24,13 +25,18 @@ def latent(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     mixer, r = block.mixer, ctx.r
     assert isinstance(mixer, Latent)
     assert block.norm is not None
-    normed = rms_norm(x, block.norm, bound, ctx)
-    q, k, v = projected(normed, mixer, bound, ctx)
-    del normed
-    r.where = bound.path(mixer.name)
-    selective = ctx.training and ctx.job.checkpointing == "selective"
-    out = again(r, lambda q, k, v: core(q, k, v, ctx), q, k, v) if selective else core(q, k, v, ctx)
-    return product(views.reshape(r, out, *out.shape[:2], mixer.heads * mixer.value), mixer.out, bound, ctx)
+    norm = block.norm
+
+    def attend(normed: Tensor) -> Tensor:
+        q, k, v = projected(normed, mixer, bound, ctx)
+        del normed
+        r.where = bound.path(mixer.name)
+        out = again(r, lambda q, k, v: core(q, k, v, ctx), q, k, v) if asked(ctx, "core_attn") else core(q, k, v, ctx)
+        return product(views.reshape(r, out, *out.shape[:2], mixer.heads * mixer.value), mixer.out, bound, ctx)
+
+    if asked(ctx, "layernorm"):
+        return made_again(r, lambda x: rms_norm(x, norm, bound, ctx), x, attend)
+    return attend(rms_norm(x, norm, bound, ctx))
 
 
 def projected(x: Tensor, mixer: Latent, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,11 +7,14 @@ experts run. Left out: what the dispatcher of a layer keeps of one micro-batch u
 
 from __future__ import annotations
 
+from typing import Any
+
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.megatron import dispatch
 from memfit.lower.megatron.ranks import Ranks, of
+from memfit.lower.megatron.recompute import again, asked, made_again
 from memfit.lower.megatron.router import routed, settings
 from memfit.lower.megatron.te import dummy, entering, gradients, product, rms_norm, swiglu
 from memfit.lower.recorder import Recorder
@@ -24,12 +27,24 @@ def mixture(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     mixer = block.mixer
     assert isinstance(mixer, MoE)
     assert block.norm is not None
-    normed = rms_norm(x, block.norm, bound, ctx)
-    beside = shared(normed, mixer, bound, ctx)
-    way = by_gathering if settings(ctx).dispatcher == "allgather" else by_exchange
-    out = way(normed.view(normed.count // normed.shape[-1], normed.shape[-1]), mixer, bound, ctx).view(*normed.shape)
-    ctx.r.where = bound.path(mixer.name)
-    return out if beside is None else ops.add(ctx.r, out, beside)
+    norm = block.norm
+
+    def parts(normed: Tensor) -> Tensor:
+        beside = again(ctx.r, beside_all, normed) if mixer.shared is not None and asked(ctx, "shared_experts") else beside_all(normed)
+        way = by_gathering if settings(ctx).dispatcher == "allgather" else by_exchange
+        out = way(normed.view(normed.count // normed.shape[-1], normed.shape[-1]), mixer, bound, ctx).view(*normed.shape)
+        ctx.r.where = bound.path(mixer.name)
+        return out if beside is None else ops.add(ctx.r, out, beside)
+
+    def beside_all(normed: Tensor) -> Any:
+        return shared(normed, mixer, bound, ctx)
+
+    def run(normed: Tensor) -> Tensor:
+        return again(ctx.r, parts, normed) if asked(ctx, "moe") else parts(normed)
+
+    if asked(ctx, "layernorm"):
+        return made_again(ctx.r, lambda x: rms_norm(x, norm, bound, ctx), x, run)
+    return run(rms_norm(x, norm, bound, ctx))
 
 
 def shared(x: Tensor, mixer: MoE, bound: Bound, ctx: Context) -> Tensor | None:
@@ -97,8 +112,13 @@ def experts(x: Tensor, weights: Tensor, mixer: MoE, bound: Bound, ctx: Context) 
     path = f"{mixer.name}.{mixer.experts_name}"
     ctx.r.where = bound.path(path)
     inner = grouped(ctx.r, x, bound[f"{path}.gate_up_proj"], 2 * mixer.width)
-    inner = weighted(ctx.r, inner, weights)
-    return grouped(ctx.r, inner, bound[f"{path}.down_proj"], mixer.inputs)
+
+    def last(rows: Tensor) -> Tensor:
+        return grouped(ctx.r, rows, bound[f"{path}.down_proj"], mixer.inputs)
+
+    if asked(ctx, "moe_act"):
+        return made_again(ctx.r, lambda rows: weighted(ctx.r, rows, weights), inner, last)
+    return last(weighted(ctx.r, inner, weights))
 
 
 def grouped(r: Recorder, x: Tensor, weight: Tensor, outputs: int) -> Tensor:

@@ -19,6 +19,7 @@ from memfit.lower.moe import experts, ops, stored
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MoE
+from memfit.techniques.tp import summed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,8 +35,49 @@ def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, c
     ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
     if module.format == "mxfp4":
         return stored.mxfp4(x, weights, places, module, bound, ctx)
-    chosen = over_ranks if module.local else experts.decoding if ctx.decoding else experts.sorted_rows
-    return chosen(x, weights, places, module, bound, ctx, gated)
+    if module.local and ctx.r.grad:
+        return over_ranks(x, weights, places, module, bound, ctx, gated)
+    if module.local:
+        return own_alone(x, weights, places, module, bound, ctx, gated)
+    shared = summed(ctx.program)
+    x, weights = (entering(one, ctx) if shared else one for one in (x, weights))
+    out = (experts.decoding if ctx.decoding else experts.sorted_rows)(x, weights, places, module, bound, ctx, gated)
+    return leaving(out, ctx) if shared else out
+
+
+def entering(x: Tensor, ctx: Context) -> Tensor:
+    """What ranks that share each expert's matrices all have: the gradients that each makes of it are summed up in place (MoeExpertsParallel)."""
+    size = split.ranks(ctx)
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        r.comm("all_reduce", g.format.bytes(g.count), size, "tp")
+        return (g.view(*g.shape),)
+
+    return ctx.r.node("entering", x.view(*x.shape), (x,), back)
+
+
+def leaving(out: Tensor, ctx: Context) -> Tensor:
+    """The sum over ranks of what their experts give, in place."""
+    ctx.r.comm("all_reduce", out.format.bytes(out.count), split.ranks(ctx), "tp")
+    return out
+
+
+def own_alone(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
+    """By inference, where all ranks of experts have the same tokens: each runs its own experts over all of them, rows of others' without a
+    weight, and the results are summed up in place (AllReduceEP)."""
+    r = ctx.r
+    owners = r.like(places, "floor_divide")
+    others = ops.flags(r, places.shape, "ne")
+    del owners
+    turned = r.like(places, "remainder")
+    local = r.like(places, "where")
+    del turned
+    masked = r.like(weights, "masked_fill")
+    run = experts.decoding if ctx.decoding else experts.sorted_rows
+    out = run(x, masked, local, module, bound, ctx, gated)
+    r.comm("all_reduce", out.format.bytes(out.count), ranks(ctx), "ep")
+    del others, local
+    return plain.cast(r, out, x.format)
 
 
 def over_ranks(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:

@@ -90,6 +90,9 @@ def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bou
     name = f"{module.name}.{module.experts_name}"
     selected = r.tensor((rows, x.shape[-1]), x.format, "repeat_interleave")
     ids = places.view(rows)
+    others = ops.flags(r, (rows,), "ge") if module.local else None
+    if others is not None:
+        ids = r.tensor((rows,), ids.format, "clamp")
     biases: Tensor | None = None
     matrices: Tensor | None = None
     out = selected
@@ -98,11 +101,12 @@ def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bou
         matrices = None if is_stored(weight) else ops.rows_of(r, weight, ids)  # kernels for stored ones read them in place
         biases = bias(r, bound, f"{name}.{stack}_bias", ids)
         out = r.tensor((rows, weight.shape[2] if module.transposed else weight.shape[1]), out.format, "matmul")
-        values = rows * weight.count // module.experts
+        values = rows * weight.count // module.held
         r.compute("matmul", 2 * values, weight.format.bytes(values), out.format.math)
         if stack == "gate_up_proj":
             out = gated(out, module, ctx)
+    weights = weights.view(rows) if others is None else ops.masked(r, weights.view(rows), others)
     weighted = plain.mul(r, out, weights.view(rows, 1))
     final = added_up(views.reshape(r, weighted, rows // module.active, module.active, weighted.shape[-1]), ctx)
-    del selected, biases, matrices
+    del selected, biases, matrices, others, ids
     return plain.cast(r, final, x.format)

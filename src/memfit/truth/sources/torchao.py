@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.truth import words
-from memfit.truth.case import Unfit
+from memfit.truth.case import STANDS, Unfit
 from memfit.truth.published import Reading, plain, reader
 from memfit.truth.rows import Row, count
 
@@ -26,4 +26,4 @@ def read(row: Row) -> Reading:
         "framework": "litgpt", "task": "inference", "batch": words.batch(row), "seq": PROMPT, "new_tokens": new, "cache": "static",
         "attention": "sdpa", "versions": "litgpt=0.4",
     }  # fmt: skip
-    return Reading(options=options, notes=["litgpt's model stands for gpt-fast's, which it was written after"])
+    return Reading(options=options, notes=[STANDS])

@@ -1,0 +1,292 @@
+"""Which way to answer: form of the weights, cache, attention, how GPUs share the model, and how many answers at once.
+
+Every way is estimated with more and more sequences at once until they do not fit: live peaks rule out what cannot, the allocator is replayed for what is
+chosen. Nothing that fits is left out, so the answer is that of trying all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any, NamedTuple
+
+from memfit.band import spread
+from memfit.errors import InputError, Problem
+from memfit.estimate import Estimate, estimate, uncollected
+from memfit.hardware import Cluster, usable
+from memfit.job import Job
+from memfit.model.modules import Model
+from memfit.plan.goals import GOALS, Pace, pace
+from memfit.plan.ledger import Counted, Kind
+from memfit.plan.search import Progress
+from memfit.plan.space import Work, divisors, problems
+from memfit.plan.weights import Weights, models
+from memfit.program import Program
+from memfit.strategy import ONE, TP, Strategy
+from memfit.techniques.dequantize import opened
+
+SERVED: Mapping[str, tuple[Any, ...]] = {one.name: one.metadata["serves"] for one in dataclasses.fields(Job) if one.metadata["serves"]}
+OWN_CACHE = ("litgpt",)  # engines that have one cache, whatever the job says
+QUARTERS = (5, 6, 7)  # of four: sequences tried between a power of two that fits and the next, which does not
+ALIKE = 0.01  # of seconds or tokens a second: no more is known of kernels than that
+MOST = 2**16  # sequences at once of one group of GPUs
+
+
+class Way(NamedTuple):
+    """Everything but the number of sequences. `groups` of GPUs hold the model each, `cluster` is one of them."""
+
+    weights: Weights
+    model: Model
+    job: Job
+    strategy: Strategy
+    cluster: Cluster
+    groups: int
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.weights.name, label(self.groups, self.strategy.size("tp")), self.job.framework)
+
+
+@dataclass(kw_only=True)
+class Missed:
+    """Of a kind that is not taken: its quickest answer and most tokens a second, the least memory that was too much and what fills that most, a refusal."""
+
+    seconds: float | None = None
+    tokens_per_second: float | None = None
+    needs: int | None = None
+    largest: tuple[str, int] | None = None
+    refused: str = ""
+    kept: bool = False
+
+    def see(self, found: Pace, kept: bool) -> None:
+        """What breaks a limit counts only while nothing keeps it."""
+        if kept and not self.kept:
+            self.seconds, self.tokens_per_second, self.kept = None, None, True
+        if kept or not self.kept:
+            self.seconds = min(found.seconds, self.seconds or found.seconds)
+            self.tokens_per_second = max(found.tokens_per_second, self.tokens_per_second or 0.0)
+
+
+class Timed(NamedTuple):
+    """A way with so many sequences at once, whose live peak fits; `device`: what that is, with what lies outside the allocator."""
+
+    place: int
+    way: Way
+    job: Job
+    pace: Pace
+    device: int
+
+
+def label(groups: int, size: int) -> str:
+    if size == 1:
+        return "one GPU" if groups == 1 else f"{groups} x 1"
+    return f"tp {size}" if groups == 1 else f"{groups} x tp {size}"
+
+
+class Ways:
+    """All that may be tried for some work on some GPUs."""
+
+    def __init__(self, work: Work, cluster: Cluster) -> None:
+        self.work, self.cluster = work, cluster
+        self.refused: dict[str, str] = {}
+
+    def __iter__(self) -> Iterator[Way]:
+        assert self.work.serving is not None
+        for weights, model in models(self.work.model, self.work.serving.weights, self.refused):
+            for job, strategy in product(self.jobs(weights), self.strategies()):
+                size = strategy.size("tp")
+                cluster = dataclasses.replace(self.cluster, gpus_per_node=size, nodes=1)
+                wrong = problems(model, job, cluster, strategy)
+                if not wrong and weights.stored and becomes_plain(model, job, cluster):
+                    wrong = (Problem(message="this GPU has no kernels for them, so they become 16 bits as they are loaded"),)
+                if wrong:
+                    self.refused.setdefault(f"{weights.name} {label(1, size)}", wrong[0].message)
+                    continue
+                yield Way(weights, model, job, strategy, cluster, self.groups(size))
+
+    def jobs(self, weights: Weights) -> list[Job]:
+        """Options that do not go together are left out."""
+        found: dict[Job, None] = {}
+        for values in product(*self.work.axes.values()):
+            told = dict(zip(self.work.axes, values, strict=True))
+            if told["framework"] in OWN_CACHE:
+                told["cache"] = self.work.axes["cache"][0]
+            try:
+                found[self.work.job.replace(**told, **({"quant": weights.quant} if weights.quant != "none" else {}))] = None
+            except InputError as bad:
+                self.refused.setdefault(weights.name, bad.problems[0].message)
+        return list(found)
+
+    def strategies(self) -> Iterator[Strategy]:
+        """The model on one GPU, or split over several of one node."""
+        if self.work.strategies:
+            yield from self.work.strategies
+            return
+        for size in divisors(self.cluster.gpus_per_node):
+            yield ONE if size == 1 else Strategy(tp=TP(size=size))
+
+    def groups(self, size: int) -> int:
+        """No more than there are requests."""
+        assert self.work.serving is not None
+        every = self.cluster.gpus // size
+        return min(every, self.work.serving.requests or every)
+
+
+@dataclass(kw_only=True)
+class Serving:
+    """The search. `timed`: all that fit by their live peak and keep the limits; `late`: whether any breaks one."""
+
+    work: Work
+    cluster: Cluster
+    progress: Progress | None = None
+    counted: Counted = field(default_factory=Counted)
+    timed: list[Timed] = field(default_factory=list)
+    late: bool = False
+    best: Pace | None = None
+    lost: dict[Kind, Missed] = field(default_factory=dict)
+    known: dict[int, Estimate] = field(default_factory=dict)  # with the allocator replayed
+
+    def __post_init__(self) -> None:
+        assert self.work.serving is not None
+        self.asked = self.work.serving
+        self.goal = GOALS[self.asked.goal]
+        self.ways = Ways(self.work, self.cluster)
+
+    def run(self) -> None:
+        with uncollected():
+            self.all()
+
+    def all(self) -> None:
+        for way in self.ways:
+            largest = 0
+            for batch in self.batches(way):
+                if self.tried(way, batch):
+                    largest = batch
+                else:
+                    break
+            for quarter in QUARTERS if largest and self.free else ():
+                batch = largest * quarter // 4
+                if batch * 4 == largest * quarter and not self.tried(way, batch):
+                    break
+
+    @property
+    def free(self) -> bool:
+        """Whether as many requests are answered at once as fit."""
+        return not self.asked.requests and not self.work.batches
+
+    def batches(self, way: Way) -> Iterator[int]:
+        """Of one group, rising."""
+        if self.asked.requests:
+            yield -(-self.asked.requests // way.groups)
+        elif self.work.batches:
+            yield from sorted(self.work.batches)
+        else:
+            batch = 1
+            while batch <= MOST:
+                yield batch
+                batch *= 2
+
+    def tried(self, way: Way, batch: int) -> bool:
+        """Whether more may fit; what it says is kept."""
+        lost = self.lost.setdefault(way.kind, Missed())
+        job = way.job.replace(batch=batch)
+        try:
+            one = estimate(way.model, job, way.cluster, way.strategy, precise=False)
+        except InputError as bad:
+            lost.refused = lost.refused or bad.problems[0].message
+            return False
+        self.counted.estimated += 1
+        self.counted.size = self.counted.estimated
+        if not fitting(one):
+            if lost.needs is None or one.device < lost.needs:
+                lost.needs, lost.largest = one.device, largest(one)
+            self.told()
+            return False
+        told = one.generation
+        if told is None:
+            lost.refused = lost.refused or one.untimed
+            return False
+        found = Timed(len(self.timed), way, job, pace(told, self.asked.requests or way.groups * batch), one.device)
+        kept = not any(self.asked.limits.broken(found.pace))
+        lost.see(found.pace, kept)
+        if kept:
+            self.timed.append(found)
+            self.best = found.pace if self.best is None else min(self.best, found.pace, key=self.goal.key)
+        self.late = self.late or not kept
+        self.told()
+        return kept or (self.free and not any(self.slow(found.pace)))
+
+    def slow(self, found: Pace) -> Iterator[str]:
+        """The limits that more sequences at once break, too."""
+        return (what for what, _, _ in self.asked.limits.broken(found) if what != "tokens a second")
+
+    def told(self) -> None:
+        if self.progress is not None:
+            self.counted.unit = self.goal.unit
+            self.counted.best = None if self.best is None else self.goal.figure(self.best)
+            self.progress(self.counted)
+
+    def ranked(self) -> list[Timed]:
+        """The best first; of those that are within a hundredth of one another the plainest, which stands first in the space."""
+        best: list[Timed] = []
+        group: list[Timed] = []
+        for one in sorted(self.timed, key=lambda one: (*self.goal.key(one.pace), one.device, one.place)):
+            if group and apart(self.goal.figure(one.pace), self.goal.figure(group[0].pace)):
+                best += sorted(group, key=lambda one: one.place)
+                group = []
+            group.append(one)
+        return [*best, *sorted(group, key=lambda one: one.place)]
+
+    def replayed(self, one: Timed) -> Estimate | None:
+        """With the allocator; None where it does not fit for certain."""
+        if one.place not in self.known:
+            self.counted.replayed += 1
+            self.known[one.place] = estimate(one.way.model, one.job, one.way.cluster, one.way.strategy)
+        found = self.known[one.place]
+        return found if found.verdict == "fits" else None
+
+    def taken(self, each: int) -> Iterator[tuple[Timed, Estimate]]:
+        """The best of each kind, so many kinds of every form of weights."""
+        kinds: set[Kind] = set()
+        for one in self.ranked():
+            kind = one.way.kind
+            if kind in kinds or sum(other.method == kind.method for other in kinds) >= each:
+                continue
+            found = self.replayed(one)
+            if found is not None:
+                kinds.add(kind)
+                yield one, found
+
+    def front(self) -> Iterator[tuple[Timed, Estimate]]:
+        """Of all, those that none beats in the seconds of an answer and, by a hundredth, in tokens a second: the quickest first."""
+        most = 0.0
+        for one in sorted(self.timed, key=lambda one: (one.pace.seconds, -one.pace.tokens_per_second, one.device, one.place)):
+            if one.pace.tokens_per_second > most * (1 + ALIKE) and (found := self.replayed(one)) is not None:
+                most = one.pace.tokens_per_second
+                yield one, found
+
+
+def apart(one: float, other: float) -> bool:
+    return max(one, other) > min(one, other) * (1 + ALIKE)
+
+
+def becomes_plain(model: Model, job: Job, cluster: Cluster) -> bool:
+    """Whether the form of the weights is lost as they are loaded."""
+    return bool(opened(Program(model=model, job=job, entries=(), weights=model.dtype, gpu=cluster.gpu)))
+
+
+def fitting(one: Estimate) -> bool:
+    """Whether the band of the live peak alone, which no allocator falls short of, has room."""
+    assert one.cluster is not None
+    outside = one.context.high + one.nccl.high
+    return round(spread().high * one.memory.allocated) + outside <= usable(one.cluster.gpu)
+
+
+def largest(one: Estimate) -> tuple[str, int]:
+    """The part that holds most."""
+    return max(one.parts.items(), key=lambda part: part[1])
+
+
+__all__ = ["SERVED", "Serving", "Timed", "Way", "Ways", "label"]

@@ -1,0 +1,77 @@
+"""In what form weights may lie while answers are made: a row each, with what it gives up against the checkpoint as it is published.
+
+bitsandbytes packs any checkpoint as it is loaded; for the others somebody must have made, or make, a checkpoint of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.model.families import build
+from memfit.model.modules import Model
+from memfit.model.quantized import method
+from memfit.registry import Registry
+
+OWN = "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """`quant`: what the job is told; `stored`: what a checkpoint's config says of itself."""
+
+    name: str
+    gives_up: str = ""
+    quant: str = "none"
+    stored: Mapping[str, Any] = field(default_factory=dict)
+
+
+WEIGHTS: Registry[Weights] = Registry("form of weights", where="weights")
+for _row in (
+    Weights(name=OWN),
+    Weights(name="int8", quant="int8", gives_up="weights and inputs of products in 8 bits (bitsandbytes)"),
+    Weights(name="nf4", quant="nf4", gives_up="weights in 4 bits, rounded without looking at data (bitsandbytes)"),
+    Weights(
+        name="gptq-8bit", stored={"quant_method": "gptq", "bits": 8, "group_size": 128},
+        gives_up="weights in 8 bits: a checkpoint made by GPTQ in groups of 128",
+    ),
+    Weights(
+        name="gptq-4bit", stored={"quant_method": "gptq", "bits": 4, "group_size": 128},
+        gives_up="weights in 4 bits: a checkpoint made by GPTQ in groups of 128",
+    ),
+    Weights(
+        name="awq-4bit", stored={"quant_method": "awq", "bits": 4, "group_size": 128},
+        gives_up="weights in 4 bits: a checkpoint made by AWQ in groups of 128",
+    ),
+    Weights(
+        name="fp8", stored={"quant_method": "fp8", "weight_block_size": [128, 128]},
+        gives_up="weights and inputs of products in fp8: a checkpoint scaled in blocks of 128",
+    ),
+):  # fmt: skip
+    WEIGHTS.add(_row.name, _row)
+
+
+def packed(model: Model) -> bool:
+    """Whether the checkpoint is stored quantized already; nobody packs it again."""
+    return bool(method(model.config) or model.stored)
+
+
+def models(model: Model, wanted: tuple[str, ...], refused: dict[str, str]) -> Iterator[tuple[Weights, Model]]:
+    """The model in each form; what cannot be is `refused`."""
+    for name in wanted:
+        row = WEIGHTS.find(name)
+        if not row.stored:
+            yield row, model
+            continue
+        fields = {**model.config, "quantization_config": dict(row.stored)}
+        try:
+            made = build(fields, name=model.name, origin=model.origin)
+        except InputError as bad:
+            refused[name] = bad.problems[0].message
+        else:
+            yield row, made
+
+
+__all__ = ["OWN", "WEIGHTS", "Weights", "models", "packed"]
