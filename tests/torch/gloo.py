@@ -7,6 +7,7 @@ import functools
 import multiprocessing
 import os
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -147,6 +148,19 @@ def answered(small: Small, loop: Loop, wrap: Wrap, new: int) -> Changes:
     return changes(profiler)
 
 
+def busy() -> bool:
+    """Whether another thread of this process runs, or waits for a processor: Linux tells; elsewhere the moment must do."""
+    mine = str(threading.get_native_id())
+    return any(running(one) for one in Path("/proc/self/task").glob("*/stat") if one.parent.name != mine)
+
+
+def running(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] == "R"
+    except OSError:  # the thread is gone
+        return False
+
+
 def measured() -> Any:
     return profile(activities=[ProfilerActivity.CPU], profile_memory=True)
 
@@ -159,8 +173,9 @@ def changes(profiler: Any) -> Changes:
 
 
 def settled() -> None:
-    """Whoever waits for a collective waits a moment more. Gloo's thread lets go of a collective's tensors after it has said that it is done
-    (ProcessGroupGloo.cpp `runLoop`), and what it frees then no profiler sees: profilers belong to threads."""
+    """Whoever waits for a collective waits a moment more, until this process' other threads have nothing to run. Gloo's thread lets go of a
+    collective's tensors after it has said that it is done (ProcessGroupGloo.cpp `runLoop`), and what it frees then no profiler sees: profilers
+    belong to threads."""
     from torch._C._distributed_c10d import Work
     from torch.distributed import _functional_collectives as functional
     from torch.utils._python_dispatch import _disable_current_modes
@@ -170,8 +185,10 @@ def settled() -> None:
         def wait_for(*given: Any, **named: Any) -> Any:
             with _disable_current_modes():  # gloo copies what it has summed while it is waited for
                 found = true(*given, **named)
-            time.sleep(MOMENT)
-            return found
+            while True:
+                time.sleep(MOMENT)
+                if not busy():
+                    return found
 
         return wait_for
 
