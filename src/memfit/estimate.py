@@ -90,6 +90,11 @@ class Estimate:
         return self.memory.allocated if self.memory.reserved is None else self.memory.reserved
 
     @property
+    def reach(self) -> int:
+        """Of the live peak's band alone, which no allocator falls short of."""
+        return _reach(self.memory, self.context.high + self.nccl.high)
+
+    @property
     def device(self) -> int:
         return self.held + self.outside
 
@@ -262,7 +267,11 @@ def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE
     """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas never say `fits` where this is positive."""
     _, _, found = _simulated(model, job, (cluster, strategy), None, False)
     (outside, _), (low, _) = _outside(job, (cluster, strategy)), _room(cluster.gpu)
-    return round(spread().high * found.allocated) + outside.high - low
+    return _reach(found, outside.high) - low
+
+
+def _reach(found: Memory, outside: int) -> int:
+    return round(spread().high * found.allocated) + outside
 
 
 def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
@@ -350,7 +359,7 @@ def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
     origin = f"of {said.cases} published peaks of {said.sources} sources, each weighed alike, nine tenths are {off} from what memfit says of them"
     if found.reserved is None:
         passing = sum(found.parts.get(part, 0) for part in PASSING)
-        high = round(said.high * found.allocated) + outside.high + passing // 4
+        high = _reach(found, outside.high) + passing // 4
         return Band(low=low, high=high, origin=f"{origin}; live peak only: and a quarter of what comes and goes, for the allocator's gaps")
     held = found.reserved if limited is None or limited.oom else limited.peak_reserved
     return Band(low=low, high=round(said.high * max(held, found.reserved)) + outside.high, origin=f"{origin}; and the context's own range")

@@ -71,6 +71,8 @@ def test_fewer_gpus_are_looked_at_unless_layouts_are_named():
     work, cluster = asked(uses=())
     assert [one.gpus for one in smaller(work, parse_cluster("2x8xh100-sxm"))] == [16, 8, 4, 2]
     assert [one.gpus for one in smaller(work, parse_cluster("3xl4"))] == [3]
+    shapes = [(one.nodes, one.gpus_per_node) for one in smaller(work, parse_cluster("3x4xl4"))]
+    assert shapes == [(3, 4), (1, 3)]  # six are no whole nodes of four
     assert [one.gpus for one in smaller(asked()[0], cluster)] == [2]
 
 

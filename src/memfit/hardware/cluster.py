@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware.gpu import GPU, gpu_problem, variants
@@ -37,6 +37,11 @@ class Cluster:
     @property
     def gpus(self) -> int:
         return self.gpus_per_node * self.nodes
+
+    def resized(self, count: int, node: int = BOARD) -> Cluster:
+        """So many GPUs of the same kind: on one node, or on whole ones of `node` where they are more."""
+        assert count <= node or count % node == 0, (count, node)
+        return replace(self, gpus_per_node=min(count, node), nodes=max(1, count // node))
 
 
 def _count_problem(text: str, what: str, most: int, where: str) -> Problem | None:

@@ -161,10 +161,9 @@ class Asking:
 
     def short(self, found: Estimate, lost: Lost) -> int:
         """By how much the band of the live peak alone is too large."""
-        high = round(self.ledger.high * found.memory.allocated) + found.context.high + found.nccl.high
-        over = high - self.ledger.usable
+        over = found.reach - self.ledger.usable
         if over > 0:
-            lost.needs = min(high, lost.needs or high)
+            lost.needs = min(found.reach, lost.needs or found.reach)
         return over
 
 

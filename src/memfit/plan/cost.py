@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memfit.hardware import Cluster
 from memfit.hardware.prices import price
-from memfit.simulate.bill import bill
+from memfit.simulate.bill import bill, spent
 from memfit.simulate.time import Duration
 
 MILLION = 1_000_000
@@ -52,15 +52,10 @@ def cost(time: Duration, cluster: Cluster, each: Paid, tokens: float) -> Cost:
 
 
 def served(tokens_per_second: float, cluster: Cluster, each: Paid, tokens: float) -> Cost:
-    """Of so many new tokens; all GPUs of the machine are paid for, used or not."""
+    """Of so many new tokens."""
     hours = tokens / tokens_per_second / 3600
-    gpu_hours, power = hours * cluster.gpus, cluster.gpu.power
-    return Cost(
-        tokens=tokens,
-        hours=hours,
-        dollars=None if each.dollars is None else gpu_hours * each.dollars,
-        kilowatt_hours=None if power is None else gpu_hours * power / 1e3,
-    )
+    energy, money = spent(hours, cluster, each.dollars)
+    return Cost(tokens=tokens, hours=hours, dollars=money, kilowatt_hours=energy)
 
 
 __all__ = ["MILLION", "Cost", "Paid", "cost", "paid", "served"]

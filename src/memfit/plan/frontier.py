@@ -46,15 +46,15 @@ def limits(work: Work, cluster: Cluster, wish: Wish, most: int) -> Iterator[Row]
 
 
 def smaller(work: Work, cluster: Cluster) -> Iterator[Cluster]:
-    """All GPUs, half of them and so on: fewer are slower, and idle less. Named layouts are for all of them."""
+    """All GPUs, half of them and so on, on whole nodes: fewer are slower, and idle less. Named layouts are for all of them."""
     yield cluster
-    count = cluster.gpus
+    count, node = cluster.gpus, min(cluster.gpus_per_node, BOARD)
     for _ in range(0 if work.strategies else HALVINGS):
         if count % 2:
             return
         count //= 2
-        whole = min(cluster.gpus_per_node, BOARD)
-        yield replace(cluster, gpus_per_node=min(count, whole), nodes=max(1, count // whole))
+        if count <= node or count % node == 0:
+            yield cluster.resized(count, node)
 
 
 def within(row: Row, wish: Wish) -> bool:

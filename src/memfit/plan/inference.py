@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import product
 from typing import Any, NamedTuple
 
-from memfit.band import spread
 from memfit.errors import InputError, Problem
 from memfit.estimate import Estimate, estimate, uncollected
 from memfit.hardware import Cluster, usable
@@ -151,7 +150,7 @@ class Serving:
     def __post_init__(self) -> None:
         assert self.work.serving is not None
         self.asked = self.work.serving
-        self.goal = GOALS[self.asked.goal]
+        self.goal, self.usable = GOALS[self.asked.goal], usable(self.cluster.gpu)
         self.ways = Ways(self.work, self.cluster)
 
     def run(self) -> None:
@@ -199,7 +198,7 @@ class Serving:
             return False
         self.counted.estimated += 1
         self.counted.size = self.counted.estimated
-        if not fitting(one):
+        if one.reach > self.usable:
             if lost.needs is None or one.device < lost.needs:
                 lost.needs, lost.largest = one.device, largest(one)
             self.told()
@@ -275,13 +274,6 @@ def apart(one: float, other: float) -> bool:
 def becomes_plain(model: Model, job: Job, cluster: Cluster) -> bool:
     """Whether the form of the weights is lost as they are loaded."""
     return bool(opened(Program(model=model, job=job, entries=(), weights=model.dtype, gpu=cluster.gpu)))
-
-
-def fitting(one: Estimate) -> bool:
-    """Whether the band of the live peak alone, which no allocator falls short of, has room."""
-    assert one.cluster is not None
-    outside = one.context.high + one.nccl.high
-    return round(spread().high * one.memory.allocated) + outside <= usable(one.cluster.gpu)
 
 
 def largest(one: Estimate) -> tuple[str, int]:

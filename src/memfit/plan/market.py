@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from memfit.hardware import Cluster, all_gpus
-from memfit.hardware.cluster import BOARD
 from memfit.hardware.link import Link
 from memfit.hardware.prices import price
 from memfit.plan.ledger import Counted
@@ -23,7 +22,7 @@ def machines(network: Link | None = None) -> Iterator[tuple[float, Cluster]]:
     priced = [(known.dollars, gpu) for gpu in all_gpus() if (known := price(gpu)) is not None]
     offered = [(count * dollars, count, gpu) for dollars, gpu in priced for count in COUNTS]
     for dollars, count, gpu in sorted(offered, key=lambda one: (one[0], one[1], one[2].id)):
-        yield dollars, Cluster(gpu=gpu, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD), network=network)
+        yield dollars, Cluster(gpu=gpu, network=network).resized(count)
 
 
 def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) -> Plan:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 from memfit.estimate import Estimate, uncollected
 from memfit.hardware import Cluster
-from memfit.hardware.cluster import BOARD
 from memfit.lower.recent import remembering
 from memfit.plan.bounds import Bounds
 from memfit.plan.cost import MILLION, Cost, Paid, cost, paid
@@ -264,10 +263,7 @@ def others(work: Work, cluster: Cluster) -> Iterator[Cluster]:
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
     more = [cluster.gpus] if work.strategies else []
     for count in (*more, *(one for one in counts if one > cluster.gpus), *(one for one in reversed(counts) if one < cluster.gpus)):
-        if count == cluster.gpus:
-            yield cluster
-        else:
-            yield replace(cluster, gpus_per_node=min(count, BOARD), nodes=max(1, count // BOARD))
+        yield cluster if count == cluster.gpus else cluster.resized(count)
 
 
 def leaner(work: Work) -> Work:

@@ -20,20 +20,18 @@ class Bill:
     money: float | None
 
 
+def spent(hours: float, cluster: Cluster, price: float | None) -> tuple[float | None, float | None]:
+    """kWh, the boards at their power limit, and money. All GPUs of the cluster are paid for, used or not."""
+    each, power = hours * cluster.gpus, cluster.gpu.power
+    return None if power is None else each * power / 1e3, None if price is None else each * price
+
+
 def bill(time: Duration, cluster: Cluster, tokens: int, *, price: float | None = None) -> Bill:
-    """Of so many tokens; `price` is that of a GPU for an hour. All GPUs of the cluster are paid for, used or not."""
+    """Of so many tokens; `price` is that of a GPU for an hour."""
     steps = -(-tokens // time.tokens)
     hours = steps * time.seconds / 3600
-    gpu_hours = hours * cluster.gpus
-    power = cluster.gpu.power
-    return Bill(
-        steps=steps,
-        tokens=steps * time.tokens,
-        hours=hours,
-        gpu_hours=gpu_hours,
-        energy=None if power is None else gpu_hours * power / 1e3,
-        money=None if price is None else gpu_hours * price,
-    )
+    energy, money = spent(hours, cluster, price)
+    return Bill(steps=steps, tokens=steps * time.tokens, hours=hours, gpu_hours=hours * cluster.gpus, energy=energy, money=money)
 
 
-__all__ = ["Bill", "bill"]
+__all__ = ["Bill", "bill", "spent"]
