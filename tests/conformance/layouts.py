@@ -166,6 +166,10 @@ CUT_ADAPTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("qwen2-tied", "tp=4 fsdp=2", SPREAD_OUT | FULL | AUTO), ("llama-biased", f"tp=2 fsdp=4,{MIXED}", SPREAD_OUT | FULL),
     ("mistral", "tp=2 fsdp=2 ddp=2", SPREAD_OUT | {"adapter_dtype": "base"}), ("gemma", "tp=2 fsdp=3,reshard=no", SPREAD_OUT | {"precision": "fp32"}),
 )  # fmt: skip
+# Norms over all heads: what the ranks have of queries, keys and values is gathered.
+NORMED: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("olmo2", "tp=2", {}), ("olmo2", "tp=4 fsdp=2", OLD | {"precision": "fp32"}), ("olmo3", "tp=2 fsdp=2", AUTO16 | {"seq": 256}),
+)  # fmt: skip
 
 
 STAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -236,8 +240,8 @@ def rows() -> Iterator[Row]:
     for model, use, options in FLAT:
         first, *rest = use.split()
         yield Row(kind="fsdp1", model=model, use=" ".join((f"{first},version=1", *rest)), options=options)
-    yield from crossed("tp", tuple(SPLIT), CUT, CUT_JOBS)
-    yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in (*CUT_ADAPTED, *SEQUENCES))
+    yield from crossed("tp", tuple(name for name in SPLIT if name not in ("olmo2", "olmo3")), CUT, CUT_JOBS)
+    yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in (*CUT_ADAPTED, *NORMED, *SEQUENCES))
     yield from (Row(kind="cp", model=model, use=use, options=options) for model, use, options in RINGS)
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)

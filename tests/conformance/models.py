@@ -32,7 +32,7 @@ SPLITTABLE: dict[str, Any] = {
 OTHERWISE: dict[str, dict[str, Any]] = {
     "llama": {}, "llama-tied": {}, "llama-biased": {"attention_bias": True, "mlp_bias": True}, "mistral": {"sliding_window": 64}, "qwen2": {},
     "qwen2-tied": {}, "qwen3": {"head_dim": 32}, "gemma": {"head_dim": 32}, "gemma2-tied": {"head_dim": 32}, "gemma3_text-tied": {"head_dim": 32},
-    "granite": {}, "cohere-tied": {}, "smollm3": {}, "olmo": {},
+    "granite": {}, "cohere-tied": {}, "smollm3": {}, "olmo": {}, "olmo2": {}, "olmo3": {},
 }  # fmt: skip
 SPLIT: dict[str, dict[str, Any]] = {
     name: {**SPLITTABLE, "model_type": name.partition("-")[0], "tie_word_embeddings": name.endswith("-tied"), **more}

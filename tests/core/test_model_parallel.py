@@ -164,3 +164,18 @@ def test_transformers_own_plan_as_the_trace_has_it(size: int, checkpointing: str
 def test_what_transformers_plan_is_not_known_for(fields: dict[str, str], use: dict[str, int], said: str) -> None:
     with pytest.raises(InputError, match=said):
         program(Strategy(tp=TP(**use)), job=Job(batch=1, seq=256, **fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("fields", "use", "said"),
+    [
+        ({}, {"size": 2, "style": "dtensor"}, "torch's styles give each rank a part of the heads"),
+        ({}, {"size": 2, "parallel_loss": True}, "torch's styles give each rank a part of the heads"),
+        ({"method": "lora", "targets": "q_proj,up_proj"}, {"size": 2}, "torch stops .*: `q_proj`"),
+        ({}, {"size": 3}, "3 ranks do not divide 256 values of the heads"),
+    ],
+)
+def test_norms_over_all_heads_stop_what_gives_a_rank_some_of_them(fields: dict[str, str], use: dict[str, int], said: str) -> None:
+    model = build({**SHAPE, "model_type": "olmo2", "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 2})
+    with pytest.raises(InputError, match=said):
+        lower(model, Job(batch=1, seq=256, **fields), Strategy(tp=TP(**use)))  # type: ignore[arg-type]

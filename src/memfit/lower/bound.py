@@ -43,6 +43,7 @@ class BoundLinear:
     packed: Packed | None = None
     conv1d: bool = False
     across: str = ""  # as the layer's own
+    joined: bool = False
 
 
 CHUNK = 2**25  # rows of 32 values that are unpacked at once (transformers 5.23 integrations/mxfp4.py)
@@ -222,6 +223,7 @@ class Bound:
                 packed=packed,
                 conv1d=linear.conv1d,
                 across=linear.across,
+                joined=linear.joined,
             )
         return bound
 

@@ -85,8 +85,11 @@ def is_head(layer: BoundLinear) -> bool:
 
 
 def entering(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
-    """The input of a layer split by columns: its gradient is summed up over the ranks, of a split sequence that of the block's input."""
+    """The input of a layer split by columns: its gradient is summed up over the ranks, of a split sequence that of the block's input. Of an input
+    that is whole a layer split by rows takes this rank's part."""
     size = ranks(ctx)
+    if size > 1 and layer.across == ROWS and layer.joined:
+        return parted(ctx.r, x, size)
     if size == 1 or not (layer.across == COLUMNS or is_head(layer)):
         return x
     if sequential(ctx):
@@ -109,23 +112,39 @@ def leaving(out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     if size > 1 and apart:
         return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
     tp = ctx.program.strategy.tp
+    if size > 1 and layer.across == COLUMNS and layer.joined:
+        return gathered(r, out, size)
     if size > 1 and is_head(layer) and tp is not None and tp.vocabulary and not tp.parallel_loss:
         return gathered(r, out, size)
     return out
 
 
 def gathered(r: Recorder, x: Tensor, size: int) -> Tensor:
-    """All-gather along the last dimension: one rank behind the other, then side by side."""
+    """All-gather along the last dimension; each rank's part of the gradient is copied."""
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        return (r.tensor(node.extra, g.format, "contiguous"),)
+
+    return r.node("all_gather", side_by_side(r, x, size), (x,), back, extra=x.shape)
+
+
+def side_by_side(r: Recorder, x: Tensor, size: int) -> Tensor:
+    """One rank behind the other, then side by side."""
     shape = (*x.shape[:-1], x.shape[-1] * size)
     r.comm("all_gather", x.format.bytes(x.count) * size, size, "tp")
     apart = r.tensor(shape, x.format, "all_gather", "communication")
     out = r.tensor(shape, x.format, "cat")
     del apart
+    return out
+
+
+def parted(r: Recorder, x: Tensor, size: int) -> Tensor:
+    """The way back from `gathered`."""
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
-        return (r.tensor(node.extra, g.format, "contiguous"),)
+        return (side_by_side(r, g, size),)
 
-    return r.node("all_gather", out, (x,), back, extra=x.shape)
+    return r.node("chunk", r.tensor((*x.shape[:-1], x.shape[-1] // size), x.format, "clone"), (x,), back)
 
 
 def whole(ctx: Context, weight: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ class Module:
 class Linear(Module):
     """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out). `format`: the checkpoint stores it quantized.
     `own_class`: a class of the family's own stands in for torch's (FalconLinear), which bitsandbytes' integration does not know.
-    `across`: a rank has these of its `columns` or `rows` (tensor parallelism); what it gives is a part of the whole's, or of a sum."""
+    `across`: a rank has these of its `columns` or `rows` (tensor parallelism); what it gives is a part of the whole's, or of a sum.
+    `joined`: all the same, what comes out of columns, or goes into rows, stands whole on every rank."""
 
     inputs: int
     outputs: int
@@ -74,6 +75,7 @@ class Linear(Module):
     format: str = ""
     own_class: bool = False
     across: str = ""
+    joined: bool = False
 
     def own(self) -> Iterator[Weight]:
         shape = (self.inputs, self.outputs) if self.conv1d else (self.outputs, self.inputs)

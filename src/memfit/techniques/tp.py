@@ -53,8 +53,10 @@ def tabled(program: Program) -> bool:
 
 
 # What transformers' own plans leave whole on every rank (5.23 `base_model_tp_plan` of each family's config).
+JOINED = frozenset({"heads"})  # norms over all heads: queries, keys and values are gathered, and each rank has all the heads
 UNSPLIT: dict[str, frozenset[str]] = {
     "deepseek_v3": frozenset({"attention"}), "granitemoe": frozenset({"attention"}), "phimoe": frozenset({"attention"}),
+    "olmo2": JOINED, "olmo3": JOINED, "olmoe": JOINED, "minimax_m2": JOINED,
     "qwen2_moe": frozenset({"shared"}), "glm4_moe_lite": frozenset({"shared"}), "gpt_oss": frozenset({"attention", "experts", "table"}),
 }  # fmt: skip
 
@@ -83,6 +85,9 @@ def part(mixer: Mixer, size: int, kept: frozenset[str]) -> Mixer:
         return mixer
     if isinstance(mixer, Latent):
         return latent(mixer, size)
+    if "heads" in kept:
+        project = tuple(replace(column(one, size), joined=True) for one in mixer.project)
+        return replace(mixer, project=project, out=replace(row(mixer.out, size), joined=True))
     heads, kv = mixer.heads // size, max(1, mixer.kv_heads // size)
     outputs = (heads * mixer.head, kv * mixer.head, kv * mixer.head)
     project = tuple(replace(one, outputs=count, across=modules.COLUMNS) for one, count in zip(mixer.project, outputs, strict=True))
@@ -206,7 +211,7 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         ),
         (
             not names <= COLUMNS | ROWS | ALONE
-            or True in norms
+            or (True in norms and "heads" not in unsplit(program))
             or model.head.name != "lm_head"
             or bool(model.towers)
             or bool(styles & WHOLE),
@@ -221,6 +226,8 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
                 hint=TRACE,
             )
     yield from adapted(job, tp, targets_of(program))
+    if "heads" in unsplit(program):
+        yield from joined(program, tp)
     yield from headed(job, tp)
     yield from masked(
         job, tp, {block.mixer.window for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
@@ -288,6 +295,17 @@ def adapted(job: Job, tp: TP, targets: frozenset[str]) -> Iterator[Problem]:
         yield Problem(message=message, where="job.targets", hint=f"`--targets {columns}`, or `transformers=5.20` in `versions`")
 
 
+def joined(program: Program, tp: TP) -> Iterator[Problem]:
+    """What stops at norms over all heads, as torch's styles and PEFT's code were seen to."""
+    if tp.style == "dtensor" or tp.sequence or tp.parallel_loss:
+        message = "torch's styles give each rank a part of the heads, and norms over all of them stop there"
+        yield Problem(message=message, where="use tp", hint="leave the settings of `tp` away: transformers' own plan gathers them")
+    if parts := sorted(targets_of(program) & {"q_proj", "k_proj", "v_proj"}):
+        message = "PEFT adds what a rank's part of an adapter gives to what was gathered from all ranks, and torch stops (peft 0.21 tuners/lora/layer.py)"
+        shown = ", ".join(f"`{one}`" for one in parts)
+        yield Problem(message=f"{message}: {shown}", where="job.targets", hint="`gate_proj` and `up_proj`, where the model has them")
+
+
 def uneven(program: Program, tp: TP) -> Iterator[Problem]:
     """Sizes that the ranks do not divide."""
     found: dict[str, int] = {}
@@ -297,7 +315,10 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
             mixer = block.mixer
             if "attention" in kept and isinstance(mixer, Attention | Latent):
                 continue
-            if isinstance(mixer, Attention):
+            if isinstance(mixer, Attention) and "heads" in kept:
+                widths = {one.outputs for one in mixer.project} | {mixer.out.inputs}
+                found |= {f"{width} values of the heads": width % tp.size for width in widths}
+            elif isinstance(mixer, Attention):
                 found |= {f"{mixer.heads} query heads": mixer.heads % tp.size}
                 copied = tp.size % mixer.kv_heads if program.engine else tp.size  # Megatron has copies where there are fewer than ranks
                 found |= {f"{mixer.kv_heads} key/value heads": min(mixer.kv_heads % tp.size, copied)}

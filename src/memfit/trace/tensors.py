@@ -18,18 +18,16 @@ def cut(model: Any, tp: TP, mesh: Any, experts: int = 1) -> Any:
     """transformers' model with its matrices split over `mesh`."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if heads % tp.size:
-        message = f"{tp.size} ranks do not divide {heads} key/value heads"
-        raise InputError.one(message, where="use tp", hint="torch's DTensor does not copy heads")
     plain = tp.vocabulary and not tp.sequence and not tp.parallel_loss
     if tp.style == "transformers" or (tp.style == "auto" and plain and model.supports_tp_plan):
         from transformers.distributed.configuration_utils import DistributedConfig
-        from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+        from transformers.distributed.tensor_parallel import apply_tensor_parallelism, get_kv_heads_per_rank
 
         paths = {name for name, _ in (*model.named_parameters(), *model.named_modules())}
         settings = DistributedConfig(tp_size=tp.size, fsdp_size=max(1, experts // tp.size), ep_size=experts)
         model.config.distributed_config, model._device_mesh = settings, mesh  # where PEFT looks (peft 0.21 tuners/lora/model.py)
         plan = model._resolve_parallel_plans(settings)[0]
+        divided(heads if get_kv_heads_per_rank(plan, heads, tp.size) is None else 0, tp.size)
         model = apply_tensor_parallelism(
             model, mesh, {name: kind for name, kind in plan.items() if name in paths}
         )  # a tied head has no own
@@ -38,10 +36,17 @@ def cut(model: Any, tp: TP, mesh: Any, experts: int = 1) -> Any:
         return model
     from torch.distributed.tensor.parallel import parallelize_module
 
+    divided(heads, tp.size)
     parallelize_module(model, mesh, dict(styles(model, tp)), src_data_rank=None)
     if config.tie_word_embeddings:
         model.tie_weights()
     return model
+
+
+def divided(heads: int, ranks: int) -> None:
+    if heads % ranks:
+        message = f"{ranks} ranks do not divide {heads} key/value heads"
+        raise InputError.one(message, where="use tp", hint="torch's DTensor does not copy heads")
 
 
 def styles(model: Any, tp: TP) -> Iterator[tuple[str, Any]]:
