@@ -91,6 +91,7 @@ def test_by_the_verb():
                 "zero=8,stage=3,overlap,offload-optimizer=cpu,offload-param=cpu",
             ],
         ),
+        (8, ("zero=8,stage=3,offload-optimizer=nvme",), ["zero=8,stage=3,offload-optimizer=nvme,offload-param=cpu"]),
     ],
 )  # fmt: skip
 def test_layouts_that_hold_less(gpus, use, others):

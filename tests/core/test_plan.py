@@ -461,6 +461,24 @@ def test_an_interrupt_returns_what_was_found():
     assert "interrupted" in text(found)
 
 
+def test_an_interrupt_of_the_second_search_is_the_end():
+    """Where nothing fits, ways that leave checkpoints on the host are looked through, and then more GPUs."""
+    searches = []
+
+    def stop(counted):
+        if not any(counted is one for one in searches):
+            searches.append(counted)
+        if len(searches) > 1:
+            raise KeyboardInterrupt
+
+    more = {"method": "lora", "checkpointing": "full", "seq": 131072, "global_batch": 1, "offload": True}
+    found = ask("meta-llama/Llama-3.2-1B", gpu="1xrtx-3060-12gb", use="zero", progress=stop, **{**QUICK, **more})
+    assert found.interrupted
+    assert not found.fits
+    assert found.nearest is None
+    assert len(searches) == 2
+
+
 def test_what_is_written_is_narrow_and_the_same_each_time():
     first, again = (ask("gpt2", gpu="2xl4", use="ddp", **QUICK) for _ in range(2))
     assert text(first) == text(again)

@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from memfit.job import Job
 from memfit.strategy import Strategy
+from memfit.techniques.framework import facts_of
 
 Row: TypeAlias = "tuple[Callable[[Job, Strategy], bool], str]"
 GIVES: tuple[Row, ...] = (
@@ -34,7 +35,7 @@ def narrow(job: Job, strategy: Strategy) -> bool:
         and job.method == "full"
         and job.precision in ("bf16", "fp16")
         and strategy.zero is None
-        and job.framework != "megatron"
+        and not facts_of(job.framework).master
     )
 
 

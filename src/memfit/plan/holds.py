@@ -15,6 +15,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.peaks import peaks
 from memfit.strategy import Strategy
 from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
+from memfit.techniques.framework import facts_of
 from memfit.techniques.pp import counts as layers_of
 from memfit.techniques.precision import WEIGHTS
 
@@ -140,7 +141,7 @@ class Holds:
             gradients = half * values // over
         states = states * values // shards
         always = weights + states
-        if strategy.ddp is None or strategy.ddp.size == 1 or fsdp is not None or job.framework == "megatron":
+        if strategy.ddp is None or strategy.ddp.size == 1 or fsdp is not None or facts_of(job.framework).engine:
             whole = 2 * values // split if staged and optimizer.when == "after" else 0  # in 16 bits, summed up behind the last backward
             return Kept(always, gradients, gathered, states, whole)
         return Kept(always + gradients, 0 if strategy.ddp.bucket_view else gradients, gathered, states)  # buckets stay

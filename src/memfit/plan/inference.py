@@ -25,9 +25,9 @@ from memfit.plan.weights import Weights, models
 from memfit.program import Program
 from memfit.strategy import ONE, TP, Strategy
 from memfit.techniques.dequantize import opened
+from memfit.techniques.framework import facts_of
 
 SERVED: Mapping[str, tuple[Any, ...]] = {one.name: one.metadata["serves"] for one in dataclasses.fields(Job) if one.metadata["serves"]}
-OWN_CACHE = ("litgpt",)  # engines that have one cache, whatever the job says
 QUARTERS = (5, 6, 7)  # of four: sequences tried between a power of two that fits and the next, which does not
 ALIKE = 0.01  # of seconds or tokens a second: no more is known of kernels than that
 MOST = 2**16  # sequences at once of one group of GPUs
@@ -110,7 +110,7 @@ class Ways:
         found: dict[Job, None] = {}
         for values in product(*self.work.axes.values()):
             told = dict(zip(self.work.axes, values, strict=True))
-            if told["framework"] in OWN_CACHE:
+            if facts_of(told["framework"]).one_cache:
                 told["cache"] = self.work.axes["cache"][0]
             try:
                 found[self.work.job.replace(**told, **({"quant": weights.quant} if weights.quant != "none" else {}))] = None

@@ -15,6 +15,8 @@ from memfit.plan.bounds import Bounds, Like, closest, sharing
 from memfit.plan.holds import Kept
 from memfit.plan.space import Space, label
 
+USUAL = Job().framework
+
 
 class Node(NamedTuple):
     """`seconds`: no candidate below takes less. `order` makes the search the same each time."""
@@ -55,8 +57,8 @@ class Kind(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The layout, and whose engine it is in where that is not transformers'."""
-        return self.layout if self.framework == "transformers" else f"{self.layout}, {self.framework}"
+        """The layout, and whose engine it is in where that is not the usual one."""
+        return self.layout if self.framework == USUAL else f"{self.layout}, {self.framework}"
 
 
 class Enough(Exception):

@@ -120,7 +120,7 @@ def plan(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     if found.fits or found.interrupted or found.nearest is not None:
         return found
     parked = once(replace(work, parked=True), cluster, wish) if wish.policy == "fastest" else found
-    if parked.fits:
+    if parked.fits or parked.interrupted:
         return replace(parked, counted=together(found.counted, parked.counted))
     return replace(found, reason=why(found), nearest=nearest(work, cluster, wish))
 

@@ -54,10 +54,12 @@ def sharded(strategy: Strategy, fsdp: FSDP) -> Iterator[Relayout]:
 def partitioned(strategy: Strategy, zero: ZeRO) -> Iterator[Relayout]:
     for stage in range(zero.stage + 1, 4):
         yield to(strategy, "zero", dataclasses.replace(zero, stage=stage))
-    if zero.offload_optimizer == "none":
-        yield to(strategy, "zero", dataclasses.replace(zero, offload_optimizer="cpu"), host=True)
+    states = zero.offload_optimizer
+    if states == "none":
+        states = "cpu"
+        yield to(strategy, "zero", dataclasses.replace(zero, offload_optimizer=states), host=True)
     if zero.offload_param == "none":
-        yield to(strategy, "zero", dataclasses.replace(zero, **WHOLE), host=True)
+        yield to(strategy, "zero", dataclasses.replace(zero, **WHOLE | {"offload_optimizer": states}), host=True)
 
 
 def to(strategy: Strategy, name: str, layout: FSDP | ZeRO, *, host: bool = False, ddp: Any = None) -> Relayout:

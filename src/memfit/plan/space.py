@@ -22,6 +22,7 @@ from memfit.plan.goals import Asked
 from memfit.program import Program
 from memfit.strategy import LAYOUTS, ONE, Layout, Strategy
 from memfit.techniques import marked
+from memfit.techniques.framework import facts_of
 from memfit.techniques.offload import HOOKS
 
 OUTER = ("optimizer",)  # open options that change no kernel of the passes
@@ -227,7 +228,7 @@ class Space:
 
     def experts(self, within: int) -> list[Part]:
         """Nothing, or the experts of a mixture over some of the ranks of a stage."""
-        if not self.mixtures or all(job.framework != "megatron" for job in self.plainest):
+        if not self.mixtures or not any(facts_of(job.framework).engine for job in self.plainest):
             return [()]
         sizes = [size for size in divisors(within)[1:] if all(count % size == 0 for count in self.mixtures)]
         return [(), *((("ep", LAYOUTS["ep"](size=size)),) for size in sizes)]

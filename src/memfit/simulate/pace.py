@@ -19,7 +19,7 @@ from memfit.simulate.time import UNMEASURED, Calls, Duration, Spread, duration
 from memfit.simulate.working import Alike, step_kernels, token_kernels
 from memfit.strategy import Strategy
 from memfit.tape import Comm, Compute, Tape
-from memfit.techniques.framework import products
+from memfit.techniques.framework import facts_of
 from memfit.techniques.pp import DEFERRED, micro_batches
 
 
@@ -34,7 +34,7 @@ def step_time(
 ) -> Duration | None:
     """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`: those of the model, and those trained."""
     total, trainable = parameters
-    known, pp = rates(cluster.gpu, products(job.framework)), strategy.pp
+    known, pp = rates(cluster.gpu, facts_of(job.framework).products), strategy.pp
     if known is None or on_disk(strategy) or (pp is not None and pp.schedule in DEFERRED):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
@@ -60,7 +60,7 @@ def micros(strategy: Strategy, job: Job) -> int:
 
 def kernels(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> tuple[Alike, ...]:
     """The working of the time that this rank's tape takes."""
-    known, pp, many = rates(cluster.gpu, products(job.framework)), strategy.pp, micros(strategy, job)
+    known, pp, many = rates(cluster.gpu, facts_of(job.framework).products), strategy.pp, micros(strategy, job)
     if known is None:
         return ()
     if not job.training:

@@ -11,7 +11,7 @@ from memfit.model.modules import Layer, MoE
 from memfit.program import Program
 from memfit.strategy import EP, Strategy
 from memfit.techniques.base import TRACE, Technique
-from memfit.techniques.framework import FACTS
+from memfit.techniques.framework import facts_of
 
 PLANNED = (5, 23)  # transformers whose experts are reached by `EPImplementation`s (distributed/expert_parallel.py)
 
@@ -22,7 +22,7 @@ def apply(program: Program) -> Program:
     if any(True for _ in problems(program, ep)):
         return program
     return program.rebuilt(lambda layer: share(layer, ep.size, program.strategy.expert_tensor)).replace(
-        spread=True, joint=program.job.framework in FACTS and FACTS[program.job.framework].stacks
+        spread=True, joint=facts_of(program.job.framework).stacks
     )
 
 
@@ -51,7 +51,7 @@ def problems(program: Program, ep: EP) -> Iterator[Problem]:
     """What keeps the experts from being spread. (After that there is nothing left to ask.)"""
     job, strategy = program.job, program.strategy
     if not program.engine:
-        if job.framework in FACTS and FACTS[job.framework].stacks:
+        if facts_of(job.framework).stacks:
             yield from sent(job, strategy, ep)
         elif not job.hugging:
             hint = "`transformers`, `torchtitan` and `megatron` have one"

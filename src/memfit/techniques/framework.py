@@ -20,7 +20,8 @@ class Facts:
     """`families`: those whose structure its modules run; `joined`: of them, those whose checkpoints hold queries, keys and values in
     one matrix, while its adapters are three; `checkpointing`: what its own scripts can do on one GPU; `unties`: a tied head is loaded
     as a matrix of its own; `master`: 16-bit weights always have fp32 copies, and `told` says so where the job did not; `generates`, `packs`:
-    there are formulas for its own generation, and for its linear layers in 4 or 8 bits."""
+    there are formulas for its own generation, and for its linear layers in 4 or 8 bits; `one_cache`: that generation has one cache, whatever
+    the job says."""
 
     families: frozenset[str]
     losses: frozenset[str]
@@ -33,6 +34,7 @@ class Facts:
     unties: bool = False
     master: bool = False
     generates: bool = False
+    one_cache: bool = False
     packs: bool = False
     told: str = ""
     stacks: bool = False  # experts as torchtitan keeps them
@@ -43,6 +45,7 @@ class Facts:
 
 
 PLAIN = frozenset({"plain"})
+NOTHING = Facts(families=frozenset(), losses=frozenset())
 FACTS: dict[str, Facts] = {
     "torchtune": Facts(
         families=frozenset({"llama", "mistral", "qwen2"}), losses=frozenset({"plain", "chunked"}),
@@ -55,7 +58,7 @@ FACTS: dict[str, Facts] = {
     "litgpt": Facts(
         families=frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "falcon", "phi", "gpt_neox"}), losses=PLAIN, unties=True,
         methods=frozenset({"full", "lora", "qlora"}), checkpointing=frozenset({"none"}), joined=frozenset({"falcon", "gpt_neox"}), generates=True,
-        packs=True, cite="litgpt 0.5.13 config.py, finetune/full.py setup, generate/base.py main",
+        one_cache=True, packs=True, cite="litgpt 0.5.13 config.py, finetune/full.py setup, generate/base.py main",
     ),
     "megatron": Facts(
         families=frozenset({"llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"}),
@@ -88,8 +91,9 @@ def apply(program: Program) -> Program:
     return padded(program, facts.padded * program.strategy.size("tp")) if facts.padded else program
 
 
-def products(framework: str) -> str:
-    return FACTS[framework].products if framework in FACTS else ""
+def facts_of(framework: str) -> Facts:
+    """Of transformers and TRL, whose code all the rest is written for, nothing."""
+    return FACTS.get(framework, NOTHING)
 
 
 def stacked(layer: Layer) -> Layer:

@@ -61,7 +61,7 @@ def check(program: Program) -> Iterator[Problem]:
     if layout.version == 1:
         yield from flat(program)
     if kept := formats(program) - {program.weights}:
-        yield from mixed(program, kept)
+        yield from mixed(program, layout.version, kept)
     if layout.version == 2 and job.training and OPTIMIZERS[job.optimizer].low_rank:
         stops = job.optimizer.startswith("apollo")
         yield Problem(
@@ -85,13 +85,11 @@ def formats(program: Program) -> set[str]:
     return {mixer.router_format for mixer in mixers if isinstance(mixer, MoE) and mixer.router_format}
 
 
-def mixed(program: Program, kept: set[str]) -> Iterator[Problem]:
+def mixed(program: Program, version: int, kept: set[str]) -> Iterator[Problem]:
     """torch 2.13 _fully_shard/_fsdp_param_group.py _init_mp_dtypes, which asks those that are trained alone; _flat_param.py asks all."""
     others = f"routers stay {', '.join(sorted(kept))} beside {program.weights}"
-    version = resolved(program.strategy, program.job).fsdp
-    assert version is not None
     hint = "`--precision fp32` or `autocast-bf16`, whose weights are alike, or DeepSpeed"
-    if version.version == 1:
+    if version == 1:
         yield Problem(
             message=f"{others}, and FSDP1 flattens one dtype: Must flatten tensors with uniform dtype", where="use fsdp", hint=hint
         )

@@ -9,7 +9,7 @@ from memfit.job import Job
 from memfit.model.modules import MLP, Attention, Latent, Layer, Linear, MoE
 from memfit.program import Program
 from memfit.techniques.base import Technique
-from memfit.techniques.framework import FACTS
+from memfit.techniques.framework import facts_of
 
 Mixer = Attention | Latent | MLP | MoE
 
@@ -25,7 +25,7 @@ def apply(program: Program) -> Program:
             made[id(layer)] = replace(layer, blocks=blocks)
         return made[id(layer)]
 
-    if program.model.family not in FACTS[program.job.framework].joined:
+    if program.model.family not in facts_of(program.job.framework).joined:
         return program
     model = replace(program.model, layers=tuple(own(layer) for layer in program.model.layers))
     return program.replace(model=model, entries=tuple(entry._replace(layer=own(entry.layer)) for entry in program.entries))
@@ -51,7 +51,7 @@ def in_three(module: Attention) -> tuple[Linear, ...]:
 
 
 def wanted(job: Job) -> bool:
-    return job.framework in FACTS and bool(FACTS[job.framework].joined)
+    return bool(facts_of(job.framework).joined)
 
 
 TECHNIQUE = Technique(name="own", cite="litgpt 0.5.13 lora.py LoRAQKVLinear, model.py", wanted=wanted, apply=apply)
