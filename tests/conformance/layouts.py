@@ -182,6 +182,14 @@ STAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama-biased", "pp=4,schedule=zero-bubble,micro-batches=8", {"precision": "fp32", "optimizer": "sgd"}),
     ("llama", "pp=2,schedule=zbv,virtual=2", {}), ("mistral", "pp=3,schedule=zbv,virtual=2,micro-batches=5", {"optimizer": "adamw_fused", "clip": 1.0}),
 )  # fmt: skip
+# Their evaluations, which hold most there.
+JUDGED: dict[str, Any] = {"evaluate": True, "eval_batch": 24, "batch": 1}
+STAGES_JUDGED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    ("pp", "llama", "pp=2", JUDGED), ("pp", "qwen3", "pp=4", JUDGED | FULL), ("pp", "mistral", "pp=2,schedule=bfs,virtual=3", JUDGED | AUTO),
+    ("pp", "llama", "pp=3,schedule=zero-bubble,virtual=2,micro-batches=6", JUDGED), ("pp", "llama", "pp=2,schedule=gpipe ddp=2", JUDGED),
+    ("pp", "llama", "pp=2,schedule=interleaved,virtual=2 fsdp=2", JUDGED | FULL), ("pp tp", "qwen3", "pp=2 tp=2 fsdp=2", JUDGED | AUTO16),
+    ("pp", "llama", "pp=2", JUDGED | {"method": "qlora"}),
+)  # fmt: skip
 # torch's styles with a split sequence, and a loss on split logits: no mask can be made there.
 SEQUENCES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "tp=2,sequence", {}), ("llama", "tp=4,sequence,parallel_loss fsdp=2", FULL), ("qwen2", "tp=2,sequence", AUTO | FULL),
@@ -244,7 +252,7 @@ def rows() -> Iterator[Row]:
     yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in (*CUT_ADAPTED, *NORMED, *SEQUENCES))
     yield from (Row(kind="cp", model=model, use=use, options=options) for model, use, options in RINGS)
     yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
-    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in STAGES_BESIDE)
+    yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in (*STAGES_BESIDE, *STAGES_JUDGED))
     yield from (Row(kind="ep", model=model, use=use, options=options) for model, use, options in EP)
     yield from (Row(kind="experts", model=model, use=use, options=options) for model, use, options in SHARED)
     yield from (Row(kind="liger_kernel", model=model, use=use, options=options) for model, use, options in EP_FUSED)

@@ -247,6 +247,23 @@ def test_pipelines_that_cannot_be_are_told(strategy: Strategy, said: str) -> Non
         program(strategy)
 
 
+def test_an_evaluation_holds_what_each_micro_batch_gave() -> None:
+    """No backward takes them away: the last stage has the logits of all, and other stages nothing of that size."""
+
+    def held(micro_batches: int, rank: int) -> tuple[str, int]:
+        job = Job(batch=1, seq=256, evaluate=True, eval_batch=4, optimizer="sgd")
+        found = memory(lower(MODEL, job, Strategy(pp=PP(size=2, micro_batches=micro_batches), rank=rank)))
+        return next((one.moment, one.allocated) for one in found.timeline if one.phase == "evaluate")
+
+    logits, states = 4 * 256 * MODEL.vocab * 2, 4 * 256 * MODEL.width * 2
+    (moment, four), (_, eight) = held(4, 1), held(8, 1)
+    assert moment == "evaluate"
+    assert 4 * logits <= eight - four <= 4 * (logits + 2 * states)
+    assert held(8, 0)[1] - held(4, 0)[1] <= 4 * 2 * states
+    with pytest.raises(InputError, match="stops where a rank's own stages hand a gradient on"):
+        lower(MODEL, Job(batch=1, seq=256, evaluate=True), Strategy(pp=PP(size=2, virtual=2, schedule="zbv")))
+
+
 def test_a_stage_that_trains_nothing_is_told() -> None:
     job = Job(batch=1, seq=32, method="freeze", trainable="layers.1.")
     assert len(lower(MODEL, job, Strategy(pp=PP(size=2))))

@@ -74,18 +74,33 @@ class Stages:
             self.body.engine.reduced()
         self.last.clear()
 
-    def stay(self, tokens: int) -> None:
-        if self.staying:
-            return
-        shape, format = self.shape(tokens), FORMATS[self.program.hidden]
-        self.r.where = ""
-        for forward in (True, False):
-            for number, chunk in enumerate(self.stage.chunks):
-                for micro in range(self.stage.micro_batches if not (chunk.begins if forward else chunk.ends) else 0):
-                    self.staying[forward, number, micro] = self.r.tensor(shape, format, "recv", "communication")
+    def evaluate(self, step: int, batch: int, tokens: int) -> None:
+        """The same schedule without its backwards, in micro-batches of `batch` sequences (`eval`): what each receives and gives stays, logits among
+        it, for only a backward takes it out of the stage's cache; and turning from training, buffers are made anew."""
+        r, self.body.batch = self.r, ()
+        r.mark("evaluate", "", step)
+        r.grad = False
+        self.body.batch = tuple(ops.integers(r, (Dim(batch * self.stage.micro_batches, "B"), Dim(tokens, "S")), "inputs") for _ in range(2))
+        self.leftover.clear()
+        self.buffers(True, (Dim(batch, "B"), Dim(tokens, "S"), self.program.model.width))
+        for place, turn in enumerate(self.turns):
+            if turn.forward:
+                if self.schedule not in SINGLE:
+                    self.body.engine.ahead_of(self.turns[place:])
+                self.body.engine.enters(turn.chunk)
+                self.forward(turn, step, tokens, batch)
+        r.grad = True
 
-    def shape(self, tokens: int) -> tuple[int, ...]:
-        return Dim(self.program.job.batch, "B"), Dim(tokens, "S"), self.program.model.width
+    def stay(self, tokens: int) -> None:
+        if not self.staying:
+            for forward in (True, False):
+                self.buffers(forward, (Dim(self.program.job.batch, "B"), Dim(tokens, "S"), self.program.model.width))
+
+    def buffers(self, forward: bool, shape: tuple[int, ...]) -> None:
+        self.r.where = ""
+        for number, chunk in enumerate(self.stage.chunks):
+            for micro in range(self.stage.micro_batches if not (chunk.begins if forward else chunk.ends) else 0):
+                self.staying[forward, number, micro] = self.r.tensor(shape, FORMATS[self.program.hidden], "recv", "communication")
 
     def beside(self, number: int, step: int) -> int | None:
         """The rank's own chunk that stands right behind (or before) this one: tensors go from one to the other by hand."""
@@ -117,14 +132,15 @@ class Stages:
         return buffer.detach()
 
     # --------------------------------------------------------------------------------------------------------------------- turns
-    def forward(self, turn: Turn, step: int, tokens: int) -> None:
+    def forward(self, turn: Turn, step: int, tokens: int, batch: int = 0) -> None:
+        """`batch`: of an evaluation."""
         r, program, body = self.r, self.program, self.body
-        chunk, shape = self.stage.chunks[turn.chunk], (Dim(program.job.batch, "B"), Dim(tokens, "S"))
-        r.mark("forward", "", step)
+        chunk, shape = self.stage.chunks[turn.chunk], (Dim(batch or program.job.batch, "B"), Dim(tokens, "S"))
+        r.mark("evaluate" if batch else "forward", "", step)
         received = None if chunk.begins else self.came(True, turn)
         if received is not None:
-            received.needs = True
-        ctx = context(r, program, body.programs, shape, keys=tokens, training=True, engine=body.engine)
+            received.needs = not batch
+        ctx = context(r, program, body.programs, shape, keys=tokens, training=not batch, engine=body.engine)
         x = body.engine.stage_before(body.batch[0].view(*shape) if received is None else received)
         out = body.run_chunk(chunk, x, ctx, step)
         del x

@@ -51,7 +51,9 @@ def train(r: Recorder, program: Program, folded: Program | None = None) -> tuple
         first = run_step(body, stepper, pipeline, step, job.seq, first)
     if job.longest:
         run_step(body, stepper, pipeline, LONGEST, job.longest, None)
-    if job.evaluate:
+    if job.evaluate and isinstance(pipeline, Stages):
+        pipeline.evaluate(steps - 1, job.eval_batch, job.seq)
+    elif job.evaluate:
         evaluate(r, program, body, job.eval_batch, steps - 1)
     if job.merge and job.adapters:
         merge(r, program, [body.ends, *body.layers], steps - 1)

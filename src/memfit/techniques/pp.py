@@ -161,7 +161,7 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     yield from countable(pp, job)
     yield from beside(pp, strategy)
     plain = job.packing and job.zero_grad == "after_step"
-    more = job.unsloth or job.evaluate or job.keep_outputs or job.longest or job.merge
+    more = job.unsloth or job.keep_outputs or job.longest or job.merge
     two = pp.schedule in DEFERRED and (job.checkpointing != "none" or job.autocast)
     wrong = (
         (not job.hugging, f"of {job.framework}", "use pp", "`--framework megatron` has one"),
@@ -169,7 +169,7 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
             not plain or bool(more),
             "but of training on packed sequences by a plain loop",
             "use pp",
-            "batches of one length, without padding or an evaluation",
+            "batches of one length, without padding",
         ),
         (job.precision not in PRECISIONS, f"in precision `{job.precision}`", "job.precision", "one of " + ", ".join(PRECISIONS)),
         (pp.schedule == "interleaved" and pp.virtual == 1, "that interleaves one stage on a rank", "use pp.virtual", "`virtual=2`"),
@@ -179,6 +179,12 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     for one, what, where, hint in wrong:
         if one:
             yield Problem(message=f"no formula yet for a pipeline {what}", where=where, hint=hint)
+    if job.evaluate and pp.schedule == "zbv":
+        message = (
+            "an evaluation stops where a rank's own stages hand a gradient on, which `zbv` has them do without a backward "
+            "(torch 2.13 distributed/pipelining/stage.py get_local_bwd_output)"
+        )
+        yield Problem(message=message, where="job.evaluate", hint="another `schedule`, or no `evaluate`")
     own = "TRL's own head" if head_of(job) != "plain" else "" if job.loss == "plain" else f"`{job.loss}`"
     if own:
         message = f"the schedule takes the loss of what the last stage returns, so that {own} cannot do without the logits"

@@ -108,6 +108,25 @@ def train(recorder: Recorder, model: Stages, job: Job, options: Any, plan: input
         stepped(optimizer)
         steps.states(recorder, optimizer, paths)
         optimizer.zero_grad(set_to_none=True)
+    if job.evaluate:
+        given.clear()
+        evaluate(recorder, model, job, options, schedule, plan)
+
+
+def evaluate(recorder: Recorder, model: Stages, job: Job, options: Any, schedule: Any, plan: inputs.Plan) -> None:
+    """torch's `eval` of the same schedule, over micro-batches of `eval_batch` sequences; the neighbours would tell their shape."""
+    from torch.distributed.pipelining._utils import extract_tensor_metas
+
+    model.eval()
+    recorder.mark("evaluate")
+    strategy, now = options.strategy, job.replace(batch=job.eval_batch)
+    for part, stage in zip(model.parts, getattr(schedule, "_stages", None) or [schedule._stage], strict=True):
+        stage._user_meta.inputs, stage._user_meta.outputs = (extract_tensor_metas((one,)) for one in shapes(part, now, options))
+    given = inputs.training(recorder, model.parts[0].whole, now, plan, job.eval_batch * micro_batches(strategy.pp, job))
+    steps.own(recorder, "inputs", given.values())
+    first, last = (any(getattr(one, name) for one in model.parts) for name in ("begins", "ends"))
+    with torch.no_grad():
+        schedule.eval(*([given["input_ids"]] if first else []), target=given["labels"] if last else None, losses=[], return_outputs=False)
 
 
 def scheduled(model: Stages, job: Job, options: Any) -> Any:
@@ -161,7 +180,8 @@ def settled(recorder: Recorder) -> list[tuple[Any, str, Any]]:
         true = getattr(stage._PipelineStageBase, name)
 
         def run(self: Any, *given: Any, **named: Any) -> Any:
-            recorder.mark(phase)
+            if recorder.phase != "evaluate":
+                recorder.mark(phase)
             return true(self, *given, **named)
 
         return stage._PipelineStageBase, name, run
