@@ -19,6 +19,7 @@ from memfit.words import Planning, ask_from, cluster_of, gather, job_file, job_o
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
+    from memfit.measure.record import Case, Record
     from memfit.model.modules import Model
     from memfit.plan.planning import Checked, Plan, Progress, Row, Wish
     from memfit.plan.space import Work
@@ -125,23 +126,33 @@ def measurable(cluster: Cluster) -> None:
 
 
 def measured(row: Row) -> Checked:
-    """What a few real steps hold and take."""
-    from memfit.measure.record import Case
+    """What a few real steps, or answers, hold and take."""
     from memfit.measure.run import measure
     from memfit.plan.planning import Checked
+
+    try:
+        return recorded(measure(case_of(row)), row)
+    except InputError as bad:
+        return Checked(by="measured", why=bad.problems[0].message)
+
+
+def case_of(row: Row) -> Case:
+    from memfit.measure.record import Case
     from memfit.uses import uses
 
     one = row.estimate
-    case = Case(model=one.model.name, config=dict(one.model.config), job=one.job, use=tuple(uses(one.strategy)), rank=one.strategy.rank)
-    try:
-        record = measure(case)
-    except InputError as bad:
-        return Checked(by="measured", why=bad.problems[0].message)
+    return Case(model=one.model.name, config=dict(one.model.config), job=one.job, use=tuple(uses(one.strategy)), rank=one.strategy.rank)
+
+
+def recorded(record: Record, row: Row) -> Checked:
+    from memfit.plan.planning import Checked
+
     if record.result != "ok":
         return Checked(by="measured", fits=record.result != "oom", why=record.error or record.result)
     steps = record.step_seconds[1:] or record.step_seconds
     seconds = sum(steps) / len(steps) if steps else None
-    return Checked(by="measured", device=None if record.reserved is None else record.reserved + one.outside, seconds=seconds)
+    device = None if record.reserved is None else record.reserved + row.estimate.outside
+    return Checked(by="measured", device=device, seconds=seconds)
 
 
 def gpus_of(text: str, network: str) -> Cluster | None:

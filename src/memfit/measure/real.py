@@ -14,7 +14,7 @@ from memfit.job import Job
 from memfit.measure.record import Case
 from memfit.optimizers import OPTIMIZERS
 from memfit.techniques import trl as own_heads
-from memfit.trace import liger, optimizers, ranks, trl
+from memfit.trace import liger, optimizers, ranks, stored, trl
 from memfit.trace.program import ATTENTION, DTYPES
 
 TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
@@ -73,6 +73,9 @@ def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
         yield Problem(message=f"precision `{job.precision}` cannot be measured", where="job.precision", hint="one of " + ", ".join(known))
     if job.unsloth:
         yield Problem(message="Unsloth's kernels cannot be measured yet", where="job.unsloth", hint="leave it away, or an estimate")
+    if name := stored.kept(case.config, job, torch.cuda.get_device_capability(device) if device.type == "cuda" else None):
+        message = f"weights stored by `{name[:40]}` cannot be measured: random ones are in 16 bits"
+        yield Problem(message=message, where="config.quantization_config", hint="`--quant nf4` and `int8` can, or an estimate")
     if job.quantization != "none" and not there("bitsandbytes"):
         yield missing("quantized weights are", "bitsandbytes", "bitsandbytes", "job.quant")
     if not job.training and job.cache == "quantized" and not there("optimum.quanto" if there("optimum") else "optimum"):
