@@ -23,7 +23,7 @@ from memfit.tape import PARTS
 # median over all, any part of the peak, and how far the trace must stay below its peak to have it at another moment.
 WORST, MEDIAN, PART, MOMENT = 0.02, 0.0005, 0.01, 0.005
 
-NAMES = sorted({one.name for one in families().values()})
+NAMES = sorted({one.name for one in families().values() if not one.brought})
 # transformers stops at these: it wants a `sliding_window` where a layer slides, though the config may leave it out.
 REFUSED = {("gemma2", 3), ("gpt_oss", 2), ("ministral", 2), ("qwen2", 3)}
 

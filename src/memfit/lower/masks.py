@@ -12,6 +12,7 @@ from memfit.lower.tensors import Shape, Tensor
 from memfit.model.modules import Attention, Latent, Model, Module
 
 OWN_WINDOW = {"gpt_neo"}  # cut out of a mask of the layer's own; the shared one is causal
+OWN_MASK = {"qwen"}  # made by the family's own code
 
 
 def windows(model: Model, *, asked: bool = False) -> tuple[int, ...]:
@@ -23,7 +24,8 @@ def windows(model: Model, *, asked: bool = False) -> tuple[int, ...]:
         )
     made = set() if asked else {window for window in model.masks if window is not None}
     mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)
-    return tuple(sorted(made.union(window_of(mixer) for mixer in mixers if isinstance(mixer, (Attention, Latent)))))
+    shared = (mixer for mixer in mixers if isinstance(mixer, (Attention, Latent)) and mixer.style not in OWN_MASK)
+    return tuple(sorted(made.union(window_of(mixer) for mixer in shared)))
 
 
 def window_of(mixer: Module) -> int:

@@ -29,6 +29,17 @@ def fused(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     return ops.dropout(r, linear(inner, bound.linear(module.down), ctx), ctx.dropout(module.dropout))
 
 
+def qwen(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
+    """down(up(x) · act(gate(x))), `up` first; the variables stay (Qwen/Qwen-7B modeling_qwen.py QWenMLP)."""
+    assert module.gate is not None
+    up = linear(x, bound.linear(module.up), ctx)
+    gate = linear(x, bound.linear(module.gate), ctx)
+    inner = ops.mul(ctx.r, up, activate(gate, module.activation, ctx))
+    out = linear(inner, bound.linear(module.down), ctx)
+    del up, gate, inner
+    return out
+
+
 def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     """down(act(up(x))); the variable is one all along (transformers 5.23 modeling_gpt2.py GPT2MLP)."""
     r = ctx.r
@@ -69,4 +80,4 @@ def falcon(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     return ops.dropout(ctx.r, out, ctx.dropout(module.dropout))
 
 
-MLPS = {"gated": gated, "fused": fused, "plain": plain, "nested": nested, "flat": flat, "falcon": falcon}
+MLPS = {"gated": gated, "fused": fused, "plain": plain, "nested": nested, "flat": flat, "falcon": falcon, "qwen": qwen}

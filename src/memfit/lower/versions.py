@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from memfit.formats import FP32
 from memfit.lower import head, ops
+from memfit.lower.attention import qwen
 from memfit.lower.attention.rotary import picked, turning
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -14,11 +15,13 @@ from memfit.lower.programs import Programs
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Model, Weight
 from memfit.program import Program
+from memfit.techniques.brought import FAMILIES as BROUGHT
 
 Version = tuple[int, int]
+NEVER = (1000, 0)  # families whose code came with their checkpoints run it under every version
 Rotary = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]
 # Families whose class never made its logits fp32, and cut them for the loss in their own dtype, before loss functions were shared (4.49).
-NARROW = frozenset({"biogpt", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt", "persimmon", "stablelm", "xglm"})
+NARROW = frozenset({"biogpt", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt", "persimmon", "qwen", "stablelm", "xglm"})
 
 
 class Change(NamedTuple):
@@ -83,7 +86,7 @@ def shifted(scores: Tensor, labels: Tensor, ctx: Context, output: Tensor) -> Ten
 # ------------------------------------------------------------------------------------------------------------ generation
 def whole_prompt(program: Program) -> bool:
     """Whether `generate` computes the logits of the whole prompt: `num_logits_to_keep` came with 4.45 to Llama's relatives."""
-    return program.job.version("transformers") < (4, 45)
+    return program.job.version("transformers") < (4, 45) or program.model.family in BROUGHT
 
 
 def fp32_logits(program: Program) -> bool:
@@ -94,7 +97,7 @@ def fp32_logits(program: Program) -> bool:
 # From which version on `generate` handed a DynamicCache through; before, the old tuple of tensors stood until the next pass began.
 CACHED = {
     "bloom": (4, 45), "codegen": (4, 45), "falcon": (4, 45), "gpt_neo": (4, 45), "gpt_neox": (4, 45), "gptj": (4, 45), "opt": (4, 49),
-    "biogpt": (4, 53), "gpt2": (4, 53), "gpt_bigcode": (4, 54), "mpt": (4, 54), "xglm": (4, 54),
+    "biogpt": (4, 53), "gpt2": (4, 53), "gpt_bigcode": (4, 54), "mpt": (4, 54), "xglm": (4, 54), "qwen": NEVER,
 }  # fmt: skip
 
 
@@ -185,6 +188,12 @@ def replaced(**losses: Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]
 
 
 CHANGES: tuple[Change, ...] = (
+    Change(
+        NEVER,
+        lambda family: family in BROUGHT,
+        lambda programs: replaced(plain=narrow)(programs).replace(buffers=qwen.kept),
+        "Qwen/Qwen-7B modeling_qwen.py QWenLMHeadModel.forward, RotaryEmbedding",
+    ),
     Change(
         (4, 46),
         lambda family: family not in NARROW,

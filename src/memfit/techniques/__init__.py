@@ -8,6 +8,7 @@ from memfit.errors import Problem, raise_errors
 from memfit.program import Program
 from memfit.techniques import (
     attention,
+    brought,
     cp,
     ddp,
     dequantize,
@@ -39,7 +40,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
     framework.TECHNIQUE, gemini.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
     attention.TECHNIQUE, liger.TECHNIQUE, trl.TECHNIQUE, recompute.TECHNIQUE, offload.TECHNIQUE, experts.TECHNIQUE,
-    versions.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE, zero.TECHNIQUE,
+    versions.TECHNIQUE, brought.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE, zero.TECHNIQUE,
 )  # fmt: skip
 
 

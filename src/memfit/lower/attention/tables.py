@@ -10,6 +10,7 @@ from memfit.model.modules import Attention, Latent, Model, Weight
 
 WIDE = {"olmo", "olmo2", "ernie4_5"}  # kept in fp32 (modeling_olmo.py OlmoRotaryEmbedding)
 HALF = {"gpt_oss"}  # one angle for each pair, not two (modeling_gpt_oss.py GptOssRotaryEmbedding)
+KEPT = {"qwen"}  # made once, and kept (attention/qwen.py)
 COMPLEX = {"deepseek_v2"}  # (modeling_deepseek_v2.py DeepseekV2RotaryEmbedding)
 
 
@@ -19,6 +20,8 @@ def make(model: Model, ctx: Context) -> None:
     if not found:
         return
     style = next(block.mixer.style for layer in model.layers for block in layer.blocks if isinstance(block.mixer, (Attention, Latent)))
+    if style in KEPT:
+        return
     grad, ctx.r.grad = ctx.r.grad, False
     for weight in found:
         ctx.r.where = weight.name.rpartition(".")[0]

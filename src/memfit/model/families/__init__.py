@@ -20,22 +20,24 @@ Build = Callable[[Fields], Model]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """`example` is a small config of every kind the family knows, used by the conformance tests."""
+    """`example` is a small config of every kind the family knows, used by the conformance tests. `brought`: whose code came with its
+    checkpoints, and is not transformers'."""
 
     name: str
     model_types: tuple[str, ...]
     build: Build
     examples: tuple[Mapping[str, Any], ...]
+    brought: bool = False
 
 
 _FAMILIES: dict[str, Family] = {}
 
 
-def family(*model_types: str, examples: tuple[Mapping[str, Any], ...]) -> Callable[[Build], Build]:
+def family(*model_types: str, examples: tuple[Mapping[str, Any], ...], brought: bool = False) -> Callable[[Build], Build]:
     """Decorator of a family's `build`: `@family("llama", examples=(…,))`."""
 
     def add(build: Build) -> Build:
-        one = Family(name=model_types[0], model_types=model_types, build=build, examples=examples)
+        one = Family(name=model_types[0], model_types=model_types, build=build, examples=examples, brought=brought)
         for model_type in model_types:
             if model_type in _FAMILIES:
                 raise ValueError(f"model_type `{model_type}` has two families")

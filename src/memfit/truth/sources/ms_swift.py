@@ -21,12 +21,19 @@ def read(row: Row) -> Reading:
         options["targets"] = "q_proj,k_proj,v_proj,c_attn,query_key_value,W_pack"
     if options["precision"] == "bf16":
         options["precision"] = "bf16-autocast"  # swift 1.x: `dtype=bf16` loads in bf16 and sets bf16=True for the Trainer
-    if "flash" not in row.text("attention") and "/" in row.text("attention"):
+    said, first = row.text("attention"), str(row.model).startswith("Qwen/Qwen-")
+    apart = "/" in said and "flash" not in said
+    if apart and not first:
         raise Unfit("the attention kernel is not stated, or has no formula", row.attention)
+    kernel = (
+        "sdpa" if apart else words.attention(said)
+    )  # what Qwen's code runs without flash-attn over torch 2 (Qwen/Qwen-7B modeling_qwen.py)
+    # Trainers hand a mask over with every batch; transformers' own code looks whether anything is padded, that of Qwen's first models does not
+    options["packing"] = words.batch(row) == 1 and not first
     options |= {
         "framework": "transformers", "task": "finetune", "batch": words.batch(row), "seq": words.length(row.seq), "clip": 1.0, "reentrant": True,
         "accumulate": count(row.more("grad_accum")) or 1, "optimizer": words.optimizer(row.text("optimizer")),
-        "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": words.attention(row.text("attention")),
+        "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": kernel,
         "versions": words.versions(row.text("engine_version")),
     }  # fmt: skip
     if "transformers" not in options["versions"]:
