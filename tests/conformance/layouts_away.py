@@ -26,6 +26,7 @@ AWAY: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("fsdp1", "llama", "fsdp=2,version=1,offload", LAYERS | FULL),
     ("trl zero", "llama", f"zero=4,stage=3,{SMALL}", TRL), ("trl zero", "qwen2", f"zero=2,stage=3,{SMALL},offload-param=cpu,offload-optimizer=cpu", TRL | FULL),
     ("trl zero", "llama", f"zero=2,stage=2,{SMALL}", TRL | LORA), ("trl zero", "llama", f"zero=4,stage=2,{SMALL},offload-optimizer=cpu", TRL | FULL),
+    ("trl zero", "mixtral", f"zero=2,stage=3,{SMALL}", TRL), ("trl zero", "llama", f"zero=2,stage=3,{SMALL}", TRL | {"attention": "eager"}),
     ("trl zero", "mistral", f"zero=2,stage=1,{SMALL}", TRL | FULL), ("trl zero", "qwen2", f"zero=4,stage=1,{SMALL}", TRL | AUTO),
     ("zero", "llama", f"zero=3,stage=3,{SMALL},persistence=0", LAYERS), ("zero", "gpt2", f"zero=2,stage=1,{SMALL}", ALL | FULL),
     ("zero", "llama", f"zero=2,stage=3,{SMALL}", ALL | LORA), ("zero", "llama", f"cp=2,style=ulysses zero=2,stage=2,{SMALL}", LAYERS),

@@ -31,7 +31,10 @@ ORDERS: Mapping[Back, tuple[int, ...]] = {
     ops.back_linear: (1,), ops.back_matmul: (1,), ops.back_mul: (1,), sdpa.back_flash: (1, 0, 2, 4), sdpa.back_efficient: (1, 0, 2, 4),
     sdpa.back_cudnn: (1, 0, 2, 4),
 }  # fmt: skip
-TURNED: Mapping[Back, int] = {ops.back_linear: 1, ops.back_addmm: 1, back_grouped: 1}
+# DeepSpeed's own linear layers save weights as they are, and inputs before them.
+WHOLE: Mapping[Back, tuple[int, ...]] = {back: order for back, order in ORDERS.items() if back is not ops.back_linear}
+EXPERTS: Mapping[Back, int] = {back_grouped: 1}
+TURNED: Mapping[Back, int] = {ops.back_linear: 1, ops.back_addmm: 1, **EXPERTS}
 Key: TypeAlias = "tuple[int, int, int]"
 
 
@@ -85,7 +88,7 @@ class Streams(Hooks):
 
     def __init__(self, r: Recorder, weights: Weights, *, plain: bool, trims: bool) -> None:
         self.r, self.weights, self.plain = r, weights, plain
-        self.orders, self.turned = ({}, {}) if weights.whole else (ORDERS, TURNED)
+        self.orders, self.turned = (WHOLE, EXPERTS) if weights.whole else (ORDERS, TURNED)
         self.model_only = plain  # its recipes run the model within, TRL its whole step
         self.number = 0
         self.leaving: dict[int, Tensor] = {}  # fwd_stash
