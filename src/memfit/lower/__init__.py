@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from functools import partial
-from typing import NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from memfit import kernels
 from memfit.hardware import Cluster
@@ -12,7 +13,7 @@ from memfit.lower.body import runs_sdpa
 from memfit.lower.compact import Notes, repeats
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
-from memfit.lower.layouts import foldable, scripted, steady, told_apart
+from memfit.lower.layouts import foldable, passing, scripted, steady, told_apart
 from memfit.lower.recent import once
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model
@@ -21,6 +22,9 @@ from memfit.program import BOTH, Ends, Program, placed
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Event, Repeat, Tape
 from memfit.techniques import apply
+
+if TYPE_CHECKING:
+    from memfit.lower.script import Keep, Script
 
 
 class Walk(NamedTuple):
@@ -112,7 +116,7 @@ def walk(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, en
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     r.sums = partial(kernels.column_sum, sms=program.processors, capability=program.capability)
-    held = run(r, program, programmed(model, job, cluster, strategy, True) if scripted(strategy) and not waits(job) else None)
+    held = run(r, program, folded(model, job, cluster, strategy) if scripted(strategy) and not waits(job) else None)
     spans = repeats(r, program)
     events = tuple(r.events)
     r.events.clear()  # what engine and body hold of each other would keep them
@@ -128,7 +132,18 @@ def programmed(model: Model, job: Job, cluster: Cluster | None, strategy: Strate
     return apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
 
 
-def run(r: Recorder, program: Program, folded: Program | None) -> object:
+def folded(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy) -> tuple[Program, Keep]:
+    """With one layer for all that are like it; and scripts of its passes, which those of other ranks, optimizers and accumulations are, too."""
+    gpu, frozen = None if cluster is None else cluster.gpu, OPTIMIZERS[job.optimizer].freezes
+    name = "script", job.replace(optimizer="sgd", accumulate=1), frozen, passing(strategy)
+
+    def keep(of: Hashable, make: Callable[[], Script]) -> Script:
+        return once((model, gpu), (*name, of), make, lambda found: len(found.events))
+
+    return programmed(model, job, cluster, strategy, True), keep
+
+
+def run(r: Recorder, program: Program, folded: tuple[Program, Keep] | None) -> object:
     """What the program still holds when it ends."""
     if program.job.training:
         from memfit.lower.train import train

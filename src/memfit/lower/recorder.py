@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from heapq import heapify, heappop, heappush
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memfit.formats import Format
 from memfit.lower.strides import kept
@@ -21,6 +21,17 @@ from memfit.tape import Alloc, Comm, Compute, Event, Mark, Part, Phase
 
 if TYPE_CHECKING:
     from memfit.lower.compact import Notes
+
+
+class Standing(NamedTuple):
+    """What was made where it was first needed, and stays: workspaces by thread, blocks by what they are for."""
+
+    workspaces: dict[str, Storage | None]
+    blocks: dict[tuple[str, Shape], Tensor]
+
+    @property
+    def name(self) -> Hashable:
+        return frozenset(self.workspaces), frozenset(self.blocks)
 
 
 class StopRecompute(Exception):
@@ -146,10 +157,19 @@ class Recorder:
         if (op, shape) not in self._standing:
             self._standing[op, shape] = self.only(self.tensor(shape, format, op, part))
 
+    @property
+    def standing_now(self) -> Standing:
+        return Standing(dict(self._cublas_of), dict(self._standing))
+
+    def stand(self, what: Standing) -> None:
+        """What stood at the end of another's walk stands here, too."""
+        self._cublas_of, self._standing = dict(what.workspaces), dict(what.blocks)
+
     def beside(self) -> Recorder:
         """Another recorder, for which what stands here stands, too."""
         other = Recorder()
-        other.cublas, other._cublas_of, other._standing, other.sums = self.cublas, self._cublas_of, self._standing, self.sums
+        other.cublas, other.sums = self.cublas, self.sums
+        other.stand(self.standing_now)
         return other
 
     def reserve(self, count: int) -> int:

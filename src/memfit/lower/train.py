@@ -20,7 +20,7 @@ from memfit.lower.offload import around_steps
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.pipeline import Pipeline
 from memfit.lower.recorder import Recorder
-from memfit.lower.script import Player
+from memfit.lower.script import Keep, Player
 from memfit.lower.stages import Stages
 from memfit.lower.tensors import Dim, Hooks, Tensor
 from memfit.program import Program
@@ -29,8 +29,9 @@ from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
 
 
-def train(r: Recorder, program: Program, folded: Program | None = None) -> tuple[object, ...]:
-    """The steps; returns what is still held after the last one. `folded`: the program with one layer for many, whose passes are walked once."""
+def train(r: Recorder, program: Program, folded: tuple[Program, Keep] | None = None) -> tuple[object, ...]:
+    """The steps; returns what is still held after the last one. `folded`: the program with one layer for many, whose passes are walked once, for
+    all that keep them together."""
     job, engine = program.job, engine_of(r, program)
     body = Body(r, program, engine)
     engine.load(body)
@@ -45,7 +46,7 @@ def train(r: Recorder, program: Program, folded: Program | None = None) -> tuple
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
     if folded is not None and isinstance(engine, Hooked) and not (body.programs.keeps_outputs or job.keep_outputs):
-        body.player = Player(body, engine, folded, micro_batch)
+        body.player = Player(body, engine, folded[0], micro_batch, folded[1])
     steps, pipeline = engine.steps, None if program.stage is None else (Pipeline if program.engine else Stages)(r, program, body)
     for step in range(steps):
         first = run_step(body, stepper, pipeline, step, job.seq, first)

@@ -10,6 +10,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.plan.holds import passes
 from memfit.simulate.away import away
 from memfit.simulate.pace import calls, stepped
+from memfit.simulate.peaks import spans
 from memfit.simulate.settings import ROUNDING
 from memfit.simulate.time import PASSES
 from memfit.tape import Alloc, Comm, Mark
@@ -38,9 +39,12 @@ class Beyond(NamedTuple):
 def passed(found: Estimate, seconds: float) -> Passed:
     """An optimizer that steps behind the passes changes nothing of them but what it keeps: not less than all that it ever made."""
     tape = found.memory.tape
-    often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
-    made = [(place, event.size) for place, event in enumerate(tape) if type(event) is Alloc and event[2] == "optimizer"]
-    states = sum(round_up(size, ROUNDING) * often.get(place, 1) for place, size in made)
+    states = sum(
+        round_up(event[1], ROUNDING) * span.times
+        for span in spans(tape)
+        for event in tape.events[span.first : span.last]
+        if type(event) is Alloc and event[2] == "optimizer"
+    )
     most = max((one.allocated for one in found.memory.timeline if one.moment == "steady step" and one.phase in PASSES), default=0)
     if found.time is None:
         return Passed(seconds, 0.0, most - states, 0.0)
@@ -52,12 +56,12 @@ def waited(found: Estimate) -> float:
     """Seconds of the step's calls that run beside nothing, whatever the optimizer."""
     assert found.cluster is not None
     call, tape, sums, step = calls(found.cluster, found.strategy), found.memory.tape, dict[int, float](), 0
-    often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
-    for place, event in [(place, event) for place, event in enumerate(tape) if type(event) is Mark or type(event) is Comm]:
-        if type(event) is Mark:
-            step = event.step if event.phase == "step" else 0
-        elif type(event) is Comm and step and not event.stream and event.group != "host":
-            sums[step] = sums.get(step, 0.0) + (call(event) or 0.0) * often.get(place, 1)
+    for span in spans(tape):
+        for event in tape.events[span.first : span.last]:
+            if type(event) is Mark:
+                step = event.step if event.phase == "step" else 0
+            elif type(event) is Comm and step and not event.stream and event.group != "host":
+                sums[step] = sums.get(step, 0.0) + (call(event) or 0.0) * span.times
     return sums.get(max(sums), 0.0) if sums else 0.0
 
 

@@ -15,6 +15,7 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.away import Away
 from memfit.simulate.costs import TOGETHER, heads, moved
+from memfit.simulate.peaks import spans
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Phase, Tape
 
 PASSES = ("forward", "backward")
@@ -274,22 +275,23 @@ def waiting(phases: Mapping[str, Meter], eager: float) -> float:
 
 def walk(tape: Tape, step: int, fresh: Callable[[], Meter]) -> tuple[list[dict[str, Meter]], Meter]:
     """Every event of the step, as often as it happens: of each micro-batch by pass, and of the optimizer."""
-    often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
     micro: list[dict[str, Meter]] = []
     stepping = fresh()
     phase: Phase = "load"
     meter: Meter | None = None
     first = next((place for place, event in enumerate(tape) if type(event) is Mark and event.step == step), 0)
-    for place, event in enumerate(tape.events[first:], first):
-        if type(event) is Mark:
-            mine = event.step == step
-            if mine and event.phase == "forward" and (phase != "forward" or not micro):
-                micro.append({name: fresh() for name in PASSES})
-            phase = event.phase
-            meter = None if not mine else stepping if phase == "step" else micro[-1].get(phase) if micro else None
-        elif meter is not None:
-            times = often.get(place, 1)
-            if type(event) is Alloc:
+    for span in spans(tape):
+        times = span.times
+        for event in tape.events[max(first, span.first) : span.last]:
+            if type(event) is Mark:
+                mine = event.step == step
+                if mine and event.phase == "forward" and (phase != "forward" or not micro):
+                    micro.append({name: fresh() for name in PASSES})
+                phase = event.phase
+                meter = None if not mine else stepping if phase == "step" else micro[-1].get(phase) if micro else None
+            elif meter is None:
+                continue
+            elif type(event) is Alloc:
                 meter.block(event, times)
             elif type(event) is Compute:
                 meter.compute(event, times)

@@ -59,3 +59,8 @@ def steady(strategy: Strategy) -> bool:
 def scripted(strategy: Strategy) -> bool:
     """May the passes be walked with that layer, and the engine act on what they tell, layer by layer?"""
     return kind(named(strategy)).scripted
+
+
+def passing(strategy: Strategy) -> Strategy:
+    """The layout as far as the passes of a model depend on it, of engines that have them played."""
+    return kind(named(strategy)).passing(strategy)

@@ -106,6 +106,11 @@ class Engine:
         """May one layer stand for all that are like it?"""
         return True
 
+    @staticmethod
+    def passing(strategy: Strategy) -> Strategy:
+        """The layout as far as the passes depend on it, of those that are `scripted`."""
+        return strategy
+
     def load(self, body: Body) -> None:
         body.load()
         body.adapt()

@@ -3,7 +3,7 @@ into that part. Ranks whose parts cut the largest parameters hold the most; wher
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
@@ -53,7 +53,16 @@ def shares(groups: Sequence[Sequence[int]], ranks: int) -> list[Share]:
     return found
 
 
-def heaviest(found: Sequence[Share]) -> list[Share]:
+def leading(found: Sequence[Share], weight: Callable[[Share], int]) -> Iterator[Share]:
+    """Those that weigh more than all before them."""
+    most = -1
+    for share in found:
+        if weight(share) > most:
+            most = weight(share)
+            yield share
+
+
+def heaviest(found: Sequence[Share]) -> set[Share]:
     """Those of which no earlier one has as much of both, and no later one: what a rank holds grows with each, and which parameters it are decides
     when in a backward it holds them, early or late."""
 
@@ -64,7 +73,7 @@ def heaviest(found: Sequence[Share]) -> list[Share]:
                 seen.append(share)
                 yield share
 
-    return sorted({*front(found), *front(found[::-1])})
+    return {*front(found), *front(found[::-1])}
 
 
 def groups_of(program: Program) -> Iterator[list[int]]:
@@ -95,7 +104,13 @@ def told_apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...]:
     norm = NORM if once or away else 0  # else gradients stand beside those that they are added to, which is more
     later = -1 if zero.stage == 1 and once else 1  # of like ones: the first stage begins with the first parameter when the backward is over
     weights = {share: (width * share.reaching + norm * share.largest, later * share.first) for share in found}
-    chosen = {*heaviest(found), min(found, key=weights.__getitem__)} if every else {max(found, key=weights.__getitem__)}
+    worst, least = max(found, key=weights.__getitem__), min(found, key=weights.__getitem__)
+    if every and zero.contiguous and len(groups) == 1 and not zero.round_robin:
+        # what a rank holds it holds whole from its first gradient on, and they come one after the other
+        coming = found[::-1] if zero.stage == 2 or zero.overlap else found
+        chosen = {*leading(coming, lambda one: one.largest if away else one.reaching), worst, least}
+    else:
+        chosen = {*heaviest(found), least} if every else {worst}
     return tuple((share.first, share.alike) for share in sorted(chosen))
 
 

@@ -48,6 +48,11 @@ class ZeRO(Hooked):
         """What is in a bucket, or is gathered ahead, differs from layer to layer."""
         return False
 
+    @staticmethod
+    def passing(strategy: Strategy) -> Strategy:
+        """What a rank keeps for itself is the engine's; those that split a sequence run passes of their own."""
+        return strategy if strategy.size("cp") * strategy.size("tp") > 1 else replace(strategy, rank=0)
+
     def cast(self, body: Body) -> None:
         """Every parameter is in the numbers of the training (runtime/engine.py _cast_module_mixed_precision)."""
         if self.format is FP32:

@@ -13,7 +13,7 @@ Left out: the padding of a parameter's start (`parameter_alignment`), gradients 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from memfit.formats import FP32
@@ -25,6 +25,7 @@ from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Storage, Tensor
 from memfit.program import Program
+from memfit.strategy import Strategy
 from memfit.tape import Trim
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ class ZeRO12(ZeRO):
         self.away = self.layout.offload_optimizer != "none"
         self.contiguous = self.layout.contiguous or self.away
         self.way: Storage | None = None  # on which gradients come back from the host to be added to
+
+    @staticmethod
+    def passing(strategy: Strategy) -> Strategy:
+        """There are no hooks at modules: both stages, and what they keep on the host, are told of gradients alone."""
+        assert strategy.zero is not None
+        return ZeRO.passing(replace(strategy, zero=type(strategy.zero)(size=strategy.zero.size, stage=1)))
 
     @staticmethod
     def apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
