@@ -119,7 +119,13 @@ class Program:
         return self.replace(model=model, entries=tuple(entry._replace(layer=once(entry.layer)) for entry in self.entries))
 
     def replace(self, **changes: Any) -> Program:
-        return replace(self, **changes)
+        """As `dataclasses.replace`, in a tenth of the time: a search asks for thousands."""
+        if unknown := changes.keys() - self.__dict__.keys():
+            raise TypeError(f"a program has no {', '.join(sorted(unknown))}")
+        found = object.__new__(type(self))
+        found.__dict__.update(self.__dict__)
+        found.__dict__.update(changes)
+        return found
 
     @property
     def capability(self) -> tuple[int, int]:

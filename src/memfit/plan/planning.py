@@ -137,10 +137,9 @@ def none_at_all(work: Work, cluster: Cluster, wish: Wish, solve: Callable[[Work,
     return replace(found, rows=(), dropped=(), reason="no GPUs run nothing", nearest=found if found.fits else found.nearest)
 
 
-@remembering()
 def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     """On these GPUs, whatever comes of it. Interrupted, it tells what was found until then."""
-    with uncollected():
+    with uncollected(), remembering():  # what is remembered goes before anything is looked through for cycles
         found = searched(work, cluster, wish)
     found = found if wish.hours is None else in_time(found, wish.hours)
     return found if wish.budget is None or not found.rows else afforded(found, wish.budget)
