@@ -4,9 +4,9 @@ model does does not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
-from typing import TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
 from memfit.lower.body import Body
 from memfit.lower.compact import repeats
@@ -23,6 +23,15 @@ MicroBatch: TypeAlias = "Callable[[Recorder, Program, Body, int, int], None]"  #
 Keep: TypeAlias = "Callable[[Hashable, Callable[[], Script]], Script]"  # what is found under this name, or made
 
 
+class Piece(NamedTuple):
+    """What is the same each time, and what comes behind it: a mark, a word for the engine, a block that may outlive the passes. `alone`: the block that
+    the engine is told of is the leaf's alone from here on."""
+
+    plain: tuple[Event, ...]
+    last: Line | None
+    alone: bool
+
+
 class Script:
     """`events` with blocks numbered from 0; `taken` are gradients that the engine is handed, `stays` what nobody gives back, a workspace.
     `standing`: what there is of that when it was walked. Without events where the walk does not tell how layers hang together."""
@@ -31,9 +40,31 @@ class Script:
         self.events, self.standing = events[1 + batch :], standing  # it begins with its mark and the batch, which the loop holds
         self.count = sum(type(event) is Alloc for event in events)
         self.taken = {event.block for event in events if type(event) is Told and event.block >= 0}
-        self.stays = {event.id for event in self.events if type(event) is Alloc} - {
-            event.id for event in self.events if type(event) is Free
-        }
+        freed = {event.id for event in self.events if type(event) is Free}
+        self.stays = {event.id for event in self.events if type(event) is Alloc} - freed
+        self.numbered: dict[int, list[Piece]] = {}
+
+    def pieces(self, base: int) -> list[Piece]:
+        """With blocks numbered from `base`: all but those that may outlive the passes go, so that their numbers come again."""
+        if base not in self.numbered:
+            self.numbered[base] = list(self.cut(base))
+        return self.numbered[base]
+
+    def cut(self, base: int) -> Iterator[Piece]:
+        own, new, plain = self.taken | self.stays, tuple.__new__, list[Event]()
+        for event, following in zip(self.events, [*self.events[1:], None], strict=True):
+            if type(event) is Alloc and event[0] not in own:
+                id, *rest = event
+                plain.append(new(Alloc, (id + base, *rest)))
+            elif type(event) is Free and event[0] not in own:
+                plain.append(new(Free, (event[0] + base, event[1])))
+            elif type(event) in (Alloc, Free, Mark, Told):
+                alone = type(event) is Told and type(following) is Free and following[0] == event.block >= 0
+                yield Piece(tuple(plain), event, alone)
+                plain = []
+            else:
+                plain.append(cast(Event, event))
+        yield Piece(tuple(plain), None, False)
 
 
 class Player:
@@ -45,7 +76,7 @@ class Player:
         self.trained = [leaf for _, leaves in body.trained() for leaf in leaves]
         self.found: dict[tuple[Place, ...], tuple[Tensor | None, ...]] = {}
         self.scripts: dict[tuple[int, bool], Script] = {}  # by tokens, and whether there are gradients to add to
-        self.played: set[Script] = set()
+        self.bases: dict[Script, int] = {}  # of those that were played: their first block's number
 
     def play(self, step: int, tokens: int) -> bool:
         """Whether there is a script: not where the walk does not tell how layers hang together."""
@@ -73,32 +104,27 @@ class Player:
         return None if place is None else self.leaves[place[0]][place[1]]
 
     def run(self, script: Script, step: int) -> None:
-        """Blocks get numbers of this run. One that the engine is handed lives until neither needs it."""
-        r, base, held = self.r, self.r.reserve(script.count), dict[int, Storage]()
-        write, new, taken, stays = r.write, tuple.__new__, script.taken, script.stays
-        skipped = stays if script in self.played else frozenset[int]()
-        behind = [*script.events[1:], None]
-        for event, following in zip(script.events, behind, strict=True):
+        """A block that the engine is handed lives until neither needs it."""
+        r, held, again = self.r, dict[int, Storage](), script in self.bases
+        base = self.bases.setdefault(script, self.r.next_id)
+        if not again:
+            r.reserve(script.count)
+        for plain, event, alone in script.pieces(base):
+            r.events += plain
             if type(event) is Alloc:
-                id, size, part, where, op, formula, stream = event
-                if id in taken:
-                    held[id] = Storage(id + base, size, write)
-                elif id in skipped:
+                id, size, *rest = event
+                if id not in script.taken and again:
                     continue
-                write(new(Alloc, (id + base, size, part, where, op, formula, stream)))
+                number = r.number()
+                r.write(tuple.__new__(Alloc, (number, size, *rest)))
+                if id in script.taken:
+                    held[id] = Storage(number, size, r.write)
             elif type(event) is Free:
-                id = event[0]
-                if id in taken:
-                    held.pop(id, None)
-                else:
-                    write(new(Free, (id + base, event[1])))
+                held.pop(event[0], None)
             elif type(event) is Mark:
                 r.mark(event.phase, event.where, step)
             elif type(event) is Told:
-                self.act(event, held, type(following) is Free and following[0] == event.block >= 0)
-            else:
-                write(cast(Event, event))
-        self.played.add(script)
+                self.act(event, held, alone)
 
     def act(self, told: Told, held: dict[int, Storage], alone: bool) -> None:
         """`alone`: nothing but the leaf holds its gradient from here on."""
