@@ -15,8 +15,8 @@ from memfit.job import Job
 from memfit.lower import distinct, lower, programmed
 from memfit.lower.host import offload
 from memfit.lower.layouts.shares import heaviest, shares
-from memfit.lower.recent import remembering
 from memfit.lower.layouts.zeropp import groups
+from memfit.lower.recent import remembering
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.simulate.memory import memory
