@@ -51,7 +51,8 @@ AUTO: dict[str, Any] = {"precision": "autocast-bf16"}
 AUTO16: dict[str, Any] = {"precision": "bf16-autocast"}
 LORA: dict[str, Any] = {"method": "lora", "targets": "q_proj,k_proj,v_proj,o_proj"}
 TWICE: dict[str, Any] = {"accumulate": 2}
-COPIES, COPIED = ("to_host", "to_device"), 0.002  # of activations, and how far off they may be
+SENT = (("host", "to_host"), ("host", "to_device"), ("ep", "all_to_all"))  # of activations, and rows to their experts
+EQUAL = 0.002  # how far off all bytes of one kind may be
 STRIDES = (0, 3, 5)
 GROUP = 12
 MANY = 8  # ranks
@@ -322,17 +323,18 @@ def side(row: Row, rank: int, written: Tape) -> Side:
     for parts in TOGETHER.get(row.kind, PARTS):
         apart = sum(ours.parts.get(part, 0) - real.parts.get(part, 0) for part in parts) / whole
         wrong += [f"{' '.join(parts)} by {100 * apart:+.2f} %"] if abs(apart) > PART else []
-    for op in COPIES:
-        size, there = copied(written, op), copied(traced, op)
-        wrong += [f"{op} {size} bytes, not {there}"] if abs(size - there) > COPIED * there else []
+    for group, op in SENT:
+        size, there = sent(written, group, op), sent(traced, group, op)
+        wrong += [f"{op} {size} bytes, not {there}"] if abs(size - there) > EQUAL * there else []
     held, reserved = replay(written).peak_reserved, replay(traced).peak_reserved
     if abs(held - reserved) > max(RESERVED * reserved, LEAST):
         wrong.append(f"reserved by {100 * (held / reserved - 1):+.2f} %")
     return Side(rank=rank, peak=real.allocated, off=off, wrong=tuple(wrong))
 
 
-def copied(tape: Tape, op: str) -> int:
-    return sum(event.size for event in tape if type(event) is Comm and event.group == "host" and event.op == op)
+def sent(tape: Tape, group: str, op: str) -> int:
+    """torch's names may go on (`all_to_all_single`)."""
+    return sum(event.size for event in tape if type(event) is Comm and event.group == group and event.op.startswith(op))
 
 
 def trace(row: Row, rank: int) -> Tape:

@@ -9,7 +9,7 @@ from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import memory
-from memfit.tape import Alloc, Comm, Tape
+from memfit.tape import Alloc, Comm, Mark, Tape
 from memfit.uses import strategy_from
 
 MIXTRAL: dict[str, Any] = {
@@ -49,6 +49,22 @@ def test_groups_of_ranks_are_counted() -> None:
 def test_the_busiest_rank_gets_so_many_rows(imbalance: float) -> None:
     """128 tokens with 2 choices each: 256 rows go, and that many times `imbalance` come; there and back, forwards and backwards."""
     assert rows(written(f"fsdp=4 ep=4,imbalance={imbalance}"))[:4] == [int(256 * imbalance)] * 4
+
+
+@pytest.mark.parametrize(
+    ("phase", "options"), [("evaluate", {"evaluate": True}), ("forward", {"checkpointing": "full", "reentrant": True})]
+)
+@pytest.mark.parametrize(
+    ("use", "op"), [("fsdp=4 ep=4", "all_to_all"), ("tp=2 fsdp=2 ep=4,tensor=1", "all_to_all"), ("tp=2 fsdp=2 ep=2,tensor=1", "all_reduce")]
+)
+def test_without_gradients_rows_stay_where_all_ranks_have_the_same(use: str, op: str, phase: str, options: dict[str, Any]) -> None:
+    found, now = set(), ""
+    for event in written(use, **options):
+        if type(event) is Mark:
+            now = event.phase
+        elif type(event) is Comm and event.group == "ep" and now == phase:
+            found.add(event.op)
+    assert found == {op}
 
 
 def test_rows_that_do_not_divide_go_to_the_first_experts() -> None:

@@ -35,10 +35,8 @@ def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, c
     ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
     if module.format == "mxfp4":
         return stored.mxfp4(x, weights, places, module, bound, ctx)
-    if module.local and ctx.r.grad:
-        return over_ranks(x, weights, places, module, bound, ctx, gated)
     if module.local:
-        return own_alone(x, weights, places, module, bound, ctx, gated)
+        return elsewhere(x, weights, places, module, bound, ctx, gated)
     shared = summed(ctx.program)
     x, weights = (entering(one, ctx) if shared else one for one in (x, weights))
     out = (experts.decoding if ctx.decoding else experts.sorted_rows)(x, weights, places, module, bound, ctx, gated)
@@ -62,9 +60,18 @@ def leaving(out: Tensor, ctx: Context) -> Tensor:
     return out
 
 
+def elsewhere(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
+    """The experts are a module of their own to an engine, which stands around the way there and back. Without gradients, and where the ranks of
+    experts are those of tensor parallelism, which have the same tokens, nothing is sent (AutoEP)."""
+    name = f"{bound.prefix}.{module.name}.{module.experts_name}"
+    x = ctx.engine.before(name, x)
+    ctx.r.where = name
+    way = own_alone if not ctx.r.grad and ranks(ctx) == split.ranks(ctx) else over_ranks
+    return ctx.engine.after(name, plain.cast(ctx.r, way(x, weights, places, module, bound, ctx, gated), x.format))
+
+
 def own_alone(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
-    """By inference, where all ranks of experts have the same tokens: each runs its own experts over all of them, rows of others' without a
-    weight, and the results are summed up in place (AllReduceEP)."""
+    """Each rank runs its own experts over all tokens, rows of others' without a weight, and the results are summed up in place (AllReduceEP)."""
     r = ctx.r
     owners = r.like(places, "floor_divide")
     others = ops.flags(r, places.shape, "ne")
@@ -77,20 +84,18 @@ def own_alone(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bo
     out = run(x, masked, local, module, bound, ctx, gated)
     r.comm("all_reduce", out.format.bytes(out.count), ranks(ctx), "ep")
     del others, local
-    return plain.cast(r, out, x.format)
+    return out
 
 
 def over_ranks(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
-    """The experts are a module of their own to an engine, which stands around the way there and back."""
-    name = f"{bound.prefix}.{module.name}.{module.experts_name}"
-    x = ctx.engine.before(name, x)
-    ctx.r.where = name
+    """Rows go to the ranks that have their experts, and come back (AllToAllEP)."""
+    name = ctx.r.where
     came, ids, ones, sent = dispatched(x, weights, places, module, ctx)
     out = experts.sorted_rows(came, ones, ids, module, bound, ctx, gated)
     ctx.r.where = name
     out = combined(out, sent, ctx)
     del came, ids, ones
-    return ctx.engine.after(name, plain.cast(ctx.r, out, x.format))
+    return out
 
 
 def dispatched(x: Tensor, weights: Tensor, places: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Sent]:
