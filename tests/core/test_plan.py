@@ -461,6 +461,17 @@ def test_an_interrupt_returns_what_was_found():
     assert "interrupted" in text(found)
 
 
+def test_what_a_kind_needs_is_told_where_all_of_it_was_looked_at():
+    """One step at a time would fit everywhere; where a row for each method is enough, nobody asked."""
+    lean = {**QUICK, "method": "lora", "loss": "plain", "seq": 1024, "global_batch": 64, "use": ""}
+    found = ask("meta-llama/Llama-3.2-1B", gpu="4xl4", top=1, **lean)
+    assert found.rows
+    told = [one for one in found.dropped if not one.refused and one.seconds is None]
+    assert told
+    assert all(one.needs is None for one in told)
+    assert "others are quicker for certain" in " ".join(text(found).split())
+
+
 def test_an_interrupt_of_the_second_search_is_the_end():
     """Where nothing fits, ways that leave checkpoints on the host are looked through, and then more GPUs."""
     searches = []

@@ -17,6 +17,7 @@ from memfit.plan.goals import Limits, pace
 from memfit.plan.inference import ALIKE, QUARTERS
 from memfit.plan.weights import WEIGHTS, models
 from memfit.report.plan import data, job_file, markdown, text
+from memfit.report.serving import rate
 from memfit.strategy import ONE, TP, Strategy
 from memfit.truth.speed import speeds
 from memfit.verb_plan import plan as ask
@@ -199,6 +200,19 @@ def test_weights_that_are_stored_already_or_become_16_bits():
     with pytest.raises(InputError, match="packs it again"):
         ask("Qwen/Qwen3-32B-FP8", gpu="1xh100-sxm", **{**SMALL, "weights": "nf4"})
     assert WEIGHTS["nf4"].quant == "nf4"
+
+
+def test_what_is_refused_is_told_of_its_own_layouts():
+    found = ask(LLAMA, gpu="4xl4", **{**SMALL, "goal": "latency", "weights": "own,int8", "cache": "static"})
+    assert [(one.method, one.layout) for one in found.dropped if one.refused] == [("int8", "tp 2, tp 4")]
+    nothing = ask(LLAMA, gpu="1xa100-sxm-80gb", **{**SMALL, "weights": "fp8"})
+    assert not nothing.rows
+    assert "no kernels for such weights" in nothing.reason
+    assert nothing.nearest.rows
+
+
+def test_less_than_ten_tokens_a_second_are_no_zero():
+    assert [rate(tokens) for tokens in (0.512, 3.26, 10.4, 2683.2)] == ["0.51", "3.3", "10", "2,683"]
 
 
 BAD = (

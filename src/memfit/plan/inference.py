@@ -89,7 +89,7 @@ class Ways:
 
     def __init__(self, work: Work, cluster: Cluster) -> None:
         self.work, self.cluster = work, cluster
-        self.refused: dict[str, str] = {}
+        self.refused: dict[tuple[str, str], str] = {}  # why not, of a form of weights and a layout, or of all its layouts (empty)
 
     def __iter__(self) -> Iterator[Way]:
         assert self.work.serving is not None
@@ -99,9 +99,9 @@ class Ways:
                 cluster = dataclasses.replace(self.cluster, gpus_per_node=size, nodes=1)
                 wrong = problems(model, job, cluster, strategy)
                 if not wrong and weights.stored and becomes_plain(model, job, cluster):
-                    wrong = (Problem(message="this GPU has no kernels for them, so they become 16 bits as they are loaded"),)
+                    wrong = (Problem(message="this GPU has no kernels for such weights, so they become 16 bits as they are loaded"),)
                 if wrong:
-                    self.refused.setdefault(f"{weights.name} {label(1, size)}", wrong[0].message)
+                    self.refused.setdefault((weights.name, label(self.groups(size), size)), wrong[0].message)
                     continue
                 yield Way(weights, model, job, strategy, cluster, self.groups(size))
 
@@ -115,7 +115,7 @@ class Ways:
             try:
                 found[self.work.job.replace(**told, **({"quant": weights.quant} if weights.quant != "none" else {}))] = None
             except InputError as bad:
-                self.refused.setdefault(weights.name, bad.problems[0].message)
+                self.refused.setdefault((weights.name, ""), bad.problems[0].message)
         return list(found)
 
     def strategies(self) -> Iterator[Strategy]:

@@ -213,11 +213,13 @@ def row_of(found: Found, cluster: Cluster, each: Paid, tokens: float) -> Row:
 
 
 def dropped(space: Space, search: Search) -> Iterator[Dropped]:
-    """One for each kind that was looked at and not taken, then one for what no candidate may have."""
+    """One for each kind that was looked at and not taken, then one for what no candidate may have. Where a method has all the rows that it may have,
+    not all of its candidates were looked at, and others than those may need less."""
     shown = {one.kind for one in search.taken}
     for kind, lost in sorted(search.ledger.lost.items(), key=lambda one: (one[1].seconds or float("inf"), one[1].needs or 0, one[0])):
         if kind not in shown and (lost.seconds or lost.needs or lost.refused):
-            yield Dropped(layout=kind.layout, method=kind.method, seconds=lost.seconds, needs=lost.needs, refused=lost.refused)
+            needs = None if search.full(kind.method) else lost.needs
+            yield Dropped(layout=kind.layout, method=kind.method, seconds=lost.seconds, needs=needs, refused=lost.refused)
     legal = {search.ledger.labels[place] for place in range(len(search.ledger.labels))}
     for name, reason in space.refused.items():
         if (

@@ -87,11 +87,10 @@ def dropped(search: Serving, rows: list[Row]) -> Iterator[Dropped]:
             layout=kind.place, method=kind.method, seconds=lost.seconds, tokens_per_second=lost.tokens_per_second, needs=lost.needs,
             largest=lost.largest,
         )  # fmt: skip
-    known = {(kind.method, kind.layout.rpartition(" x ")[2].replace("one GPU", "1")) for kind in search.lost}
-    for name, reason in search.ways.refused.items():
-        method, _, layout = name.partition(" ")
-        if (method, layout.replace("one GPU", "1")) not in known:
-            reasons.setdefault((method, reason), []).append(kind.place)
+    looked = {(kind.method, layout) for kind in search.lost for layout in (kind.layout, "")}
+    for (method, layout), reason in search.ways.refused.items():
+        if (method, layout) not in looked:
+            reasons.setdefault((method, reason), []).append(layout)
     for (method, reason), layouts in reasons.items():
         yield Dropped(layout=", ".join(filter(None, layouts)), method=method, refused=reason)
 

@@ -58,7 +58,7 @@ def packed(model: Model) -> bool:
     return bool(method(model.config) or model.stored)
 
 
-def models(model: Model, wanted: tuple[str, ...], refused: dict[str, str]) -> Iterator[tuple[Weights, Model]]:
+def models(model: Model, wanted: tuple[str, ...], refused: dict[tuple[str, str], str]) -> Iterator[tuple[Weights, Model]]:
     """The model in each form; what cannot be is `refused`."""
     for name in wanted:
         row = WEIGHTS.find(name)
@@ -69,7 +69,7 @@ def models(model: Model, wanted: tuple[str, ...], refused: dict[str, str]) -> It
         try:
             made = build(fields, name=model.name, origin=model.origin)
         except InputError as bad:
-            refused[name] = bad.problems[0].message
+            refused[name, ""] = bad.problems[0].message
         else:
             yield row, made
 

@@ -36,8 +36,12 @@ def cells(mark: str, row: Row) -> tuple[str, ...]:
     assert pace is not None
     return (
         mark, row.kind.method, row.kind.place, f"{pace.requests:,}", duration(pace.seconds), duration(pace.token),
-        f"{pace.tokens_per_second:,.0f}", gib(row.estimate.device), dollars(row),
+        rate(pace.tokens_per_second), gib(row.estimate.device), dollars(row),
     )  # fmt: skip
+
+
+def rate(tokens: float) -> str:
+    return f"{tokens:,.0f}" if tokens >= 10 else f"{tokens:.2g}"
 
 
 def dollars(row: Row) -> str:
@@ -85,7 +89,7 @@ def lost(one: Dropped) -> str:
     if one.refused and one.seconds is None:
         return one.refused
     if one.seconds is not None:
-        return f"an answer in {duration(one.seconds)} or more, {one.tokens_per_second or 0.0:,.0f} tokens/s or less"
+        return f"an answer in {duration(one.seconds)} or more, {rate(one.tokens_per_second or 0.0)} tokens/s or less"
     if one.needs is not None:
         most = "" if one.largest is None else f", of which {one.largest[0]} {gib(one.largest[1])}"
         return f"does not fit: needs {gib(one.needs)} GiB of a GPU or more{most}"
