@@ -119,7 +119,7 @@ def work_of(
 ) -> Work:
     """`named`: layouts and batches."""
     from memfit.plan.space import Work
-    from memfit.plan.weights import OWN, packed
+    from memfit.plan.weights import OWN, WEIGHTS, packed
 
     if not model.layers:
         raise InputError.one(f"no formulas for `{model.family}`, and a plan rests on them", where="model", hint="a model of a known family")
@@ -129,8 +129,12 @@ def work_of(
             message = "the checkpoint is stored quantized already, and nobody packs it again"
             raise InputError.one(message, where="weights", hint=f"`{OWN}`, or name the checkpoint in 16 bits")
         asked = dataclasses.replace(asked, weights=(OWN,))
-    if job.quant != "none":
-        asked = dataclasses.replace(asked, weights=(OWN,))
+    elif job.quant != "none":
+        told = tuple(name for name in WEIGHTS if WEIGHTS[name].quant == job.quant) or (OWN,)
+        if not set(told) <= set(asked.weights):
+            message = f"`quant` is {job.quant}, and `weights` {', '.join(asked.weights)}"
+            raise InputError.one(message, where="weights", hint="leave one of them away")
+        asked = dataclasses.replace(asked, weights=told)
     return Work(
         model=model, job=job, axes=axes, sequences=asked.requests, batches=batches, serving=asked,
         strategies=layouts_of(use, model, job, axes, cluster) if use.strip() else (),

@@ -22,7 +22,7 @@ from memfit.job import Job
 from memfit.plan.bounds import Bounds, alike, closest, under_way
 from memfit.plan.holds import Walked
 from memfit.plan.ledger import Kind, Node
-from memfit.plan.market import machines, named
+from memfit.plan.market import machines
 from memfit.plan.planning import Checked, Wish, first, judged, once, plan, until
 from memfit.plan.search import Search
 from memfit.plan.space import AXES, Space, Work, label, least, turned
@@ -358,7 +358,7 @@ def test_the_cheapest_machine_that_works():
     cheaper = [one for dollars, one in machines() if dollars < own]
     assert len(cheaper) > 2
     assert all(not once(found.work, one, Wish(each=1)).fits for one in cheaper)
-    assert [one.layout for one in found.dropped[: len(cheaper)]] == [named(one) for one in cheaper]
+    assert [one.layout for one in found.dropped[: len(cheaper)]] == [one.name for one in cheaper]
     hours = found.rows[0].cost.hours
     quicker = ask("meta-llama/Llama-3.1-8B", gpu="cheapest", budget_hours=hours / 2, **lean)
     assert hourly[quicker.cluster.gpu.id, quicker.cluster.gpus] > own

@@ -172,6 +172,7 @@ def test_the_nearest_where_nothing_fits(model, gpu):
     assert found.nearest.rows[0].estimate.verdict == "fits"
     assert any(one.needs and one.largest[0] == "weights" for one in found.dropped)
     assert "of which weights" in " ".join(text(found).split())
+    assert "the nearest that does" in markdown(found)
 
 
 def test_no_gpus_and_far_too_many():
@@ -211,6 +212,15 @@ def test_what_is_refused_is_told_of_its_own_layouts():
     assert nothing.nearest.rows
 
 
+def test_quant_is_a_form_of_weights():
+    told = {**SMALL, "weights": "any", "cache": "static", "requests": "2", "goal": "latency"}
+    (row,) = ask(LLAMA, gpu="1xl4", quant="nf4", **told).rows
+    assert (row.kind.method, row.estimate.job.quant) == ("nf4", "nf4")
+    assert row.gives_up[0].startswith("weights in 4 bits")
+    (other,) = ask(LLAMA, gpu="1xl4", quant="fp4", **told).rows
+    assert (other.kind.method, other.estimate.job.quant) == ("own", "fp4")
+
+
 def test_less_than_ten_tokens_a_second_are_no_zero():
     assert [rate(tokens) for tokens in (0.512, 3.26, 10.4, 2683.2)] == ["0.51", "3.3", "10", "2,683"]
 
@@ -227,6 +237,7 @@ BAD = (
     ({"max_first": "2s", "max_latency": "1s"}, "longer than the whole answer"),
     ({"weights": "nf5"}, "unknown form of weights `nf5`"),
     ({"weights": ","}, "no form of weights"),
+    ({"weights": "own,fp8", "quant": "nf4"}, "`quant` is nf4, and `weights` own, fp8"),
     ({"global_batch": 8}, "is of a plan to train"),
     ({"use": "tp=2", "gpu": "3xl4"}, "do not divide the 3 of a node"),
     ({"use": "tp=3", "gpu": "3xl4"}, "3 ranks do not divide 32 query heads"),

@@ -38,6 +38,10 @@ class Cluster:
     def gpus(self) -> int:
         return self.gpus_per_node * self.nodes
 
+    @property
+    def name(self) -> str:
+        return f"{f'{self.nodes} x ' if self.nodes > 1 else ''}{self.gpus_per_node} x {self.gpu.name}"
+
     def resized(self, count: int, node: int = BOARD) -> Cluster:
         """So many GPUs of the same kind: on one node, or on whole ones of `node` where they are more."""
         assert count <= node or count % node == 0, (count, node)

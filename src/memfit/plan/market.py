@@ -45,18 +45,13 @@ def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) ->
                 return replace(found, dropped=(*passed, *found.dropped))
         elif found.interrupted:
             return replace(found, dropped=tuple(passed), reason="interrupted before any machine was found on which it fits")
-        passed.append(Dropped(layout=named(cluster), refused=f"${dollars:,.2f} an hour: {found.reason or 'no way was found that fits'}"))
+        passed.append(Dropped(layout=cluster.name, refused=f"${dollars:,.2f} an hour: {found.reason or 'no way was found that fits'}"))
     assert found is not None  # there is a machine of one GPU
     return replace(found, rows=(), dropped=tuple(passed), reason="none of the machines with a public price does it")
 
 
 def over(counted: Counted) -> bool:
     return first(counted) or tiring(counted)
-
-
-def named(cluster: Cluster) -> str:
-    nodes = f"{cluster.nodes} x " if cluster.nodes > 1 else ""
-    return f"{nodes}{cluster.gpus_per_node} x {cluster.gpu.name}"
 
 
 __all__ = ["WORD", "cheapest", "machines"]

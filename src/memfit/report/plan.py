@@ -34,9 +34,10 @@ def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
         yield wrapped(f"no plan fits: {plan.reason}", width)
         yield losses(plan, width)
         if plan.nearest is not None:
-            yield wrapped(f"the nearest that does, {wanted(plan.nearest)} on {cluster(plan.nearest)}:", width)
-            yield table(replace_rows(plan.nearest, 1))
-            yield from (list(detail(plan.nearest, 1, row, width)) for row in plan.nearest.rows[:1])
+            close = nearest(plan.nearest)
+            yield wrapped(nearest_words(close), width)
+            yield table(close)
+            yield from (list(detail(close, 1, row, width)) for row in close.rows)
         return
     yield table(plan)
     for number, row in enumerate(plan.rows, 1):
@@ -71,27 +72,26 @@ def named(rows: Sequence[Row]) -> Iterator[tuple[str, Row]]:
     return zip(ascii_letters, rows, strict=False)
 
 
-def replace_rows(plan: Plan, count: int) -> Plan:
-    return dataclasses.replace(plan, rows=plan.rows[:count])
+def nearest(plan: Plan) -> Plan:
+    """Of the nearest that fits its first row."""
+    return dataclasses.replace(plan, rows=plan.rows[:1])
+
+
+def nearest_words(plan: Plan) -> str:
+    return f"the nearest that does, {wanted(plan)} on {plan.cluster.name}:"
 
 
 def head(plan: Plan) -> Iterator[str]:
     work, counted = plan.work, plan.counted
     if work.serving is not None:
-        yield f"{work.model.name} on {cluster(plan)}, {serving.subject(plan)}"
+        yield f"{work.model.name} on {plan.cluster.name}, {serving.subject(plan)}"
         yield serving.looked(plan) + (" so far (interrupted)" if plan.interrupted else "")
         return
-    yield f"{work.model.name} on {cluster(plan)}, {work.sequences} sequences of {work.job.seq} tokens a step"
+    yield f"{work.model.name} on {plan.cluster.name}, {work.sequences} sequences of {work.job.seq} tokens a step"
     yield (
         f"{counted.size:,} candidates: {counted.estimated} estimated, {counted.replayed} with the allocator replayed, the others ruled out by bounds"
         f" ({counted.walked} walks of one GPU's kernels)" + (" so far (interrupted)" if plan.interrupted else "")
     )
-
-
-def cluster(plan: Plan) -> str:
-    one = plan.cluster
-    nodes = f"{one.nodes} x " if one.nodes > 1 else ""
-    return f"{nodes}{one.gpus_per_node} x {one.gpu.name}"
 
 
 COLUMNS = ("", "method", "layout", "s/step", "tokens/s", "GiB", "to", "$", "hours")
@@ -224,18 +224,24 @@ def wrapped(line: str, width: int, indent: str = "  ") -> list[str]:
 def markdown(plan: Plan) -> str:
     lines = [*head(plan), ""]
     if plan.rows:
-        head_row = COLUMNS if plan.work.serving is None else serving.COLUMNS
-        lines += md.table(head_row, (cells(plan, number, row) for number, row in enumerate(plan.rows, 1)))
-        lines += [
-            "",
-            *(f"{number}. `{flags(row.estimate, plan.work.job)}`: {binds(row.estimate)}" for number, row in enumerate(plan.rows, 1)),
-        ]
+        lines += ranked(plan)
         if plan.frontier is not None:
             lines += ["", *md.table((*COLUMNS, "GPUs"), points(plan, plan.frontier)), ""]
             lines += [f"- {name}: `{flags(row.estimate, plan.work.job)}`" for name, row in named(plan.frontier)]
     else:
         lines += [f"no plan fits: {plan.reason}"]
+        if plan.nearest is not None:
+            close = nearest(plan.nearest)
+            lines += ["", nearest_words(close), "", *ranked(close)]
     return "\n".join(lines)
+
+
+def ranked(plan: Plan) -> Iterator[str]:
+    """The rows in a table, and each one's options."""
+    head_row = COLUMNS if plan.work.serving is None else serving.COLUMNS
+    yield from md.table(head_row, (cells(plan, number, row) for number, row in enumerate(plan.rows, 1)))
+    yield ""
+    yield from (f"{number}. `{flags(row.estimate, plan.work.job)}`: {binds(row.estimate)}" for number, row in enumerate(plan.rows, 1))
 
 
 def data(plan: Plan) -> dict[str, Any]:
