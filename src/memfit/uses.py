@@ -38,10 +38,13 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
     first, *rest = word.split(",")
     pairs = [("size", first.partition("=")[2])] if "=" in first else []
     pairs += [(piece.partition("=")[0].strip().replace("-", "_"), piece.partition("=")[2] if "=" in piece else "true") for piece in rest]
-    for key, text in pairs:
+    for place, (key, text) in enumerate(pairs):
         where = f"use {name}.{key[:40]}"
         if key not in fields:
             problems.append(idle(key, where) if name == "zero" and key in IDLE else unknown("setting", key, where, tuple(fields)))
+            continue
+        if any(key == other for other, _ in pairs[:place]):
+            problems.append(Problem(message=f"`{key}` stands there twice", where=where, hint="name each setting once"))
             continue
         value = from_text(text.strip(), str(fields[key].type))
         wrong = [dataclasses.replace(problem, where=where) for problem in field_problems(fields[key], value)]

@@ -34,6 +34,8 @@ def test_layouts_are_read(words: list[str], gpus: int | None, meant: Strategy) -
         (["fsdp", "ddp"], 8, "both leave their size open"),
         (["fdsp=8"], 8, "unknown layout `fdsp`"),
         (["fsdp=8", "fsdp=8"], 8, "stands there twice"),
+        (["fsdp=8,reshard=no,reshard"], 8, "`reshard` stands there twice"),
+        (["fsdp=8,size=4"], 8, "`size` stands there twice"),
         (["fsdp=0"], 8, "no ranks at all"),
         (["fsdp=x"], 8, "`x` is no whole number"),
         (["zero=8,stage=4"], 8, "`4` is out of range"),
