@@ -30,7 +30,7 @@ from memfit.uses import strategy_from
 # Bounds, as shares of what the job itself holds at the trace's peak (the cuBLAS workspaces left out): the peak of any rank, the median over a
 # group, any part of the peak; what the allocator reserves, and in bytes, for small models.
 WORST, MEDIAN, PART, RESERVED, LEAST = 0.005, 0.0005, 0.01, 0.02, 4 * 2**20
-CLOSE = {"trl zero": 0.001}  # of kinds whose peaks lie closer
+CLOSE = {"trl zero": 0.001, "trl": 0.001}  # of kinds whose peaks lie closer
 # Before it is reduced, the trace takes a gradient for something that passes; what tensor parallelism sums up or gathers is what comes next,
 PASSING = ("gradients", "activations", "temporaries")
 PARTS = (("weights",), ("optimizer",), ("communication",), ("logits",), PASSING)

@@ -18,6 +18,7 @@ SMALL = "reduce-bucket=600000,allgather-bucket=600000"
 AWAY: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("trl", "llama", "ddp=4", TRL | AUTO), ("ddp", "gpt2", "ddp=2,bucket-view", ALL | FULL), ("ddp", "llama", "ddp=2", LAYERS | QLORA),
     ("trl", "llama", "fsdp=4", TRL), ("trl", "qwen2", "fsdp=8,wrap=layers", TRL | FULL | LORA), ("trl", "gpt2", "fsdp=2", TRL),
+    ("trl", "gpt2", "ddp=2", TRL | AUTO), ("trl", "gpt2", "ddp=2", TRL | AUTO | LORA),
     ("trl", "llama", "fsdp=2 ddp=2", TRL | AUTO | FULL | TWICE), ("trl", "mistral", "fsdp=2,reshard=no", TRL | OLD), ("trl", "qwen2", "fsdp=3", TRL | QLORA),
     ("trl", "llama", "fsdp=2,offload", TRL | FULL), ("fsdp2", "mixtral", "fsdp=4", LAYERS), ("fsdp2", "llama", "fsdp=4,reshard-to=2", ALL | LORA),
     ("fsdp2", "qwen2", "fsdp=2,offload ddp=2", LAYERS | FULL | {"evaluate": True}), ("fsdp2", "llama", "fsdp=8,prefetch=2", LAYERS),

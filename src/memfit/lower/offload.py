@@ -29,7 +29,7 @@ COMPUTES, COPIES = 0, 1  # streams
 # What autograd's own nodes save first: by the names of their operands (torch 2.13 tools/autograd/gen_variable_type.py), inputs before outputs.
 ORDERS: Mapping[Back, tuple[int, ...]] = {
     ops.back_linear: (1,), ops.back_matmul: (1,), ops.back_mul: (1,), sdpa.back_flash: (1, 0, 2, 4), sdpa.back_efficient: (1, 0, 2, 4),
-    sdpa.back_cudnn: (1, 0, 2, 4),
+    sdpa.back_cudnn: (1, 0, 2, 4), ops.back_layer_norm: (2,),
 }  # fmt: skip
 # DeepSpeed's own linear layers save weights as they are, and inputs before them.
 WHOLE: Mapping[Back, tuple[int, ...]] = {back: order for back, order in ORDERS.items() if back is not ops.back_linear}

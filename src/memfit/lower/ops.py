@@ -405,7 +405,7 @@ def layer_norm(
     rows = (*x.shape[:-1], 1)
     stats = (r.tensor(rows, FP32, "layer_norm"), r.tensor(rows, FP32, "layer_norm"))
     inputs = tuple(one for one in (x, weight, bias) if one is not None)
-    return r.node("layer_norm", out, inputs, back_layer_norm, (x, *stats), (x.shape, x.shape[-1], on))
+    return r.node("layer_norm", out, inputs, back_layer_norm, (x, weight, bias, *stats), (x.shape, x.shape[-1], on))
 
 
 def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
