@@ -23,6 +23,7 @@ AWAY: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
     ("trl", "llama", "fsdp=2,offload", TRL | FULL), ("fsdp2", "mixtral", "fsdp=4", LAYERS), ("fsdp2", "llama", "fsdp=4,reshard-to=2", ALL | LORA),
     ("fsdp2", "qwen2", "fsdp=2,offload ddp=2", LAYERS | FULL | {"evaluate": True}), ("fsdp2", "llama", "fsdp=8,prefetch=2", LAYERS),
     ("trl", "llama", "fsdp=4,version=1", TRL | FULL), ("trl", "qwen2", "fsdp=2,version=1", TRL | LORA | AUTO),
+    ("trl", "gpt2", "fsdp=2,version=1", TRL | AUTO),
     ("fsdp1", "mistral", "fsdp=2,version=1 ddp=2", LAYERS), ("fsdp1", "llama", "fsdp=4,version=1,orig-params=no", ALL | OLD),
     ("fsdp1", "llama", "fsdp=2,version=1,offload", LAYERS | FULL),
     ("trl zero", "llama", f"zero=4,stage=3,{SMALL}", TRL), ("trl zero", "qwen2", f"zero=2,stage=3,{SMALL},offload-param=cpu,offload-optimizer=cpu", TRL | FULL),
