@@ -7,6 +7,7 @@ from typing import Any
 FULL: dict[str, Any] = {"checkpointing": "full"}
 SMALL, EARLY = "reduce-bucket=600000", "persistence=0,prefetch-bucket=0,max-reuse=0"
 LORA: dict[str, Any] = {"method": "lora"}
+SHORT: dict[str, Any] = {"optimizer": "sgd", "batch": 1, "seq": 64}
 
 ZERO: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", f"zero=4,stage=2,{SMALL}", {}), ("llama", f"zero=4,stage=2,overlap,{SMALL}", {"precision": "autocast-bf16"}),
@@ -32,6 +33,9 @@ ZERO: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu", {}), ("llama", f"zero=4,stage=2,{SMALL},overlap,offload-optimizer=cpu", FULL),
     ("llama", f"zero=4,stage=3,reduce-bucket=50000,{EARLY},offload-optimizer=nvme,offload-param=nvme", FULL),
     ("llama", f"zero=4,stage=3,{SMALL},{EARLY},offload-optimizer=cpu,offload-param=cpu", FULL), ("mixtral", f"zero=4,stage=3,{SMALL}", FULL),
+    # Where a partition ends within a feed-forward, which of its matrices are cut decides.
+    ("mistral", f"zero=4,stage=2,{SMALL},offload-optimizer=cpu", SHORT), ("mistral", f"zero=4,stage=1,{SMALL},overlap", SHORT),
+    ("mistral", f"zero=5,stage=2,{SMALL},contiguous=no", SHORT), ("mistral", "zero=8,stage=2,reduce-bucket=50000", SHORT),
 )  # fmt: skip
 
 # Heads that multiply by the head's weight themselves, so that no hook of its module gathers it; without logits the peak is in a layer's backward.

@@ -87,17 +87,16 @@ def weights(r: Recorder, waiting: Waiting, order: Sequence[Tensor]) -> None:
 
 
 # In which a layer of the families that stages are known for makes its modules; what stands beside these comes last (transformers 5.23
-# models/llama/modeling_llama.py LlamaDecoderLayer, LlamaAttention, LlamaMLP; qwen3 Qwen3Attention).
+# models/llama/modeling_llama.py LlamaDecoderLayer).
 MODULES = ("self_attn", "mlp")
-WITHIN = ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm", "gate_proj", "up_proj", "down_proj")
 
 
 def in_order(leaves: Sequence[Tensor]) -> list[Tensor]:
     """The weights of a layer as `parameters()` gives them."""
 
-    def place(leaf: Tensor) -> tuple[int, ...]:
-        path = leaf.name.split(".")
-        return tuple(known.index(part) if part in known else len(known) for part, known in zip(path, (MODULES, WITHIN), strict=False))
+    def place(leaf: Tensor) -> int:
+        module = leaf.name.partition(".")[0]
+        return MODULES.index(module) if module in MODULES else len(MODULES)
 
     return sorted(leaves, key=place)
 

@@ -211,9 +211,9 @@ class Latent(Module):
 class MLP(Module):
     """Feed-forward. Gated: down(act(gate(x))·up(x)); `fused` holds gate and up in one; plain: down(act(up(x)))."""
 
+    gate: Linear | None = None
     up: Linear
     down: Linear
-    gate: Linear | None = None
     fused: bool = False
     activation: str = "silu"
     inner_dropout: float = 0.0  # between the activation and `down`
