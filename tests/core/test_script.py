@@ -47,9 +47,9 @@ def told(events: list[Event]) -> list[Any]:
     """With blocks numbered as they come. Blocks that go one right after the other may go in any order: how deep a graph is decides it, in Python."""
     numbers: dict[int, int] = {}
     out: list[Any] = []
-    for event in events:
+    for place, event in enumerate(events):
         if isinstance(event, Alloc):
-            numbers[event.id] = len(numbers)
+            numbers[event.id] = place
             out.append(event._replace(id=numbers[event.id]))
         elif isinstance(event, Free):
             if not out or not isinstance(out[-1], set):
@@ -99,7 +99,7 @@ def work_of(model: Model, strategy: Strategy) -> int:
     before = Counted.made
     program = apply(Program(model=model, job=Job(seq=32), entries=placed(model.layers, False), weights=model.dtype, strategy=strategy))
     folded = apply(Program(model=model, job=Job(seq=32), entries=placed(model.layers, True), weights=model.dtype, strategy=strategy))
-    run(Counted(), program, folded)
+    run(Counted(), program, (folded, lambda name, make: make()))
     return Counted.made - before
 
 
