@@ -162,10 +162,13 @@ CUT_JOBS: tuple[dict[str, Any], ...] = (
 
 # PEFT's adapters on what transformers' own plan splits by columns: rows stop there (transformers from 5.21 on).
 SPREAD_OUT: dict[str, Any] = {"method": "lora", "targets": "q_proj,k_proj,v_proj,gate_proj,up_proj"}
+SAVED: dict[str, Any] = {"method": "lora", "targets": "q_proj,v_proj"}
 CUT_ADAPTED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama", "tp=2", {"method": "lora", "targets": "q_proj,v_proj"}), ("llama-tied", "tp=2", SPREAD_OUT | {"clip": 1.0, "optimizer": "adamw_fused"}),
     ("qwen2", "tp=4", SPREAD_OUT | {"attention": "eager", "dropout": 0.1}), ("qwen3", "tp=2 fsdp=2", SPREAD_OUT | OLD | AUTO16 | TWICE),
     ("qwen2-tied", "tp=4 fsdp=2", SPREAD_OUT | FULL | AUTO), ("llama-biased", f"tp=2 fsdp=4,{MIXED}", SPREAD_OUT | FULL),
+    ("llama", "tp=2 fsdp=2", SAVED | {"modules_to_save": "norm"} | AUTO | FULL),
+    ("olmo2", "tp=2", SPREAD_OUT | {"targets": "up_proj", "modules_to_save": "q_norm"}),
     ("mistral", "tp=2 fsdp=2 ddp=2", SPREAD_OUT | {"adapter_dtype": "base"}), ("gemma", "tp=2 fsdp=3,reshard=no", SPREAD_OUT | {"precision": "fp32"}),
 )  # fmt: skip
 # Norms over all heads: what the ranks have of queries, keys and values is gathered.

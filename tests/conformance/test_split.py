@@ -46,10 +46,11 @@ def refused(model: str, use: str, **options: Any) -> str:
     from memfit.trace import trace_config
 
     strategy, job = strategy_from(use.split(), None), Job(**{"task": "inference", "batch": 2, "seq": 128, "new_tokens": 8, **options})
+    config = SPLIT.get(model) or SPREADABLE[model]
     with pytest.raises(InputError) as ours:
-        lower(build(SPREADABLE[model]), job, strategy)
+        lower(build(config), job, strategy)
     with pytest.raises(InputError) as real:
-        trace_config(SPREADABLE[model], job, strategy=strategy)
+        trace_config(config, job, strategy=strategy)
     both = {one.message for one in ours.value.problems} & {one.message for one in real.value.problems}
     return " / ".join(sorted(both))
 
@@ -64,3 +65,12 @@ def test_what_experts_over_ranks_do_not_answer_both_producers_refuse() -> None:
 def test_families_whose_plan_is_another_are_told(kind: str) -> None:
     with pytest.raises(InputError, match="no formula yet"):
         lower(build({**SPLITTABLE, "model_type": kind}), Job(batch=2, seq=128), strategy_from(["tp=2"], None))
+
+
+@pytest.mark.parametrize(
+    ("model", "saved"), [("llama", "lm_head"), ("llama", "mlp"), ("qwen3", "norm"), ("mixtral", "experts"), ("qwen2-tied", "embed_tokens")]
+)
+def test_a_copy_of_what_is_split_is_never_trained(model: str, saved: str) -> None:
+    """The forward that transformers puts into a module is bound to it, and a deep copy takes it along."""
+    lora: dict[str, Any] = {"task": "finetune", "new_tokens": 0, "method": "lora", "targets": "q_proj", "modules_to_save": saved}
+    assert f"PEFT's copy of `{saved}` would never be trained" in refused(model, "tp=2", **lora)

@@ -6,7 +6,7 @@ A column-parallel matrix is split along its outputs, the row-parallel one after 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques import gemini
 from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.base import names as listed
 from memfit.techniques.trl import head_of
 
 Mixer = Attention | Latent | MLP | MoE
@@ -159,6 +160,7 @@ def problems(program: Program) -> Iterator[Problem]:
 PLANNED, UNEVEN = (5, 17), (5, 21)
 COLUMNS = frozenset({"q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "q_b_proj", "kv_b_proj"})
 ROWS = frozenset({"o_proj", "down_proj"})
+SUMMED = frozenset({"qwen3", "qwen3_moe", "gemma3", "gemma3_text", "exaone4", "dots1"})  # whose plan sums up gradients of norms of heads
 ALONE = frozenset({"q_a_proj", "kv_a_proj_with_mqa", "shared_expert_gate"})  # that stand on every rank
 
 
@@ -201,7 +203,6 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
         (tp.sequence and any(isinstance(one, MoE) for one in mixers), "of experts with a split sequence"),
         (job.version("transformers") < PLANNED, "before 5.17"),
         (model.tied and not tabled(program), "before 5.21 with a tied head"),
-        (job.adapters and bool(job.modules_to_save), "with modules that are trained whole beside adapters"),
         (bool(model.stored), "of packed weights"),
         (not job.training and strategy.data > 1, "beside other layouts"),
         (bool(job.unsloth), "with Unsloth's kernels"),
@@ -228,6 +229,7 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
     yield from adapted(job, tp, targets_of(program))
     if "heads" in unsplit(program):
         yield from joined(program, tp)
+    yield from copied(one for one in listed(job.modules_to_save) if job.adapters and copies(program, one))
     yield from headed(job, tp)
     yield from masked(
         job, tp, {block.mixer.window for layer, _ in model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)}
@@ -293,6 +295,42 @@ def adapted(job: Job, tp: TP, targets: frozenset[str]) -> Iterator[Problem]:
         )
         columns = ",".join(sorted(targets & COLUMNS)) or "q_proj,v_proj"
         yield Problem(message=message, where="job.targets", hint=f"`--targets {columns}`, or `transformers=5.20` in `versions`")
+
+
+def copied(saved: Iterable[str]) -> Iterator[Problem]:
+    """`modules_to_save` of what is split: the copy's forward is the original's, as seen on two ranks, so that it gets neither gradients nor states."""
+    for one in saved:
+        message = (
+            f"PEFT's copy of `{one[:60]}` would never be trained: transformers has put a forward into what it split, which runs the original "
+            "wherever it is copied to (transformers 5.23 distributed/tensor_parallel.py install_forward)"
+        )
+        yield Problem(
+            message=message, where="job.modules_to_save", hint="modules that ranks have whole, like `norm`, or `zero,stage=3` or `fsdp`"
+        )
+
+
+def copies(program: Program, name: str) -> bool:
+    """Whether a copy of the modules of this name holds anything that the plan names."""
+    model, kept = program.model, unsplit(program)
+    ends = {weight.name.rpartition(".")[0] for module in (*model.embed, model.head) for weight in module.weights()}
+    inside = {
+        f"{model.prefix}.0.{path}" for layer, _ in model.kinds for block in layer.blocks for path in named(block.mixer, kept, model.family)
+    }
+    assert program.adapter is not None
+    adapter = replace(program.adapter, saved=(name,))
+    return any(adapter.saves(path) for path in inside | ends)
+
+
+def named(mixer: Mixer, kept: frozenset[str], family: str) -> Iterator[str]:
+    """Modules of a mixer that the plan names."""
+    split: Mixer = part(mixer, 1, kept)
+    yield from (one.name for one in split.linears() if one.across)
+    if isinstance(mixer, MoE):
+        yield f"{mixer.name}.{mixer.experts_name}"
+    if isinstance(mixer, Attention) and family in SUMMED:
+        yield from (one.name for one in (mixer.q_norm, mixer.k_norm) if one is not None)
+    if isinstance(split, Latent) and split.out.across:
+        yield split.kv_a.name
 
 
 def joined(program: Program, tp: TP) -> Iterator[Problem]:

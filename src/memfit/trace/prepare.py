@@ -6,9 +6,10 @@ import inspect
 from typing import Any
 
 import torch
-from memfit.errors import InputError
+from memfit.errors import InputError, raise_errors
 from memfit.job import Job
-from memfit.trace import selective, standins, versions
+from memfit.techniques.tp import copied
+from memfit.trace import selective, standins, tensors, versions
 
 
 def names(text: str) -> list[str]:
@@ -79,6 +80,7 @@ def kbit(model: Any, job: Job) -> Any:
 def adapted(model: Any, job: Job, device: str) -> Any:
     from peft import LoraConfig, get_peft_model
 
+    raise_errors(list(copied(tensors.named(model, names(job.modules_to_save)))))
     targets: Any = job.targets if job.targets == "all-linear" else names(job.targets)
     settings = LoraConfig(
         r=job.rank, lora_alpha=job.alpha, lora_dropout=job.dropout, target_modules=targets, modules_to_save=names(job.modules_to_save) or None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from memfit.errors import InputError
@@ -41,6 +41,20 @@ def cut(model: Any, tp: TP, mesh: Any, experts: int = 1) -> Any:
     if config.tie_word_embeddings:
         model.tie_weights()
     return model
+
+
+def named(model: Any, saved: Iterable[str]) -> Iterator[str]:
+    """Which of these modules are, or hold, modules that the plan of a model names that was cut by it."""
+    settings = getattr(model.config, "distributed_config", None)
+    if settings is None:
+        return
+    plan = model._resolve_parallel_plans(settings)[0]
+    paths = [path for path, _ in model.named_modules()]
+    split = [path for path in paths if path in plan]
+    for name in saved:
+        copied = [path for path in paths if path.endswith(name)]
+        if any(f"{path}.".startswith(f"{one}.") for path in split for one in copied):
+            yield name
 
 
 def divided(heads: int, ranks: int) -> None:
