@@ -40,7 +40,7 @@ def host(program: Program, total: int, parked: int = 0, here: int = 1) -> Host:
     if pinned > max(states, loading):
         whose = "activations that wait there for the backward" if parked else ""
         what = " and ".join(filter(None, (whose, "what this rank's offload keeps there" if offloaded else "")))
-        return Host(size=pinned, why=f"{what}, pinned; a node holds that of all its GPUs", node=pinned * here)
+        return Host(size=pinned, why=f"{what}, pinned", node=pinned * here)
     if states > loading:
         return Host(size=states, why="paged optimizer states, where the GPU has no room for them", node=pinned * here)
     return Host(size=loading, why=why, node=pinned * here)

@@ -153,7 +153,7 @@ def numbers(estimate: Estimate) -> Iterator[str]:
 
 def host_words(host: Host) -> str:
     """With what stays there on the whole node, where that is not the figure itself."""
-    return host.why + (f"; {gib(host.node)} GiB pinned on a node" if host.node and host.node != host.size else "")
+    return host.why + (f"; a node keeps {gib(host.node)} GiB there while it runs" if host.node and host.node != host.size else "")
 
 
 def figure(name: str, size: int, what: str) -> str:
