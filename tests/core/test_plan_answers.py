@@ -240,6 +240,8 @@ BAD = (
     ({"weights": "own,fp8", "quant": "nf4"}, "`quant` is nf4, and `weights` own, fp8"),
     ({"global_batch": 8}, "is of a plan to train"),
     ({"use": "tp=2", "gpu": "3xl4"}, "do not divide the 3 of a node"),
+    ({"use": "ddp=3", "gpu": "2xl4"}, "3 GPUs are more than the 2 that there are"),
+    ({"use": "ddp=2 tp=2", "gpu": "2xl4"}, "4 GPUs are more than the 2 that there are"),
     ({"use": "tp=3", "gpu": "3xl4"}, "3 ranks do not divide 32 query heads"),
     ({"use": "pp=2"}, "no formula for answers by `pp`"),
 )
