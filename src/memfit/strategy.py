@@ -174,8 +174,25 @@ class EP(Layout):
     router_dtype: str = option("", "of the router's scores (`--moe-router-dtype`); empty: as activations", choices=("", "fp32"))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Split(Layout):
+    """One process deals the layers out to its GPUs, which work one after the other (`device_map="auto"` of transformers and accelerate)."""
+
+    layers: str = option("", "layers of each GPU, with slashes, like `20/20`; empty: as accelerate deals them")
+
+
 ORDER = ("tp", "cp", "fsdp", "zero", "gemini", "ddp", "pp")  # innermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
-LAYOUTS: dict[str, type[Layout]] = {"ddp": DDP, "fsdp": FSDP, "zero": ZeRO, "gemini": Gemini, "tp": TP, "cp": CP, "pp": PP, "ep": EP}
+LAYOUTS: dict[str, type[Layout]] = {
+    "ddp": DDP,
+    "fsdp": FSDP,
+    "zero": ZeRO,
+    "gemini": Gemini,
+    "tp": TP,
+    "cp": CP,
+    "pp": PP,
+    "ep": EP,
+    "split": Split,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +207,7 @@ class Strategy:
     cp: CP | None = None
     pp: PP | None = None
     ep: EP | None = None
+    split: Split | None = None
     rank: int = 0  # whose memory is meant
 
     def __bool__(self) -> bool:
@@ -243,6 +261,8 @@ class Strategy:
     def distinct(self) -> tuple[tuple[int, int], ...]:
         """(rank, how many are like it) of the ranks whose memory differs: the stages of a pipeline. Ranks of one stage are alike; of a ring,
         the last is meant, which has results of the most queries. Beside FSDP the others are told too: they alone have a mask (lower/masks.py `unseen`)."""
+        if self.split is not None:
+            return tuple((gpu, 1) for gpu in range(self.ranks))
         stages = self.size("pp")
         if self.cp is not None and self.cp.size > 1 and self.fsdp is not None:
             last = self.ranks // self.cp.size

@@ -157,6 +157,7 @@ class Body:
             self.make_masks(ctx, held)
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
+            self.engine.made(ctx)
         for entry, bound in zip(self.program.entries[chunk.first : chunk.last], self.layers[chunk.first : chunk.last], strict=True):
             if r.notes is not None:
                 x = r.notes.enter(r, x, entry)
@@ -186,7 +187,7 @@ class Body:
         if not self.engine.around:
             return self.checkpointed(wrapped, x, entry, bound, ctx)
         x = self.engine.before(bound.prefix, x)
-        return self.engine.after(bound.prefix, self.checkpointed(bare, x, entry, bound, ctx))
+        return self.engine.after(bound.prefix, self.checkpointed(bare, x, entry, bound, self.engine.given(ctx)))
 
     def checkpointed(self, run: Run, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
         own = narrowed(ctx, entry.layer)
@@ -235,7 +236,7 @@ def narrowed(ctx: Context, layer: Layer) -> Context:
 def wrapped(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
     """A layer, and what the engine does before and after it."""
     x = ctx.engine.before(bound.prefix, x)
-    return ctx.engine.after(bound.prefix, forward(x, entry.layer, bound, ctx))
+    return ctx.engine.after(bound.prefix, forward(x, entry.layer, bound, ctx.engine.given(ctx)))
 
 
 def bare(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:

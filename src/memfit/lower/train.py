@@ -12,6 +12,7 @@ from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
 from memfit.lower.context import Context, context, leave_autocast
+from memfit.lower.dealt import Dealt
 from memfit.lower.layouts import engine_of
 from memfit.lower.layouts.base import ROOT
 from memfit.lower.layouts.hooks import Hooked
@@ -47,7 +48,7 @@ def train(r: Recorder, program: Program, folded: tuple[Program, Keep] | None = N
     first: Stretch | None = None
     if folded is not None and isinstance(engine, Hooked) and not (body.programs.keeps_outputs or job.keep_outputs):
         body.player = Player(body, engine, folded[0], micro_batch, folded[1])
-    steps, pipeline = engine.steps, None if program.stage is None else (Pipeline if program.engine else Stages)(r, program, body)
+    steps, pipeline = engine.steps, pipeline_of(r, program, body)
     for step in range(steps):
         first = run_step(body, stepper, pipeline, step, job.seq, first)
     if job.longest:
@@ -62,8 +63,17 @@ def train(r: Recorder, program: Program, folded: tuple[Program, Keep] | None = N
     return body, stepper, scaler, buffers, pipeline
 
 
+def pipeline_of(r: Recorder, program: Program, body: Body) -> Pipeline | Stages | Dealt | None:
+    """Who runs a stage's micro-batches; None: the model is whole."""
+    if program.stage is None:
+        return None
+    if program.strategy.split is not None:
+        return Dealt(r, program, body)
+    return (Pipeline if program.engine else Stages)(r, program, body)
+
+
 def run_step(
-    body: Body, stepper: Stepper, pipeline: Pipeline | Stages | None, step: int, tokens: int, first: Stretch | None
+    body: Body, stepper: Stepper, pipeline: Pipeline | Stages | Dealt | None, step: int, tokens: int, first: Stretch | None
 ) -> Stretch | None:
     """One optimizer step on sequences of `tokens`; `first` is repeated where that says all. Returns what a later step can repeat."""
     r, program, job = body.r, body.program, body.program.job

@@ -35,7 +35,7 @@ def step_time(
     """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`: those of the model, and those trained."""
     total, trainable = parameters
     known, pp = rates(cluster.gpu, facts_of(job.framework).products), strategy.pp
-    if known is None or on_disk(strategy) or (pp is not None and pp.schedule in DEFERRED):
+    if known is None or on_disk(strategy) or strategy.split is not None or (pp is not None and pp.schedule in DEFERRED):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
     many = micros(strategy, job)
@@ -86,6 +86,8 @@ def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
         return f"neither kernels of {cluster.gpu.name} nor of a GPU of its kind were measured"
     if pp is not None and pp.schedule in DEFERRED:
         return f"no formula says how long a pipeline waits whose backwards come in two parts (`schedule={pp.schedule}`)"
+    if strategy.split is not None:
+        return "no formula says how long the GPUs of one process wait for one another (`split`)"
     if on_disk(strategy):
         return "how fast the disk is that states and weights come from is not known (`nvme`)"
     if any(type(event) is Compute and event.math in UNMEASURED for event in tape):

@@ -27,6 +27,7 @@ from memfit.techniques import (
     precision,
     quantize,
     recompute,
+    split,
     stored,
     tp,
     trl,
@@ -38,7 +39,7 @@ from memfit.techniques.base import Technique
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE, own.TECHNIQUE,
     precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
-    framework.TECHNIQUE, gemini.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, cp.TECHNIQUE,
+    framework.TECHNIQUE, gemini.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, split.TECHNIQUE, cp.TECHNIQUE,
     attention.TECHNIQUE, liger.TECHNIQUE, trl.TECHNIQUE, recompute.TECHNIQUE, offload.TECHNIQUE, experts.TECHNIQUE,
     versions.TECHNIQUE, brought.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE, zero.TECHNIQUE,
 )  # fmt: skip

@@ -28,9 +28,9 @@ def check(program: Program) -> Iterator[Problem]:
     if not job.training and job.cache != "dynamic":
         yield Problem(message=f"this model's own code keeps its keys and values in tuples ({code})", where="job.cache", hint="`dynamic`")
     for name, layout in program.strategy.uses():
-        if layout.size > 1 and name not in ("ddp", "fsdp", "zero"):
+        if layout.size > 1 and name not in ("ddp", "fsdp", "zero", "split"):
             message = f"no formula for `{name}` of a model whose code transformers does not have ({code})"
-            yield Problem(message=message, where=f"use {name}", hint="`ddp`, `fsdp` or `zero`")
+            yield Problem(message=message, where=f"use {name}", hint="`ddp`, `fsdp`, `zero` or `split`")
 
 
 TECHNIQUE = Technique(

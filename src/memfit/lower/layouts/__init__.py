@@ -22,7 +22,7 @@ def engine_of(r: Recorder, program: Program) -> Engine:
 
 def named(strategy: Strategy) -> str:
     """FSDP with replicas beside it is one engine; ZeRO's first two stages are."""
-    name = next((name for name in ("zero", "gemini", "fsdp", "ddp") if strategy.engages(name)), "base")
+    name = next((name for name in ("split", "zero", "gemini", "fsdp", "ddp") if strategy.engages(name)), "base")
     if name == "zero" and strategy.zero is not None:
         return "zero3" if strategy.zero.stage == 3 else "zero12"
     if name == "fsdp" and strategy.fsdp is not None:

@@ -14,6 +14,7 @@ in these methods, in this order; `lower/train.py` and `lower/body.py` call them:
     after(name, out)    the module has run; `gate(r, out, act)` has `act` called when the backward is about to enter it. With checkpointing both
                         stand inside what is run again (`r.frame` and `r.frame.replaying` say so), as hooks of a Hugging Face layer do; `around`
                         puts a layer's outside.
+    made(ctx)           masks and rotary tables are there, for all layers; given(ctx) is what a layer sees of them.
     enter(leaves, x), leave(leaves, out)  the same around every linear layer, norm and embedding, for an engine that is `inner`: modules by
                         their own parameters, `r.where` being their path.
     handed(outputs)     what the model returns beside its loss: the list is what the caller gets.
@@ -58,6 +59,7 @@ from memfit.techniques.tp import cut, summed
 if TYPE_CHECKING:
     from memfit.lower.body import Body
     from memfit.lower.bound import Bound
+    from memfit.lower.context import Context
     from memfit.model.modules import Module
 
 ROOT, EMBED, TAIL = "root", "embed", "tail"
@@ -140,6 +142,12 @@ class Engine:
 
     def after(self, name: str, out: Tensor) -> Tensor:
         return out
+
+    def made(self, ctx: Context) -> None:
+        pass
+
+    def given(self, ctx: Context) -> Context:
+        return ctx
 
     def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
         return x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from memfit.strategy import DDP, Split, Strategy
 from memfit.truth import words
 from memfit.truth.case import Unfit
 from memfit.truth.published import Reading, reader
@@ -12,7 +13,7 @@ from memfit.truth.rows import Row, count
 CURRENT = (("2024-03", "4.38"), ("torch 2.1.1", "4.36"))
 
 
-@reader("modelscope/ms-swift")
+@reader("modelscope/ms-swift", layouts=True)
 def read(row: Row) -> Reading:
     notes: list[str] = []
     options = words.numbers(row.text("dtype")) | words.adapters(row)
@@ -40,4 +41,18 @@ def read(row: Row) -> Reading:
         current = next((version for month, version in CURRENT if month in row.text("engine_version")), "4.36")
         options["versions"] = ",".join(filter(None, (options["versions"], f"transformers={current}")))
         notes.append(f"transformers {current} is taken, the newest when that was measured")
-    return Reading(options=options, notes=notes)
+    strategy, rank = spread(row)
+    return Reading(options=options, notes=notes, strategy=strategy, rank=rank)
+
+
+def spread(row: Row) -> tuple[Strategy, int | None]:
+    """One process deals the layers to its GPUs (swift/llm/sft.py llm_sft: `device_map="auto"`), or DDP; the notes say which GPU is meant."""
+    gpus, said = count(row.gpus) or 1, row.text("parallel")
+    if gpus == 1:
+        return Strategy(), None
+    if said == f"ddp{gpus}":
+        return Strategy(ddp=DDP(size=gpus)), None
+    if "device_map" not in said:
+        raise Unfit("a strategy for several GPUs: not yet", said)
+    meant = re.search(r"gpu (\d+) of", str(row.notes or "").lower())
+    return Strategy(split=Split(size=gpus)), int(meant[1]) if meant else None
