@@ -12,6 +12,7 @@ import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, TextIO
 
 import click
@@ -107,7 +108,8 @@ def flag(one: dataclasses.Field[Any], *, several: bool = False) -> click.Option:
     if several and (rule["tries"] or rule["serves"]):
         tried = [f"{', '.join(map(spelled_value, rule[kind]))}{words}" for kind, words in TRIED.items() if rule[kind]]
         text += f" [tried: {'; '.join(tried)}]"
-        return click.Option([f"--{name}", one.name], metavar="TEXT", help=text, shell_complete=completion(one))
+        made = partial(click.Option, [f"--{name}", one.name], metavar="TEXT", help=text, shell_complete=completion(one))
+        return made(is_flag=False, flag_value="yes") if one.type == "bool" else made()  # alone it is the flag that it is elsewhere
     if one.type != "bool" and one.default not in ("", None):
         text += f" [default: {one.default:g}]" if isinstance(one.default, float) else f" [default: {one.default}]"
     if one.type == "bool":

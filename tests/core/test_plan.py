@@ -14,6 +14,7 @@ from datetime import date
 
 import pytest
 
+from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import find_gpu, find_link, parse_cluster
@@ -459,6 +460,14 @@ def test_an_interrupt_returns_what_was_found():
     assert found.interrupted
     assert len(found.rows) == 1
     assert "interrupted" in text(found)
+
+
+@pytest.mark.parametrize(("words", "meant"), [("--liger --seq 64", True), ("--seq 64 --liger", True), ("--liger no --seq 64", False)])
+def test_a_flag_alone_means_yes(words, meant, capsys):
+    """As rows are written, to be asked again."""
+    lean = "--method lora --precision bf16 --optimizer sgd --checkpointing none --loss plain --attention sdpa --use ddp --json --offline"
+    assert main(["plan", "meta-llama/Llama-3.2-1B", "--gpus", "1xrtx-4090", *lean.split(), *words.split()]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"][0]["estimate"]["job"]["liger"] is meant
 
 
 def test_what_a_kind_needs_is_told_where_all_of_it_was_looked_at():
