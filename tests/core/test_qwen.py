@@ -87,3 +87,16 @@ def test_configs_that_its_code_stops_at_are_refused(change: dict[str, Any], key:
     with pytest.raises(InputError) as caught:
         build({**SMALL, **change})
     assert {problem.where for problem in caught.value.problems} == {f"config.{key}"}
+
+
+def test_packed_texts_of_ms_swift_are_as_long_as_allowed() -> None:
+    """swift-0120 (two ranks of DDP) and swift-0122 say no more than a cap; others of that table stay refused."""
+    from memfit.truth.case import Case
+    from memfit.truth.published import read
+
+    rows = {row.id: row for row in read() if row.id in ("swift-0116", "swift-0120", "swift-0121", "swift-0122")}
+    answered = {name: row for name, row in rows.items() if isinstance(row, Case)}
+    assert {name: (row.job.seq, row.strategy.size("ddp")) for name, row in answered.items()} == {
+        "swift-0120": (2048, 2),
+        "swift-0122": (2048, 1),
+    }

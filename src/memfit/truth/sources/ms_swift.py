@@ -32,8 +32,8 @@ def read(row: Row) -> Reading:
     # Trainers hand a mask over with every batch; transformers' own code looks whether anything is padded, that of Qwen's first models does not
     options["packing"] = words.batch(row) == 1 and not first
     options |= {
-        "framework": "transformers", "task": "finetune", "batch": words.batch(row), "seq": words.length(row.seq), "clip": 1.0, "reentrant": True,
-        "accumulate": count(row.more("grad_accum")) or 1, "optimizer": words.optimizer(row.text("optimizer")),
+        "framework": "transformers", "task": "finetune", "batch": words.batch(row), "seq": length(row), "clip": 1.0, "reentrant": True,
+        "accumulate": count(row.more("grad_accum")) or 1, "optimizer": words.optimizer(row.text("optimizer").removesuffix(" unless galore")),
         "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": kernel,
         "versions": words.versions(row.text("engine_version")),
     }  # fmt: skip
@@ -43,6 +43,16 @@ def read(row: Row) -> Reading:
         notes.append(f"transformers {current} is taken, the newest when that was measured")
     strategy, rank = spread(row)
     return Reading(options=options, notes=notes, strategy=strategy, rank=rank)
+
+
+def length(row: Row) -> int:
+    """Packed texts fill the longest length allowed (scripts/benchmark/config/tuner.json: `max_length` 2048; 7,900 of 78,237 samples are left)."""
+    cap = re.match(r"cap (\d+)", str(row.seq))
+    return (
+        int(cap[1])
+        if cap and "packing=true" in row.text("method") and row.more("exp") != "lora+packing+lazytokenize"
+        else words.length(row.seq)
+    )
 
 
 def spread(row: Row) -> tuple[Strategy, int | None]:
