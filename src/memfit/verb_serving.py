@@ -145,17 +145,14 @@ def layouts_of(use: str, model: Model, job: Job, axes: Mapping[str, tuple[Any, .
     """The tensor parallelism named; replicas of it share no work, and need no layout."""
     from memfit.plan.space import problems as told
 
-    named = strategy_from(use.split(), None)
+    named = strategy_from(use.split(), cluster.gpus)
     others = [name for name, _ in named.uses() if name not in ("tp", "ddp")]
     size = named.size("tp")
     wrong = [
         Problem(message=f"no formula for answers by `{name}`", where="use", hint="`tp`, or leave it away: replicas follow")
         for name in others
     ]
-    if (groups := named.size("ddp")) * size > cluster.gpus:
-        message = f"{groups * size} GPUs are more than the {cluster.gpus} that there are"
-        wrong.append(Problem(message=message, where="use", hint="fewer: replicas follow by themselves"))
-    elif cluster.gpus_per_node % size:
+    if cluster.gpus_per_node % size:
         message = f"{size} GPUs of a group do not divide the {cluster.gpus_per_node} of a node"
         wrong.append(Problem(message=message, where="use tp", hint="2, 4 or 8, as many as there are"))
     strategy = ONE if size == 1 else Strategy(tp=named.tp or TP(size=size))

@@ -212,6 +212,11 @@ def test_what_is_refused_is_told_of_its_own_layouts():
     assert nothing.nearest.rows
 
 
+def test_a_layout_without_a_size_takes_all():
+    (row,) = ask(LLAMA, gpu="2xl4", use="tp", **{**SMALL, "weights": "own", "cache": "static", "requests": "2"}).rows
+    assert row.kind.layout == "tp 2"
+
+
 def test_quant_is_a_form_of_weights():
     told = {**SMALL, "weights": "any", "cache": "static", "requests": "2", "goal": "latency"}
     (row,) = ask(LLAMA, gpu="1xl4", quant="nf4", **told).rows
@@ -239,11 +244,12 @@ BAD = (
     ({"weights": ","}, "no form of weights"),
     ({"weights": "own,fp8", "quant": "nf4"}, "`quant` is nf4, and `weights` own, fp8"),
     ({"global_batch": 8}, "is of a plan to train"),
-    ({"use": "tp=2", "gpu": "3xl4"}, "do not divide the 3 of a node"),
-    ({"use": "ddp=3", "gpu": "2xl4"}, "3 GPUs are more than the 2 that there are"),
-    ({"use": "ddp=2 tp=2", "gpu": "2xl4"}, "4 GPUs are more than the 2 that there are"),
+    ({"use": "tp=2", "gpu": "3xl4"}, "2 ranks do not divide 3 GPUs"),
+    ({"use": "ddp=3", "gpu": "2xl4"}, "3 ranks do not divide 2 GPUs"),
+    ({"use": "ddp=2 tp=2", "gpu": "8xl4"}, "the layouts take 4 of 8 GPUs"),
+    ({"use": "tp=2", "gpu": "2x3xl4"}, "do not divide the 3 of a node"),
     ({"use": "tp=3", "gpu": "3xl4"}, "3 ranks do not divide 32 query heads"),
-    ({"use": "pp=2"}, "no formula for answers by `pp`"),
+    ({"use": "pp=2", "gpu": "2xl4"}, "no formula for answers by `pp`"),
 )
 
 
