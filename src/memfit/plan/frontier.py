@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from memfit.estimate import uncollected
 from memfit.hardware import Cluster
 from memfit.hardware.cluster import BOARD
+from memfit.lower.recent import remembering
 from memfit.plan.bounds import Bounds
 from memfit.plan.cost import paid
 from memfit.plan.planning import Plan, Row, Wish, dollars, row_of
@@ -23,8 +25,11 @@ def frontier(found: Plan, wish: Wish) -> Plan:
     rows: list[Row] = []
     interrupted = found.interrupted
     try:
-        for cluster in () if interrupted else smaller(found.work, found.cluster):
-            rows += limits(found.work, cluster, wish, MOST if cluster == found.cluster else 1)
+        with uncollected(), remembering():  # as the plan's own search
+            for cluster in () if interrupted else smaller(found.work, found.cluster):
+                bounds = Bounds(found.work.model, cluster)
+                rows += limits(found.work, bounds, wish, MOST if cluster == found.cluster else 1)
+                bounds.forget()
     except KeyboardInterrupt:
         interrupted = True
     left = [row for row in rows if within(row, wish)]
@@ -32,10 +37,11 @@ def frontier(found: Plan, wish: Wish) -> Plan:
     return replace(found, frontier=tuple(sorted(front, key=lambda row: point(row)[0])), interrupted=interrupted)
 
 
-def limits(work: Work, cluster: Cluster, wish: Wish, most: int) -> Iterator[Row]:
+def limits(work: Work, bounds: Bounds, wish: Wish, most: int) -> Iterator[Row]:
     """The quickest way, then the quickest that takes a step less of each GPU, until nothing fits. What does not state a time is not on any front."""
+    cluster = bounds.cluster
     each = paid(cluster, wish.dollars)
-    search = Search(space=Space(work, cluster), bounds=Bounds(work.model, cluster), each=1, enough=1, progress=wish.progress)
+    search = Search(space=Space(work, cluster), bounds=bounds, each=1, enough=1, progress=wish.progress)
     for _ in range(most):
         search.run()
         if not search.taken or search.taken[0].estimate.time is None:
