@@ -87,7 +87,7 @@ def dropped(search: Serving, rows: list[Row]) -> Iterator[Dropped]:
             layout=kind.place, method=kind.method, seconds=lost.seconds, tokens_per_second=lost.tokens_per_second, needs=lost.needs,
             largest=lost.largest,
         )  # fmt: skip
-    looked = {(kind.method, layout) for kind in search.lost for layout in (kind.layout, "")}
+    looked = {(kind.method, kind.layout) for kind in search.lost}
     for (method, layout), reason in search.ways.refused.items():
         if (method, layout) not in looked:
             reasons.setdefault((method, reason), []).append(layout)
