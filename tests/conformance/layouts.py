@@ -187,6 +187,14 @@ STAGES: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ("llama-biased", "pp=4,schedule=zero-bubble,micro-batches=8", {"precision": "fp32", "optimizer": "sgd"}),
     ("llama", "pp=2,schedule=zbv,virtual=2", {}), ("mistral", "pp=3,schedule=zbv,virtual=2,micro-batches=5", {"optimizer": "adamw_fused", "clip": 1.0}),
 )  # fmt: skip
+# Backwards in two parts, each of whose pieces runs a checkpoint again, and keeps what it did not ask for.
+STAGES_AGAIN: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("llama", "pp=2,schedule=zbv,virtual=2", FULL), ("qwen3", "pp=3,schedule=zero-bubble,virtual=2,micro-batches=6", FULL | {"optimizer": "sgd"}),
+    ("llama", "pp=2,schedule=zbv,virtual=2", FULL | {"method": "lora"}), ("qwen2-tied", "pp=2,schedule=zbv,virtual=2", FULL | {"attention": "eager"}),
+    ("mistral", "pp=2,schedule=zbv,virtual=2 fsdp=2,wrap=layers,reshard=no", FULL | {"optimizer": "sgd"}), ("llama", "pp=2,schedule=zbv,virtual=2", AUTO),
+    ("llama", "pp=2,schedule=zbv,virtual=2", {"checkpointing": "every", "checkpoint_every": 2}),
+    ("mistral", "pp=3,schedule=zero-bubble,virtual=2,micro-batches=6", AUTO | FULL),
+)  # fmt: skip
 # Their evaluations, which hold most there.
 JUDGED: dict[str, Any] = {"evaluate": True, "eval_batch": 24, "batch": 1}
 STAGES_JUDGED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
@@ -256,7 +264,7 @@ def rows() -> Iterator[Row]:
     yield from crossed("tp", tuple(name for name in SPLIT if name not in ("olmo2", "olmo3")), CUT, CUT_JOBS)
     yield from (Row(kind="tp", model=model, use=use, options=options) for model, use, options in (*CUT_ADAPTED, *NORMED, *SEQUENCES))
     yield from (Row(kind="cp", model=model, use=use, options=options) for model, use, options in RINGS)
-    yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in STAGES)
+    yield from (Row(kind="pp", model=model, use=use, options=options) for model, use, options in (*STAGES, *STAGES_AGAIN))
     yield from (Row(kind=kind, model=model, use=use, options=options) for kind, model, use, options in (*STAGES_BESIDE, *STAGES_JUDGED))
     yield from (Row(kind="ep", model=model, use=use, options=options) for model, use, options in EP)
     yield from (Row(kind="experts", model=model, use=use, options=options) for model, use, options in SHARED)

@@ -247,6 +247,29 @@ def test_pipelines_that_cannot_be_are_told(strategy: Strategy, said: str) -> Non
         program(strategy)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"), [({"checkpointing": "selective"}, "selective checkpoints"), ({"reentrant": True}, "a reentrant checkpoint stops")]
+)
+def test_checkpoints_that_a_backward_in_two_parts_does_not_go_with(changes: dict[str, object], said: str) -> None:
+    job, strategy = (
+        Job(**{"batch": 1, "seq": 256, "checkpointing": "full"} | changes),  # type: ignore[arg-type]
+        Strategy(pp=PP(size=2, virtual=2, schedule="zero-bubble")),
+    )
+    with pytest.raises(InputError, match=said):
+        lower(MODEL, job, strategy)
+
+
+def test_what_each_weight_has_a_checkpoint_make_again_stays() -> None:
+    """A backward in two parts holds more with checkpoints than without: each weight runs its layer again, and what others saved there stays."""
+
+    def held(schedule: str, checkpointing: str) -> int:
+        job = Job(batch=1, seq=2048, checkpointing=checkpointing, optimizer="sgd")
+        return memory(lower(MODEL, job, Strategy(pp=PP(size=2, virtual=2, schedule=schedule), rank=1))).allocated
+
+    assert held("interleaved", "full") < held("interleaved", "none")
+    assert held("zero-bubble", "full") > held("interleaved", "full") + (held("zero-bubble", "none") - held("interleaved", "none"))
+
+
 def test_an_evaluation_holds_what_each_micro_batch_gave() -> None:
     """No backward takes them away: the last stage has the logits of all, and other stages nothing of that size."""
 

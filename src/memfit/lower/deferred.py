@@ -30,6 +30,7 @@ def inputs(r: Recorder, root: Tensor, gradient: Tensor, received: Tensor) -> Wai
         for target in node.inputs:
             if id(target) in leads:
                 waiting[id(target)] = waiting.get(id(target), 0) + 1
+    again: set[int] = set()
     buffers: dict[Any, Tensor] = {(id(root.node), root.slot): gradient}
     ready = [(-root.node.seq, root.node)]
     heapify(ready)
@@ -44,7 +45,7 @@ def inputs(r: Recorder, root: Tensor, gradient: Tensor, received: Tensor) -> Wai
             came[0] = ops.rows(r, came[0])
         if any(trained(target) for target in node.inputs if id(target) not in leads):
             held.append((node, came[0]))
-        results = run(r, node, came, [id(target) in leads for target in node.inputs])
+        results = run(r, node, came, [id(target) in leads for target in node.inputs], again)
         del came
         for index, target in enumerate(node.inputs):
             if target is None or id(target) not in leads:
@@ -77,8 +78,8 @@ def weights(r: Recorder, waiting: Waiting, order: Sequence[Tensor]) -> None:
             r.mark(r.phase, node.span, r.at)
         r.where = node.where
         wanted = [trained(target) for target in node.inputs]
-        made = run(r, node, {0: gradient}, wanted)
-        node.saved = ()
+        made = run(r, node, {0: gradient}, wanted, set())
+        node.saved, node.spare, node.frame = (), [], None
         fresh = [pair for target, result in zip(node.inputs, made, strict=True) if result is not None for pair in down(r, target, result)]
         del made
         former = [take(r, leaf, result) for leaf, result in fresh]
@@ -125,8 +126,32 @@ def down(r: Recorder, target: Target, result: Tensor) -> list[tuple[Tensor, Tens
     return [(target, result)]
 
 
-def run(r: Recorder, node: Node, came: dict[int, Tensor], wanted: list[bool]) -> list[Tensor | None]:
+def recomputed(r: Recorder, node: Node, again: set[int]) -> tuple[Any, ...]:
+    """What the node saved. A checkpoint is run again for each backward that comes by (`again` has those that this one met), and what that makes for
+    nodes which this one leaves out stays with them until they go (torch 2.13 utils/checkpoint.py unpack_hook, by `_current_graph_task_id`)."""
+    frame = node.frame
+    if frame is None:
+        return node.saved
+    if id(frame) not in again:
+        again.add(id(frame))
+        frame.fresh = []
+        r.run_again(frame, node)
+        for known, fresh in zip(frame.nodes, frame.fresh, strict=True):
+            own = known()
+            if own is not None and fresh is not None:
+                own.spare.append(fresh.saved)
+                fresh.saved = ()
+        for gone in (one() for one in frame.spent):
+            if gone is not None:
+                gone.saved = ()
+        frame.fresh, frame.spent = [], []
+        r.where = node.where
+    return node.spare.pop()
+
+
+def run(r: Recorder, node: Node, came: dict[int, Tensor], wanted: list[bool], again: set[int]) -> list[Tensor | None]:
     """The gradients that are wanted, of a node that keeps what it saved."""
+    saved = recomputed(r, node, again)
     double = Node(
         node.seq,
         node.op,
@@ -135,9 +160,9 @@ def run(r: Recorder, node: Node, came: dict[int, Tensor], wanted: list[bool]) ->
         tuple(one if want else None for one, want in zip(node.inputs, wanted, strict=True)),
         node.slots,
     )
-    double.extra, double.span, double.outputs, double.saved = node.extra, node.span, node.outputs, node.saved
+    double.extra, double.span, double.outputs, double.saved = node.extra, node.span, node.outputs, saved
     if node.op in PRODUCTS:
-        first, second = node.saved
+        first, second = saved
         double.saved = first if wanted[1] else None, second if wanted[0] else None
     return list(node.back(r, double, came.pop(0) if node.outputs == 1 else came))
 

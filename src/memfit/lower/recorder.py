@@ -240,13 +240,17 @@ class Recorder:
             node.saved, node.frame = (), frame
             frame.nodes.append(weakref.ref(node))
             return
-        frame.fresh.append(None if frame.nodes[len(frame.fresh)]() is None else node)
+        known = frame.nodes[len(frame.fresh)]()
+        wanted = known is not None and known.frame is frame
+        frame.fresh.append(node if wanted else None)
         if len(frame.fresh) == len(frame.nodes) and not frame.whole:
             if out.storage is not None and out.storage.id == frame.taken:
                 frame.kept.append(out.detach())  # nobody has come to take it: it goes with the frame
             elif out.storage is not None and newest(node.saved) < out.storage.id:
                 self._unwrite(out.storage)
             raise StopRecompute
+        if not wanted:
+            frame.spent.append(weakref.ref(node))
 
     def _unwrite(self, storage: Storage) -> None:
         for index in range(len(self.events) - 1, max(-1, len(self.events) - 6), -1):
@@ -321,6 +325,14 @@ class Recorder:
             self.hooks = before
 
     def _recompute(self, frame: Frame, node: Node) -> None:
+        self.run_again(frame, node)
+        for known, double in zip(frame.nodes, frame.fresh, strict=True):
+            own = known()
+            if own is not None and double is not None:
+                own.saved, double.saved = double.saved, ()
+        frame.nodes, frame.fresh, frame.spent = [], [], []
+
+    def run_again(self, frame: Frame, node: Node) -> None:
         assert frame.again is not None
         assert frame.given is not None
         given = frame.given
@@ -337,11 +349,6 @@ class Recorder:
             pass
         finally:
             self.frame, self.part, self.thread = None, phase_part, thread
-        for known, double in zip(frame.nodes, frame.fresh, strict=True):
-            own = known()
-            if own is not None and double is not None:
-                own.saved, double.saved = double.saved, ()
-        frame.nodes, frame.fresh = [], []
 
     def backward(self, root: Tensor, gradient: Tensor, *others: tuple[Tensor, Tensor]) -> None:
         """Run the graph of `root`, and of `others` with their gradients. The caller's references to gradients count, as in torch."""

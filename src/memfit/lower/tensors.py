@@ -126,6 +126,7 @@ class Node:
         "outputs",
         "packed",
         "acts",
+        "spare",
         "__weakref__",
     )
 
@@ -136,6 +137,7 @@ class Node:
         self.extra: Any = None
         self.frame: Frame | None = None
         self.acts: tuple[Callable[[], None], ...] = ()  # what is done when it has run
+        self.spare: list[tuple[Any, ...]] = []  # what recomputations made for it that other nodes asked for
 
 
 class Hooks:
@@ -202,13 +204,14 @@ class Frame:
     Selective: `choices` makes the policy of a run, which says of each operation in turn whether its results are kept; `kept` holds
     them until the recomputation takes them (create_selective_checkpoint_contexts). `whole`: it is not stopped early."""
 
-    __slots__ = ("again", "given", "nodes", "fresh", "replaying", "done", "choices", "keeps", "kept", "taken", "whole")
+    __slots__ = ("again", "given", "nodes", "fresh", "spent", "replaying", "done", "choices", "keeps", "kept", "taken", "whole")
 
     def __init__(self, again: Callable[[Tensor], Any], given: Tensor | Packed, choices: Choices | None = None, whole: bool = False) -> None:
         self.again: Callable[[Tensor], Any] | None = again
         self.given: Tensor | Packed | None = given
         self.nodes: list[weakref.ref[Node]] = []
         self.fresh: list[Node | None] = []
+        self.spent: list[weakref.ref[Node]] = []  # doubles of nodes that are done or gone
         self.replaying = self.done = False
         self.choices, self.whole = choices, whole
         self.keeps = None if choices is None else choices()

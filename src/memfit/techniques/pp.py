@@ -162,7 +162,7 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     yield from beside(pp, strategy)
     plain = job.packing and job.zero_grad == "after_step"
     more = job.unsloth or job.keep_outputs or job.longest or job.merge
-    two = pp.schedule in DEFERRED and (job.checkpointing != "none" or job.autocast)
+    two = pp.schedule in DEFERRED and job.checkpointing == "selective"
     wrong = (
         (not job.hugging, f"of {job.framework}", "use pp", "`--framework megatron` has one"),
         (
@@ -173,12 +173,18 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
         ),
         (job.precision not in PRECISIONS, f"in precision `{job.precision}`", "job.precision", "one of " + ", ".join(PRECISIONS)),
         (pp.schedule == "interleaved" and pp.virtual == 1, "that interleaves one stage on a rank", "use pp.virtual", "`virtual=2`"),
-        (two, f"that runs `{pp.schedule}` with checkpoints or autocast", "use pp.schedule", "`1f1b` or `interleaved`"),
+        (two, f"that runs `{pp.schedule}` with selective checkpoints", "use pp.schedule", "`1f1b` or `interleaved`, or `full`"),
         (job.version("transformers") < LOSSES, "over a transformers whose models compute their loss", "job.versions", "4.49 and later"),
     )
     for one, what, where, hint in wrong:
         if one:
             yield Problem(message=f"no formula yet for a pipeline {what}", where=where, hint=hint)
+    if pp.schedule in DEFERRED and job.checkpointing != "none" and job.reentrant:
+        message = (
+            f"a reentrant checkpoint stops at a backward that asks for some gradients alone, as those of `{pp.schedule}` do "
+            "(torch 2.13 utils/checkpoint.py CheckpointFunction)"
+        )
+        yield Problem(message=message, where="job.reentrant", hint="leave it away")
     if job.evaluate and pp.schedule == "zbv":
         message = (
             "an evaluation stops where a rank's own stages hand a gradient on, which `zbv` has them do without a backward "
