@@ -254,10 +254,7 @@ def parameters(bound: Bound) -> list[tuple[str, Tensor]]:
     adapters = {name: linear.adapter for name, linear in bound.linears.items()} | dict(bound.stacks)
     found += [(name, matrix) for name, one in adapters.items() if one is not None for matrix in (one.a, one.b)]
     found += [(tensor.name.rpartition(".")[0], tensor) for tensor in bound.idle]
-    known: dict[int, tuple[str, Tensor]] = {}
-    for one in found:
-        known.setdefault(id(one[1]), one)
-    return list(known.values())
+    return list({id(tensor): (name, tensor) for name, tensor in found}.values())
 
 
 def leaves(body: Body) -> Iterator[Tensor]:

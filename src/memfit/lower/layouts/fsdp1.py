@@ -87,6 +87,7 @@ class FSDP1(Engine):
                 found.setdefault(name, []).append(leaf)
                 spans[name] = unit.span if layer != ROOT else ""
         for name, leaves in found.items():
+            leaves.sort(key=lambda leaf: leaf.name not in self.r.shared)  # a tied table is the embedding's, and so the first
             self.r.mark("load", spans[name])
             self.units[name] = self.unit(name, spans[name], tuple(leaves))
         self.r.mark("load")
