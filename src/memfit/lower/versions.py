@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import eq
 from typing import NamedTuple
 
 from memfit.formats import FP32
@@ -22,6 +24,8 @@ NEVER = (1000, 0)  # families whose code came with their checkpoints run it unde
 Rotary = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]
 # Families whose class never made its logits fp32, and cut them for the loss in their own dtype, before loss functions were shared (4.49).
 NARROW = frozenset({"biogpt", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt", "persimmon", "qwen", "stablelm", "xglm"})
+# Families whose logits became fp32 in the model itself for longer, where there were labels.
+WIDENED: dict[str, Version] = {"starcoder2": (4, 47), "mistral": (4, 48), "granite": (4, 48), "granitemoe": (5, 0)}
 
 
 class Change(NamedTuple):
@@ -200,6 +204,7 @@ CHANGES: tuple[Change, ...] = (
         replaced(plain=widened),
         "4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward",
     ),
+    *(Change(until, partial(eq, name), replaced(plain=widened), f"models/{name}/modeling_{name}.py") for name, until in WIDENED.items()),
     Change((4, 49), lambda family: family in NARROW, replaced(plain=narrow), "4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py"),
     Change((4, 49), lambda family: family not in NARROW, replaced(plain=copied), "4.48.1 loss/loss_utils.py ForCausalLMLoss"),
 )

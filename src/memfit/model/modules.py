@@ -144,6 +144,7 @@ class Attention(Module):
     alibi: bool = False  # distance biases are added to the scores (BLOOM, MPT, Falcon-RW)
     clipped: bool = False  # projected values are clamped (MPT, OLMo)
     expanded: bool = False  # keys and values are repeated for every query head before they are cached (Falcon 40B)
+    repeated_until: tuple[int, int] = (0, 0)  # the version of transformers that no longer repeats them for flash-attn, which takes groups
     kernels: tuple[str, ...] = ("eager", "sdpa", "flash")  # what transformers' code for it can run; without `sdpa` its default is `eager`
     dropout: float = 0.0
     out_dropout: float = 0.0

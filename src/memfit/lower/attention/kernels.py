@@ -67,6 +67,10 @@ def through_sdpa(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Contex
 
 
 def through_flash_attn(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+    """Groups as they are; some families' classes for flash-attn repeated them all the same (transformers 4.47 modeling_qwen2.py
+    Qwen2FlashAttention2, Mistral's, Mixtral's, Phi-3's and Starcoder 2's; 4.57 modeling_qwen2_moe.py, modeling_phimoe.py)."""
+    if ctx.program.job.version("transformers") < module.repeated_until:
+        k, v = repeated(ctx.r, k, module), repeated(ctx.r, v, module)
     return flash_attn(q, k, v, mask_of(module, ctx), ctx)
 
 

@@ -29,8 +29,9 @@ def heads(fields: Fields, width: int) -> tuple[int, int, int]:
 
 
 def attention(
-    fields: Fields, width: int, *, qkv_bias: bool, out_bias: bool, window: int = 0, rotary: int | None = None, style: str = "llama"
-) -> Attention:
+    fields: Fields, width: int, *, qkv_bias: bool, out_bias: bool, window: int = 0, rotary: int | None = None, style: str = "llama",
+    repeated_until: tuple[int, int] = (0, 0),
+) -> Attention:  # fmt: skip
     queries, keys, head = heads(fields, width)
     if head % 2 and rotary != 0:
         fields.blame("head_dim", f"{head} values of a head cannot be rotated in pairs")
@@ -41,7 +42,7 @@ def attention(
     return Attention(
         name="self_attn", heads=queries, kv_heads=keys, head=head, project=project, rotary=head if rotary is None else rotary, window=window,
         out=Linear(name="self_attn.o_proj", inputs=queries * head, outputs=width, bias=out_bias),
-        dropout=dropout(fields, "attention_dropout"), style=style,
+        dropout=dropout(fields, "attention_dropout"), style=style, repeated_until=repeated_until,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ def model(fields: Fields, windows: list[int], style: str = "llama") -> Model:
     width = fields.count("hidden_size")
 
     def layer(window: int) -> Layer:
-        mixer = attention(fields, width, qkv_bias=False, out_bias=False, window=window, style=style)
+        mixer = attention(fields, width, qkv_bias=False, out_bias=False, window=window, style=style, repeated_until=(4, 48))
         return pre_norm(mixer, dense_mlp(fields, width), width)
 
     rotary = attention(fields, width, qkv_bias=False, out_bias=False).rotary

@@ -16,7 +16,7 @@ EXAMPLE = {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_expert
 def build(fields: Fields) -> Model:
     fields.assume(num_key_value_heads=8, num_local_experts=8, num_experts_per_tok=2)
     width = fields.count("hidden_size")
-    mixer = attention(fields, width, qkv_bias=False, out_bias=False, window=fields.optional("sliding_window"))
+    mixer = attention(fields, width, qkv_bias=False, out_bias=False, window=fields.optional("sliding_window"), repeated_until=(4, 48))
     experts = fields.count("num_local_experts", "num_experts")
     moe = MoE(
         name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width,

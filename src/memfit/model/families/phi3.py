@@ -27,7 +27,9 @@ EXAMPLE = {**SMALL, "model_type": "phi3", "pad_token_id": 0}
 )
 def build(fields: Fields) -> Model:
     width = fields.count("hidden_size")
-    apart = attention(fields, width, qkv_bias=False, out_bias=False, window=fields.optional("sliding_window"), style="phi3")
+    apart = attention(
+        fields, width, qkv_bias=False, out_bias=False, window=fields.optional("sliding_window"), style="phi3", repeated_until=(4, 48)
+    )
     together = Linear(name="self_attn.qkv_proj", inputs=width, outputs=sum(one.outputs for one in apart.project))
     residual = dropout(fields, "resid_pdrop")
     rotary = rotated(fields, apart.head, "partial_rotary_factor", default=1.0)

@@ -24,7 +24,7 @@ EXAMPLE = {**SMALL, "model_type": "phimoe", "num_local_experts": 4}
 def build(fields: Fields) -> Model:
     fields.assume(num_key_value_heads=8, num_local_experts=16, num_experts_per_tok=2)
     width, bias = fields.count("hidden_size"), fields.flag("attention_bias", default=False)
-    mixer = attention(fields, width, qkv_bias=bias, out_bias=bias, window=fields.optional("sliding_window"))
+    mixer = attention(fields, width, qkv_bias=bias, out_bias=bias, window=fields.optional("sliding_window"), repeated_until=(5, 0))
     experts = fields.count("num_local_experts", "num_experts")
     moe = MoE(
         name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width, router="router",

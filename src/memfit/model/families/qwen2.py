@@ -38,7 +38,7 @@ def build(fields: Fields) -> Model:
     window, types = windowed(fields)
 
     def layer(slides: bool) -> Layer:
-        mixer = attention(fields, width, qkv_bias=True, out_bias=False, window=window if slides else 0)
+        mixer = attention(fields, width, qkv_bias=True, out_bias=False, window=window if slides else 0, repeated_until=(4, 48))
         return pre_norm(mixer, dense_mlp(fields, width), width)
 
     rotary = attention(fields, width, qkv_bias=True, out_bias=False).rotary

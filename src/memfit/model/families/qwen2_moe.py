@@ -67,7 +67,7 @@ def build(fields: Fields) -> Model:
 
     def layer(kind: tuple[bool, bool]) -> Layer:
         slides, routed = kind
-        mixer = attention(fields, width, qkv_bias=bias, out_bias=False, window=window if slides else 0)
+        mixer = attention(fields, width, qkv_bias=bias, out_bias=False, window=window if slides else 0, repeated_until=(5, 0))
         return pre_norm(mixer, second(fields, width, routed), width)
 
     kinds = zip(types, sparse(fields), strict=True)

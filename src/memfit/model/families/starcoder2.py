@@ -24,7 +24,7 @@ EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embedd
 def build(fields: Fields) -> Model:
     fields.assume(num_key_value_heads=2)
     width, bias, residual = fields.count("hidden_size"), fields.flag("use_bias", default=True), dropout(fields, "residual_dropout")
-    mixer = attention(fields, width, qkv_bias=bias, out_bias=bias, window=fields.optional("sliding_window"))
+    mixer = attention(fields, width, qkv_bias=bias, out_bias=bias, window=fields.optional("sliding_window"), repeated_until=(4, 48))
     activation, inner = fields.activation("hidden_act", default="gelu_pytorch_tanh"), fields.count("intermediate_size")
     mlp = replace(plain_mlp("mlp.c_fc", "mlp.c_proj", width, inner, activation, bias=bias), dropout=residual)
     norms = layer_norm("input_layernorm", width), layer_norm("post_attention_layernorm", width)
