@@ -17,7 +17,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import ONE as ONE_GPU
 from memfit.strategy import Strategy
 from memfit.truth import single, words
-from memfit.truth.case import KERNEL, METRICS, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
+from memfit.truth.case import CONFIDENCES, KERNEL, METRICS, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
 from memfit.truth.models import built
 from memfit.truth.plain import options_of, strategy_of
 from memfit.truth.rows import Row, count, read_rows
@@ -53,6 +53,7 @@ class Reading:
     gpu: str = ""  # where the name that was published leaves it open
     attention: str = ""  # the operator that ran, where no option of a job names it
     config: str = ""  # of a model that is in no catalog, as JSON
+    complete: bool = True  # whether all that memory depends on is said, once the row is read; a dataset's lengths, say, are not
 
 
 Reader = Callable[[Row], Reading]
@@ -114,7 +115,8 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         return refused(row, "the options contradict each other", str(bad.problems[0]))
     return Case(
         id=row.id, source=row.origin, model=model, job=job, gpu=device, metric=str(row.metric), value=value, scope=str(row.scope or ""),
-        confidence=str(row.confidence or ""), notes=tuple(filter(None, (*reading.notes, remark))),
+        confidence=CONFIDENCES[1] if row.confidence == CONFIDENCES[0] and not reading.complete else str(row.confidence or ""),
+        notes=tuple(filter(None, (*reading.notes, remark))),
         stored=json.dumps(stored, sort_keys=True) if stored else "", strategy=reading.strategy, rank=reading.rank, alike=reading.alike,
         config=reading.config, attention=reading.attention,
     )  # fmt: skip

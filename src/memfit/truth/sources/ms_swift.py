@@ -42,7 +42,10 @@ def read(row: Row) -> Reading:
         options["versions"] = ",".join(filter(None, (options["versions"], f"transformers={current}")))
         notes.append(f"transformers {current} is taken, the newest when that was measured")
     strategy, rank = spread(row)
-    return Reading(options=options, notes=notes, strategy=strategy, rank=rank)
+    varied = str(row.more("dataset") or "").partition(", ")[2]
+    if varied:
+        notes.append(f"its batches are as long as a dataset's texts ({varied}), and each is taken for the longest")
+    return Reading(options=options, notes=notes, strategy=strategy, rank=rank, complete=not varied)
 
 
 def length(row: Row) -> int:
