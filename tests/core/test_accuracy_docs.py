@@ -127,8 +127,10 @@ def test_rows_of_several_gpus() -> None:
         "modelscope/ms-swift",
         "pytorch/torchtitan",
     }
-    assert all(median <= (0.08 if "swift" in source else 0.04) for source, median in medians.items())  # swift's lengths vary from batch to batch
-    assert sum(medians.values()) / len(medians) <= 0.03
+    texts = medians.pop("modelscope/ms-swift")  # whose lengths vary from batch to batch
+    assert all(one <= 0.04 for one in medians.values())
+    assert texts <= 0.08
+    assert (sum(medians.values()) + texts) / (len(medians) + 1) <= 0.03
     assert max(errors["MooreThreads/SimuMax"]) <= 0.015
 
 
