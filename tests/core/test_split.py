@@ -106,3 +106,9 @@ def test_qwen_72b_as_ms_swift_measured_it(seq: int, gib: tuple[float, float]) ->
 
 def test_what_ran_out_of_memory_does_not_fit() -> None:
     assert estimate("Qwen/Qwen-72B-Chat", seq=4096, **SWIFT).verdict == "no"
+
+
+def test_tensors_pass_the_host_one_at_a_time() -> None:
+    """The largest is the embedding."""
+    assert estimate(LLAMA, gpu="2xl4", use="split=2", batch=2, seq=128).host.size == 2 * 4000 * 256
+    assert estimate(LLAMA, gpu="2xl4", use="ddp=2", batch=2, seq=128).host.size == 2 * build(LLAMA).parameters

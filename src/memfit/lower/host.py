@@ -30,7 +30,7 @@ def host(program: Program, total: int, parked: int = 0, here: int = 1) -> Host:
     a time, out of a memory-mapped file (transformers 5.23 modeling_utils.py, core_model_loading.py). `parked`: activations that wait there; `here`: ranks of
     a node."""
     width, states = FORMATS[program.weights].block_bytes, paged(program)
-    if program.job.mapped:
+    if program.job.mapped or program.strategy.split is not None:
         largest = max((weight.count for weight in program.model.weights()), default=0)
         loading, why = largest * width, "the largest tensor on its way to the GPU"
     else:
