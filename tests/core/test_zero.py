@@ -30,6 +30,7 @@ CONFIG = {
     "torch_dtype": "bfloat16", "tie_word_embeddings": False,
 }  # fmt: skip
 W = 8
+STEPS = 3  # of stage 3's tape
 
 
 @pytest.fixture(scope="module")
@@ -317,3 +318,11 @@ def test_weights_on_nvme_leave_so_many_on_the_host(model: Model) -> None:
     nvme = replace(cpu, offload_param="nvme", max_in_cpu=1000, param_buffers=3, param_buffer=1000)
     part = model.parameters // 2
     assert on_host(model, cpu) - on_host(model, nvme) == 2 ** (2 * part - 1).bit_length() - 2048 - 3 * 2 * 1024
+
+
+@pytest.mark.parametrize(("away", "times"), [("none", 0), ("cpu", 2)])
+def test_weights_of_one_gpu_come_from_the_host_for_every_pass(model: Model, away: str, times: int) -> None:
+    """Nobody gathers them, but they are copied (partition_parameters.py NoGatherCoalescedHandle); here nothing waits for its second use."""
+    zero = ZeRO(size=1, stage=3, persistence=0, max_reuse=0, max_live=0, prefetch_bucket=0, offload_optimizer="cpu", offload_param=away)
+    copies = [one.size for one in running(run(model, zero)) if isinstance(one, Comm) and one.group == "host"]
+    assert sum(copies) == pytest.approx(STEPS * times * 2 * model.parameters, rel=0.02)

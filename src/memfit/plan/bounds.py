@@ -305,7 +305,8 @@ def under_way(pp: PP, times: int) -> int:
 
 def sharing(strategy: Strategy) -> tuple[object, ...]:
     """All that `alike` looks at."""
-    return strategy.tp, strategy.cp, strategy.zero is None, strategy.pp is None, strategy.size("fsdp") > 1, strategy.size("ep") > 1
+    stage = 0 if strategy.zero is None else strategy.zero.stage
+    return strategy.tp, strategy.cp, (stage > 0, stage == 3), strategy.pp is None, strategy.size("fsdp") > 1, strategy.size("ep") > 1
 
 
 def alike(job: Job, strategy: Strategy) -> Like | None:
@@ -316,7 +317,8 @@ def alike(job: Job, strategy: Strategy) -> Like | None:
     inner = Strategy(tp=strategy.tp, cp=strategy.cp)
     if strategy.zero is not None or (strategy.size("fsdp") > 1 and job.autocast):
         half = next((name for name in ("bf16", "fp16") if name in job.precision), job.precision)
-        cast = job.replace(precision=half, adapter_dtype="base", prepare_kbit=False)
+        whole = strategy.zero is not None and strategy.zero.stage == 3  # whose adapters are made in parts, and stay as they are
+        cast = job.replace(precision=half, adapter_dtype=job.adapter_dtype if whole else "base", prepare_kbit=False)
         return Like(cast, inner, strategy.zero is not None)
     return Like(job, inner)
 

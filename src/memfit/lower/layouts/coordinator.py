@@ -154,6 +154,8 @@ class Coordinator:
             del there
         if not alone:
             r.comm("all_gather", size, ranks, group, self.stream)
+        elif self.layout.offload_param != "none":
+            r.comm("copy", size, 1, "host", self.stream)
         bundle = Bundle(params=list(params), buffers=buffers)
         for param in params:
             param.state = FLYING
