@@ -28,7 +28,7 @@ STRIDE = 5  # from one example to the next through the grid: all of it is met, a
 # transformers stops at these: it wants a `sliding_window` where a layer slides, though the config may leave it out; it reads a mask made
 # for a static cache as if it were the caller's (modeling_falcon.py build_alibi_tensor); gemma3_text's reads both ways.
 REFUSED = {("gemma2", 3), ("gpt_oss", 2), ("ministral", 2), ("qwen2", 3), ("gemma3_text", 3), ("falcon", 3), ("falcon", 5)}
-NAMES = sorted({one.name for one in families().values()})
+NAMES = sorted({one.name for one in families().values() if not one.brought})
 
 
 class Case(NamedTuple):

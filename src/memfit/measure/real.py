@@ -73,7 +73,8 @@ def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
         yield Problem(message=f"precision `{job.precision}` cannot be measured", where="job.precision", hint="one of " + ", ".join(known))
     if job.unsloth:
         yield Problem(message="Unsloth's kernels cannot be measured yet", where="job.unsloth", hint="leave it away, or an estimate")
-    if name := stored.kept(case.config, job, torch.cuda.get_device_capability(device) if device.type == "cuda" else None):
+    there_is = device.type == "cuda" and torch.cuda.is_available()
+    if name := stored.kept(case.config, job, torch.cuda.get_device_capability(device) if there_is else None):
         message = f"weights stored by `{name[:40]}` cannot be measured: random ones are in 16 bits"
         yield Problem(message=message, where="config.quantization_config", hint="`--quant nf4` and `int8` can, or an estimate")
     if job.quantization != "none" and not there("bitsandbytes"):
