@@ -15,6 +15,7 @@ from memfit.model.families import build
 from memfit.simulate.memory import Memory, memory
 from memfit.strategy import DDP, FSDP, Split, Strategy
 from memfit.tape import Alloc
+from memfit.verb_plan import plan
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,
@@ -112,3 +113,10 @@ def test_tensors_pass_the_host_one_at_a_time() -> None:
     """The largest is the embedding."""
     assert estimate(LLAMA, gpu="2xl4", use="split=2", batch=2, seq=128).host.size == 2 * 4000 * 256
     assert estimate(LLAMA, gpu="2xl4", use="ddp=2", batch=2, seq=128).host.size == 2 * build(LLAMA).parameters
+
+
+def test_a_plan_may_take_it() -> None:
+    """13 billion values in 16 bits, which neither GPU holds alone."""
+    named = {"method": "lora", "precision": "bf16", "checkpointing": "full", "optimizer": "adamw_fused", "liger": "no"}
+    found = plan("meta-llama/Llama-2-13b-hf", gpu="2xrtx-4090", seq=1024, global_batch=1, use="split=2", **named)
+    assert [(row.kind.layout, row.estimate.verdict, row.estimate.time) for row in found.rows] == [("split", "fits", None)]

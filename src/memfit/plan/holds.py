@@ -112,7 +112,7 @@ class Holds:
         if strategy.gemini is not None:
             return Kept(0)
         zero, fsdp = strategy.zero, strategy.fsdp
-        split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
+        split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep") * strategy.size("split")
         half = 2 if zero is not None and job.precision != "fp32" else FORMATS[WEIGHTS[job.precision]].block_bytes
         whole = fsdp.size if fsdp is not None else zero.size if zero is not None and zero.stage == 3 else 1
         weights = self.weights(job, half) // (split * whole * (strategy.size("cp") if fsdp is not None else 1))
@@ -158,7 +158,7 @@ class Holds:
         stage of a pipeline has several micro-batches under way, the last one logits."""
         tokens = batch * job.seq // (strategy.size("cp") * strategy.size("tp"))
         pp = strategy.pp
-        chunks = pp.size * pp.virtual if pp is not None else 1
+        chunks = pp.size * pp.virtual if pp is not None else strategy.size("split")
         under_way = min(times, pp.size) if pp is not None else 1
         width = self.model.width
         if job.checkpointing == "none" and job.method == "full":
@@ -169,6 +169,8 @@ class Holds:
         if job.activation_offload != "none":
             layers = 0
         logits = 4 * self.model.vocab if job.loss == "plain" and job.hugging and not job.unsloth else 0
+        if strategy.size("split") > 1:  # the GPU that has the logits may have fewer layers than the others
+            return tokens * max(layers, logits)
         return tokens * max(layers + logits, under_way * layers)
 
     def ends(self, job: Job, strategy: Strategy, micro: tuple[int, int], staying: int, *, again: bool) -> int:
@@ -198,7 +200,7 @@ class Holds:
         """Bytes that the passes hold at least at once, and between forward and backward, of `micro`: a batch, and how many there are. A walk is of
         all layers, and tells nothing of a stage."""
         held = self.activations(job, strategy, *micro)
-        return (held, 0) if walked is None or strategy.size("pp") > 1 else (max(held, walked.held), walked.between)
+        return (held, 0) if walked is None or strategy.size("pp") * strategy.size("split") > 1 else (max(held, walked.held), walked.between)
 
     def least(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None = None) -> int:
         """Bytes of live tensors at the peak."""
