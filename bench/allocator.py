@@ -1,5 +1,5 @@
-"""How fast a tape is replayed: synthetic tapes shaped like training steps of a decoder, with the lifetimes that autograd
-gives them. Usage: python bench/allocator.py [events]"""
+"""How fast a tape is replayed: synthetic tapes shaped like training steps of a decoder, with the
+lifetimes that autograd gives them. Usage: python bench/allocator.py [events]"""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ class Tensors:
 
     def make(self, *sizes: int) -> list[int]:
         ids = range(self.count, self.count + len(sizes))
-        self.events.extend(Alloc(id, size, "activations") for id, size in zip(ids, sizes, strict=True))
+        self.events.extend(
+            Alloc(id, size, "activations") for id, size in zip(ids, sizes, strict=True)
+        )
         self.count += len(sizes)
         return list(ids)
 
@@ -36,12 +38,24 @@ class Tensors:
         ids.clear()
 
 
-def training(events: int, *, tokens: int, width: int, wide: int, vocabulary: int, layers: int, rank: int = 0) -> Tape:
-    """Steps of a decoder in bf16 with AdamW until there are enough events; `rank` > 0: frozen weights and LoRA on four
-    projections, whose adapters are fp32 and cast for every product."""
+def training(
+    events: int, *, tokens: int, width: int, wide: int, vocabulary: int, layers: int, rank: int = 0
+) -> Tape:
+    """Steps of a decoder in bf16 with AdamW until there are enough events; `rank` > 0: frozen
+    weights and LoRA on four projections, whose adapters are fp32 and cast for every product."""
     tape = Tensors()
     hidden, inner, row = tokens * width * 2, tokens * wide * 2, tokens * 4
-    weights = [2 * size for size in (width, width * width, width * width // 4, width * width // 4, width * width, width)]
+    weights = [
+        2 * size
+        for size in (
+            width,
+            width * width,
+            width * width // 4,
+            width * width // 4,
+            width * width,
+            width,
+        )
+    ]
     weights += [2 * width * wide] * 3
     adapters = [4 * rank * width] * 8 if rank else []
     trained = adapters or weights
@@ -53,7 +67,9 @@ def training(events: int, *, tokens: int, width: int, wide: int, vocabulary: int
     while len(tape.events) < events:
         tape.events.append(Mark("forward", step=step))
         saved = [_forward(tape, hidden, inner, row, tokens * rank * 4) for _ in range(layers)]
-        logits = tape.make(hidden, tokens * vocabulary * 2, tokens * vocabulary * 4, tokens * vocabulary * 4, 4)
+        logits = tape.make(
+            hidden, tokens * vocabulary * 2, tokens * vocabulary * 4, tokens * vocabulary * 4, 4
+        )
         tape.events.append(Mark("backward", step=step))
         grads = tape.make(tokens * vocabulary * 2, hidden)
         tape.drop(logits)
@@ -93,7 +109,13 @@ def _forward(tape: Tensors, hidden: int, inner: int, row: int, adapter: int) -> 
 
 
 def _backward(tape: Tensors, saved: list[int], hidden: int, inner: int, row: int) -> None:
-    for sizes in ((inner, inner), (hidden, hidden), (hidden * 2, row), (hidden, hidden // 4, hidden // 4), (hidden, row * 32)):
+    for sizes in (
+        (inner, inner),
+        (hidden, hidden),
+        (hidden * 2, row),
+        (hidden, hidden // 4, hidden // 4),
+        (hidden, row * 32),
+    ):
         grads = tape.make(*sizes)
         tape.drop(tape.make(sizes[-1], sizes[0]))
         for _ in range(min(len(saved), 4)):
@@ -121,13 +143,17 @@ def main(events: int) -> None:
         "135M, LoRA": training(events, **tiny, rank=8),
     }
     expandable = Settings(expandable_segments=True)
-    print(f"{'tape':<14}{'options':<12}{'events':>9}{'seconds':>10}{'events/s':>12}{'us/event':>10}{'reserved':>14}{'segments':>10}")
+    print(
+        f"{'tape':<14}{'options':<12}{'events':>9}{'seconds':>10}{'events/s':>12}{'us/event':>10}"
+        f"{'reserved':>14}{'segments':>10}"
+    )
     for name, tape in tapes.items():
         for options, settings in (("default", Settings()), ("expandable", expandable)):
             seconds, answer = clock(lambda tape=tape, settings=settings: replay(tape, settings))  # type: ignore[misc]
             rate = len(tape) / seconds
             print(
-                f"{name:<14}{options:<12}{len(tape):>9,}{seconds:>10.4f}{rate:>12,.0f}{1e6 / rate:>10.2f}"
+                f"{name:<14}{options:<12}{len(tape):>9,}{seconds:>10.4f}{rate:>12,.0f}"
+                f"{1e6 / rate:>10.2f}"
                 f"{answer.peak_reserved / 2**30:>10.2f} GiB{len(answer.segments):>10}"
             )
 

@@ -1,4 +1,5 @@
-"""How long an answer takes: as a whole process, and in a warm one with and without the allocator's replay. Medians."""
+"""How long an answer takes: as a whole process, and in a warm one with and without the allocator's
+replay. Medians."""
 
 from __future__ import annotations
 
@@ -28,8 +29,15 @@ def median(action: Callable[[], object], runs: int) -> float:
 
 
 def process(*arguments: str) -> Callable[[], object]:
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPATH": str(SRC)}
-    return lambda: subprocess.run([sys.executable, "-c", START, *arguments], env=environment, stdout=subprocess.DEVNULL, check=False)
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"
+    } | {"PYTHONPATH": str(SRC)}
+    return lambda: subprocess.run(
+        [sys.executable, "-c", START, *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        check=False,
+    )
 
 
 def additions(count: int) -> int:
@@ -51,15 +59,23 @@ def main() -> int:
 
     _, model = model_of(MODEL, Ask(offline=True))
     cluster, job = parse_cluster(GPU), Job()
-    others = iter([Job(batch=1 + number % 4, seq=1024 + 8 * number) for number in range(WARM + 1)])  # so that no answer can be remembered
+    others = iter(
+        [Job(batch=1 + number % 4, seq=1024 + 8 * number) for number in range(WARM + 1)]
+    )  # so that no answer can be remembered
     compact, flat = lower(model, job, None, cluster, compact=True), lower(model, job, None, cluster)
     rows: dict[str, tuple[Callable[[], object], int]] = {
-        "a million additions in a loop (what this machine is worth)": (lambda: additions(1_000_000), 9),
+        "a million additions in a loop (what this machine is worth)": (
+            lambda: additions(1_000_000),
+            9,
+        ),
         "estimate() warm, live peak only, another batch and length each time": (
             lambda: estimate(model, next(others), cluster, precise=False),
             WARM,
         ),
-        "estimate() warm, live peak only": (lambda: estimate(model, job, cluster, precise=False), WARM),
+        "estimate() warm, live peak only": (
+            lambda: estimate(model, job, cluster, precise=False),
+            WARM,
+        ),
         "  of which lower, compact": (lambda: lower(model, job, None, cluster, compact=True), WARM),
         f"  of which memory, {len(compact)} events": (lambda: memory(compact), WARM),
         "estimate() warm, allocator replayed": (lambda: estimate(model, job, cluster), 9),

@@ -1,4 +1,5 @@
-"""How long a plan takes: seconds of the processor for every candidate on 8 and on 1,024 GPUs, with how many were looked at how closely.
+"""How long a plan takes: seconds of the processor for every candidate on 8 and on 1,024 GPUs, with
+how many were looked at how closely.
 
 python bench/plan.py [MODEL]; with `--write` the table in docs/guides/plan.md, too
 """
@@ -14,7 +15,10 @@ from pathlib import Path
 from memfit.verb_plan import plan
 
 GUIDE = Path(__file__).parents[1] / "docs" / "guides" / "plan.md"
-TABLE = re.compile(r"On \d{4}-\d\d-\d\d(?=, Llama-3\.1-8B).*?\n\n(?P<head>\|[^\n]*\n\|[^\n]*\n)(?:\|[^\n]*\n)+", re.DOTALL)
+TABLE = re.compile(
+    r"On \d{4}-\d\d-\d\d(?=, Llama-3\.1-8B).*?\n\n(?P<head>\|[^\n]*\n\|[^\n]*\n)(?:\|[^\n]*\n)+",
+    re.DOTALL,
+)
 USUAL = "meta-llama/Llama-3.1-8B"
 WORDS = {"full": "full", "lora": "LoRA", "qlora": "QLoRA", "full,lora,qlora": "all three"}
 CASES = (  # GPUs, sequences of a step, methods, seconds wanted
@@ -38,11 +42,13 @@ def main() -> None:
         found = plan(model, gpu=gpus, seq=4096, global_batch=sequences, method=methods)
         seconds, counted = time.process_time() - begun, found.counted
         print(
-            f"{gpus:>14} {methods:>15}  {counted.size:>9,} candidates  {counted.walked:>4} walks  {counted.estimated:>4} estimates  "
+            f"{gpus:>14} {methods:>15}  {counted.size:>9,} candidates  "
+            f"{counted.walked:>4} walks  {counted.estimated:>4} estimates  "
             f"{counted.replayed:>3} replays  {seconds:6.2f} s (wanted: {wanted:g})"
         )
         rows.append(
-            f"| {found.cluster.gpus:,} H100 | {WORDS[methods]} | {counted.size:,} | {counted.walked} | {counted.estimated} | {counted.replayed} "
+            f"| {found.cluster.gpus:,} H100 | {WORDS[methods]} | {counted.size:,} | "
+            f"{counted.walked} | {counted.estimated} | {counted.replayed} "
             f"| {seconds:.1f} |\n"
         )
     if "--write" in sys.argv[1:]:
@@ -55,7 +61,11 @@ def written(text: str, rows: list[str]) -> str:
     if found is None:
         sys.exit(f"no table of seconds in {GUIDE}")
     table = found["head"] + "".join(rows)
-    before = re.sub(r"^On \d{4}-\d\d-\d\d", f"On {datetime.now(UTC).date()}", found[0][: found[0].index(found["head"])])
+    before = re.sub(
+        r"^On \d{4}-\d\d-\d\d",
+        f"On {datetime.now(UTC).date()}",
+        found[0][: found[0].index(found["head"])],
+    )
     return text[: found.start()] + before + table + text[found.end() :]
 
 

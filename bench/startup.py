@@ -1,4 +1,5 @@
-"""How long the package takes to import: the median of fresh processes, with Python's own start taken off."""
+"""How long the package takes to import: the median of fresh processes, with Python's own start
+taken off."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""How long a trace of the real code takes and what it needs: a full training step of 8B, 70B and a 671B mixture of experts, each in a
-fresh process, and torch's own MemTracker on the 8B beside it. On a busy machine the seconds of CPU say more.
+"""How long a trace of the real code takes and what it needs: a full training step of 8B, 70B and a
+671B mixture of experts, each in a fresh process, and torch's own MemTracker on the 8B beside it. On
+a busy machine the seconds of CPU say more.
 
 Usage: python bench/trace.py [8B|70B|671B|memtracker ...]"""
 
@@ -15,7 +16,11 @@ from pathlib import Path
 
 SRC = Path(__file__).resolve().parents[1] / "src"
 sys.path.insert(0, str(SRC))
-MODELS = {"8B": "meta-llama/Llama-3.1-8B", "70B": "meta-llama/Llama-3.1-70B", "671B": "deepseek-ai/DeepSeek-V3"}
+MODELS = {
+    "8B": "meta-llama/Llama-3.1-8B",
+    "70B": "meta-llama/Llama-3.1-70B",
+    "671B": "deepseek-ai/DeepSeek-V3",
+}
 CASES = (*MODELS, "memtracker")
 BATCH, SEQ = 1, 4096
 
@@ -26,7 +31,9 @@ def config_of(case: str) -> dict[str, object]:
     return dict(catalog.entry(catalog.find(MODELS[case]) or MODELS[case]).config())
 
 
-Row = tuple[tuple[float, float], int, str]  # seconds after the imports (waited, computed), the live peak, what it was
+Row = tuple[
+    tuple[float, float], int, str
+]  # seconds after the imports (waited, computed), the live peak, what it was
 
 
 def clock() -> tuple[float, float]:
@@ -60,7 +67,11 @@ def by_memtracker() -> Row:
 
     import torch
 
-    values = {key: value for key, value in config_of("8B").items() if key not in ("model_type", "dtype", "torch_dtype")}
+    values = {
+        key: value
+        for key, value in config_of("8B").items()
+        if key not in ("model_type", "dtype", "torch_dtype")
+    }
     config = AutoConfig.for_model("llama", **values)
     start = clock()
     with FakeTensorMode():
@@ -76,12 +87,18 @@ def by_memtracker() -> Row:
             optimizer.zero_grad()
     seconds = since(start)
     peak = tracker.get_tracker_snapshot("peak")
-    return seconds, sum(max(parts.values()) for parts in peak.values()), f"torch {torch.__version__}"
+    return (
+        seconds,
+        sum(max(parts.values()) for parts in peak.values()),
+        f"torch {torch.__version__}",
+    )
 
 
 def child(case: str) -> int:
     seconds, peak, what = by_memtracker() if case == "memtracker" else by_trace(case)
-    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
     print(json.dumps({"seconds": seconds, "peak": peak, "what": what, "rss": rss}))
     return 0
 
@@ -104,19 +121,31 @@ def main(arguments: list[str]) -> int:
         print(f"unknown: {', '.join(unknown)}; there are {', '.join(CASES)}", file=sys.stderr)
         return 2
     print(
-        f"one training step, full bf16, AdamW, {BATCH} x {SEQ} tokens; load of this machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        f"one training step, full bf16, AdamW, {BATCH} x {SEQ} tokens; load of this "
+        f"machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
     )
-    print(f"{'case':<12}{'after imports':>22}{'whole process':>22}{'peak RSS':>12}{'live peak':>14}  what")
+    print(
+        f"{'case':<12}{'after imports':>22}{'whole process':>22}{'peak RSS':>12}{'live peak':>14} "
+        " what"
+    )
     for case in arguments or CASES:
         start, used = time.perf_counter(), computed()
-        done = subprocess.run([sys.executable, __file__, "--child", case], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, __file__, "--child", case], capture_output=True, text=True, check=False
+        )
         whole = time.perf_counter() - start, computed() - used
         if done.returncode:
             print(f"{case:<12} failed: {(done.stderr.strip().splitlines() or [''])[-1][:200]}")
             return 1
         row = json.loads(done.stdout.splitlines()[-1])
         size, peak = f"{row['rss'] / 2**30:.2f} GiB", f"{row['peak'] / 2**30:.2f} GiB"
-        print(f"{case:<12}{seconds(row['seconds']):>22}{seconds(whole):>22}{size:>12}{peak:>14}  {row['what']}", flush=True)
+        print(
+            (
+                f"{case:<12}{seconds(row['seconds']):>22}{seconds(whole):>22}{size:>12}{peak:>14} "
+                f" {row['what']}"
+            ),
+            flush=True,
+        )
     return 0
 
 

@@ -1,6 +1,8 @@
-"""Writes docs/accuracy.md, its picture, the table in README.md and the residuals that bands are computed from.
+"""Writes docs/accuracy.md, its picture, the table in README.md and the residuals that bands are
+computed from.
 
-python tools/accuracy.py [--from FILE.json]   (FILE: what `memfit accuracy --json` printed; without it the rows are asked anew, which takes minutes)
+python tools/accuracy.py [--from FILE.json]   (FILE: what `memfit accuracy --json` printed; without
+it the rows are asked anew, which takes minutes)
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ PAGE = """\
 
 {note}
 
-How far memfit, and every known method of estimating, is off on figures that other people measured and published. Print it with
-`memfit accuracy`; `--worst 20` takes the worst cases apart, `--plot FILE.svg` draws the picture, and a file of rows of your own in the same
-form may follow ([JSON format](reference/json.md)). No constant is fitted to these figures: a correction names the code that allocates.
+How far memfit, and every known method of estimating, is off on figures that other people measured
+and published. Print it with `memfit accuracy`; `--worst 20` takes the worst cases apart, `--plot
+FILE.svg` draws the picture, and a file of rows of your own in the same form may follow ([JSON
+format](reference/json.md)). No constant is fitted to these figures: a correction names the code
+that allocates.
 
 {summary}
 
@@ -50,46 +54,75 @@ form may follow ([JSON format](reference/json.md)). No constant is fitted to the
 BAND = """\
 ## The band
 
-An estimate's band holds nine tenths of what was measured on the device or as reserved, in runs described completely, with each source weighed
-alike: a question is about a machine that memfit never saw, so that sources are exchangeable, not their cases. It widens what the allocator and
-the context leave open anyway. Coverage is of what a band never saw: for each source in turn, the ends are computed from all others. Four cases
-in five are of one source, fms-acceleration, so that the count over cases is that source's: what the others are off is less than what it is, and ends
-that held every single case of theirs would hold no more of all cases than the last line says, as long as ends are shares of what memfit says. Ends in
-bytes hold more (the wider of both 86 % of cases and 94 over sources), and add 4 GiB to every job, however small: they are not taken. What brings the
-count up is to find out what fms' reserved memory is made of ([the log](log.md)).
+An estimate's band holds nine tenths of what was measured on the device or as reserved, in runs
+described completely, with each source weighed alike: a question is about a machine that memfit
+never saw, so that sources are exchangeable, not their cases. It widens what the allocator and the
+context leave open anyway. Coverage is of what a band never saw: for each source in turn, the ends
+are computed from all others. Four cases in five are of one source, fms-acceleration, so that the
+count over cases is that source's: what the others are off is less than what it is, and ends that
+held every single case of theirs would hold no more of all cases than the last line says, as long
+as ends are shares of what memfit says. Ends in bytes hold more (the wider of both 86 % of cases
+and 94 over sources), and add 4 GiB to every job, however small: they are not taken. What brings
+the count up is to find out what fms' reserved memory is made of ([the log](log.md)).
 """
 PEERS = """\
 ## Other people's tools
 
-Asked once, on {date}, as pip installs them ([figures](peers.json)), about peaks on one GPU that are described completely; memfit on the same
-cases beside. DeepSpeed's estimator speaks of states alone, accelerate's of loading, or of Adam's states; torch's MemTracker takes minutes a case
-and was asked about one. hf-mem reads headers from the hub, and had no network. `memfit accuracy --peers` asks them anew.
+Asked once, on {date}, as pip installs them ([figures](peers.json)), about peaks on one GPU that
+are described completely; memfit on the same cases beside. DeepSpeed's estimator speaks of states
+alone, accelerate's of loading, or of Adam's states; torch's MemTracker takes minutes a case and
+was asked about one. hf-mem reads headers from the hub, and had no network. `memfit accuracy
+--peers` asks them anew.
 """
 TRACED = """\
 ## Formulas and trace on the same rows
 
-The trace runs the publishers' code, so it needs an environment with their versions: on {date} it answered {rows} rows, {own} with the
-row's own versions of torch, transformers, PEFT and accelerate, {instead} with another one of which the formulas say that it makes no difference to the
-byte (each row says which in `memfit accuracy --json`). `memfit accuracy --by trace` asks what the installed versions can answer, `tools/traced.py`
-all of them anew. apart: how far the two differ at most. Seconds are those of two busy cores.
+The trace runs the publishers' code, so it needs an environment with their versions: on {date} it
+answered {rows} rows, {own} with the row's own versions of torch, transformers, PEFT and
+accelerate, {instead} with another one of which the formulas say that it makes no difference to
+the byte (each row says which in `memfit accuracy --json`). `memfit accuracy --by trace` asks what
+the installed versions can answer, `tools/traced.py` all of them anew. apart: how far the two
+differ at most. Seconds are those of two busy cores.
 """
-PEER_HEAD = ("tool", "version", "cases", "median", "p95", "worst", "under", "memfit median", "memfit p95", "seconds")
+PEER_HEAD = (
+    "tool",
+    "version",
+    "cases",
+    "median",
+    "p95",
+    "worst",
+    "under",
+    "memfit median",
+    "memfit p95",
+    "seconds",
+)
 ANSWERED = """\
 ## Answered
 
-Of the rows that carry memory and are described completely (confidence high), by what was run; rows on several GPUs are among them.
+Of the rows that carry memory and are described completely (confidence high), by what was run;
+rows on several GPUs are among them.
 """
 WORST = """\
 ## Where it is off
 
-The worst case of each model, source and counter that is more than {notable:.0f} % off, and why. "Not explained yet" is a defect of memfit until
-somebody shows otherwise.
+The worst case of each model, source and counter that is more than {notable:.0f} % off, and why.
+"Not explained yet" is a defect of memfit until somebody shows otherwise.
 """
 
 
 def residuals(data: dict[str, Any]) -> list[list[Any]]:
     """The figures alone, as `memfit.band` reads them."""
-    names = ("id", "source", "metric", "confidence", "technique", "measured", "predicted", "least", "most")
+    names = (
+        "id",
+        "source",
+        "metric",
+        "confidence",
+        "technique",
+        "measured",
+        "predicted",
+        "least",
+        "most",
+    )
     return [[one[name] for name in names] for one in data["outcomes"] if one["measured"]]
 
 
@@ -102,8 +135,16 @@ def by_source(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     groups: dict[str, dict[str, list[float]]] = {}
     for _, source, metric, _, _, measured, predicted, *_ in rows:
         groups.setdefault(source, {}).setdefault(metric, []).append(predicted / measured - 1)
-    found = {source: {metric: figures(errors) for metric, errors in sorted(metrics.items())} for source, metrics in sorted(groups.items())}
-    lines = [(source, METRICS[metric], *report.cells(one)) for source, metrics in found.items() for metric, one in metrics.items() if one]
+    found = {
+        source: {metric: figures(errors) for metric, errors in sorted(metrics.items())}
+        for source, metrics in sorted(groups.items())
+    }
+    lines = [
+        (source, METRICS[metric], *report.cells(one))
+        for source, metrics in found.items()
+        for metric, one in metrics.items()
+        if one
+    ]
     average = averaged([one for one in metrics.values() if one] for metrics in found.values())
     return [*lines, (report.EVERY_SOURCE, "", *report.cells(average))] if average else lines
 
@@ -117,10 +158,12 @@ AGAIN_HEAD = ("of the cases measured again", "cases", "median", "p95", "worst")
 AGAIN = """\
 ## The same case, measured again
 
-fms-acceleration's repository keeps earlier tables of its benchmark (tools/campaigns.py reads them). Here are the cases that stand in more than one with
-the same allocation, within 1.5 %, and how far what nvidia-smi showed lies apart from table to table, %: that is the machine, its libraries or
-its set-up, not the job, and no prediction from a job can be nearer to all of them. Below, how far memfit is from the published row that the tables
-above count, from the middle one, and from the one that it meets best. Nothing is corrected by it.
+fms-acceleration's repository keeps earlier tables of its benchmark (tools/campaigns.py reads
+them). Here are the cases that stand in more than one with the same allocation, within 1.5 %, and
+how far what nvidia-smi showed lies apart from table to table, %: that is the machine, its
+libraries or its set-up, not the job, and no prediction from a job can be nearer to all of them.
+Below, how far memfit is from the published row that the tables above count, from the middle one,
+and from the one that it meets best. Nothing is corrected by it.
 """
 FAR, FAR_HEAD = 0.10, ("cases and their errors, %", "rows", "cause")
 FARTHEST = """\
@@ -131,14 +174,26 @@ Of those described completely; what was found out about each cause stands in [th
 
 
 def summary(data: dict[str, Any]) -> str:
-    total = {name: sum(kind["all"][name] for kind in data["shares"].values()) for name in ("answered", "rows")}
+    total = {
+        name: sum(kind["all"][name] for kind in data["shares"].values())
+        for name in ("answered", "rows")
+    }
     tasks, ours, average = data["answered"], data["oom"]["memfit"], data["certain"]
-    told = " and ".join(f"{counts['answered']} of {counts['rows']} for {name}" for name, counts in tasks.items() if name != SERVED)
+    told = " and ".join(
+        f"{counts['answered']} of {counts['rows']} for {name}"
+        for name, counts in tasks.items()
+        if name != SERVED
+    )
     return (
-        f"Of {total['rows']} published rows memfit answers {total['answered']}, and refuses the others with a reason. Of those that carry memory "
-        f"and describe\na run completely, it answers {told}. There, averaged over sources, half of the errors are\nwithin "
-        f"{report.share(average['median'])} %, and 95 % within {report.share(average['p95'])} %. {ours['seen']} of {ours['asked']} runs out of memory "
-        f"are foreseen; of {ours['fitted']} runs that went through, {ours['false_no']} are called too large."
+        f"Of {total['rows']} published rows memfit answers {total['answered']}, and "
+        "refuses the others with a reason. Of those that carry memory "
+        f"and describe\na run completely, it answers {told}. There, averaged over "
+        "sources, half of the errors are\nwithin "
+        f"{report.share(average['median'])} %, and 95 % within "
+        f"{report.share(average['p95'])} %. {ours['seen']} of {ours['asked']} runs out "
+        "of memory "
+        f"are foreseen; of {ours['fitted']} runs that went through, {ours['false_no']} "
+        "are called too large."
     )
 
 
@@ -148,7 +203,13 @@ def methods(data: dict[str, Any]) -> list[tuple[str, ...]]:
         return f"{counts[first]}/{counts[second]}" if counts[second] else ""
 
     return [
-        (name, *report.cells(of(one)), ratio(name, "seen", "asked"), ratio(name, "false_no", "fitted"), report.brief(one["seconds"]))
+        (
+            name,
+            *report.cells(of(one)),
+            ratio(name, "seen", "asked"),
+            ratio(name, "false_no", "fitted"),
+            report.brief(one["seconds"]),
+        )
         for name, one in data["methods"].items()
     ]
 
@@ -160,8 +221,18 @@ def worst(data: dict[str, Any]) -> list[tuple[str, ...]]:
         if one["cause"] and abs(one["error"]) > abs(found.get(key, {"error": 0})["error"]):
             found[key] = one
     return [
-        (one["id"], model, METRICS[metric], gib(one["measured"]), gib(one["predicted"]), report.signed(one["error"]), one["cause"])
-        for (_, model, metric), one in sorted(found.items(), key=lambda item: -abs(item[1]["error"]))
+        (
+            one["id"],
+            model,
+            METRICS[metric],
+            gib(one["measured"]),
+            gib(one["predicted"]),
+            report.signed(one["error"]),
+            one["cause"],
+        )
+        for (_, model, metric), one in sorted(
+            found.items(), key=lambda item: -abs(item[1]["error"])
+        )
     ]
 
 
@@ -169,7 +240,11 @@ def kernels(data: dict[str, Any]) -> list[tuple[str, ...]]:
     groups: dict[str, list[float]] = {}
     for one in data["kernels"]:
         groups.setdefault(one["kernel"], []).append(one["error"])
-    return [(name, *report.cells(found)) for name, errors in sorted(groups.items()) if (found := figures(errors))]
+    return [
+        (name, *report.cells(found))
+        for name, errors in sorted(groups.items())
+        if (found := figures(errors))
+    ]
 
 
 def traced(data: dict[str, Any]) -> dict[str, Any]:
@@ -187,17 +262,34 @@ def peers(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     for tool in json.loads(PEERS_FILE.read_text(encoding="utf-8"))["tools"]:
         both = [(said, *known[name]) for name, said in tool["predicted"].items() if name in known]
         theirs, ours = (
-            figures(one) for one in ([said / value - 1 for said, value, _ in both], [own / value - 1 for _, value, own in both])
+            figures(one)
+            for one in (
+                [said / value - 1 for said, value, _ in both],
+                [own / value - 1 for _, value, own in both],
+            )
         )
         if theirs is not None and ours is not None:
             cells, own = report.cells(theirs), report.cells(ours)
-            lines.append((tool["method"], tool["version"], *cells[:4], cells[5], *own[1:3], report.brief(tool["seconds"])))
+            lines.append(
+                (
+                    tool["method"],
+                    tool["version"],
+                    *cells[:4],
+                    cells[5],
+                    *own[1:3],
+                    report.brief(tool["seconds"]),
+                )
+            )
     return lines
 
 
 def tasks(data: dict[str, Any]) -> list[tuple[str, ...]]:
     return [
-        (name, f"{counts['answered']}/{counts['rows']}", report.share(counts["answered"] / counts["rows"], 0))
+        (
+            name,
+            f"{counts['answered']}/{counts['rows']}",
+            report.share(counts["answered"] / counts["rows"], 0),
+        )
         for name, counts in data["answered"].items()
     ]
 
@@ -206,13 +298,22 @@ def shares(data: dict[str, Any]) -> list[tuple[str, ...]]:
     def ratio(counts: dict[str, int] | None) -> str:
         return f"{counts['answered']}/{counts['rows']}" if counts else ""
 
-    return [(kind, *(ratio(groups.get(name)) for name in (*CONFIDENCES, "all"))) for kind, groups in data["shares"].items()]
+    return [
+        (kind, *(ratio(groups.get(name)) for name in (*CONFIDENCES, "all")))
+        for kind, groups in data["shares"].items()
+    ]
 
 
 def coverage(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     found = band.coverage([band.Residual(*row) for row in rows])
     return [
-        (source, str(one.cases), report.share(one.covered, 0), report.signed(one.low), report.signed(one.high))
+        (
+            source,
+            str(one.cases),
+            report.share(one.covered, 0),
+            report.signed(one.low),
+            report.signed(one.high),
+        )
         for source, one in found.items()
     ]
 
@@ -231,12 +332,26 @@ def page(data: dict[str, Any]) -> Iterator[str]:
         (
             "Peaks by task and GPU",
             ("task, GPU", *report.HEAD[2:]),
-            [(name, *report.cells(of(one))) for name, one in (*data["tasks"].items(), *data["gpus"].items())],
+            [
+                (name, *report.cells(of(one)))
+                for name, one in (*data["tasks"].items(), *data["gpus"].items())
+            ],
         ),
-        (TRACED.format(**traced(data)), report.PRODUCER_HEAD, report.producer_rows(data["producers"])),
+        (
+            TRACED.format(**traced(data)),
+            report.PRODUCER_HEAD,
+            report.producer_rows(data["producers"]),
+        ),
         ("Peaks by every method", report.METHOD_HEAD, methods(data)),
-        *((f"Every method by {axis}", report.AXIS_HEAD, report.axis_rows(data["by"], axis)) for axis in data["by"]),
-        (PEERS.format(**json.loads(PEERS_FILE.read_text(encoding="utf-8"))), PEER_HEAD, peers(rows)),
+        *(
+            (f"Every method by {axis}", report.AXIS_HEAD, report.axis_rows(data["by"], axis))
+            for axis in data["by"]
+        ),
+        (
+            PEERS.format(**json.loads(PEERS_FILE.read_text(encoding="utf-8"))),
+            PEER_HEAD,
+            peers(rows),
+        ),
         ("Single kernels", ("kernel", *report.HEAD[2:]), kernels(data)),
         (BAND, ("source left out", "cases", "covered %", "from %", "to %"), coverage(rows)),
         (ANSWERED, report.TASK_HEAD, tasks(data)),
@@ -244,27 +359,54 @@ def page(data: dict[str, Any]) -> Iterator[str]:
         (
             "Refused",
             report.REASON_HEAD,
-            [(one["kind"], one["reason"], str(one["certain"] or ""), str(one["rows"])) for one in data["reasons"]],
+            [
+                (one["kind"], one["reason"], str(one["certain"] or ""), str(one["rows"]))
+                for one in data["reasons"]
+            ],
         ),
-        (WORST.format(notable=100 * report.NOTABLE), ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst(data)),
+        (
+            WORST.format(notable=100 * report.NOTABLE),
+            ("case", "model", "compared", "measured", "predicted", "error", "cause"),
+            worst(data),
+        ),
         (FARTHEST.format(far=100 * FAR), FAR_HEAD, far(rows)),
         (AGAIN, AGAIN_HEAD, again(rows)),
     ):
-        yield "\n".join([heading if heading.startswith("#") else f"## {heading}\n", *table(head, body, report.WORDS)]) + "\n"
+        yield (
+            "\n".join(
+                [
+                    heading if heading.startswith("#") else f"## {heading}\n",
+                    *table(head, body, report.WORDS),
+                ]
+            )
+            + "\n"
+        )
 
 
 def again(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     """How far figures of one case are apart, and memfit from each kind of them."""
     known = {case.id: case for case in read() if isinstance(case, Case) and case.metric == METRIC}
-    found = [(one, repeats(known[one.id])) for one in map(band.Residual._make, rows) if one.metric == METRIC]
+    found = [
+        (one, repeats(known[one.id]))
+        for one in map(band.Residual._make, rows)
+        if one.metric == METRIC
+    ]
     several = [(one.predicted, one.measured, some) for one, some in found if some]
     kinds = {
         "largest figure above the smallest": [apart(some) for _, _, some in several],
-        "memfit from the row counted": [predicted / measured - 1 for predicted, measured, _ in several],
-        "memfit from the middle figure": [middle(predicted, some) for predicted, _, some in several],
-        "memfit from the nearest figure": [nearest(predicted, some) for predicted, _, some in several],
+        "memfit from the row counted": [
+            predicted / measured - 1 for predicted, measured, _ in several
+        ],
+        "memfit from the middle figure": [
+            middle(predicted, some) for predicted, _, some in several
+        ],
+        "memfit from the nearest figure": [
+            nearest(predicted, some) for predicted, _, some in several
+        ],
     }
-    return [(name, *report.cells(one)[:4]) for name, errors in kinds.items() if (one := figures(errors))]
+    return [
+        (name, *report.cells(one)[:4]) for name, errors in kinds.items() if (one := figures(errors))
+    ]
 
 
 def far(rows: list[list[Any]]) -> list[tuple[str, ...]]:
@@ -276,7 +418,11 @@ def far(rows: list[list[Any]]) -> list[tuple[str, ...]]:
         if one.confidence == CERTAIN and abs(error) > FAR:
             groups.setdefault(why(known[one.id, one.metric]), []).append((error, one.id))
     return [
-        (", ".join(f"{name} {report.signed(error)}" for error, name in sorted(some)), str(len(some)), cause)
+        (
+            ", ".join(f"{name} {report.signed(error)}" for error, name in sorted(some)),
+            str(len(some)),
+            cause,
+        )
         for cause, some in sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
     ]
 
@@ -287,12 +433,22 @@ def readme(text: str, rows: list[list[Any]], words: str) -> str:
     _, _, after = rest.partition(END)
     head = ("source", "compared", "cases", "median", "p95", "worst")
     body = [line[:6] for line in by_source(certain(rows))]
-    return f"{before}{BEGIN}\n{words}\n\n" + "\n".join(table(head, body, report.WORDS)) + f"\n{END}{after}"
+    return (
+        f"{before}{BEGIN}\n{words}\n\n"
+        + "\n".join(table(head, body, report.WORDS))
+        + f"\n{END}{after}"
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="write docs/accuracy.md, README's table and the residuals")
-    parser.add_argument("--from", dest="given", help="what `memfit accuracy --json` printed; the picture is then left as it is")
+    parser = argparse.ArgumentParser(
+        description="write docs/accuracy.md, README's table and the residuals"
+    )
+    parser.add_argument(
+        "--from",
+        dest="given",
+        help="what `memfit accuracy --json` printed; the picture is then left as it is",
+    )
     given = parser.parse_args().given
     if given:
         data = json.loads(Path(given).read_text(encoding="utf-8"))

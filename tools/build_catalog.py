@@ -1,7 +1,9 @@
-"""Write the bundled catalog from a collection of configs: `python tools/build_catalog.py COLLECTED.jsonl [OUT.jsonl]`.
+"""Write the bundled catalog from a collection of configs: `python tools/build_catalog.py
+COLLECTED.jsonl [OUT.jsonl]`.
 
-Each line of the collection is an object with `id`, `config`, `source`, `verbatim`, and where known `parameters`, `built_with`,
-`published`, `published_source`, `agree`, `checked_against`, `notes`. Configs are taken over as they are, key order included.
+Each line of the collection is an object with `id`, `config`, `source`, `verbatim`, and where known
+`parameters`, `built_with`, `published`, `published_source`, `agree`, `checked_against`, `notes`.
+Configs are taken over as they are, key order included.
 """
 
 from __future__ import annotations
@@ -20,7 +22,15 @@ _INDEX = re.compile(r" ?\(index ids? [0-9, ]+\)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # Notes that tell of changes to a copied config.
 _ALTERED = ("merged under key", "keys dropped", "added", "instead of")
-_KEPT = ("parameters", "built_with", "published", "published_source", "agree", "checked_against", "notes")
+_KEPT = (
+    "parameters",
+    "built_with",
+    "published",
+    "published_source",
+    "agree",
+    "checked_against",
+    "notes",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +38,11 @@ def main(arguments: list[str]) -> int:
     if not 1 <= len(arguments) <= 2:
         print(__doc__, file=sys.stderr)
         return 2
-    rows = [json.loads(line) for line in Path(arguments[0]).read_text(encoding="utf-8").splitlines() if line.strip()]
+    rows = [
+        json.loads(line)
+        for line in Path(arguments[0]).read_text(encoding="utf-8").splitlines()
+        if line.strip()
+    ]
     flaws = [flaw for row in rows for flaw in flaws_of(row)] + repeated([row["id"] for row in rows])
     if flaws:
         print("\n".join(flaws), file=sys.stderr)
@@ -40,7 +54,10 @@ def main(arguments: list[str]) -> int:
     (out.parent / "wide").mkdir(exist_ok=True)
     for name, text in wide.items():
         (out.parent / file_name(name)).write_text(text + "\n", encoding="utf-8")
-    print(f"{len(lines)} models, {out.stat().st_size} bytes, in {out}; {len(wide)} configs in files of their own")
+    print(
+        f"{len(lines)} models, {out.stat().st_size} bytes, in {out}; {len(wide)} configs "
+        "in files of their own"
+    )
     return 0
 
 
@@ -70,7 +87,11 @@ def repeated(names: list[str]) -> list[str]:
 
 def written(row: Mapping[str, Any]) -> str:
     """A line: name first, config last, nothing that is unknown."""
-    line: dict[str, Any] = {"name": row["id"], "model_type": row["config"]["model_type"], "verbatim": row["verbatim"]}
+    line: dict[str, Any] = {
+        "name": row["id"],
+        "model_type": row["config"]["model_type"],
+        "verbatim": row["verbatim"],
+    }
     if row["verbatim"] and any(mark in (row.get("notes") or "") for mark in _ALTERED):
         line["altered"] = True
     line["source"] = plain(row["source"])
@@ -85,7 +106,8 @@ def dumped(value: Any) -> str:
 
 
 def is_wide(row: Mapping[str, Any]) -> bool:
-    """Whether a config is so long (a quantization entry per expert) that everyone would wait for it while looking up another model."""
+    """Whether a config is so long (a quantization entry per expert) that everyone would wait for it
+    while looking up another model."""
     return len(dumped(row["config"])) > WIDE
 
 

@@ -1,7 +1,8 @@
-"""Lay the two producers side by side: `python tools/compare.py [CONFIG.json] --job seq=1024 batch=2 … [--set hidden_size=512 …]`.
+"""Lay the two producers side by side: `python tools/compare.py [CONFIG.json] --job seq=1024 batch=2
+… [--set hidden_size=512 …]`.
 
-Prints both peaks, then each section (phase, step, layer) whose peak or allocations differ; `--section forward0` lists the
-events of one of them.
+Prints both peaks, then each section (phase, step, layer) whose peak or allocations differ;
+`--section forward0` lists the events of one of them.
 """
 
 from __future__ import annotations
@@ -20,9 +21,16 @@ from memfit.tape import Alloc, Free, Mark, Tape, check
 from memfit.trace import trace_config
 
 SMALL = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "vocab_size": 4000, "max_position_embeddings": 4096, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 4000,
+    "max_position_embeddings": 4096,
+    "dtype": "bfloat16",
+}
 
 
 def rounded(size: int) -> int:
@@ -56,14 +64,27 @@ def compare(config: dict[str, Any], job: Any, section: str = "", least: int = 40
     left, right = sections(formulas), sections(traced)
     peaks = [max(one[1] for one in side.values()) for side in (left, right)]
     difference = float(peaks[0] / peaks[1] - 1)
-    print(f"lower {peaks[0] / 2**20:.3f} MiB, trace {peaks[1] / 2**20:.3f} MiB: {100 * difference:+.3f} %")
+    print(
+        f"lower {peaks[0] / 2**20:.3f} MiB, trace {peaks[1] / 2**20:.3f} MiB: "
+        f"{100 * difference:+.3f} %"
+    )
     for key in sorted(set(left) | set(right)):
         ours, theirs = left.get(key, [[], 0]), right.get(key, [[], 0])
-        counts = [Counter(event.size for event in side[0] if isinstance(event, Alloc) and event.size >= least) for side in (ours, theirs)]
-        extra = {size: counts[0][size] - counts[1][size] for size in counts[0] | counts[1] if counts[0][size] != counts[1][size]}
+        counts = [
+            Counter(
+                event.size for event in side[0] if isinstance(event, Alloc) and event.size >= least
+            )
+            for side in (ours, theirs)
+        ]
+        extra = {
+            size: counts[0][size] - counts[1][size]
+            for size in counts[0] | counts[1]
+            if counts[0][size] != counts[1][size]
+        }
         if extra or abs(ours[1] - theirs[1]) > least:
             print(
-                f"  {key[0]}{key[1]} {key[2]:24s} peaks {ours[1] / 2**20:10.3f} {theirs[1] / 2**20:10.3f}  lower − trace, count by size: {extra}"
+                f"  {key[0]}{key[1]} {key[2]:24s} peaks {ours[1] / 2**20:10.3f} "
+                f"{theirs[1] / 2**20:10.3f}  lower − trace, count by size: {extra}"
             )
         if section == f"{key[0]}{key[1]}{key[2]}":
             for name, side in (("lower", ours), ("trace", theirs)):
@@ -85,11 +106,15 @@ def values(pairs: list[str]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("config", nargs="?")
     parser.add_argument("--job", nargs="*", default=["seq=1024", "batch=2"])
     parser.add_argument("--set", nargs="*", default=[], help="fields of the config to change")
-    parser.add_argument("--section", default="", help="list this section's events, e.g. `backward1model.layers.0`")
+    parser.add_argument(
+        "--section", default="", help="list this section's events, e.g. `backward1model.layers.0`"
+    )
     options = parser.parse_args()
     config = json.loads(Path(options.config).read_text()) if options.config else dict(SMALL)
     compare({**config, **values(options.set)}, job_from(values(options.job)), options.section)

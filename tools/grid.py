@@ -1,7 +1,9 @@
-"""The formulas against the trace of the real code, over the whole grid: `python tools/grid.py [FAMILY ...]` prints it as markdown;
-`python tools/grid.py --layouts [KIND ...]` does so for layouts over many GPUs, on rank 0 and on the worst rank.
+"""The formulas against the trace of the real code, over the whole grid: `python tools/grid.py
+[FAMILY ...]` prints it as markdown; `python tools/grid.py --layouts [KIND ...]` does so for layouts
+over many GPUs, on rank 0 and on the worst rank.
 
-The cases, and what is compared of each, are those of the conformance tests (`tests/conformance/grid.py`, `layouts.py`).
+The cases, and what is compared of each, are those of the conformance tests
+(`tests/conformance/grid.py`, `layouts.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ Key = Callable[[grid.Found], str]
 def run(name: str) -> tuple[list[grid.Found], int]:
     """The cases of a family (or `models`), and how many both refuse."""
     warnings.simplefilter("ignore")
-    found = [grid.compare(case) for case in (grid.models() if name == "models" else grid.cases(name))]
+    found = [
+        grid.compare(case) for case in (grid.models() if name == "models" else grid.cases(name))
+    ]
     compared = [one for one in found if one is not None]
     return compared, len(found) - len(compared)
 
@@ -47,7 +51,10 @@ def worst(found: list[grid.Found]) -> Iterator[str]:
     highest = sorted(found, key=lambda one: -abs(one.off))[:WORST]
     yield from table(
         ("case", "trace's peak", "in", "difference"),
-        ((str(one.case), f"{one.peak / 2**20:.1f} MiB", one.phases[1], percent(one.off)) for one in highest),
+        (
+            (str(one.case), f"{one.peak / 2**20:.1f} MiB", one.phases[1], percent(one.off))
+            for one in highest
+        ),
     )
 
 
@@ -55,7 +62,10 @@ def grouped(name: str, found: list[grid.Found], key: Key) -> Iterator[str]:
     groups: dict[str, list[float]] = {}
     for one in found:
         groups.setdefault(key(one), []).append(abs(one.off))
-    rows = ((label, str(len(offs)), percent(median(offs)), percent(max(offs))) for label, offs in sorted(groups.items()))
+    rows = (
+        (label, str(len(offs)), percent(median(offs)), percent(max(offs)))
+        for label, offs in sorted(groups.items())
+    )
     yield from table((name, "cases", "median", "worst"), rows)
 
 
@@ -69,14 +79,23 @@ def parts(found: list[grid.Found]) -> Iterator[str]:
 
 
 KEYS: tuple[tuple[str, Key], ...] = (
-    ("method", lambda one: one.case.job.method + (f" {one.case.job.quantization}" if one.case.job.quantization != "none" else "")),
-    ("checkpointing", lambda one: one.case.job.checkpointing + (" reentrant" if one.case.job.reentrant else "")),
+    (
+        "method",
+        lambda one: (
+            one.case.job.method
+            + (f" {one.case.job.quantization}" if one.case.job.quantization != "none" else "")
+        ),
+    ),
+    (
+        "checkpointing",
+        lambda one: one.case.job.checkpointing + (" reentrant" if one.case.job.reentrant else ""),
+    ),
     ("attention", lambda one: one.case.job.attention),
     ("precision", lambda one: one.case.job.precision),
     ("optimizer", lambda one: one.case.job.optimizer),
     ("peak in", lambda one: one.phases[1]),
     ("family", lambda one: one.case.family),
-)  # fmt: skip
+)
 
 
 def lines(found: list[grid.Found], refused: int) -> Iterator[str]:
@@ -84,8 +103,14 @@ def lines(found: list[grid.Found], refused: int) -> Iterator[str]:
     exact = sum(not one.off for one in found)
     bad = [f"{one.case}: {', '.join(wrong)}" for one in found if (wrong := grid.holds(one))]
     moments = sum(one.phases[0] == one.phases[1] for one in found)
-    yield f"{len(found)} cases ({refused} more are refused by both): median {percent(median(offs))}, worst {percent(max(offs))},"
-    yield f"{exact} equal to the byte, the peak in the same phase in {moments}, {len(bad)} outside the bounds."
+    yield (
+        f"{len(found)} cases ({refused} more are refused by both): median "
+        f"{percent(median(offs))}, worst {percent(max(offs))},"
+    )
+    yield (
+        f"{exact} equal to the byte, the peak in the same phase in {moments}, {len(bad)} "
+        "outside the bounds."
+    )
     yield ""
     yield from worst(found)
     yield from parts(found)
@@ -105,15 +130,50 @@ def shown(side: layouts.Side) -> tuple[str, ...]:
 
 def layout_lines(found: list[layouts.Found]) -> Iterator[str]:
     """A line for each kind of layout, and one for each layout."""
-    kinds = [(kind, [one for one in found if one.row.kind == kind]) for kind in dict.fromkeys(one.row.kind for one in found)]
+    kinds = [
+        (kind, [one for one in found if one.row.kind == kind])
+        for kind in dict.fromkeys(one.row.kind for one in found)
+    ]
     summed = []
     for kind, some in [*kinds, ("all", found)]:
-        first, worst = ([abs(side.off) for side in sides] for sides in ([one.first for one in some], [one.worst for one in some]))
+        first, worst = (
+            [abs(side.off) for side in sides]
+            for sides in ([one.first for one in some], [one.worst for one in some])
+        )
         unlike = sum(len(set(one.peaks)) > 1 for one in some)
-        summed.append((kind, str(len(some)), str(unlike), *map(percent, (median(first), max(first), median(worst), max(worst)))))
-    yield from table(("layouts", "rows", "ranks differ", "rank 0: median", "worst", "worst rank: median", "worst"), summed)
+        summed.append(
+            (
+                kind,
+                str(len(some)),
+                str(unlike),
+                *map(percent, (median(first), max(first), median(worst), max(worst))),
+            )
+        )
+    yield from table(
+        (
+            "layouts",
+            "rows",
+            "ranks differ",
+            "rank 0: median",
+            "worst",
+            "worst rank: median",
+            "worst",
+        ),
+        summed,
+    )
     lines = ((str(one.row), *shown(one.first), *shown(one.worst)) for one in found)
-    yield from table(("layout", "rank", "trace's peak", "difference", "worst rank", "trace's peak", "difference"), lines)
+    yield from table(
+        (
+            "layout",
+            "rank",
+            "trace's peak",
+            "difference",
+            "worst rank",
+            "trace's peak",
+            "difference",
+        ),
+        lines,
+    )
     yield from (f"{one.row}: {', '.join(one.wrong)}" for one in found if one.wrong)
 
 
@@ -126,9 +186,19 @@ def main_layouts(kinds: list[str], jobs: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", nargs="*", help="families, or `models` for real configurations; all of them where none is named")
-    parser.add_argument("--layouts", action="store_true", help="layouts over many GPUs, or those of the kinds that are named")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "family",
+        nargs="*",
+        help="families, or `models` for real configurations; all of them where none is named",
+    )
+    parser.add_argument(
+        "--layouts",
+        action="store_true",
+        help="layouts over many GPUs, or those of the kinds that are named",
+    )
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     if options.layouts:

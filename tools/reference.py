@@ -1,5 +1,5 @@
-"""Writes docs/reference: the flags, the keys of a job file and the JSON format, each from the table that the program itself reads; and the page of
-combinations, from its answers.
+"""Writes docs/reference: the flags, the keys of a job file and the JSON format, each from the table
+that the program itself reads; and the page of combinations, from its answers.
 
 python tools/reference.py [--check]
 """
@@ -34,8 +34,9 @@ CLI = """\
 
 {note}
 
-An answer goes to stdout, everything else to stderr. `--json` prints the [JSON format](json.md), also when the input is unusable;
-formats are {formats}. Every option of `memfit estimate` is also a key of a [job file](job.md) and an argument of `memfit.estimate(…)`.
+An answer goes to stdout, everything else to stderr. `--json` prints the [JSON format](json.md),
+also when the input is unusable; formats are {formats}. Every option of `memfit estimate` is also
+a key of a [job file](job.md) and an argument of `memfit.estimate(…)`.
 
 | exit code | says |
 |---|---|
@@ -48,8 +49,8 @@ formats are {formats}. Every option of `memfit estimate` is also a key of a [job
 
 Colour is used on a terminal only, and not if `NO_COLOR` is set. Nothing is said by colour alone.
 
-For completion in bash put `eval "$(_MEMFIT_COMPLETE=bash_source memfit)"` into `~/.bashrc`; `zsh_source` and `fish_source` are the
-words for other shells.
+For completion in bash put `eval "$(_MEMFIT_COMPLETE=bash_source memfit)"` into `~/.bashrc`;
+`zsh_source` and `fish_source` are the words for other shells.
 """
 
 JOB = """\
@@ -57,8 +58,9 @@ JOB = """\
 
 {note}
 
-A job file is YAML: `model`, and any option below. Dashes and underscores are alike, a list stands for names with commas, and flags
-override the file. A model given as `./…` or `../…` is sought beside the file.
+A job file is YAML: `model`, and any option below. Dashes and underscores are alike, a list stands
+for names with commas, and flags override the file. A model given as `./…` or `../…` is sought
+beside the file.
 
 ```yaml
 model: meta-llama/Llama-3.1-8B
@@ -73,7 +75,8 @@ targets: [q_proj, v_proj]
 $ memfit estimate job.yaml --batch 1
 ```
 
-In Python the same options are arguments; what is wrong with them is raised at once, as one `memfit.InputError`.
+In Python the same options are arguments; what is wrong with them is raised at once, as one
+`memfit.InputError`.
 
 ```python
 memfit.estimate("meta-llama/Llama-3.1-8B", gpu="rtx-4090", method="lora", batch=2).verdict
@@ -85,9 +88,10 @@ JSON = """\
 
 {note}
 
-`memfit estimate … --json` prints one object. Sizes are whole bytes. Keys may be added without notice; a key that goes, or means
-something else, raises `schema`. With exit code 2 the object has the same keys, and everything but `problems` is null or empty.
-As a JSON Schema: [estimate.schema.json](estimate.schema.json).
+`memfit estimate … --json` prints one object. Sizes are whole bytes. Keys may be added without
+notice; a key that goes, or means something else, raises `schema`. With exit code 2 the object has
+the same keys, and everything but `problems` is null or empty. As a JSON Schema:
+[estimate.schema.json](estimate.schema.json).
 
 `parts` sum to `device`; without `fragmentation` and `context` they sum to `allocated`
 (see [four numbers](../concepts/numbers.md)).
@@ -96,8 +100,9 @@ As a JSON Schema: [estimate.schema.json](estimate.schema.json).
 ACCURACY = """\
 ## `memfit accuracy --json`
 
-Errors are predicted / measured − 1, as shares. Figures are an object with `cases`, the `median` and `p95` of the errors' size, the `worst`
-and the middle (`bias`) error, the share of cases `under`-estimated by more than 1 %, and the `deepest` of those.
+Errors are predicted / measured − 1, as shares. Figures are an object with `cases`, the `median`
+and `p95` of the errors' size, the `worst` and the middle (`bias`) error, the share of cases
+`under`-estimated by more than 1 %, and the `deepest` of those.
 
 | key | type | is |
 |---|---|---|
@@ -107,7 +112,14 @@ and the middle (`bias`) error, the share of cases `under`-estimated by more than
 def cli() -> Iterator[str]:
     yield CLI.format(note=NOTE, formats=", ".join(f"`{name}`" for name in FORMATS))
     for words in ((), *((name,) for name in VERBS)):
-        shown = CliRunner().invoke(commands, [*words, "--help"], prog_name="memfit", terminal_width=100, max_content_width=100, color=False)
+        shown = CliRunner().invoke(
+            commands,
+            [*words, "--help"],
+            prog_name="memfit",
+            terminal_width=100,
+            max_content_width=100,
+            color=False,
+        )
         yield f"## `{' '.join(('memfit', *words))}`\n\n```\n{shown.output.rstrip()}\n```\n"
 
 
@@ -116,7 +128,10 @@ def job() -> Iterator[str]:
     for group, heading in GROUPS.items():
         rows = [row(one) for one in options().values() if one.metadata["group"] == group]
         if rows:
-            yield f"## {heading}\n\n| option | takes | default | is |\n|---|---|---|---|\n" + "".join(rows)
+            yield (
+                f"## {heading}\n\n| option | takes | default | is |\n|---|---|---|---|\n"
+                + "".join(rows)
+            )
 
 
 def row(one: dataclasses.Field[Any]) -> str:
@@ -124,7 +139,13 @@ def row(one: dataclasses.Field[Any]) -> str:
     takes = " ".join(f"`{choice}`" for choice in rule["choices"]) or KINDS[str(one.type)]
     if rule["low"] is not None:
         takes += f", {rule['low']:g} to {int(rule['high']) if rule['high'] >= 1 else rule['high']}"
-    shown = str(default).lower() if isinstance(default, bool) else f"{default:g}" if isinstance(default, float) else str(default)
+    shown = (
+        str(default).lower()
+        if isinstance(default, bool)
+        else f"{default:g}"
+        if isinstance(default, float)
+        else str(default)
+    )
     return f"| `{one.name}` | {takes} | {f'`{shown}`' if shown else ''} | {cell(rule['help'])} |\n"
 
 
@@ -143,9 +164,13 @@ def cell(text: str) -> str:
 def json_page() -> Iterator[str]:
     yield JSON.format(note=NOTE)
     yield "| key | type | is |\n|---|---|---|\n" + "".join(
-        f"| `{path}` | {words(kind)} | {cell(meaning)} |\n" for path, kind, meaning in (*codec.FIELDS, *codec.EXPLAINED)
+        f"| `{path}` | {words(kind)} | {cell(meaning)} |\n"
+        for path, kind, meaning in (*codec.FIELDS, *codec.EXPLAINED)
     )
-    yield ACCURACY + "".join(f"| `{path}` | {words(kind)} | {cell(meaning)} |\n" for path, kind, meaning in accuracy.FIELDS)
+    yield ACCURACY + "".join(
+        f"| `{path}` | {words(kind)} | {cell(meaning)} |\n"
+        for path, kind, meaning in accuracy.FIELDS
+    )
 
 
 def pages() -> dict[Path, str]:
@@ -159,10 +184,18 @@ def pages() -> dict[Path, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="write docs/reference from the tables of the program")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a page has drifted")
+    parser = argparse.ArgumentParser(
+        description="write docs/reference from the tables of the program"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit with 1 when a page has drifted"
+    )
     check = parser.parse_args().check
-    drifted = [path for path, text in pages().items() if not path.exists() or path.read_text(encoding="utf-8") != text]
+    drifted = [
+        path
+        for path, text in pages().items()
+        if not path.exists() or path.read_text(encoding="utf-8") != text
+    ]
     for path in drifted:
         if check:
             print(f"{path.relative_to(ROOT)} has drifted; run `make docs`", file=sys.stderr)

@@ -1,4 +1,5 @@
-"""Months of releases on PyPI -> `src/memfit/truth/data/releases.json`: which versions of libraries went together.
+"""Months of releases on PyPI -> `src/memfit/truth/data/releases.json`: which versions of libraries
+went together.
 
     python tools/releases.py
 
@@ -21,7 +22,10 @@ FINAL = re.compile(r"(?P<minor>\d+\.\d+)(\.\d+)*")
 
 
 def main() -> None:
-    found = {"until": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m}", **{library: months(library) for library in LIBRARIES}}
+    found = {
+        "until": f"{datetime.datetime.now(tz=datetime.UTC):%Y-%m}",
+        **{library: months(library) for library in LIBRARIES},
+    }
     TARGET.write_text(json.dumps(found, indent=1) + "\n")
 
 

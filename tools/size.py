@@ -1,4 +1,5 @@
-"""How big the house is: files, lines and code lines per folder, then what has outgrown the house rules.
+"""How big the house is: files, lines and code lines per folder, then what has outgrown the house
+rules.
 
 A code line is one that is neither blank, nor a comment, nor part of a docstring.
 """
@@ -37,10 +38,17 @@ class Source:
     def code(self) -> int:
         silent: set[int] = set()
         for node in ast.walk(self.tree):
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            if (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Constant)
+                and isinstance(node.value.value, str)
+            ):
                 silent.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
         numbered = enumerate(self.text.splitlines(), start=1)
-        return sum(number not in silent and bool(line.strip()) and not line.lstrip().startswith("#") for number, line in numbered)
+        return sum(
+            number not in silent and bool(line.strip()) and not line.lstrip().startswith("#")
+            for number, line in numbered
+        )
 
     def outgrown(self) -> Iterator[str]:
         if self.lines > LONGEST_FILE:
@@ -49,7 +57,9 @@ class Source:
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 continue
             length = (node.end_lineno or node.lineno) - node.lineno + 1
-            parameters = len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+            parameters = (
+                len(node.args.posonlyargs) + len(node.args.args) + len(node.args.kwonlyargs)
+            )
             if length > LONGEST_FUNCTION:
                 yield f"{self.path}:{node.lineno} {node.name}: {length} lines"
             if parameters > MOST_PARAMETERS:
@@ -57,13 +67,16 @@ class Source:
 
 
 def folder(path: Path) -> str:
-    """Modules next to memfit's packages count together; other files count with the folder they lie in."""
+    """Modules next to memfit's packages count together; other files count with the folder they lie
+    in."""
     parts = path.parts
     return "/".join(parts[: 3 if parts[0] == "src" and len(parts) > 3 else min(2, len(parts) - 1)])
 
 
 def main() -> int:
-    sources = [Source.read(path) for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py"))]
+    sources = [
+        Source.read(path) for name in FOLDERS for path in sorted((ROOT / name).rglob("*.py"))
+    ]
     totals: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for source in sources:
         for name in (folder(source.path), f"{source.path.parts[0]} in all"):
@@ -74,7 +87,8 @@ def main() -> int:
         print(f"{name:<28}{files:>7}{lines:>8}{code:>8}")
     outgrown = [line for source in sources for line in source.outgrown()]
     print(
-        f"\nlonger than {LONGEST_FILE} lines a file, {LONGEST_FUNCTION} a function, or {MOST_PARAMETERS} parameters: {len(outgrown) or 'none'}"
+        f"\nlonger than {LONGEST_FILE} lines a file, {LONGEST_FUNCTION} a function, or "
+        f"{MOST_PARAMETERS} parameters: {len(outgrown) or 'none'}"
     )
     print(*outgrown, sep="\n", end="\n" if outgrown else "")
     return 0

@@ -1,12 +1,13 @@
-"""Docs that cannot drift: runs the commands that the docs show and compares, or replaces, what the docs say they print.
+"""Docs that cannot drift: runs the commands that the docs show and compares, or replaces, what the
+docs say they print.
 
 A block is a marker on a line of its own and a fenced code block right below it:
 
     <!-- run: memfit gpus -->              the command must exit with 0
     <!-- run exit=1 head=12: memfit … -->  it must exit with 1; only the first 12 lines are shown
 
-Commands run offline, 80 columns wide, without colour and with empty caches, so that every machine prints the same.
-Only `memfit …` and `python …` are run, in the interpreter that runs this script.
+Commands run offline, 80 columns wide, without colour and with empty caches, so that every machine
+prints the same. Only `memfit …` and `python …` are run, in the interpreter that runs this script.
 
     python tools/transcripts.py [--check] [FILE ...]
 """
@@ -51,12 +52,20 @@ class Block:
     def output(self) -> str:
         words = shlex.split(self.command)
         done = subprocess.run(
-            arguments(words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT, timeout=TIMEOUT, check=False
+            arguments(words),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(),
+            cwd=ROOT,
+            timeout=TIMEOUT,
+            check=False,
         )
         text = done.stdout.decode()
         if done.returncode != self.exit:
             raise Broken(f"`{self.command}` exits with {done.returncode}, not {self.exit}\n{text}")
-        lines = [line.rstrip() for line in text.rstrip().splitlines() if not line.startswith(PROGRESS)]
+        lines = [
+            line.rstrip() for line in text.rstrip().splitlines() if not line.startswith(PROGRESS)
+        ]
         if self.head and len(lines) > self.head:
             lines = [*lines[: self.head], "…"]
         return "".join(f"{line}\n" for line in [f"$ {self.command}", *lines])
@@ -74,24 +83,54 @@ def arguments(words: list[str]) -> list[str]:
 
 def environment() -> Mapping[str, str]:
     """Offline, plain and without anything that the user's own caches or settings could add."""
-    passed = {key: value for key, value in os.environ.items() if not key.startswith(("MEMFIT_", "HF_", "FORCE_", "CLICOLOR", "PYTHON"))}
-    plain = {"COLUMNS": str(COLUMNS), "LINES": "60", "NO_COLOR": "1", "TERM": "dumb", "LC_ALL": "C.UTF-8", "TZ": "UTC"}
-    offline = {"HF_HUB_OFFLINE": "1", "HF_HOME": str(Path(tempfile.gettempdir()) / "memfit-transcripts-empty"), "CUDA_VISIBLE_DEVICES": ""}
-    return passed | plain | offline | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    passed = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("MEMFIT_", "HF_", "FORCE_", "CLICOLOR", "PYTHON"))
+    }
+    plain = {
+        "COLUMNS": str(COLUMNS),
+        "LINES": "60",
+        "NO_COLOR": "1",
+        "TERM": "dumb",
+        "LC_ALL": "C.UTF-8",
+        "TZ": "UTC",
+    }
+    offline = {
+        "HF_HUB_OFFLINE": "1",
+        "HF_HOME": str(Path(tempfile.gettempdir()) / "memfit-transcripts-empty"),
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+    return (
+        passed
+        | plain
+        | offline
+        | {"PYTHONPATH": str(ROOT / "src"), "PYTHONUNBUFFERED": "1", "PYTHONIOENCODING": "utf-8"}
+    )
 
 
 def blocks(text: str) -> Iterator[Block]:
-    """The marked blocks of a page, in order; a marker that nothing can be made of is an error, not a comment."""
+    """The marked blocks of a page, in order; a marker that nothing can be made of is an error, not
+    a comment."""
     markers = {match.start(): match for match in MARKER.finditer(text)}
     for line in LOOKS_LIKE_MARKER.finditer(text):
         marker = markers.get(line.start())
         if marker is None:
-            raise Broken(f"`{line[0]}` is no marker; write it like `<!-- run exit=1 head=12: memfit … -->`")
+            raise Broken(
+                f"`{line[0]}` is no marker; write it like `<!-- run exit=1 head=12: memfit … -->`"
+            )
         options = dict(option.split("=") for option in marker["options"].split())
         unknown = set(options) - {"exit", "head"}
         fence = FENCE.match(text, marker.end())
         if unknown or fence is None:
-            raise Broken(f"`{line[0]}` has " + (f"unknown options: {', '.join(sorted(unknown))}" if unknown else "no code block below it"))
+            raise Broken(
+                f"`{line[0]}` has "
+                + (
+                    f"unknown options: {', '.join(sorted(unknown))}"
+                    if unknown
+                    else "no code block below it"
+                )
+            )
         yield Block(
             command=marker["command"],
             exit=int(options.get("exit", 0)),
@@ -114,8 +153,17 @@ def pages() -> list[Path]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="refresh or check the transcripts in the docs")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 when a transcript has drifted")
-    parser.add_argument("files", nargs="*", type=Path, help="pages (default: README.md, docs/ and the other pages at the top)")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="change nothing; exit with 1 when a transcript has drifted",
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        type=Path,
+        help="pages (default: README.md, docs/ and the other pages at the top)",
+    )
     options = parser.parse_args()
     status = 0
     for path in options.files or pages():
@@ -127,7 +175,10 @@ def main() -> int:
             status = 2
             continue
         if fresh != text and options.check:
-            print(f"{path}: a transcript has drifted; run `make docs` and look at the difference", file=sys.stderr)
+            print(
+                f"{path}: a transcript has drifted; run `make docs` and look at the difference",
+                file=sys.stderr,
+            )
             status = max(status, 1)
         elif fresh != text:
             path.write_text(fresh, encoding="utf-8")

@@ -13,7 +13,12 @@ options = parser.parse_args()
 width, depth, words = 2048, 12, 32000
 model = nn.Sequential(
     nn.Embedding(words, width),
-    *(nn.TransformerEncoderLayer(width, 16, 4 * width, dropout=0.0, batch_first=True, norm_first=True) for _ in range(depth)),
+    *(
+        nn.TransformerEncoderLayer(
+            width, 16, 4 * width, dropout=0.0, batch_first=True, norm_first=True
+        )
+        for _ in range(depth)
+    ),
     nn.Linear(width, words),
 ).to(options.device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -35,8 +35,8 @@ _HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job", "write": "memfit.r
 
 
 class _Package(ModuleType):
-    """Loads a public name when it is first used. `memfit.estimate` is the verb, also once the module of that name was imported, which
-    otherwise would put itself in its place."""
+    """Loads a public name when it is first used. `memfit.estimate` is the verb, also once the
+    module of that name was imported, which otherwise would put itself in its place."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in __all__:

@@ -1,4 +1,5 @@
-"""What an estimate consists of beside its memory: the band, what it counted, and answers to what was asked beside."""
+"""What an estimate consists of beside its memory: the band, what it counted, and answers to what
+was asked beside."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Parameters:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The request that the allocator could not serve on this GPU: bytes asked for, and bytes that were left."""
+    """The request that the allocator could not serve on this GPU: bytes asked for, and bytes that
+    were left."""
 
     at: Moment
     asked: int
@@ -34,7 +36,8 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """To a reverse question: `value` is None where nothing fits. `tried` are (what, verdict, device) for the settings looked at."""
+    """To a reverse question: `value` is None where nothing fits. `tried` are (what, verdict,
+    device) for the settings looked at."""
 
     question: str
     value: int | str | None
@@ -45,8 +48,9 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """A change to the job, beside those before it: bytes of the device that it frees, how much longer a token then takes than as it was
-    (None where no time is known), and what is needed then; `host`: bytes that each rank has on the host, where they become more."""
+    """A change to the job, beside those before it: bytes of the device that it frees, how much
+    longer a token then takes than as it was (None where no time is known), and what is needed then;
+    `host`: bytes that each rank has on the host, where they become more."""
 
     name: str
     freed: int
@@ -58,7 +62,8 @@ class Rung:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """What makes it fit: no rungs where it fits as it is, and where none of the known changes helps (`helps` is False)."""
+    """What makes it fit: no rungs where it fits as it is, and where none of the known changes helps
+    (`helps` is False)."""
 
     rungs: tuple[Rung, ...]
     helps: bool
@@ -66,7 +71,8 @@ class Advice:
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """A program that was traced in the place of a model and a job, and the optimizer steps it was followed for."""
+    """A program that was traced in the place of a model and a job, and the optimizer steps it was
+    followed for."""
 
     path: str
     arguments: tuple[str, ...]

@@ -1,6 +1,7 @@
 """The command line: flags, columns and exit codes. Answers go to stdout, everything else to stderr.
 
-Exit codes: 0 it fits (or may: `tight`), 1 it does not, 2 the input is unusable, 70 memfit itself is broken.
+Exit codes: 0 it fits (or may: `tight`), 1 it does not, 2 the input is unusable, 70 memfit itself is
+broken.
 """
 
 from __future__ import annotations
@@ -32,17 +33,31 @@ FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 1
 TRIED = {"tries": "", "serves": " (to answer)"}  # what a plan tries of an option
 # Headings of the help page, by the group of an option.
 GROUPS = {
-    "question": "Question", "plan": "Plan", "job": "Job", "memory": "What changes the memory", "lora": "LoRA", "quantization": "Quantization",
-    "inference": "Inference", "study": "Study", "trace": "Trace", "measure": "Measuring", "moments": "Other moments of a run", "environment": "Environment",
+    "question": "Question",
+    "plan": "Plan",
+    "job": "Job",
+    "memory": "What changes the memory",
+    "lora": "LoRA",
+    "quantization": "Quantization",
+    "inference": "Inference",
+    "study": "Study",
+    "trace": "Trace",
+    "measure": "Measuring",
+    "moments": "Other moments of a run",
+    "environment": "Environment",
     "output": "Output",
-}  # fmt: skip
+}
 PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...", "–": "-"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned, never raised."""
     try:
-        answer = commands.main(args=None if arguments is None else list(arguments), prog_name="memfit", standalone_mode=False)
+        answer = commands.main(
+            args=None if arguments is None else list(arguments),
+            prog_name="memfit",
+            standalone_mode=False,
+        )
         code: int = answer if isinstance(answer, int) else answer[0]
         text: str = "" if isinstance(answer, int) else answer[1]
         if text:  # written here: click ends with 1 when a pipe closes, which is an answer
@@ -67,13 +82,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python flushes stdout at exit, and would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
-    except Exception:  # noqa: BLE001 - shown in full, under a code that no script takes for an answer
+    # Shown in full, under a code that no script takes for an answer
+    except Exception:  # noqa: BLE001
         traceback.print_exc()
-        click.echo("this is a defect of memfit, not of your input: please report it with the lines above", err=True)
+        click.echo(
+            "this is a defect of memfit, not of your input: please report it with the lines above",
+            err=True,
+        )
         return BROKEN
 
 
-# ------------------------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------ the commands
 class Sections(click.Command):
     """A command whose options stand under headings."""
 
@@ -98,30 +117,56 @@ groups: dict[str, str] = {}
 
 
 def flag(one: dataclasses.Field[Any], *, several: bool = False) -> click.Option:
-    """A field of `Ask` or `Job` as a flag. Its text is judged where the field is, so that all problems are told at once. `several`: one
-    that a plan tries with several values takes them with commas."""
+    """A field of `Ask` or `Job` as a flag. Its text is judged where the field is, so that all
+    problems are told at once. `several`: one that a plan tries with several values takes them with
+    commas."""
     rule, name = one.metadata, one.name.replace("_", "-")
     groups[one.name] = rule["group"]
     text = rule["help"]
     if rule["choices"]:
         text += ": " + ", ".join(rule["choices"])
     if several and (rule["tries"] or rule["serves"]):
-        tried = [f"{', '.join(map(spelled_value, rule[kind]))}{words}" for kind, words in TRIED.items() if rule[kind]]
+        tried = [
+            f"{', '.join(map(spelled_value, rule[kind]))}{words}"
+            for kind, words in TRIED.items()
+            if rule[kind]
+        ]
         text += f" [tried: {'; '.join(tried)}]"
-        made = partial(click.Option, [f"--{name}", one.name], metavar="TEXT", help=text, shell_complete=completion(one))
-        return made(is_flag=False, flag_value="yes") if one.type == "bool" else made()  # alone it is the flag that it is elsewhere
+        made = partial(
+            click.Option,
+            [f"--{name}", one.name],
+            metavar="TEXT",
+            help=text,
+            shell_complete=completion(one),
+        )
+        return (
+            made(is_flag=False, flag_value="yes") if one.type == "bool" else made()
+        )  # alone it is the flag that it is elsewhere
     if one.type != "bool" and one.default not in ("", None):
-        text += f" [default: {one.default:g}]" if isinstance(one.default, float) else f" [default: {one.default}]"
+        text += (
+            f" [default: {one.default:g}]"
+            if isinstance(one.default, float)
+            else f" [default: {one.default}]"
+        )
     if one.type == "bool":
         both = f"--{name}/--no-{name}" if one.default else f"--{name}"
-        return click.Option([both, one.name], is_flag=True, default=None, help=text + (" [default: yes]" if one.default else ""))
+        return click.Option(
+            [both, one.name],
+            is_flag=True,
+            default=None,
+            help=text + (" [default: yes]" if one.default else ""),
+        )
     kind = {"int": "N", "float": "X"}.get(str(one.type), "TEXT")
     spelled = [f"--{name}", *(["--gpus"] if one.name == "gpu" else []), one.name]
-    return click.Option(spelled, multiple=one.name == "use", metavar=kind, help=text, shell_complete=completion(one))
+    return click.Option(
+        spelled, multiple=one.name == "use", metavar=kind, help=text, shell_complete=completion(one)
+    )
 
 
 def spelled_value(value: Any) -> str:
-    return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    return (
+        {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    )
 
 
 def completion(one: dataclasses.Field[Any]) -> Any:
@@ -140,26 +185,41 @@ def completion(one: dataclasses.Field[Any]) -> Any:
     return offer
 
 
-def complete_model(ctx: click.Context, parameter: click.Parameter, begun: str) -> list[CompletionItem]:
+def complete_model(
+    ctx: click.Context, parameter: click.Parameter, begun: str
+) -> list[CompletionItem]:
     from memfit.model import catalog
 
-    found = [CompletionItem(name) for name in catalog.names() if name.lower().startswith(begun.lower())]
+    found = [
+        CompletionItem(name) for name in catalog.names() if name.lower().startswith(begun.lower())
+    ]
     return found or [CompletionItem(begun, type="file")]
 
 
 def output(*, explain: bool) -> list[click.Parameter]:
-    found: list[click.Parameter] = [click.Option(["--json", "as_json"], is_flag=True, help="the same as --format json")]
+    found: list[click.Parameter] = [
+        click.Option(["--json", "as_json"], is_flag=True, help="the same as --format json")
+    ]
     if explain:
         found += [
             click.Option(
-                ["--format", "form"], type=click.Choice(FORMATS), default="text", help="how the answer is written [default: text]"
+                ["--format", "form"],
+                type=click.Choice(FORMATS),
+                default="text",
+                help="how the answer is written [default: text]",
             ),
-            click.Option(["--explain"], is_flag=True, help="show the working: every part's formula with its numbers put in"),
+            click.Option(
+                ["--explain"],
+                is_flag=True,
+                help="show the working: every part's formula with its numbers put in",
+            ),
         ]
     return found
 
 
-def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool, **given: Any) -> tuple[int, str]:
+def run_estimate(
+    words: tuple[str, ...], as_json: bool, form: str, explain: bool, **given: Any
+) -> tuple[int, str]:
     form = "json" if as_json else form
     values = {name: value for name, value in given.items() if value not in (None, ())}
     try:
@@ -171,11 +231,20 @@ def run_estimate(words: tuple[str, ...], as_json: bool, form: str, explain: bool
 
         complain(error.problems)
         return UNUSABLE, dumped(refusal(error.problems))
-    return (FITS if found.fits else DOES_NOT), write(found, form, explain=explain, width=columns(), colour=coloured(sys.stdout))
+    return (FITS if found.fits else DOES_NOT), write(
+        found, form, explain=explain, width=columns(), colour=coloured(sys.stdout)
+    )
 
 
 def run_trace(
-    words: Words, as_json: bool, form: str, explain: bool, at_peak: bool, timeline: str, snapshot: str, **given: Any
+    words: Words,
+    as_json: bool,
+    form: str,
+    explain: bool,
+    at_peak: bool,
+    timeline: str,
+    snapshot: str,
+    **given: Any,
 ) -> tuple[int, str]:
     form = "json" if as_json else form
     values = {name: value for name, value in given.items() if value not in (None, ())}
@@ -221,8 +290,9 @@ def dumped(value: Any) -> str:
 ESTIMATE_HELP = """\
 {help}.
 
-MODEL is a hub id (org/name), a folder, a config.json, a .safetensors or .gguf file, or a name from `memfit models`. JOB.yaml holds
-`model` and any of the options below as keys; flags override it.
+MODEL is a hub id (org/name), a folder, a config.json, a .safetensors or .gguf file, or a name
+from `memfit models`. JOB.yaml holds `model` and any of the options below as keys; flags override
+it.
 
 Exit code: 0 it fits (or may), 1 it does not, 2 the input is unusable.
 """
@@ -234,12 +304,16 @@ class Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and not args[0].startswith("-") and args[0] not in VERBS:
             from memfit.registry import nearest
 
             close = offer(nearest(args[0], VERBS))
-            raise InputError.one(f"no command `{args[0][:60]}`", hint=close or "see `memfit --help`")
+            raise InputError.one(
+                f"no command `{args[0][:60]}`", hint=close or "see `memfit --help`"
+            )
         return super().resolve_command(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -252,15 +326,21 @@ def sentence(verb: Verb) -> str:
 
 
 def subject(metavar: str = "MODEL|JOB.yaml") -> click.Argument:
-    return click.Argument(["words"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, shell_complete=complete_model)
+    return click.Argument(
+        ["words"], nargs=-1, type=click.UNPROCESSED, metavar=metavar, shell_complete=complete_model
+    )
 
 
 def estimating(verb: Verb) -> click.Command:
     flags = [flag(one) for name, one in options().items() if name != "model"]
     return Sections(
-        "estimate", callback=run_estimate, params=[subject(), *flags, *output(explain=True)], help=ESTIMATE_HELP.format(help=sentence(verb)),
-        short_help=verb.help, context_settings={"ignore_unknown_options": True},
-    )  # fmt: skip
+        "estimate",
+        callback=run_estimate,
+        params=[subject(), *flags, *output(explain=True)],
+        help=ESTIMATE_HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+        context_settings={"ignore_unknown_options": True},
+    )
 
 
 def comparing(verb: Verb) -> click.Command:
@@ -269,64 +349,125 @@ def comparing(verb: Verb) -> click.Command:
     flags = [flag(one) for name, one in options().items() if name != "model"]
     params = [subject(), *flags, *cli_compare.FLAGS, *output(explain=True)[:2]]
     text = cli_compare.HELP.format(help=sentence(verb))
-    return Sections("compare", callback=cli_compare.runner(flags), params=params, help=text, short_help=verb.help)
+    return Sections(
+        "compare",
+        callback=cli_compare.runner(flags),
+        params=params,
+        help=text,
+        short_help=verb.help,
+    )
 
 
 def planning(verb: Verb) -> click.Command:
     from memfit import cli_plan
 
-    known = {**{one.name: one for one in (*dataclasses.fields(Planning), *dataclasses.fields(Answering))}, **options()}
-    flags = [flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)]
+    known = {
+        **{
+            one.name: one for one in (*dataclasses.fields(Planning), *dataclasses.fields(Answering))
+        },
+        **options(),
+    }
+    flags = [
+        flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)
+    ]
     params = [subject(), *flags, *output(explain=True)[:2]]
-    return Sections("plan", callback=cli_plan.run, params=params, help=cli_plan.HELP.format(help=sentence(verb)), short_help=verb.help)
+    return Sections(
+        "plan",
+        callback=cli_plan.run,
+        params=params,
+        help=cli_plan.HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+    )
 
 
 def tracing(verb: Verb) -> click.Command:
     known = {**options(), **{one.name: one for one in dataclasses.fields(Run)}}
     flags = [flag(one) for name, one in known.items() if name not in ("model", "by")]
     return Tracing(
-        "trace", callback=run_trace, params=[*flags, *FLAGS, *output(explain=True)], help=HELP.format(help=sentence(verb)),
-        short_help=verb.help, options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",
-    )  # fmt: skip
+        "trace",
+        callback=run_trace,
+        params=[*flags, *FLAGS, *output(explain=True)],
+        help=HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+        options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",
+    )
 
 
 def measuring(verb: Verb) -> click.Command:
     from memfit import cli_measure
 
     known = {one.name: one for one in (*dataclasses.fields(Measuring), *dataclasses.fields(Job))}
-    params = [subject("[MODEL]"), *map(flag, known.values()), *cli_measure.FLAGS, *output(explain=False)]
+    params = [
+        subject("[MODEL]"),
+        *map(flag, known.values()),
+        *cli_measure.FLAGS,
+        *output(explain=False),
+    ]
     text = cli_measure.HELP.format(help=sentence(verb))
-    return Sections("measure", callback=cli_measure.run, params=params, help=text, short_help=verb.help)
+    return Sections(
+        "measure", callback=cli_measure.run, params=params, help=text, short_help=verb.help
+    )
 
 
 def studying(verb: Verb) -> click.Command:
     from memfit import cli_study
 
-    known = {one.name: one for one in (*dataclasses.fields(Studying), *dataclasses.fields(Job)) if one.name not in cli_study.LEFT}
-    params = [subject("MODEL..."), *map(flag, known.values()), *cli_study.FLAGS, *output(explain=True)[:2]]
-    return Sections("study", callback=cli_study.run, params=params, help=cli_study.HELP.format(help=sentence(verb)), short_help=verb.help)
+    known = {
+        one.name: one
+        for one in (*dataclasses.fields(Studying), *dataclasses.fields(Job))
+        if one.name not in cli_study.LEFT
+    }
+    params = [
+        subject("MODEL..."),
+        *map(flag, known.values()),
+        *cli_study.FLAGS,
+        *output(explain=True)[:2],
+    ]
+    return Sections(
+        "study",
+        callback=cli_study.run,
+        params=params,
+        help=cli_study.HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+    )
 
 
 def judging(verb: Verb) -> click.Command:
     from memfit import cli_accuracy
 
     file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl|RECORDS]")
-    text = f"{sentence(verb)}: the bundled ones, those of FILE in the same form, or RECORDS: a folder that `memfit measure` wrote, or one of its files."
+    text = (
+        f"{sentence(verb)}: the bundled ones, those of FILE in the same form, or RECORDS: a "
+        "folder that `memfit measure` wrote, or one of its files."
+    )
     params = [file, *cli_accuracy.FLAGS, *output(explain=True)[:2]]
-    return click.Command("accuracy", callback=cli_accuracy.run, params=params, help=text, short_help=verb.help)
+    return click.Command(
+        "accuracy", callback=cli_accuracy.run, params=params, help=text, short_help=verb.help
+    )
 
 
 def listing(verb: Verb) -> click.Command:
     pattern = click.Argument(["words"], nargs=-1, metavar="[PATTERN]")
     run = {"models": run_models, "gpus": run_gpus}[verb.name]
     text = f"{sentence(verb)}; those whose name has every word of PATTERN in it."
-    return click.Command(verb.name, callback=run, params=[pattern, *output(explain=False)], help=text, short_help=verb.help)
+    return click.Command(
+        verb.name,
+        callback=run,
+        params=[pattern, *output(explain=False)],
+        help=text,
+        short_help=verb.help,
+    )
 
 
 BUILD: dict[str, Callable[[Verb], click.Command]] = {
-    "estimate": estimating, "compare": comparing, "plan": planning, "trace": tracing, "measure": measuring, "study": studying,
+    "estimate": estimating,
+    "compare": comparing,
+    "plan": planning,
+    "trace": tracing,
+    "measure": measuring,
+    "study": studying,
     "accuracy": judging,
-}  # fmt: skip
+}
 
 
 def version(ctx: click.Context, one: click.Parameter, wanted: bool) -> None:
@@ -339,20 +480,31 @@ commands = Commands(
     "memfit",
     help="What a model will need on a GPU, byte by byte, before any GPU is touched.",
     params=[
-        click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=version, help="Show the version and exit.")
+        click.Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=version,
+            help="Show the version and exit.",
+        )
     ],
-    epilog='Shell completion: `eval "$(_MEMFIT_COMPLETE=bash_source memfit)"`, or zsh_source, or fish_source.',
+    epilog=(
+        'Shell completion: `eval "$(_MEMFIT_COMPLETE=bash_source memfit)"`, or zsh_source, '
+        "or fish_source."
+    ),
 )
 
 
-# ------------------------------------------------------------------------------------------------------- the terminal
+# ------------------------------------------------------------------------------------ the terminal
 def columns() -> int:
     """Of the terminal, within what can be read."""
     return max(60, min(120, shutil.get_terminal_size().columns))
 
 
 def room() -> int:
-    """What a line of a list may take: that of a terminal, and of anything else as much as it needs (0)."""
+    """What a line of a list may take: that of a terminal, and of anything else as much as it needs
+    (0)."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
@@ -367,7 +519,11 @@ def echo(text: str, stream: TextIO | None = None) -> None:
     try:
         text.encode(stream.encoding or "ascii")
     except UnicodeEncodeError:
-        text = text.translate(PLAIN).encode(stream.encoding or "ascii", "backslashreplace").decode(stream.encoding or "ascii")
+        text = (
+            text.translate(PLAIN)
+            .encode(stream.encoding or "ascii", "backslashreplace")
+            .decode(stream.encoding or "ascii")
+        )
     stream.write(f"{text}\n")
 
 

@@ -30,9 +30,21 @@ def idle(about: str, given: dict[str, Any]) -> list[Problem]:
     ]
 
 
-def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool, regret: bool, **given: Any) -> tuple[int, str]:
+def run(
+    path: str,
+    worst: int,
+    plot: str,
+    as_json: bool,
+    form: str,
+    speed: bool,
+    regret: bool,
+    **given: Any,
+) -> tuple[int, str]:
     """Exit code 0: there is a table, whatever it says."""
-    form, every = "json" if as_json else form, {"worst": worst, "plot": plot, "speed": speed, "regret": regret, **given}
+    form, every = (
+        "json" if as_json else form,
+        {"worst": worst, "plot": plot, "speed": speed, "regret": regret, **given},
+    )
     if path and (Path(path).is_dir() or path.endswith(".json")):
         return 0, of_records(path, form, idle(RECORDS, every), every)
     if speed or regret:
@@ -42,13 +54,24 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool,
 
     wrong = []
     if plot and Path(plot).suffix.lower() != ".svg":
-        wrong.append(Problem(message=f"`{plot[:200]}` is no name of a picture that can be drawn", where="plot", hint="name it *.svg"))
+        wrong.append(
+            Problem(
+                message=f"`{plot[:200]}` is no name of a picture that can be drawn",
+                where="plot",
+                hint="name it *.svg",
+            )
+        )
     elif plot and not Path(plot).absolute().parent.is_dir():
         wrong.append(Problem(message=f"there is no folder for `{plot[:200]}`", where="plot"))
     given |= {"by": given["by"] or FORMULA, "processes": given["processes"] or os.cpu_count() or 1}
     life = Life()
     try:
-        found = accuracy(path, progress=lambda done, rows, what: life.say(f"row {done + 1} of {rows}, {what}"), problems=wrong, **given)
+        found = accuracy(
+            path,
+            progress=lambda done, rows, what: life.say(f"row {done + 1} of {rows}, {what}"),
+            problems=wrong,
+            **given,
+        )
     finally:
         life.done()
     if words := report.broken(found):
@@ -60,13 +83,19 @@ def run(path: str, worst: int, plot: str, as_json: bool, form: str, speed: bool,
             Path(plot).write_text(svg(found), encoding="utf-8")
         except OSError as error:
             raise InputError.one(
-                f"`{plot[:200]}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="plot"
+                (
+                    f"`{plot[:200]}` cannot be written: "
+                    f"{(error.strerror or 'unknown failure').lower()}"
+                ),
+                where="plot",
             ) from None
     if form == "json":
         return 0, json.dumps(report.data(found), indent=2, ensure_ascii=False)
     if form == "markdown":
         return 0, report.markdown(found, worst=worst)
-    return 0, report.text(found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns)))
+    return 0, report.text(
+        found, worst=worst, width=max(60, min(120, shutil.get_terminal_size().columns))
+    )
 
 
 def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
@@ -77,14 +106,21 @@ def of_records(path: str, form: str, wrong: list[Problem], given: dict[str, Any]
     life = Life()
     try:
         found = beside(
-            path, by=given["by"] or FORMULA, limit=given["limit"], problems=wrong,
+            path,
+            by=given["by"] or FORMULA,
+            limit=given["limit"],
+            problems=wrong,
             told=lambda done, count, what: life.say(f"record {done + 1} of {count}, {what}"),
-        )  # fmt: skip
+        )
     finally:
         life.done()
     if form == "json":
         return json.dumps(report.comparison_data(found), indent=2)
-    return report.comparison_markdown(found, given["worst"]) if form == "markdown" else report.comparison(found, given["worst"])
+    return (
+        report.comparison_markdown(found, given["worst"])
+        if form == "markdown"
+        else report.comparison(found, given["worst"])
+    )
 
 
 def of_speeds(path: str, form: str, wrong: list[Problem], given: dict[str, Any]) -> str:
@@ -97,23 +133,55 @@ def of_speeds(path: str, form: str, wrong: list[Problem], given: dict[str, Any])
     found = speeds(path, problems=wrong, **{key: given[key] for key in ("source", "confidence")})
     if given["regret"]:
         sweeps = list(regrets(found))
-        made: Any = costs.data(sweeps) if form == "json" else costs.markdown(sweeps) if form == "markdown" else costs.text(sweeps)
+        made: Any = (
+            costs.data(sweeps)
+            if form == "json"
+            else costs.markdown(sweeps)
+            if form == "markdown"
+            else costs.text(sweeps)
+        )
     else:
-        made = report.data(found) if form == "json" else report.markdown(found) if form == "markdown" else report.text(found)
+        made = (
+            report.data(found)
+            if form == "json"
+            else report.markdown(found)
+            if form == "markdown"
+            else report.text(found)
+        )
     return json.dumps(made, indent=2) if form == "json" else str(made)
 
 
 FORMULA = "formula"
 FLAGS = (
-    click.Option(["--speed"], is_flag=True, help="speeds in place of memory: tokens a second, predicted against measured"),
     click.Option(
-        ["--regret"], is_flag=True, help="what choosing by predicted speed costs: the first choice of each published sweep beside the best"
+        ["--speed"],
+        is_flag=True,
+        help="speeds in place of memory: tokens a second, predicted against measured",
     ),
     click.Option(
-        ["--worst"], type=click.IntRange(0, 1000), default=0, metavar="N", help="show the N worst cases and what they are made of"
+        ["--regret"],
+        is_flag=True,
+        help=(
+            "what choosing by predicted speed costs: the first choice of each published "
+            "sweep beside the best"
+        ),
     ),
-    click.Option(["--confidence"], default="", metavar="TEXT", help="only rows of this confidence: high, medium, low"),
-    click.Option(["--source"], default="", metavar="TEXT", help="only rows whose source has this in its name"),
+    click.Option(
+        ["--worst"],
+        type=click.IntRange(0, 1000),
+        default=0,
+        metavar="N",
+        help="show the N worst cases and what they are made of",
+    ),
+    click.Option(
+        ["--confidence"],
+        default="",
+        metavar="TEXT",
+        help="only rows of this confidence: high, medium, low",
+    ),
+    click.Option(
+        ["--source"], default="", metavar="TEXT", help="only rows whose source has this in its name"
+    ),
     click.Option(
         ["--limit"],
         type=click.IntRange(0),
@@ -121,8 +189,17 @@ FLAGS = (
         metavar="N",
         help="only the first N cases that can be asked, or records [default: all]",
     ),
-    click.Option(["--by"], default="", metavar="TEXT", help="formula, or trace: the real code, seconds a case [default: formula]"),
-    click.Option(["--peers"], is_flag=True, help="ask other people's tools too, those that are installed: seconds to minutes a case"),
+    click.Option(
+        ["--by"],
+        default="",
+        metavar="TEXT",
+        help="formula, or trace: the real code, seconds a case [default: formula]",
+    ),
+    click.Option(
+        ["--peers"],
+        is_flag=True,
+        help="ask other people's tools too, those that are installed: seconds to minutes a case",
+    ),
     click.Option(
         ["--processes"],
         type=click.IntRange(1, 64),
@@ -130,7 +207,12 @@ FLAGS = (
         metavar="N",
         help="processes that share the work [default: one a CPU]",
     ),
-    click.Option(["--plot"], default="", metavar="FILE.svg", help="draw what was predicted against what was measured"),
+    click.Option(
+        ["--plot"],
+        default="",
+        metavar="FILE.svg",
+        help="draw what was predicted against what was measured",
+    ),
 )
 
 __all__ = ["FLAGS", "run"]

@@ -18,25 +18,42 @@ from memfit.words import one_model
 HELP = """\
 {help}.
 
-Flags that stand alone hold for all; each `--with` is a variant: flags of `memfit estimate` in quotes, like
-`--with "--use fsdp" --with "--use ddp --batch 2"`.
+Flags that stand alone hold for all; each `--with` is a variant: flags of `memfit estimate` in
+quotes, like `--with "--use fsdp" --with "--use ddp --batch 2"`.
 
 Exit code: 0 one of them fits (or may), 1 none does, 2 the input is unusable.
 """
-FLAGS = (click.Option(["--with", "variants"], multiple=True, metavar="FLAGS", help="a variant: flags that hold for it alone, in quotes"),)
+FLAGS = (
+    click.Option(
+        ["--with", "variants"],
+        multiple=True,
+        metavar="FLAGS",
+        help="a variant: flags that hold for it alone, in quotes",
+    ),
+)
 
 
 def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
     """`flags`: those of `memfit estimate`, by which variants are read."""
     reader = click.Command("--with", params=list(flags), add_help_option=False)
 
-    def run(words: tuple[str, ...], variants: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple[int, str]:
+    def run(
+        words: tuple[str, ...], variants: tuple[str, ...], as_json: bool, form: str, **given: Any
+    ) -> tuple[int, str]:
         common = {name: value for name, value in given.items() if value not in (None, ())}
         wrong: list[Problem] = []
         read = [variant(reader, text, wrong) for text in variants]
         if not 2 <= len(variants) <= len(LETTERS):
-            message = f"{len(variants) or 'no'} variant{'' if len(variants) == 1 else 's'} to compare"
-            wrong.append(Problem(message=message, where="with", hint='name each, like `--with "--use fsdp" --with "--use ddp"`; 2 to 26'))
+            message = (
+                f"{len(variants) or 'no'} variant{'' if len(variants) == 1 else 's'} to compare"
+            )
+            wrong.append(
+                Problem(
+                    message=message,
+                    where="with",
+                    hint='name each, like `--with "--use fsdp" --with "--use ddp"`; 2 to 26',
+                )
+            )
         if wrong:
             raise InputError(*wrong)
         found = list(zip(variants, compare(one_model(words), read, **common), strict=True))
@@ -55,9 +72,13 @@ def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str,
     try:
         context = reader.make_context("--with", shlex.split(text), resilient_parsing=False)
     except (click.ClickException, ValueError) as error:
-        said = (error.format_message() if isinstance(error, click.ClickException) else str(error)).rstrip(".")
+        said = (
+            error.format_message() if isinstance(error, click.ClickException) else str(error)
+        ).rstrip(".")
         message = f"`{text[:60]}`: {said[:1].lower()}{said[1:200]}"
-        wrong.append(Problem(message=message, where="with", hint="flags as `memfit estimate` takes them"))
+        wrong.append(
+            Problem(message=message, where="with", hint="flags as `memfit estimate` takes them")
+        )
         return {}
     return {name: value for name, value in context.params.items() if value not in (None, ())}
 

@@ -17,21 +17,34 @@ if TYPE_CHECKING:
 HELP = """\
 {help}.
 
-MODEL and the options of the job are those of `memfit estimate`; the weights are random, and a fresh process runs a few steps. Without a
-GPU the CPU is measured by torch's profiler. With `--campaign`, every case of the file that has no record yet is run, the most valuable
-first, until the budget is spent.
+MODEL and the options of the job are those of `memfit estimate`; the weights are random, and a
+fresh process runs a few steps. Without a GPU the CPU is measured by torch's profiler. With
+`--campaign`, every case of the file that has no record yet is run, the most valuable first, until
+the budget is spent.
 
 Exit code: 0 it ran (or ran out of memory, which is an answer), 2 the input is unusable.
 """
 
 
-def run(words: tuple[str, ...], as_json: bool, campaign: str, only: str, listed: bool, **given: Any) -> tuple[int, str]:
+def run(
+    words: tuple[str, ...], as_json: bool, campaign: str, only: str, listed: bool, **given: Any
+) -> tuple[int, str]:
     from memfit.report import measured
     from memfit.verbs import measure, planned
 
-    stray = [Problem(message=f"`--{name}` is for a campaign", where=name) for name, told in (("only", only), ("list", listed)) if told]
+    stray = [
+        Problem(message=f"`--{name}` is for a campaign", where=name)
+        for name, told in (("only", only), ("list", listed))
+        if told
+    ]
     if campaign:
-        stray = [Problem(message=f"`{word[:60]}` is no option, and a campaign names its models itself", where="model") for word in words]
+        stray = [
+            Problem(
+                message=f"`{word[:60]}` is no option, and a campaign names its models itself",
+                where="model",
+            )
+            for word in words
+        ]
     if stray:
         raise InputError(*stray)
     if campaign:
@@ -39,7 +52,9 @@ def run(words: tuple[str, ...], as_json: bool, campaign: str, only: str, listed:
             cases = planned(campaign, only)
             return 0, "\n".join([*(case.name for case in cases), f"{len(cases)} cases"])
         made = measure(campaign=campaign, only=only, told=progress, **given)
-        return 0, json.dumps([dataclasses.asdict(one) for one in made], indent=2) if as_json else measured.table(made)
+        return 0, json.dumps(
+            [dataclasses.asdict(one) for one in made], indent=2
+        ) if as_json else measured.table(made)
     from memfit.words import one_model
 
     made = measure(one_model(words), told=progress, **given)
@@ -60,8 +75,15 @@ def progress(case: Case, record: Record | None) -> None:
 
 
 FLAGS = (
-    click.Option(["--campaign"], default="", metavar="FILE.toml", help="measure the cases of this file"),
-    click.Option(["--only"], default="", metavar="TEXT", help="of a campaign, the cases with this in their name"),
+    click.Option(
+        ["--campaign"], default="", metavar="FILE.toml", help="measure the cases of this file"
+    ),
+    click.Option(
+        ["--only"],
+        default="",
+        metavar="TEXT",
+        help="of a campaign, the cases with this in their name",
+    ),
     click.Option(["--list", "listed"], is_flag=True, help="name the cases of a campaign and end"),
 )
 

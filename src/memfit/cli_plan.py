@@ -16,9 +16,11 @@ from memfit.words import one_model
 HELP = """\
 {help}.
 
-Options of the job that are not named are tried with several values; one that is named holds for all, or several do: `--method full,lora`,
-`--checkpointing any`. The global batch stays the same, whatever the micro-batch. `--gpus cheapest` chooses the machine, too: of those with a
-public price the one that costs least an hour and does it, within `--budget-money` and `--budget-hours` if they are named.
+Options of the job that are not named are tried with several values; one that is named holds for
+all, or several do: `--method full,lora`, `--checkpointing any`. The global batch stays the same,
+whatever the micro-batch. `--gpus cheapest` chooses the machine, too: of those with a public price
+the one that costs least an hour and does it, within `--budget-money` and `--budget-hours` if they
+are named.
 
 Exit code: 0 there is a way that fits, 1 there is none, 2 the input is unusable.
 """
@@ -34,7 +36,10 @@ def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple
     if found.rows and values.get("write"):
         write(Path(str(values["write"])), job_file(found, found.rows[0]))
     form = "json" if as_json else form
-    written = {"json": lambda: json.dumps(data(found), indent=2, ensure_ascii=False), "markdown": lambda: markdown(found)}
+    written = {
+        "json": lambda: json.dumps(data(found), indent=2, ensure_ascii=False),
+        "markdown": lambda: markdown(found),
+    }
     return (0 if found.fits else 1), written.get(form, lambda: text(found))()
 
 
@@ -48,7 +53,10 @@ def write(path: Path, text: str) -> None:
     try:
         path.write_text(text)
     except OSError as error:
-        raise InputError.one(f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="write") from None
+        raise InputError.one(
+            f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}",
+            where="write",
+        ) from None
 
 
 __all__ = ["HELP", "run"]

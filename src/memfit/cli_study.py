@@ -17,25 +17,49 @@ from memfit.verbs import study
 HELP = """\
 {help}.
 
-Every model on every machine at every length, in all ways: full, LoRA and QLoRA, with and without gradient checkpointing, eager and fused
-attention, DDP, ZeRO-1, -2 and -3 and ZeRO with offload. The other options of a job hold for all. Ctrl-C ends with what was found by then.
+Every model on every machine at every length, in all ways: full, LoRA and QLoRA, with and without
+gradient checkpointing, eager and fused attention, DDP, ZeRO-1, -2 and -3 and ZeRO with offload.
+The other options of a job hold for all. Ctrl-C ends with what was found by then.
 
 Exit code: 0 something fits, 1 nothing does, 2 the input is unusable.
 """
-LEFT = (*AXES, "new_tokens", "cache", "cache_bits", "logits", "beams", "target_seq", "images", "image_size")
+LEFT = (
+    *AXES,
+    "new_tokens",
+    "cache",
+    "cache_bits",
+    "logits",
+    "beams",
+    "target_seq",
+    "images",
+    "image_size",
+)
 FLAGS = (
-    click.Option(["--heatmap"], default="", metavar="FILE.svg", help="draw the heat-maps into this file"),
-    click.Option(["--records"], default="", metavar="DIR", help="set what `memfit measure` wrote there beside the predictions, too"),
+    click.Option(
+        ["--heatmap"], default="", metavar="FILE.svg", help="draw the heat-maps into this file"
+    ),
+    click.Option(
+        ["--records"],
+        default="",
+        metavar="DIR",
+        help="set what `memfit measure` wrote there beside the predictions, too",
+    ),
 )
 
 
-def run(words: tuple[str, ...], heatmap: str, records: str, as_json: bool, form: str, **given: Any) -> tuple[int, str]:
+def run(
+    words: tuple[str, ...], heatmap: str, records: str, as_json: bool, form: str, **given: Any
+) -> tuple[int, str]:
     from memfit.report import study as report
     from memfit.truth.beside import beside, published
     from memfit.verb_study import recorded
     from memfit.words import gather
 
-    strange = [Problem(message=f"unknown option `{word[:60]}`", hint="see `memfit study --help`") for word in words if word.startswith("-")]
+    strange = [
+        Problem(message=f"unknown option `{word[:60]}`", hint="see `memfit study --help`")
+        for word in words
+        if word.startswith("-")
+    ]
     if heatmap and not Path(heatmap).resolve().parent.is_dir():
         strange.append(Problem(message=f"`{heatmap[:200]}` lies in no folder", where="heatmap"))
     own = gather(strange, list[Any], lambda: recorded(Path(records)) if records else [])
@@ -44,7 +68,11 @@ def run(words: tuple[str, ...], heatmap: str, records: str, as_json: bool, form:
     asked = {name: value for name, value in given.items() if value not in (None, ())}
     life = Life()
     try:
-        found = study(words, progress=lambda done, total, what: life.say(f"{done} of {total} ways, {what}"), **asked)
+        found = study(
+            words,
+            progress=lambda done, total, what: life.say(f"{done} of {total} ways, {what}"),
+            **asked,
+        )
     finally:
         life.done()
     measured = published(found) if asked.get("measured", True) else {}
@@ -59,7 +87,9 @@ def run(words: tuple[str, ...], heatmap: str, records: str, as_json: bool, form:
     elif form == "markdown":
         answer = report.markdown(found, measured)
     else:
-        answer = report.text(found, measured, width=max(80, min(120, shutil.get_terminal_size().columns)))
+        answer = report.text(
+            found, measured, width=max(80, min(120, shutil.get_terminal_size().columns))
+        )
     return (0 if any(cell.fits for panel in found.panels for cell in panel.cells) else 1), answer
 
 

@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
 OFTEN, SELDOM = 0.1, 10.0  # seconds between two signs of life: on a terminal, elsewhere
 PICTURES = (".svg", ".png", ".html")
-OF_SCRIPT = ("gpu", "memory", "offline", "alloc_conf", *(one.name for one in dataclasses.fields(Run)))
+OF_SCRIPT = (
+    "gpu",
+    "memory",
+    "offline",
+    "alloc_conf",
+    *(one.name for one in dataclasses.fields(Run)),
+)
 
 
 class Words(NamedTuple):
@@ -32,8 +38,9 @@ class Words(NamedTuple):
 
 
 def split(words: Sequence[str], valued: Mapping[str, bool], script_flags: frozenset[str]) -> Words:
-    """`valued`: every flag of ours, and whether a value follows. Before a script all flags are ours; behind it those among
-    `script_flags`, everything else is its own; behind `--` all is. A model may stand anywhere among flags."""
+    """`valued`: every flag of ours, and whether a value follows. Before a script all flags are
+    ours; behind it those among `script_flags`, everything else is its own; behind `--` all is. A
+    model may stand anywhere among flags."""
     ours: list[str] = []
     arguments: list[str] = []
     subject, script = "", False
@@ -91,7 +98,11 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
     found = []
     if timeline and Path(timeline).suffix.lower() not in PICTURES:
         found.append(
-            Problem(message=f"`{timeline}` is no picture that can be drawn", where="timeline", hint="name it *.svg, *.png or *.html")
+            Problem(
+                message=f"`{timeline}` is no picture that can be drawn",
+                where="timeline",
+                hint="name it *.svg, *.png or *.html",
+            )
         )
     if timeline.lower().endswith(".png"):
         from importlib.util import find_spec
@@ -99,7 +110,9 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
         if find_spec("matplotlib") is None:
             found.append(
                 Problem(
-                    message="a PNG needs the package `matplotlib`", where="timeline", hint="pip install 'memfit[plot]', or name it *.svg"
+                    message="a PNG needs the package `matplotlib`",
+                    where="timeline",
+                    hint="pip install 'memfit[plot]', or name it *.svg",
                 )
             )
     for name, path in (("timeline", timeline), ("snapshot", snapshot)):
@@ -108,13 +121,17 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
     return found
 
 
-def traced(words: Words, given: Mapping[str, Any], *, timeline: str = "", snapshot: str = "") -> Estimate:
+def traced(
+    words: Words, given: Mapping[str, Any], *, timeline: str = "", snapshot: str = ""
+) -> Estimate:
     """Trace, and write the files that were asked for."""
     from memfit.verbs import trace
 
     wrong = outputs_wrong(timeline, snapshot)
     if not words.subject:
-        hint = "a hub id, a path, a name from `memfit models`, a job file (*.yaml) or a script (*.py)"
+        hint = (
+            "a hub id, a path, a name from `memfit models`, a job file (*.yaml) or a script (*.py)"
+        )
         wrong.append(Problem(message="no model and no script is named", where="model", hint=hint))
     if wrong:
         raise InputError(*wrong)
@@ -139,12 +156,28 @@ class TraceCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         valued = {
-            name: not one.is_flag for one in self.params if isinstance(one, click.Option) for name in (*one.opts, *one.secondary_opts)
+            name: not one.is_flag
+            for one in self.params
+            if isinstance(one, click.Option)
+            for name in (*one.opts, *one.secondary_opts)
         }
         valued |= {"--help": False}
-        of_script = [one for one in self.params if isinstance(one, click.Option) and (one.name in OF_SCRIPT or one.name not in options())]
-        words = split(args, valued, frozenset(name for one in of_script for name in (*one.opts, *one.secondary_opts)))
-        strange = [word.partition("=")[0] for word in words.ours if word.startswith("-") and word.partition("=")[0] not in valued]
+        of_script = [
+            one
+            for one in self.params
+            if isinstance(one, click.Option)
+            and (one.name in OF_SCRIPT or one.name not in options())
+        ]
+        words = split(
+            args,
+            valued,
+            frozenset(name for one in of_script for name in (*one.opts, *one.secondary_opts)),
+        )
+        strange = [
+            word.partition("=")[0]
+            for word in words.ours
+            if word.startswith("-") and word.partition("=")[0] not in valued
+        ]
         if strange:
             raise InputError(*unknown_flags(strange, [*valued]))
         left = super().parse_args(ctx, words.ours)
@@ -156,23 +189,38 @@ def unknown_flags(words: Sequence[str], known: Sequence[str]) -> list[Problem]:
     from memfit.registry import nearest
 
     return [
-        Problem(message=f"unknown option `{word[:60]}`", hint=offer(nearest(word, known)) or "see `memfit trace --help`") for word in words
+        Problem(
+            message=f"unknown option `{word[:60]}`",
+            hint=offer(nearest(word, known)) or "see `memfit trace --help`",
+        )
+        for word in words
     ]
 
 
 FLAGS = (
-    click.Option(["--at-peak"], is_flag=True, help="list what is alive at the peak, largest first, by module"),
-    click.Option(["--timeline"], default="", metavar="FILE", help="draw the memory over the run: FILE.svg, FILE.png or FILE.html"),
     click.Option(
-        ["--snapshot"], default="", metavar="FILE", help="write a memory snapshot for PyTorch's visualizer (docs.pytorch.org/memory_viz)"
+        ["--at-peak"], is_flag=True, help="list what is alive at the peak, largest first, by module"
+    ),
+    click.Option(
+        ["--timeline"],
+        default="",
+        metavar="FILE",
+        help="draw the memory over the run: FILE.svg, FILE.png or FILE.html",
+    ),
+    click.Option(
+        ["--snapshot"],
+        default="",
+        metavar="FILE",
+        help="write a memory snapshot for PyTorch's visualizer (docs.pytorch.org/memory_viz)",
     ),
 )
 HELP = """\
 {help}.
 
-MODEL is what it is for `memfit estimate`. SCRIPT.py runs unmodified, as `python SCRIPT.py` would, as if this machine had the GPU: a
-few optimizer steps, no weights, nothing written. Before the script all options are memfit's; behind it those below that are not
-about a job, everything else is the script's; behind `--` all is.
+MODEL is what it is for `memfit estimate`. SCRIPT.py runs unmodified, as `python SCRIPT.py` would,
+as if this machine had the GPU: a few optimizer steps, no weights, nothing written. Before the
+script all options are memfit's; behind it those below that are not about a job, everything else
+is the script's; behind `--` all is.
 
 Exit code: 0 it fits (or may), 1 it does not, 2 the input is unusable.
 """

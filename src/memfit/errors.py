@@ -3,7 +3,8 @@
     MemfitError
     ├── InputError       what the user gave is unusable; carries every problem at once (exit code 2)
     │   └── SourceError  a model could not be had: hub, folder or file (exit code 2)
-    ├── MissingExtra     the feature needs an optional dependency that is not installed (exit code 2)
+    ├── MissingExtra     the feature needs an optional dependency that is not installed (exit code
+    2)
     └── TapeError        a producer wrote an illegal tape: a defect of memfit itself
 
 "Does not fit" is no error: it is an `Estimate` with a full answer.
@@ -57,7 +58,10 @@ class MissingExtra(MemfitError):
 
     def __init__(self, what: str, extra: str, otherwise: str = "") -> None:
         hint = f"pip install 'memfit[{extra}]'"
-        super().__init__(f"{what} needs the extra `{extra}`\nhint: {f'{hint}, or {otherwise}' if otherwise else hint}")
+        super().__init__(
+            f"{what} needs the extra `{extra}`\nhint: "
+            f"{f'{hint}, or {otherwise}' if otherwise else hint}"
+        )
 
 
 class TapeError(MemfitError):

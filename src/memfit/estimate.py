@@ -1,4 +1,5 @@
-"""One question, one answer: what a job on a model holds of a GPU, whether that fits, and what would."""
+"""One question, one answer: what a job on a model holds of a GPU, whether that fits, and what
+would."""
 
 from __future__ import annotations
 
@@ -37,14 +38,16 @@ from memfit.techniques import marked, precision
 from memfit.techniques.base import TRACE
 from memfit.techniques.pp import alike
 
-# What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies) follows from shapes alone.
+# What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies)
+# follows from shapes alone.
 PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "communication")
 Place: TypeAlias = "tuple[Cluster | None, Strategy]"  # which GPUs, and how they share the work
 
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the kernels are those of an A100."""
+    """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the
+    kernels are those of an A100."""
 
     model: Model = field(repr=False)
     job: Job
@@ -67,8 +70,12 @@ class Estimate:
     answers: tuple[Answer, ...] = ()
     advice: Advice | None = None
     bill: Bill | None = None  # of a dataset, where one was named
-    squeezed: int | None = None  # what the allocator holds at most where it had to give back its cache on this GPU
-    script: Script | None = None  # then `model` has only its name, and `job` nothing but the allocator's options
+    squeezed: int | None = (
+        None  # what the allocator holds at most where it had to give back its cache on this GPU
+    )
+    script: Script | None = (
+        None  # then `model` has only its name, and `job` nothing but the allocator's options
+    )
 
     @property
     def fits(self) -> bool:
@@ -100,18 +107,26 @@ class Estimate:
 
     @cached_property
     def time(self) -> Duration | None:
-        """Of one optimizer step, from the same tape, written short, and those of a pipeline's other stages; None where that is not known:
-        inference, a trace, no GPU or link named."""
+        """Of one optimizer step, from the same tape, written short, and those of a pipeline's other
+        stages; None where that is not known: inference, a trace, no GPU or link named."""
         if self.cluster is None or self.script or not self.job.training or self.source != "formula":
             return None
         pp, ranks = self.strategy.pp, [rank for rank, _ in self.strategy.distinct()]
         stages = alike(pp, len(self.model.layers)) if pp is not None and pp.size > 1 else (0,)
         own = self.strategy.rank * len(ranks) // self.strategy.ranks
-        short = self.memory.tape.repeats or waits(self.job) or not foldable(self.strategy)  # where nothing folds, short is long
+        short = (
+            self.memory.tape.repeats or waits(self.job) or not foldable(self.strategy)
+        )  # where nothing folds, short is long
         tapes = {
             stage: self.memory.tape
             if short and stage == own
-            else lower(self.model, self.job, dataclasses.replace(self.strategy, rank=ranks[stage]), self.cluster, compact=True)
+            else lower(
+                self.model,
+                self.job,
+                dataclasses.replace(self.strategy, rank=ranks[stage]),
+                self.cluster,
+                compact=True,
+            )
             for stage in dict.fromkeys(stages)
         }
         return step_time(
@@ -142,7 +157,11 @@ class Estimate:
     def _short(self) -> Tape:
         """This rank's tape, one layer for many."""
         tape = self.memory.tape
-        return tape if tape.repeats or self.cluster is None else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
+        return (
+            tape
+            if tape.repeats or self.cluster is None
+            else lower(self.model, self.job, self.strategy, self.cluster, compact=True)
+        )
 
     @property
     def untimed(self) -> str:
@@ -161,8 +180,13 @@ class Estimate:
 
     @property
     def parts(self) -> dict[str, int]:
-        """Bytes by part, largest first; they sum to `device`. Without the last two they sum to `allocated`."""
-        gaps = {} if self.memory.fragmentation is None else {"fragmentation": self.memory.fragmentation}
+        """Bytes by part, largest first; they sum to `device`. Without the last two they sum to
+        `allocated`."""
+        gaps = (
+            {}
+            if self.memory.fragmentation is None
+            else {"fragmentation": self.memory.fragmentation}
+        )
         links = {"nccl": middle(self.nccl)} if self.strategy else {}
         return {**self.memory.parts, **gaps, "context": middle(self.context), **links}
 
@@ -178,34 +202,68 @@ def estimate(
     problems: tuple[Problem, ...] = (),
     total: int | None = None,
 ) -> Estimate:
-    """`producer` writes the tape (default: the formulas). Not `precise`: live bytes only, identical layers walked once.
+    """`producer` writes the tape (default: the formulas). Not `precise`: live bytes only, identical
+    layers walked once.
 
-    `total`: the number of parameters where no family built the model; without it they are counted on the tape.
-    Of several ranks whose memory differs, the answer is that of the worst; `ranks` has all.
+    `total`: the number of parameters where no family built the model; without it they are counted
+    on the tape. Of several ranks whose memory differs, the answer is that of the worst; `ranks` has
+    all.
     """
     _counted(cluster, strategy)
-    alike = strategy.distinct() if producer is not None else distinct(model, job, cluster, strategy, every=precise)
+    alike = (
+        strategy.distinct()
+        if producer is not None
+        else distinct(model, job, cluster, strategy, every=precise)
+    )
     found = [
-        _of_rank(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise, problems, total) for rank, _ in alike
+        _of_rank(
+            model,
+            job,
+            (cluster, dataclasses.replace(strategy, rank=rank)),
+            producer,
+            precise,
+            problems,
+            total,
+        )
+        for rank, _ in alike
     ]
     worst = max(found, key=lambda one: one.device)
     return dataclasses.replace(
         worst,
         ranks=tuple(
-            Rank(rank=rank, alike=count, allocated=one.memory.allocated, device=one.device, verdict=one.verdict)
+            Rank(
+                rank=rank,
+                alike=count,
+                allocated=one.memory.allocated,
+                device=one.device,
+                verdict=one.verdict,
+            )
             for (rank, count), one in zip(alike, found, strict=True)
         ),
     )
 
 
-def of_rank(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, producer: Producer | None = None) -> Estimate:
+def of_rank(
+    model: Model,
+    job: Job,
+    cluster: Cluster | None,
+    strategy: Strategy,
+    *,
+    producer: Producer | None = None,
+) -> Estimate:
     """The answer for the rank that `strategy` names, whichever is the worst."""
     _counted(cluster, strategy)
     return _of_rank(model, job, (cluster, strategy), producer, True, (), None)
 
 
 def _of_rank(
-    model: Model, job: Job, place: Place, producer: Producer | None, precise: bool, problems: tuple[Problem, ...], total: int | None
+    model: Model,
+    job: Job,
+    place: Place,
+    producer: Producer | None,
+    precise: bool,
+    problems: tuple[Problem, ...],
+    total: int | None,
 ) -> Estimate:
     cluster, strategy = place
     gpu = None if cluster is None else cluster.gpu
@@ -218,7 +276,9 @@ def _of_rank(
     band = _band(found, outside, limited)
     verdict = _verdict(band, room, limited)
     program, notes = _marked(model, job, gpu, strategy)
-    known = _parameters(_marked(model, job, gpu)[0] if strategy else program, tape, total)  # of the whole model
+    known = _parameters(
+        _marked(model, job, gpu)[0] if strategy else program, tape, total
+    )  # of the whole model
     advice = _advice(tape, job, found, (band, room, verdict), spread().high) if precise else ()
     return Estimate(
         model=model,
@@ -239,32 +299,59 @@ def _of_rank(
         verdict=verdict,
         failure=_failure(tape, limited),
         retries=0 if limited is None or limited.oom else limited.retries,
-        squeezed=limited.peak_reserved if limited is not None and not limited.oom and limited.retries else None,
+        squeezed=limited.peak_reserved
+        if limited is not None and not limited.oom and limited.retries
+        else None,
         parameters=known,
         source=tape.source,
-        problems=tuple(dict.fromkeys((*problems, *notes, *_remarks(program), *tape.notes, *advice))),
+        problems=tuple(
+            dict.fromkeys((*problems, *notes, *_remarks(program), *tape.notes, *advice))
+        ),
         versions=tape.versions,
     )
 
 
 def surplus(
-    model: Model, job: Job, cluster: Cluster, producer: Producer | None = None, *, strategy: Strategy = ONE, precise: bool = True
+    model: Model,
+    job: Job,
+    cluster: Cluster,
+    producer: Producer | None = None,
+    *,
+    strategy: Strategy = ONE,
+    precise: bool = True,
 ) -> int:
-    """By how much it does not fit: what the band reaches to, less what the GPU offers at least. `estimate` says `fits` where this is not
-    positive. Not `precise`: the live peak against what it offers at most, so that nothing fits where this is positive."""
+    """By how much it does not fit: what the band reaches to, less what the GPU offers at least.
+    `estimate` says `fits` where this is not positive. Not `precise`: the live peak against what it
+    offers at most, so that nothing fits where this is positive."""
     _counted(cluster, strategy)
-    alike = strategy.distinct() if producer is not None else distinct(model, job, cluster, strategy, every=False)
-    return max(_beyond(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise) for rank, _ in alike)
+    alike = (
+        strategy.distinct()
+        if producer is not None
+        else distinct(model, job, cluster, strategy, every=False)
+    )
+    return max(
+        _beyond(model, job, (cluster, dataclasses.replace(strategy, rank=rank)), producer, precise)
+        for rank, _ in alike
+    )
 
 
-def _beyond(model: Model, job: Job, place: tuple[Cluster, Strategy], producer: Producer | None, precise: bool) -> int:
+def _beyond(
+    model: Model,
+    job: Job,
+    place: tuple[Cluster, Strategy],
+    producer: Producer | None,
+    precise: bool,
+) -> int:
     _, _, found = _simulated(model, job, place, producer, precise)
     (outside, _), (low, high) = _outside(job, place), _room(place[0].gpu)
-    return _band(found, outside, None).high - low if precise else found.allocated + outside.low - high
+    return (
+        _band(found, outside, None).high - low if precise else found.allocated + outside.low - high
+    )
 
 
 def shortfall(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> int:
-    """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas never say `fits` where this is positive."""
+    """What the band of the live peak alone, which no allocator falls short of, lacks: the formulas
+    never say `fits` where this is positive."""
     _, _, found = _simulated(model, job, (cluster, strategy), None, False)
     (outside, _), (low, _) = _outside(job, (cluster, strategy)), _room(cluster.gpu)
     return _reach(found, outside.high) - low
@@ -274,11 +361,19 @@ def _reach(found: Memory, outside: int) -> int:
     return round(spread().high * found.allocated) + outside
 
 
-def _simulated(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> tuple[Settings, Tape, Memory]:
+def _simulated(
+    model: Model, job: Job, place: Place, producer: Producer | None, precise: bool
+) -> tuple[Settings, Tape, Memory]:
     settings = Settings.parse(job.alloc_conf, where="job.alloc_conf")
     with uncollected():
         tape = _tape(model, job, place, producer, precise)
-        run = replay(tape, settings, total=_total(settings, None if place[0] is None else place[0].gpu)) if precise else None
+        run = (
+            replay(
+                tape, settings, total=_total(settings, None if place[0] is None else place[0].gpu)
+            )
+            if precise
+            else None
+        )
     if run is not None and run.oom is not None:
         asked = f"it asks for {run.oom.asked} bytes at once, which no device has"
         raise InputError.one(asked, where="job", hint="a smaller `batch` or `seq`")
@@ -295,7 +390,8 @@ _UNKNOWN = GPU(id="unknown", name="unknown", memory=1, memory_range=(1, 1))
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Without the cycle collector, which would look through a growing tape again and again: two fifths of the time, and nothing found."""
+    """Without the cycle collector, which would look through a growing tape again and again: two
+    fifths of the time, and nothing found."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -313,7 +409,12 @@ def _outside(job: Job, place: Place) -> tuple[Span, Span]:
     if not strategy:
         return bare, Span(0, 0, "")
     groups = tuple((ranks, stride) for _, ranks, stride in strategy.groups)
-    links = communicators(gpu, groups, strategy.ranks if cluster is None else cluster.gpus_per_node, job.version("torch"))
+    links = communicators(
+        gpu,
+        groups,
+        strategy.ranks if cluster is None else cluster.gpus_per_node,
+        job.version("torch"),
+    )
     return Span(bare.low + links.low, bare.high + links.high, bare.cite), links
 
 
@@ -324,8 +425,15 @@ def middle(span: Span) -> int:
 def _counted(cluster: Cluster | None, strategy: Strategy) -> None:
     gpus = strategy.ranks if cluster is None else cluster.gpus
     if gpus != strategy.ranks:
-        message = f"the layouts are for {strategy.ranks} ranks, and there {'is 1 GPU' if gpus == 1 else f'are {gpus} GPUs'}"
-        raise InputError.one(message, where="use", hint="count the GPUs like `--gpu 8xh100-sxm`, and share them out with `--use fsdp=8`")
+        message = (
+            f"the layouts are for {strategy.ranks} ranks, and there "
+            f"{'is 1 GPU' if gpus == 1 else f'are {gpus} GPUs'}"
+        )
+        raise InputError.one(
+            message,
+            where="use",
+            hint="count the GPUs like `--gpu 8xh100-sxm`, and share them out with `--use fsdp=8`",
+        )
 
 
 def _tape(model: Model, job: Job, place: Place, producer: Producer | None, precise: bool) -> Tape:
@@ -347,22 +455,41 @@ def _total(settings: Settings, gpu: GPU | None) -> int | None:
     if settings.memory_fraction >= 1:
         return None
     if gpu is None:
-        raise InputError.one("a memory fraction needs a GPU to be a fraction of", where="job.alloc_conf", hint="name one with `--gpu`")
+        raise InputError.one(
+            "a memory fraction needs a GPU to be a fraction of",
+            where="job.alloc_conf",
+            hint="name one with `--gpu`",
+        )
     return gpu.memory
 
 
 def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
-    """Below, the allocator may give back all that it caches; above, it keeps it. Both ends move by as much as published cases were off."""
+    """Below, the allocator may give back all that it caches; above, it keeps it. Both ends move by
+    as much as published cases were off."""
     said = spread()
     low = round(said.low * found.allocated) + outside.low
     off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
-    origin = f"of {said.cases} published peaks of {said.sources} sources, each weighed alike, nine tenths are {off} from what memfit says of them"
+    origin = (
+        f"of {said.cases} published peaks of {said.sources} sources, each weighed alike, "
+        f"nine tenths are {off} from what memfit says of them"
+    )
     if found.reserved is None:
         passing = sum(found.parts.get(part, 0) for part in PASSING)
         high = _reach(found, outside.high) + passing // 4
-        return Band(low=low, high=high, origin=f"{origin}; live peak only: and a quarter of what comes and goes, for the allocator's gaps")
+        return Band(
+            low=low,
+            high=high,
+            origin=(
+                f"{origin}; live peak only: and a quarter of what comes and goes, for the "
+                "allocator's gaps"
+            ),
+        )
     held = found.reserved if limited is None or limited.oom else limited.peak_reserved
-    return Band(low=low, high=round(said.high * max(held, found.reserved)) + outside.high, origin=f"{origin}; and the context's own range")
+    return Band(
+        low=low,
+        high=round(said.high * max(held, found.reserved)) + outside.high,
+        origin=f"{origin}; and the context's own range",
+    )
 
 
 def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -> str | None:
@@ -374,16 +501,22 @@ def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -
 
 
 def _advice(
-    tape: Tape, job: Job, found: Memory, judged: tuple[Band, tuple[int, int] | None, str | None], off: float
+    tape: Tape,
+    job: Job,
+    found: Memory,
+    judged: tuple[Band, tuple[int, int] | None, str | None],
+    off: float,
 ) -> tuple[Problem, ...]:
-    """Where the allocator's gaps decide, whether expandable segments would turn the verdict: they leave next to none. `off`: what the
-    band's upper end makes of a byte that is held."""
+    """Where the allocator's gaps decide, whether expandable segments would turn the verdict: they
+    leave next to none. `off`: what the band's upper end makes of a byte that is held."""
     band, room, verdict = judged
     if room is None or verdict == "fits" or job.alloc_conf or found.reserved is None:
         return ()
 
     def without(saved: int) -> str | None:
-        return _verdict(Band(low=band.low, high=band.high - round(off * saved), origin=band.origin), room, None)
+        return _verdict(
+            Band(low=band.low, high=band.high - round(off * saved), origin=band.origin), room, None
+        )
 
     if without(found.reserved - found.allocated) == verdict:  # the most that could be saved
         return ()
@@ -392,18 +525,32 @@ def _advice(
     if saved <= 0 or better == verdict:
         return ()
     message = f"with expandable segments it {'fits' if better == 'fits' else 'may fit'}"
-    return (Problem(message=message, where="job.alloc_conf", hint="`--alloc-conf expandable_segments:True`", level="note"),)
+    return (
+        Problem(
+            message=message,
+            where="job.alloc_conf",
+            hint="`--alloc-conf expandable_segments:True`",
+            level="note",
+        ),
+    )
 
 
 def _failure(tape: Tape, limited: Replay | None) -> Failure | None:
     if limited is None or limited.oom is None:
         return None
-    return Failure(at=moment(tape, limited.oom.event or 0), asked=limited.oom.asked, left=limited.oom.free)
+    return Failure(
+        at=moment(tape, limited.oom.event or 0), asked=limited.oom.asked, left=limited.oom.free
+    )
 
 
-def _marked(model: Model, job: Job, gpu: GPU | None, strategy: Strategy = ONE) -> tuple[Program, tuple[Problem, ...]]:
-    """The job put on the model, and what its techniques assume; of a model that no family knows, only in which numbers it is kept."""
-    program = Program(model=model, job=job, entries=(), weights=model.dtype, gpu=gpu, strategy=strategy)
+def _marked(
+    model: Model, job: Job, gpu: GPU | None, strategy: Strategy = ONE
+) -> tuple[Program, tuple[Problem, ...]]:
+    """The job put on the model, and what its techniques assume; of a model that no family knows,
+    only in which numbers it is kept."""
+    program = Program(
+        model=model, job=job, entries=(), weights=model.dtype, gpu=gpu, strategy=strategy
+    )
     return marked(program) if model.layers else (precision.apply(program), ())
 
 
@@ -412,13 +559,19 @@ def _parameters(program: Program, tape: Tape, total: int | None) -> Parameters:
     model, job = program.model, program.job
     if model.layers:
         trained = tape.parameters[1] if any(tape.parameters) else program.trainable
-        return Parameters(total=model.parameters, trainable=trained if job.training else 0, active=model.active)
+        return Parameters(
+            total=model.parameters, trainable=trained if job.training else 0, active=model.active
+        )
     if any(tape.parameters):
-        return Parameters(total=tape.parameters[0], trainable=tape.parameters[1], active=tape.parameters[0])
+        return Parameters(
+            total=tape.parameters[0], trainable=tape.parameters[1], active=tape.parameters[0]
+        )
     if total is None:
         loaded = sum(event.size for event in _loading(tape) if event.part == "weights")
         total = loaded // FORMATS[program.weights].block_bytes
-    return Parameters(total=total, trainable=total if job.training and job.method == "full" else 0, active=total)
+    return Parameters(
+        total=total, trainable=total if job.training and job.method == "full" else 0, active=total
+    )
 
 
 def _loading(tape: Tape) -> Iterator[Alloc]:
@@ -441,24 +594,48 @@ def _remarks(program: Program) -> list[Problem]:
     model, job, gpu = program.model, program.job, program.gpu
     found = list(remarks(job))
     if paged(program):
-        message = "paged optimizer states count as the host's: the GPU holds them too as long as it has room, outside torch's allocator"
+        message = (
+            "paged optimizer states count as the host's: the GPU holds them too as long as "
+            "it has room, outside torch's allocator"
+        )
         found.append(Problem(message=message, where="job.optimizer", level="note"))
     if job.training and (told := OPTIMIZERS[job.optimizer].assumes):
-        found.append(Problem(message=told, where="job.optimizer", level="note", hint="without them the step holds that much less"))
+        found.append(
+            Problem(
+                message=told,
+                where="job.optimizer",
+                level="note",
+                hint="without them the step holds that much less",
+            )
+        )
     if gpu is None:
         message = "no GPU is named: kernels are those of an A100, and there is no verdict"
         found.append(
-            Problem(message=message, where="gpu", hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`", level="note")
+            Problem(
+                message=message,
+                where="gpu",
+                hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`",
+                level="note",
+            )
         )
     elif "memory" in gpu.unchecked:
         message = f"the memory of {gpu.name} is on record without proof"
-        found.append(Problem(message=message, where="gpu", hint="`--memory` takes what the driver reports", level="warning"))
+        found.append(
+            Problem(
+                message=message,
+                where="gpu",
+                hint="`--memory` takes what the driver reports",
+                level="warning",
+            )
+        )
     if gpu is not None and gpu.vendor not in ("nvidia", "unknown"):
         message = f"kernels and workspaces are those of CUDA, which {gpu.name} does not run"
         found.append(Problem(message=message, where="gpu", level="warning"))
     tokens = job.reach if job.training else job.seq + job.new_tokens
     if model.positions and tokens > model.positions:
-        message = f"{tokens} tokens are more than the {model.positions} positions that the model knows"
+        message = (
+            f"{tokens} tokens are more than the {model.positions} positions that the model knows"
+        )
         found.append(Problem(message=message, where="job.seq", level="warning"))
     return found
 

@@ -9,7 +9,8 @@ from memfit.registry import Registry
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Format:
-    """`block` values are stored in `block_bytes` bytes; `math` names the arithmetic rate they run at."""
+    """`block` values are stored in `block_bytes` bytes; `math` names the arithmetic rate they run
+    at."""
 
     name: str
     block: int = 1
@@ -29,8 +30,19 @@ class Format:
 FORMATS: Registry[Format] = Registry("dtype")
 
 
-def _row(name: str, block_bytes: int, math: str, *aliases: str, block: int = 1, cite: str = "IEEE 754 / vendor documentation") -> Format:
-    return FORMATS.add(name, Format(name=name, block=block, block_bytes=block_bytes, math=math, cite=cite), *aliases)
+def _row(
+    name: str,
+    block_bytes: int,
+    math: str,
+    *aliases: str,
+    block: int = 1,
+    cite: str = "IEEE 754 / vendor documentation",
+) -> Format:
+    return FORMATS.add(
+        name,
+        Format(name=name, block=block, block_bytes=block_bytes, math=math, cite=cite),
+        *aliases,
+    )
 
 
 FP64 = _row("float64", 8, "fp64", "fp64", "double", "F64")
@@ -40,7 +52,13 @@ FP16 = _row("float16", 2, "fp16", "fp16", "half", "F16")
 FP8 = _row("float8_e4m3fn", 1, "fp8", "fp8", "F8_E4M3")
 FP8_E5M2 = _row("float8_e5m2", 1, "fp8", "F8_E5M2")
 FP8_E8M0 = _row("float8_e8m0fnu", 1, "fp8", "F8_E8M0")
-MXFP4 = _row("mxfp4", 17, "fp4", block=32, cite="OCP Microscaling Formats v1.0, 5.2: 32 values of 4 bits share a scale of 8 bits")
+MXFP4 = _row(
+    "mxfp4",
+    17,
+    "fp4",
+    block=32,
+    cite="OCP Microscaling Formats v1.0, 5.2: 32 values of 4 bits share a scale of 8 bits",
+)
 FP8_BLOCK = _row(
     "fp8-block128",
     128 * 128 + 4,
@@ -49,10 +67,21 @@ FP8_BLOCK = _row(
     cite="transformers 5.23 integrations/finegrained_fp8.py: an fp32 scale for 128 × 128 values",
 )
 NVFP4 = _row(
-    "nvfp4", 9, "fp4", block=16, cite="modelopt 0.29 quantization/qtensor/nvfp4_tensor.py: 16 values of 4 bits share a scale of 8 bits"
+    "nvfp4",
+    9,
+    "fp4",
+    block=16,
+    cite=(
+        "modelopt 0.29 quantization/qtensor/nvfp4_tensor.py: 16 values of 4 bits share a "
+        "scale of 8 bits"
+    ),
 )
 for _method in ("gptq", "awq"):
-    for _group in (128, 64, 32):  # 4 bits a value; per group a scale of 16 bits and a zero point of 4
+    for _group in (
+        128,
+        64,
+        32,
+    ):  # 4 bits a value; per group a scale of 16 bits and a zero point of 4
         _row(
             f"{_method}-4bit-g{_group}",
             _group + 5,
@@ -61,9 +90,19 @@ for _method in ("gptq", "awq"):
             cite="transformers 5.23 quantizers; AutoGPTQ qlinear, AutoAWQ gemm layouts",
         )
 for _group in (128, 64, 32):  # a byte a value; per group a scale of 16 bits and a zero point of 8
-    _row(f"gptq-8bit-g{_group}", _group + 3, "int8", block=_group, cite="AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda_old.py")
-NARROWEST = 4096  # inputs of the narrowest layers that are stored in one group each; wider ones hold up to 0.1 % less than is said
-_ONE_GROUP = "AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda_old.py: group_size -1 is all inputs of an output"
+    _row(
+        f"gptq-8bit-g{_group}",
+        _group + 3,
+        "int8",
+        block=_group,
+        cite="AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda_old.py",
+    )
+# inputs of the narrowest layers that are stored in one group each; wider ones hold up to 0.1 %
+# less than is said
+NARROWEST = 4096
+_ONE_GROUP = (
+    "AutoGPTQ 0.7 nn_modules/qlinear/qlinear_cuda_old.py: group_size -1 is all inputs of an output"
+)
 _row("gptq-4bit-gall", NARROWEST + 5, "int4", block=2 * NARROWEST, cite=_ONE_GROUP)
 _row("gptq-8bit-gall", NARROWEST + 3, "int8", block=NARROWEST, cite=_ONE_GROUP)
 COMPLEX64 = _row("complex64", 8, "fp32", "C64")

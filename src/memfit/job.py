@@ -1,5 +1,5 @@
-"""What the user wants done with a model. Every option is written once, here: the flag, the key of a job file, the
-Python argument and the reference page come from these fields."""
+"""What the user wants done with a model. Every option is written once, here: the flag, the key of a
+job file, the Python argument and the reference page come from these fields."""
 
 from __future__ import annotations
 
@@ -18,85 +18,183 @@ from memfit.units import parse_count
 
 TASKS = ("finetune", "pretrain", "inference")
 METHODS = ("full", "lora", "qlora", "freeze")
-PRECISIONS = ("bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast", "fp16-autocast", "bf16-master")
-ATTENTIONS = ("sdpa", "flash", "efficient", "math", "cudnn", "eager", "flash-attn-2", "flash-attn-3")
+PRECISIONS = (
+    "bf16",
+    "fp16",
+    "fp32",
+    "autocast-bf16",
+    "autocast-fp16",
+    "bf16-autocast",
+    "fp16-autocast",
+    "bf16-master",
+)
+ATTENTIONS = (
+    "sdpa",
+    "flash",
+    "efficient",
+    "math",
+    "cudnn",
+    "eager",
+    "flash-attn-2",
+    "flash-attn-3",
+)
 AWAY = ("none", "streams", "wrapper", "all")
 LOSSES = ("plain", "chunked", "te", "liger", "liger-ce")
 CHECKPOINTING = ("none", "full", "every", "selective")
 FRAMEWORKS = ("transformers", "trl", "torchtune", "torchtitan", "litgpt", "megatron")
 CACHES = ("dynamic", "static", "quantized", "none")
 UNSLOTH = ("norms", "rotary", "loss", "adapters")
-HEADS = ("auto", "causal-lm", "image-text", "seq2seq-lm", "masked-lm", "question-answering", "classification", "token-classification")
+HEADS = (
+    "auto",
+    "causal-lm",
+    "image-text",
+    "seq2seq-lm",
+    "masked-lm",
+    "question-answering",
+    "classification",
+    "token-classification",
+)
 QUANTS = ("none", "nf4", "fp4", "int8")
 # The versions that the formulas were read from; `versions` names older ones.
 NEWEST = {
-    "transformers": (5, 23), "torch": (2, 13), "peft": (0, 21), "accelerate": (1, 15), "bitsandbytes": (0, 50), "flash-attn": (2, 8),
-    "liger-kernel": (0, 8), "trl": (1, 16), "litgpt": (0, 5), "torchtune": (0, 6),
+    "transformers": (5, 23),
+    "torch": (2, 13),
+    "peft": (0, 21),
+    "accelerate": (1, 15),
+    "bitsandbytes": (0, 50),
+    "flash-attn": (2, 8),
+    "liger-kernel": (0, 8),
+    "trl": (1, 16),
+    "litgpt": (0, 5),
+    "torchtune": (0, 6),
     "torchtitan": (0, 3),
-}  # fmt: skip
+}
 _VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
 PLAIN = frozenset({str, int, bool, float})  # types of values; what else is given may have no hash
 
 
 def option(
-    default: Any, help: str, *, choices: tuple[str, ...] = (), low: float | None = None, high: float | None = None, group: str = "job",
-    tries: tuple[Any, ...] = (), serves: tuple[Any, ...] = (),
-) -> Any:  # fmt: skip
-    """A field of `Job`: its default, its one-line help, what it accepts, and the values that a plan tries where none is named: to train, and to answer."""
-    metadata = {"help": help, "choices": choices, "low": low, "high": high, "group": group, "tries": tries, "serves": serves}
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[str, ...] = (),
+    low: float | None = None,
+    high: float | None = None,
+    group: str = "job",
+    tries: tuple[Any, ...] = (),
+    serves: tuple[Any, ...] = (),
+) -> Any:
+    """A field of `Job`: its default, its one-line help, what it accepts, and the values that a plan
+    tries where none is named: to train, and to answer."""
+    metadata = {
+        "help": help,
+        "choices": choices,
+        "low": low,
+        "high": high,
+        "group": group,
+        "tries": tries,
+        "serves": serves,
+    }
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One piece of work on one model. Defaults are what a careful user of transformers/TRL would start with."""
+    """One piece of work on one model. Defaults are what a careful user of transformers/TRL would
+    start with."""
 
     task: str = option("finetune", "what to do with the model", choices=TASKS)
-    method: str = option("full", "what is trained", choices=METHODS, tries=("full", "lora", "qlora"))
+    method: str = option(
+        "full", "what is trained", choices=METHODS, tries=("full", "lora", "qlora")
+    )
     framework: str = option(
-        "transformers", "whose modelling code runs", choices=FRAMEWORKS, tries=("transformers",), serves=("transformers", "litgpt")
+        "transformers",
+        "whose modelling code runs",
+        choices=FRAMEWORKS,
+        tries=("transformers",),
+        serves=("transformers", "litgpt"),
     )
 
     batch: int = option(1, "sequences per step on one GPU", low=1, high=2**24)
-    seq: int = option(2048, "tokens per sequence (training), or of the prompt (inference)", low=1, high=2**28)
+    seq: int = option(
+        2048, "tokens per sequence (training), or of the prompt (inference)", low=1, high=2**28
+    )
     accumulate: int = option(1, "micro-batches per optimizer step", low=1, high=2**20)
     packing: bool = option(True, "sequences are full: no padding, so no attention mask is built")
-    head: str = option("auto", "class of the model by what it is for; auto: the one that the config's `architectures` name", choices=HEADS)
-    target_seq: int = option(0, "tokens of the decoder beside an encoder (training); 0: as many as `seq`", low=0, high=2**28)
-    images: int = option(0, "images in every sequence, their tokens counted in `seq` (vision-language models)", low=0, high=4096)
-    image_size: int = option(0, "height and width of an image in pixels; 0: what the vision tower is made for", low=0, high=2**14)
+    head: str = option(
+        "auto",
+        (
+            "class of the model by what it is for; auto: the one that the config's "
+            "`architectures` name"
+        ),
+        choices=HEADS,
+    )
+    target_seq: int = option(
+        0,
+        "tokens of the decoder beside an encoder (training); 0: as many as `seq`",
+        low=0,
+        high=2**28,
+    )
+    images: int = option(
+        0,
+        "images in every sequence, their tokens counted in `seq` (vision-language models)",
+        low=0,
+        high=4096,
+    )
+    image_size: int = option(
+        0,
+        "height and width of an image in pixels; 0: what the vision tower is made for",
+        low=0,
+        high=2**14,
+    )
 
     precision: str = option(
         "bf16",
-        "numbers of weights and arithmetic: pure, autocast over fp32 or (`bf16-autocast`) over 16-bit weights, or bf16 with an fp32 master copy",
+        (
+            "numbers of weights and arithmetic: pure, autocast over fp32 or "
+            "(`bf16-autocast`) over 16-bit weights, or bf16 with an fp32 master copy"
+        ),
         choices=PRECISIONS,
         tries=("bf16", "autocast-bf16", "bf16-master"),
         serves=("bf16",),
     )
     optimizer: str = option(
-        "adamw", "optimizer, with the way its step is run (adamw is torch's foreach default)", tries=("adamw_fused", "adamw", "adamw_8bit")
+        "adamw",
+        "optimizer, with the way its step is run (adamw is torch's foreach default)",
+        tries=("adamw_fused", "adamw", "adamw_8bit"),
     )
     clip: float = option(0.0, "largest gradient norm; 0 does not clip", low=0.0, high=1e9)
-    zero_grad: str = option("after_step", "when gradients are dropped", choices=("after_step", "before_backward", "keep"))
+    zero_grad: str = option(
+        "after_step",
+        "when gradients are dropped",
+        choices=("after_step", "before_backward", "keep"),
+    )
 
     checkpointing: str = option(
         "none",
-        "gradient checkpointing: which layers recompute; `selective` keeps what attention and every second product put out",
+        (
+            "gradient checkpointing: which layers recompute; `selective` keeps what "
+            "attention and every second product put out"
+        ),
         choices=CHECKPOINTING,
         group="memory",
         tries=("none", "selective", "full"),
     )
-    checkpoint_every: int = option(1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory")
+    checkpoint_every: int = option(
+        1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory"
+    )
     recompute_modules: str = option(
         "",
-        "with `--framework megatron` and `selective`: Megatron's `--recompute-modules`, with commas (core_attn, mlp, moe, moe_act, shared_experts, "
+        "with `--framework megatron` and `selective`: Megatron's `--recompute-modules`, "
+        "with commas (core_attn, mlp, moe, moe_act, shared_experts, "
         "layernorm); empty: core_attn",
         group="memory",
     )
     recompute_layers: int = option(
         0,
-        "with `--framework megatron` and `full`: Megatron's `--recompute-method block --recompute-num-layers`, the first so many layers of each stage; "
+        "with `--framework megatron` and `full`: Megatron's `--recompute-method block "
+        "--recompute-num-layers`, the first so many layers of each stage; "
         "0: all (`uniform`, one layer at a time)",
         low=0,
         high=10_000,
@@ -105,53 +203,111 @@ class Job:
     reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")
     activation_offload: str = option(
         "none",
-        "what backward needs waits on the host: TRL's and torchtune's `activation_offloading` (streams), torch's `offload_wrapper` around each layer "
+        "what backward needs waits on the host: TRL's and torchtune's "
+        "`activation_offloading` (streams), torch's `offload_wrapper` around each layer "
         "(wrapper), `save_on_cpu` around the step (all)",
         choices=AWAY,
         group="memory",
     )
     attention: str = option(
-        "sdpa", "attention kernel; `sdpa` picks as torch does on that GPU", choices=ATTENTIONS, group="memory", tries=("sdpa",),
+        "sdpa",
+        "attention kernel; `sdpa` picks as torch does on that GPU",
+        choices=ATTENTIONS,
+        group="memory",
+        tries=("sdpa",),
         serves=("sdpa", "flash-attn-2"),
-    )  # fmt: skip
+    )
     loss: str = option(
         "plain",
-        "cross-entropy: as that version of the framework computes it, in chunks, Liger's fused linear, Liger's without the head, or Transformer Engine's",
+        (
+            "cross-entropy: as that version of the framework computes it, in chunks, Liger's "
+            "fused linear, Liger's without the head, or Transformer Engine's"
+        ),
         choices=LOSSES,
         group="memory",
         tries=("plain", "liger", "te"),
     )
-    liger: bool = option(False, "Liger kernels for norms, rotary and the gated MLP too", group="memory", tries=(False, True))
+    liger: bool = option(
+        False,
+        "Liger kernels for norms, rotary and the gated MLP too",
+        group="memory",
+        tries=(False, True),
+    )
     unsloth: str = option(
-        "", "Unsloth's kernels, names with commas: norms, rotary, loss, adapters (as fms-acceleration puts them in)", group="memory"
+        "",
+        (
+            "Unsloth's kernels, names with commas: norms, rotary, loss, adapters (as "
+            "fms-acceleration puts them in)"
+        ),
+        group="memory",
     )
 
     rank: int = option(16, "LoRA rank", low=1, high=65536, group="lora")
-    alpha: float = option(32.0, "LoRA alpha (scales, does not change memory)", low=0, high=1e9, group="lora")
-    rslora: bool = option(False, "rank-stabilised scaling (does not change memory)", group="lora")
-    targets: str = option("all-linear", "modules that get adapters: `all-linear` or names with commas", group="lora")
-    dropout: float = option(0.0, "dropout on the adapters' input", low=0.0, high=0.999, group="lora")
-    modules_to_save: str = option("", "modules trained whole beside the adapters, names with commas", group="lora")
-    adapter_dtype: str = option(
-        "float32", "dtype of the adapters; PEFT casts to float32 by default", choices=("float32", "base"), group="lora"
+    alpha: float = option(
+        32.0, "LoRA alpha (scales, does not change memory)", low=0, high=1e9, group="lora"
     )
-    trainable: str = option("", "with `freeze`: parts of parameter names that stay trainable, with commas", group="lora")
+    rslora: bool = option(False, "rank-stabilised scaling (does not change memory)", group="lora")
+    targets: str = option(
+        "all-linear", "modules that get adapters: `all-linear` or names with commas", group="lora"
+    )
+    dropout: float = option(
+        0.0, "dropout on the adapters' input", low=0.0, high=0.999, group="lora"
+    )
+    modules_to_save: str = option(
+        "", "modules trained whole beside the adapters, names with commas", group="lora"
+    )
+    adapter_dtype: str = option(
+        "float32",
+        "dtype of the adapters; PEFT casts to float32 by default",
+        choices=("float32", "base"),
+        group="lora",
+    )
+    trainable: str = option(
+        "", "with `freeze`: parts of parameter names that stay trainable, with commas", group="lora"
+    )
 
-    quant: str = option("none", "weights quantized by bitsandbytes; qlora implies nf4", choices=QUANTS, group="quantization")
-    double_quant: bool = option(True, "nested quantization of the absmax constants", group="quantization")
-    quant_skip: str = option("", "modules left unquantized, names with commas; empty: the head, as transformers does", group="quantization")
+    quant: str = option(
+        "none",
+        "weights quantized by bitsandbytes; qlora implies nf4",
+        choices=QUANTS,
+        group="quantization",
+    )
+    double_quant: bool = option(
+        True, "nested quantization of the absmax constants", group="quantization"
+    )
+    quant_skip: str = option(
+        "",
+        "modules left unquantized, names with commas; empty: the head, as transformers does",
+        group="quantization",
+    )
     quant_compute: str = option(
         "weights",
-        "dtype that 4-bit layers compute in: that of the weights, or one named (transformers' own default is float32)",
+        (
+            "dtype that 4-bit layers compute in: that of the weights, or one named "
+            "(transformers' own default is float32)"
+        ),
         choices=("weights", "float32", "bfloat16", "float16"),
         group="quantization",
     )
     prepare_kbit: bool = option(
-        True, "call prepare_model_for_kbit_training: 16-bit leftovers become fp32 (TRL from 0.26 on does not)", group="quantization"
+        True,
+        (
+            "call prepare_model_for_kbit_training: 16-bit leftovers become fp32 (TRL from "
+            "0.26 on does not)"
+        ),
+        group="quantization",
     )
 
-    new_tokens: int = option(128, "tokens generated after the prompt", low=0, high=2**28, group="inference")
-    cache: str = option("dynamic", "KV cache of transformers", choices=CACHES, group="inference", serves=("dynamic", "static", "quantized"))
+    new_tokens: int = option(
+        128, "tokens generated after the prompt", low=0, high=2**28, group="inference"
+    )
+    cache: str = option(
+        "dynamic",
+        "KV cache of transformers",
+        choices=CACHES,
+        group="inference",
+        serves=("dynamic", "static", "quantized"),
+    )
     cache_bits: int = option(4, "bits of the quantized cache", low=2, high=8, group="inference")
     logits: str = option(
         "last",
@@ -163,27 +319,48 @@ class Job:
 
     load: str = option(
         "auto",
-        "how weights come to the GPU: straight (`device_map`), or over a copy on the host; auto: straight where bitsandbytes asks for it or nothing is trained",
+        (
+            "how weights come to the GPU: straight (`device_map`), or over a copy on the "
+            "host; auto: straight where bitsandbytes asks for it or nothing is trained"
+        ),
         choices=("auto", "device_map", "host"),
         group="moments",
     )
     keep_outputs: bool = option(
         False,
-        "the loop's variable keeps what the model returns until the next forward is over, and nobody switches the cache off: loops by hand",
+        (
+            "the loop's variable keeps what the model returns until the next forward is "
+            "over, and nobody switches the cache off: loops by hand"
+        ),
     )
     longest: int = option(
         0,
-        "tokens per sequence of the longest batch still to come, where batches differ; 0: all are alike",
+        (
+            "tokens per sequence of the longest batch still to come, where batches differ; "
+            "0: all are alike"
+        ),
         low=0,
         high=2**28,
         group="moments",
     )
     evaluate: bool = option(False, "a training run that also evaluates", group="moments")
     eval_batch: int = option(8, "batch of the evaluation", low=1, high=2**24, group="moments")
-    merge: bool = option(False, "adapters are merged into the weights on the GPU at the end", group="moments")
-    router_skew: float = option(1.0, "busiest expert's share over the balanced share", low=1.0, high=10_000.0, group="memory")
+    merge: bool = option(
+        False, "adapters are merged into the weights on the GPU at the end", group="moments"
+    )
+    router_skew: float = option(
+        1.0,
+        "busiest expert's share over the balanced share",
+        low=1.0,
+        high=10_000.0,
+        group="memory",
+    )
 
-    versions: str = option("", "library versions, e.g. `transformers=4.51,torch=2.6`; newest otherwise", group="environment")
+    versions: str = option(
+        "",
+        "library versions, e.g. `transformers=4.51,torch=2.6`; newest otherwise",
+        group="environment",
+    )
     alloc_conf: str = option("", "text of PYTORCH_CUDA_ALLOC_CONF", group="environment")
 
     def __post_init__(self) -> None:
@@ -204,21 +381,47 @@ class Job:
                 if name not in UNSLOTH:
                     yield unknown("kernel of Unsloth", name, "job.unsloth", UNSLOTH)
         if self.task == "pretrain" and self.method != "full":
-            yield Problem(message=f"pre-training trains every weight, not `{self.method}`", where="job.method", hint="use task `finetune`")
-        if isinstance(self.longest, int) and isinstance(self.seq, int) and 0 < self.longest <= self.seq:
-            message = f"the longest batch has {self.longest} tokens, no more than `seq`, which has {self.seq}"
-            yield Problem(message=message, where="job.longest", hint="`seq` is the usual length, `longest` the one to fear")
+            yield Problem(
+                message=f"pre-training trains every weight, not `{self.method}`",
+                where="job.method",
+                hint="use task `finetune`",
+            )
+        if (
+            isinstance(self.longest, int)
+            and isinstance(self.seq, int)
+            and 0 < self.longest <= self.seq
+        ):
+            message = (
+                f"the longest batch has {self.longest} tokens, no more than `seq`, which has "
+                f"{self.seq}"
+            )
+            yield Problem(
+                message=message,
+                where="job.longest",
+                hint="`seq` is the usual length, `longest` the one to fear",
+            )
         if self.loss == "te" and self.framework != "megatron":
             hint = "`--framework megatron`, or another loss"
-            yield Problem(message="the loss of Transformer Engine is Megatron's", where="job.loss", hint=hint)
+            yield Problem(
+                message="the loss of Transformer Engine is Megatron's", where="job.loss", hint=hint
+            )
         named = (
             ("lora", "targets", "`all-linear`, or names like `q_proj,v_proj`"),
             ("freeze", "trainable", "for example `lm_head` or `layers.31.`"),
         )
         for method, name, hint in named:
             value = getattr(self, name)
-            if self.training and self.method.endswith(method) and isinstance(value, str) and not value.strip(" ,"):
-                yield Problem(message=f"method `{self.method}` without `{name}` trains nothing", where=f"job.{name}", hint=hint)
+            if (
+                self.training
+                and self.method.endswith(method)
+                and isinstance(value, str)
+                and not value.strip(" ,")
+            ):
+                yield Problem(
+                    message=f"method `{self.method}` without `{name}` trains nothing",
+                    where=f"job.{name}",
+                    hint=hint,
+                )
 
     @property
     def training(self) -> bool:
@@ -236,19 +439,25 @@ class Job:
     @property
     def quantization(self) -> str:
         """The bitsandbytes format in force: qlora means nf4 unless another is named."""
-        return "nf4" if self.method == "qlora" and self.training and self.quant == "none" else self.quant
+        return (
+            "nf4"
+            if self.method == "qlora" and self.training and self.quant == "none"
+            else self.quant
+        )
 
     @property
     def prepared(self) -> bool:
-        """prepare_model_for_kbit_training is called; TRL did so up to 0.25, and then made adapters 16-bit instead (trl 0.26
-        trainer/sft_trainer.py)."""
+        """prepare_model_for_kbit_training is called; TRL did so up to 0.25, and then made adapters
+        16-bit instead (trl 0.26 trainer/sft_trainer.py)."""
         own = self.framework == "trl" and self.version("trl") >= (0, 26)
         return self.adapters and self.quantization != "none" and self.prepare_kbit and not own
 
     @property
     def mapped(self) -> bool:
         """Weights are loaded with a `device_map`."""
-        return self.load == "device_map" or (self.load == "auto" and (self.quantization != "none" or not self.training))
+        return self.load == "device_map" or (
+            self.load == "auto" and (self.quantization != "none" or not self.training)
+        )
 
     @property
     def reach(self) -> int:
@@ -271,7 +480,9 @@ class Job:
         return dataclasses.replace(self, **changes)
 
 
-@lru_cache(maxsize=4096, typed=True)  # a search makes thousands of jobs of the same few values; True is no 1
+@lru_cache(
+    maxsize=4096, typed=True
+)  # a search makes thousands of jobs of the same few values; True is no 1
 def sound(one: dataclasses.Field[Any], value: Any) -> bool:
     """Whether nothing is wrong with one value."""
     return not any(True for _ in field_problems(one, value))
@@ -283,14 +494,22 @@ def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]
     kinds: dict[str, Any] = {"str": str, "int": int, "bool": bool, "float": (int, float)}
     wanted = kinds[str(kind)]
     if not isinstance(value, wanted) or (isinstance(value, bool) and kind != "bool"):
-        hint = "put it in quotes" if kind == "str" and isinstance(value, (int, float)) and not isinstance(value, bool) else ""
-        yield Problem(message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where, hint=hint)
+        hint = (
+            "put it in quotes"
+            if kind == "str" and isinstance(value, (int, float)) and not isinstance(value, bool)
+            else ""
+        )
+        yield Problem(
+            message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where, hint=hint
+        )
         return
     if rule["choices"] and value not in rule["choices"]:
         yield unknown(one.name, value, where, rule["choices"])
     low, high = rule["low"], rule["high"]
     if (low is not None and not value >= low) or (high is not None and not value <= high):
-        yield Problem(message=f"`{value}` is out of range", where=where, hint=f"from {low} to {high}")
+        yield Problem(
+            message=f"`{value}` is out of range", where=where, hint=f"from {low} to {high}"
+        )
 
 
 def optimizer_problems(job: Job) -> Iterator[Problem]:
@@ -304,10 +523,23 @@ def optimizer_problems(job: Job) -> Iterator[Problem]:
         return
     row = OPTIMIZERS[name]
     if job.training and row.adapters and not job.adapters:
-        yield Problem(message=f"optimizer `{name}` is PEFT's, for adapters", where=where, hint="use method `lora` or `qlora`")
-    if job.training and row.when == "layerwise" and isinstance(job.accumulate, int) and job.accumulate > 1:
+        yield Problem(
+            message=f"optimizer `{name}` is PEFT's, for adapters",
+            where=where,
+            hint="use method `lora` or `qlora`",
+        )
+    if (
+        job.training
+        and row.when == "layerwise"
+        and isinstance(job.accumulate, int)
+        and job.accumulate > 1
+    ):
         message = f"optimizer `{name}` steps while backward runs, and so accumulates no gradients"
-        yield Problem(message=message, where=where, hint="use `accumulate` 1, or the optimizer without `_layerwise`")
+        yield Problem(
+            message=message,
+            where=where,
+            hint="use `accumulate` 1, or the optimizer without `_layerwise`",
+        )
 
 
 def version_problems(text: str) -> Iterator[Problem]:
@@ -315,11 +547,17 @@ def version_problems(text: str) -> Iterator[Problem]:
     for piece in filter(str.strip, text.split(",")):
         found = _VERSION.fullmatch(piece)
         if found is not None and found[1] in seen:
-            yield Problem(message=f"`{found[1]}` has two versions", where="job.versions", hint="name each library once")
+            yield Problem(
+                message=f"`{found[1]}` has two versions",
+                where="job.versions",
+                hint="name each library once",
+            )
         seen |= {found[1]} if found is not None else set()
         if found is None:
             yield Problem(
-                message=f"`{piece.strip()[:60]}` is no version", where="job.versions", hint="write it like `transformers=4.51,torch=2.6`"
+                message=f"`{piece.strip()[:60]}` is no version",
+                where="job.versions",
+                hint="write it like `transformers=4.51,torch=2.6`",
             )
         elif found[1] not in NEWEST:
             yield unknown("library", found[1], "job.versions", tuple(NEWEST))
@@ -328,7 +566,17 @@ def version_problems(text: str) -> Iterator[Problem]:
 # Options that count only where the condition holds, and what they are for.
 COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
     (
-        ("accumulate", "optimizer", "clip", "zero_grad", "checkpointing", "loss", "liger", "evaluate", "longest"),
+        (
+            "accumulate",
+            "optimizer",
+            "clip",
+            "zero_grad",
+            "checkpointing",
+            "loss",
+            "liger",
+            "evaluate",
+            "longest",
+        ),
         lambda job: job.training,
         "training",
     ),
@@ -338,10 +586,16 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
         "training in a loop around transformers' models",
     ),
     (("activation_offload",), lambda job: job.training, "training"),
-    (("checkpoint_every",), lambda job: job.training and job.checkpointing == "every", "`checkpointing` `every`"),
+    (
+        ("checkpoint_every",),
+        lambda job: job.training and job.checkpointing == "every",
+        "`checkpointing` `every`",
+    ),
     (
         ("recompute_modules",),
-        lambda job: job.training and job.framework == "megatron" and job.checkpointing == "selective",
+        lambda job: (
+            job.training and job.framework == "megatron" and job.checkpointing == "selective"
+        ),
         "selective checkpoints of `megatron`",
     ),
     (
@@ -349,16 +603,36 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
         lambda job: job.training and job.framework == "megatron" and job.checkpointing == "full",
         "full checkpoints of `megatron`",
     ),
-    (("reentrant",), lambda job: job.training and job.checkpointing != "none", "gradient checkpointing"),
-    (("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"), lambda job: job.adapters, "methods `lora` and `qlora`"),
+    (
+        ("reentrant",),
+        lambda job: job.training and job.checkpointing != "none",
+        "gradient checkpointing",
+    ),
+    (
+        ("rank", "targets", "dropout", "modules_to_save", "adapter_dtype", "merge"),
+        lambda job: job.adapters,
+        "methods `lora` and `qlora`",
+    ),
     (("target_seq",), lambda job: job.training, "training"),
     (("image_size",), lambda job: job.images > 0, "`images`"),
     (("trainable",), lambda job: job.training and job.method == "freeze", "method `freeze`"),
-    (("double_quant", "quant_compute"), lambda job: job.quantization in ("nf4", "fp4"), "weights in 4 bits"),
+    (
+        ("double_quant", "quant_compute"),
+        lambda job: job.quantization in ("nf4", "fp4"),
+        "weights in 4 bits",
+    ),
     (("quant_skip",), lambda job: job.quantization != "none", "weights quantized by bitsandbytes"),
-    (("prepare_kbit",), lambda job: job.adapters and job.quantization != "none", "adapters over quantized weights"),
+    (
+        ("prepare_kbit",),
+        lambda job: job.adapters and job.quantization != "none",
+        "adapters over quantized weights",
+    ),
     (("new_tokens", "cache", "logits", "beams"), lambda job: not job.training, "task `inference`"),
-    (("cache_bits",), lambda job: not job.training and job.cache == "quantized", "a quantized cache"),
+    (
+        ("cache_bits",),
+        lambda job: not job.training and job.cache == "quantized",
+        "a quantized cache",
+    ),
     (("eval_batch",), lambda job: job.training and job.evaluate, "`evaluate`"),
 )
 
@@ -368,7 +642,11 @@ def remarks(job: Job) -> Iterator[Problem]:
     for names, counts, purpose in COUNTS:
         for name in names if not counts(job) else ():
             if getattr(job, name) != getattr(Job, name):
-                yield Problem(message=f"`{name}` changes nothing here: it is for {purpose}", where=f"job.{name}", level="note")
+                yield Problem(
+                    message=f"`{name}` changes nothing here: it is for {purpose}",
+                    where=f"job.{name}",
+                    level="note",
+                )
     for library, newest in NEWEST.items():
         if job.version(library) > newest:
             told, read = (".".join(map(str, one)) for one in (job.version(library), newest))
@@ -381,7 +659,11 @@ NAMES = {"str": "text", "int": "whole number", "bool": "true or false", "float":
 
 def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Problem:
     close = nearest(value, known)
-    hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "one of " + ", ".join(known)
+    hint = (
+        "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"
+        if close
+        else "one of " + ", ".join(known)
+    )
     return Problem(message=f"unknown {kind} `{value[:60]}`", where=where, hint=hint)
 
 
@@ -418,9 +700,16 @@ def from_text(text: str, kind: str) -> Any:
     except ValueError:
         return text
     if kind == "bool":
-        return {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}.get(
-            text.lower(), text
-        )
+        return {
+            "true": True,
+            "yes": True,
+            "on": True,
+            "1": True,
+            "false": False,
+            "no": False,
+            "off": False,
+            "0": False,
+        }.get(text.lower(), text)
     return text
 
 

@@ -1,6 +1,8 @@
-"""What kernels hold that a shape does not tell: saved statistics and workspaces, a row each, as plain functions of integers.
+"""What kernels hold that a shape does not tell: saved statistics and workspaces, a row each, as
+plain functions of integers.
 
-No framework is imported here; `lower` and `trace` use the same rows. Sizes are bytes as requested, before rounding.
+No framework is imported here; `lower` and `trace` use the same rows. Sizes are bytes as requested,
+before rounding.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ MiB = 1 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A fact about a kernel: what it allocates, for which versions of torch it was read, and where."""
+    """A fact about a kernel: what it allocates, for which versions of torch it was read, and
+    where."""
 
     name: str
     holds: str
@@ -37,7 +40,8 @@ def up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
 
-# -- cuBLAS -------------------------------------------------------------------------------------------------------------
+# -- cuBLAS
+# --------------------------------------------------------------------------------------------------
 
 _row(
     "cublas_workspace",
@@ -70,7 +74,8 @@ def cublaslt_workspace(torch: tuple[int, int] = (2, 13)) -> int:
     return MiB if torch < (2, 11) else 0
 
 
-# -- attention ----------------------------------------------------------------------------------------------------------
+# -- attention
+# --------------------------------------------------------------------------------------------------
 
 _row(
     "flash_forward",
@@ -96,7 +101,8 @@ _row(
 
 @lru_cache(maxsize=1024)  # every layer asks the same
 def flash_splits(batch: int, heads: int, query: int, key: int, head: int, sms: int = 108) -> int:
-    """How many pieces the keys are split into when there is no dropout: 1 when the blocks fill the GPU."""
+    """How many pieces the keys are split into when there is no dropout: 1 when the blocks fill the
+    GPU."""
     block = 256 if head <= 64 else 128 if head <= 128 else 64
     pieces, blocks = up(key, block) // block, batch * heads * (up(query, 64) // 64)
     room = sms * 2
@@ -112,10 +118,19 @@ def flash_splits(batch: int, heads: int, query: int, key: int, head: int, sms: i
         return waves / -(-waves // 1)
 
     best = max((efficiency(count) for count in range(1, most + 1) if eligible(count)), default=0.0)
-    return next((count for count in range(1, most + 1) if eligible(count) and efficiency(count) >= 0.85 * best), 1)
+    return next(
+        (
+            count
+            for count in range(1, most + 1)
+            if eligible(count) and efficiency(count) >= 0.85 * best
+        ),
+        1,
+    )
 
 
-def flash_split_buffers(batch: int, heads: int, query: int, key: int, head: int, sms: int = 108) -> tuple[int, int]:
+def flash_split_buffers(
+    batch: int, heads: int, query: int, key: int, head: int, sms: int = 108
+) -> tuple[int, int]:
     """Partial statistics and partial outputs of the split kernel; (0, 0) when it does not split."""
     splits = flash_splits(batch, heads, query, key, head, sms)
     if splits <= 1:
@@ -147,9 +162,17 @@ class FlashBackward:
 
 
 def flash_backward(
-    batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, element: int = 2, splits: int = 1
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    query: int,
+    key: int,
+    head: int,
+    element: int = 2,
+    splits: int = 1,
 ) -> FlashBackward:
-    """Rounded to 128 queries and 32 values of the head; `splits` > 1 only with deterministic algorithms."""
+    """Rounded to 128 queries and 32 values of the head; `splits` > 1 only with deterministic
+    algorithms."""
     rounded, head8 = up(query, 128), up(head, 8)
     expanded = batch * key * heads * head8 * element if heads != kv_heads else 0
     return FlashBackward(
@@ -162,43 +185,83 @@ def flash_backward(
 
 _row(
     "flash_attn_2",
-    "the flash-attn package: as torch's copy, the head rounded to 64 above 128, lengths unpadded with padding, two integers of random state always",
+    (
+        "the flash-attn package: as torch's copy, the head rounded to 64 above 128, lengths "
+        "unpadded with padding, two integers of random state always"
+    ),
     "flash-attn 2.6 .. 2.8",
-    "flash-attn v2.8.3 csrc/flash_attn/flash_api.cpp mha_bwd, mha_varlen_bwd; flash_attn/flash_attn_interface.py",
+    (
+        "flash-attn v2.8.3 csrc/flash_attn/flash_api.cpp mha_bwd, mha_varlen_bwd; "
+        "flash_attn/flash_attn_interface.py"
+    ),
 )
 
 
 def flash_attn_2_backward(
-    batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, element: int = 2, real: int = 0
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    query: int,
+    key: int,
+    head: int,
+    element: int = 2,
+    real: int = 0,
 ) -> FlashBackward:
-    """`real`: tokens of the whole batch once padding is taken out (the variable-length kernels); 0 for the dense ones."""
+    """`real`: tokens of the whole batch once padding is taken out (the variable-length kernels); 0
+    for the dense ones."""
     head8 = up(head, 8)
     rounded = up(head8, 32 if head8 <= 128 else 64)
     rows = real + 128 * batch if real else batch * up(query, 128)
     expanded = (real or batch * key) * heads * head8 * element if heads != kv_heads else 0
-    return FlashBackward(softmax_d=rows * heads * 4, dq_accum=rows * heads * rounded * 4, dk_expanded=expanded, dv_expanded=expanded)
+    return FlashBackward(
+        softmax_d=rows * heads * 4,
+        dq_accum=rows * heads * rounded * 4,
+        dk_expanded=expanded,
+        dv_expanded=expanded,
+    )
 
 
 _row(
     "flash_attn_3",
-    "backward: two row statistics and dq in fp32, for grouped queries dk and dv in fp32 at the kv heads, semaphores; forward one semaphore",
+    (
+        "backward: two row statistics and dq in fp32, for grouped queries dk and dv in fp32 "
+        "at the kv heads, semaphores; forward one semaphore"
+    ),
     "flash-attn 3 (hopper)",
     "flash-attn hopper/flash_api.cpp mha_bwd at 0251105a",
 )
 
 
 def flash_attn_3_backward(
-    batch: int, heads: int, kv_heads: int, query: int, key: int, head: int, *, real: int = 0, hopper: bool = True
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    query: int,
+    key: int,
+    head: int,
+    *,
+    real: int = 0,
+    hopper: bool = True,
 ) -> tuple[int, ...]:
-    """softmax_d, lse_log2, dq, dk and dv accumulators, then the semaphores; causal, without softcap. Heads go up to 64, 96, 128, 192 or 256."""
+    """softmax_d, lse_log2, dq, dk and dv accumulators, then the semaphores; causal, without
+    softcap. Heads go up to 64, 96, 128, 192 or 256."""
     wide = next(size for size in (64, 96, 128, 192, 256) if head <= size)
     rows = 128 if wide <= 64 else 64
-    columns = 128 if wide <= 128 else (96 if hopper else 80) if wide <= 192 else (80 if hopper else 64)
+    columns = (
+        128 if wide <= 128 else (96 if hopper else 80) if wide <= 192 else (80 if hopper else 64)
+    )
     queries = up(real + batch * rows, rows) if real else batch * up(query, rows)
     keys = up(real + batch * columns, columns) if real else batch * up(key, columns)
     grouped = keys * kv_heads * wide * 4 if heads != kv_heads else 0
     statistics = queries * heads * 4
-    return statistics, statistics, queries * heads * wide * 4, grouped, grouped, -(-query // rows) * batch * heads * 4
+    return (
+        statistics,
+        statistics,
+        queries * heads * wide * 4,
+        grouped,
+        grouped,
+        -(-query // rows) * batch * heads * 4,
+    )
 
 
 _row(
@@ -214,9 +277,15 @@ def efficient_lse(batch: int, heads: int, query: int) -> int:
     return batch * heads * up(query, 32) * 4
 
 
-def efficient_accumulator(batch: int, heads: int, query: int, head: int, value_head: int, element: int) -> int:
+def efficient_accumulator(
+    batch: int, heads: int, query: int, head: int, value_head: int, element: int
+) -> int:
     """The fp32 output accumulator of the 16-bit kernels with large heads."""
-    return batch * query * heads * value_head * 4 if element == 2 and max(head, value_head) > 128 else 0
+    return (
+        batch * query * heads * value_head * 4
+        if element == 2 and max(head, value_head) > 128
+        else 0
+    )
 
 
 _row(
@@ -228,13 +297,22 @@ _row(
 
 
 def efficient_backward(
-    batch: int, heads: int, query: int, key: int, head: int, value_head: int, element: int = 2, capability: tuple[int, int] = (8, 0)
+    batch: int,
+    heads: int,
+    query: int,
+    key: int,
+    head: int,
+    value_head: int,
+    element: int = 2,
+    capability: tuple[int, int] = (8, 0),
 ) -> int:
     """Delta plus the workspace of the tile that the kernel picks by head size and shared memory."""
     largest = max(head, value_head)
     small = capability in ((8, 6), (8, 9), (12, 0))
     if element == 4:
-        rows, columns, registers = (64, 64, True) if largest <= 64 or small or largest > 128 else (128, 64, True)
+        rows, columns, registers = (
+            (64, 64, True) if largest <= 64 or small or largest > 128 else (128, 64, True)
+        )
         delta = batch * query * heads * value_head * 4 + batch * heads * query * 4
     else:
         delta = batch * heads * query * 4
@@ -264,8 +342,8 @@ _row(
 
 
 def cpu_flash(query: int, key: int, head: int, threads: int, element: int = 4) -> int:
-    """Buffer of the CPU's flash forward in fp32, for checks of a trace against real steps on the CPU. For 16 bits the scores stand
-    beside it in that dtype, half of what the backward's take."""
+    """Buffer of the CPU's flash forward in fp32, for checks of a trace against real steps on the
+    CPU. For 16 bits the scores stand beside it in that dtype, half of what the backward's take."""
     rows = min(256 if query >= 768 else 64 if query >= 192 else 32, query)
     columns = min(512, key)
     return threads * rows * (columns + 2 + head) * element
@@ -278,21 +356,31 @@ def cpu_flash_backward(query: int, key: int, threads: int, element: int = 4) -> 
 
 _row(
     "cudnn",
-    "log-sum-exp fp32 and two 64-bit random-state scalars on the GPU; backward an fp32 dq and row sums, the plan's own workspace is not known",
+    (
+        "log-sum-exp fp32 and two 64-bit random-state scalars on the GPU; backward an fp32 "
+        "dq and row sums, the plan's own workspace is not known"
+    ),
     "torch 2.5 .. 2.13",
-    "ATen/native/cudnn/MHA.cpp; cudnn-frontend node/scaled_dot_product_flash_attention.h get_fe_workspace_size_node",
+    (
+        "ATen/native/cudnn/MHA.cpp; cudnn-frontend node/scaled_dot_product_flash_attention.h "
+        "get_fe_workspace_size_node"
+    ),
     "saved",
 )
 
 
 def cudnn_backward(batch: int, heads: int, query: int, head: int) -> int:
-    """One workspace beside dq, dk and dv: fp32 accumulators of dq and of a sum a row; what the chosen plan adds is not known."""
+    """One workspace beside dq, dk and dv: fp32 accumulators of dq and of a sum a row; what the
+    chosen plan adds is not known."""
     return batch * heads * query * (head + 1) * 4
 
 
 _row(
     "sdpa_choice",
-    "flash, efficient, math; cuDNN first on Hopper and Blackwell from torch 2.11 (whose bundled cuDNN is above 9.15)",
+    (
+        "flash, efficient, math; cuDNN first on Hopper and Blackwell from torch 2.11 (whose "
+        "bundled cuDNN is above 9.15)"
+    ),
     "torch 2.5.1 .. 2.13",
     "ATen/native/transformers/cuda/sdp_utils.cpp; ATen/Context.h",
     "saved",
@@ -301,7 +389,8 @@ _row(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SdpaCall:
-    """One call of `scaled_dot_product_attention` on CUDA. `half`: fp16 or bf16. `grouped`: enable_gqa with fewer kv heads."""
+    """One call of `scaled_dot_product_attention` on CUDA. `half`: fp16 or bf16. `grouped`:
+    enable_gqa with fewer kv heads."""
 
     element: int
     half: bool
@@ -324,19 +413,42 @@ class SdpaCall:
         return self.capability in ((8, 6), (8, 9), (12, 0))
 
     def cudnn(self) -> bool:
-        fits = self.head % 8 == 0 and self.value_head % 8 == 0 and max(self.head, self.value_head) <= 128 and self.key > 1
+        fits = (
+            self.head % 8 == 0
+            and self.value_head % 8 == 0
+            and max(self.head, self.value_head) <= 128
+            and self.key > 1
+        )
         return "cudnn" in self.allowed and self.half and fits and self.capability >= (8, 0)
 
     def flash(self) -> bool:
-        refused = self.consumer and self.training and (192 < self.head <= 224 or (self.head > 224 and self.dropout > 0))
+        refused = (
+            self.consumer
+            and self.training
+            and (192 < self.head <= 224 or (self.head > 224 and self.dropout > 0))
+        )
         square = not self.causal or self.query == self.key
         alike = self.head == self.value_head and self.head <= 256
-        return "flash" in self.allowed and self.half and not self.masked and alike and self.capability >= (8, 0) and square and not refused
+        return (
+            "flash" in self.allowed
+            and self.half
+            and not self.masked
+            and alike
+            and self.capability >= (8, 0)
+            and square
+            and not refused
+        )
 
     def efficient(self) -> bool:
         step = 8 if self.half else 4
         aligned = self.head % step == 0 and self.value_head % step == 0
-        return "efficient" in self.allowed and self.element <= 4 and aligned and not self.grouped and self.capability >= (5, 0)
+        return (
+            "efficient" in self.allowed
+            and self.element <= 4
+            and aligned
+            and not self.grouped
+            and self.capability >= (5, 0)
+        )
 
     @property
     def backend(self) -> str:
@@ -355,7 +467,8 @@ def sdpa_backend(**call: Any) -> str:
     return SdpaCall(**call).backend
 
 
-# -- norms, embeddings, reductions, sorting -----------------------------------------------------------------------------
+# -- norms, embeddings, reductions, sorting
+# -----------------------------------------------------------------------------
 
 _row(
     "rms_norm",
@@ -372,8 +485,11 @@ _row(
 )
 
 
-def norm_backward(rows: int, width: int, element: int, sms: int = 108, torch: tuple[int, int] = (2, 13)) -> int:
-    """One partial buffer (weight or bias gradient); zero unless rows > 65536 and the width is small for the GPU. None in torch 2.6."""
+def norm_backward(
+    rows: int, width: int, element: int, sms: int = 108, torch: tuple[int, int] = (2, 13)
+) -> int:
+    """One partial buffer (weight or bias gradient); zero unless rows > 65536 and the width is small
+    for the GPU. None in torch 2.6."""
     if rows <= 65536 or width // 32 >= sms // 2 or torch < (2, 7):
         return 0
     return min(-(-rows // 32), 32768 // -(-width // 32)) * width * element
@@ -389,7 +505,8 @@ _row(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EmbeddingBackward:
-    """Buffers of the sorted path: while sorting, and while summing the segments (the indices stay through both)."""
+    """Buffers of the sorted path: while sorting, and while summing the segments (the indices stay
+    through both)."""
 
     indices: int
     sorting: int
@@ -400,8 +517,11 @@ class EmbeddingBackward:
         return self.indices + max(self.sorting, self.summing)
 
 
-def embedding_backward(tokens: int, vocabulary: int, width: int, index: int = 8) -> EmbeddingBackward:
-    """Zero up to 3072 tokens. The radix sort's scratch (two alternate buffers) is inferred, not read."""
+def embedding_backward(
+    tokens: int, vocabulary: int, width: int, index: int = 8
+) -> EmbeddingBackward:
+    """Zero up to 3072 tokens. The radix sort's scratch (two alternate buffers) is inferred, not
+    read."""
     if tokens <= 3072:
         return EmbeddingBackward(indices=0, sorting=0, summing=0)
     segments = min(tokens, vocabulary)
@@ -427,11 +547,21 @@ def index_put_accumulate(count: int) -> int:
 
 _row(
     "column_sum",
-    "what blocks of threads put by where they share the sum of a column: 128 places for each of theirs",
+    (
+        "what blocks of threads put by where they share the sum of a column: 128 places for "
+        "each of theirs"
+    ),
     "torch 2.4 .. 2.13",
     "ATen/native/cuda/Reduce.cuh setReduceConfig, global_memory_size",
 )
-THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}  # of a multiprocessor; others 2048
+THREADS = {
+    (7, 5): 1024,
+    (8, 6): 1536,
+    (8, 7): 1536,
+    (8, 9): 1536,
+    (12, 0): 1536,
+    (12, 1): 1536,
+}  # of a multiprocessor; others 2048
 
 
 def last_power(count: int) -> int:
@@ -440,9 +570,12 @@ def last_power(count: int) -> int:
 
 
 @lru_cache(maxsize=1024)  # every layer asks the same
-def column_sum(rows: int, columns: int, sms: int = 108, capability: tuple[int, int] = (8, 0)) -> tuple[int, int]:
-    """Two buffers of a sum over the rows of a matrix, fp32 inside: partial sums and a counter for each group of columns; (0, 0) where a
-    block sums all of its columns alone. A matrix of 2 GiB and more (in fp32) is summed in halves."""
+def column_sum(
+    rows: int, columns: int, sms: int = 108, capability: tuple[int, int] = (8, 0)
+) -> tuple[int, int]:
+    """Two buffers of a sum over the rows of a matrix, fp32 inside: partial sums and a counter for
+    each group of columns; (0, 0) where a block sums all of its columns alone. A matrix of 2 GiB and
+    more (in fp32) is summed in halves."""
     while rows * columns >= 2**29:
         rows = -(-rows // 2)
     wide = next(size for size in (4, 2, 1) if columns % size == 0)

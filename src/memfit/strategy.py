@@ -1,5 +1,6 @@
-"""How the work is spread over many GPUs: which technique over how many ranks, with which settings. The flag `--use`, the key `use` of a
-job file and the argument derive from these fields; `uses.py` reads and writes them."""
+"""How the work is spread over many GPUs: which technique over how many ranks, with which settings.
+The flag `--use`, the key `use` of a job file and the argument derive from these fields; `uses.py`
+reads and writes them."""
 
 from __future__ import annotations
 
@@ -22,53 +23,123 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True)
 class DDP(Layout):
-    """Every rank holds the whole model; gradients are added up in buckets (torch's DistributedDataParallel)."""
+    """Every rank holds the whole model; gradients are added up in buckets (torch's
+    DistributedDataParallel)."""
 
-    bucket_mb: int = option(0, "`bucket_cap_mb`; 0: torch's own, 1 MiB and then 25", low=0, high=2**20)
-    bucket_view: bool = option(False, "`gradient_as_bucket_view`: gradients are views of the buckets", tries=(False, True))
+    bucket_mb: int = option(
+        0, "`bucket_cap_mb`; 0: torch's own, 1 MiB and then 25", low=0, high=2**20
+    )
+    bucket_view: bool = option(
+        False, "`gradient_as_bucket_view`: gradients are views of the buckets", tries=(False, True)
+    )
     static_graph: bool = option(False, "`static_graph`")
     find_unused: bool = option(False, "`find_unused_parameters`")
     distributed: bool = option(
-        False, "Megatron's `--use-distributed-optimizer`: fp32 copies and states are shared out over the replicas", tries=(False, True)
+        False,
+        (
+            "Megatron's `--use-distributed-optimizer`: fp32 copies and states are shared out "
+            "over the replicas"
+        ),
+        tries=(False, True),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class FSDP(Layout):
-    """Weights, gradients and states are sharded, weights gathered layer by layer (torch's FSDP2, or FSDP1). With `ddp` beside it, HSDP."""
+    """Weights, gradients and states are sharded, weights gathered layer by layer (torch's FSDP2, or
+    FSDP1). With `ddp` beside it, HSDP."""
 
-    version: int = option(2, "FSDP2 (`fully_shard`) or FSDP1 (`FullyShardedDataParallel`)", low=1, high=2, tries=(2, 1))
+    version: int = option(
+        2,
+        "FSDP2 (`fully_shard`) or FSDP1 (`FullyShardedDataParallel`)",
+        low=1,
+        high=2,
+        tries=(2, 1),
+    )
     reshard: bool = option(
-        True, "`reshard_after_forward`; no: weights stay gathered until backward (FSDP1: SHARD_GRAD_OP)", tries=(True, False)
+        True,
+        "`reshard_after_forward`; no: weights stay gathered until backward (FSDP1: SHARD_GRAD_OP)",
+        tries=(True, False),
     )
     reshard_to: int = option(
-        0, "an int of `reshard_after_forward`: ranks that the weights are sharded over after the forward", low=0, high=2**20
+        0,
+        (
+            "an int of `reshard_after_forward`: ranks that the weights are sharded over "
+            "after the forward"
+        ),
+        low=0,
+        high=2**20,
     )
     param_dtype: str = option(
-        "", "what the mixed precision policy computes in; empty: autocast's dtype, or as stored", choices=("", "bf16", "fp16", "fp32")
+        "",
+        "what the mixed precision policy computes in; empty: autocast's dtype, or as stored",
+        choices=("", "bf16", "fp16", "fp32"),
     )
-    reduce_dtype: str = option("", "what gradients are reduced in; empty: as the framework has it", choices=("", "bf16", "fp16", "fp32"))
+    reduce_dtype: str = option(
+        "",
+        "what gradients are reduced in; empty: as the framework has it",
+        choices=("", "bf16", "fp16", "fp32"),
+    )
     wrap: str = option(
-        "auto", "units beside the root: layers, layers and the ends (embedding; final norm and head), none; auto: as the framework has it",
+        "auto",
+        (
+            "units beside the root: layers, layers and the ends (embedding; final norm and "
+            "head), none; auto: as the framework has it"
+        ),
         choices=("auto", "layers", "ends", "none"),
-    )  # fmt: skip
-    prefetch: int = option(0, "groups gathered ahead by hand (`set_modules_to_forward_prefetch`); 0: torch's own way", low=0, high=64)
-    backward_prefetch: str = option(
-        "auto", "FSDP1: when the backward gathers the next unit; auto: as the framework has it", choices=("auto", "pre", "post", "none")
     )
-    forward_prefetch: bool = option(False, "FSDP1's `forward_prefetch`: the next unit is gathered before this one runs")
-    orig_params: bool = option(True, "FSDP1's `use_orig_params` (no: all of a unit is trained, or nothing)")
+    prefetch: int = option(
+        0,
+        "groups gathered ahead by hand (`set_modules_to_forward_prefetch`); 0: torch's own way",
+        low=0,
+        high=64,
+    )
+    backward_prefetch: str = option(
+        "auto",
+        "FSDP1: when the backward gathers the next unit; auto: as the framework has it",
+        choices=("auto", "pre", "post", "none"),
+    )
+    forward_prefetch: bool = option(
+        False, "FSDP1's `forward_prefetch`: the next unit is gathered before this one runs"
+    )
+    orig_params: bool = option(
+        True, "FSDP1's `use_orig_params` (no: all of a unit is trained, or nothing)"
+    )
     adapters: str = option(
-        "auto", "FSDP1: adapters are units of their own (`fsdp_auto_wrap_policy` of PEFT, which the Trainer takes), part of their layer's, or ignored",
+        "auto",
+        (
+            "FSDP1: adapters are units of their own (`fsdp_auto_wrap_policy` of PEFT, which "
+            "the Trainer takes), part of their layer's, or ignored"
+        ),
         choices=("auto", "units", "layer", "ignored"),
-    )  # fmt: skip
+    )
     checkpoint_inside: bool = option(
-        False, "FSDP1: `checkpoint_wrapper` within units (`fsdp_activation_checkpointing`); transformers from 4.52 on does so anyway"
+        False,
+        (
+            "FSDP1: `checkpoint_wrapper` within units (`fsdp_activation_checkpointing`); "
+            "transformers from 4.52 on does so anyway"
+        ),
     )
     shard: bool = option(True, "FSDP1: no is NO_SHARD, whole flat weights on every rank")
-    packed: bool = option(True, "4-bit weights are sharded (`bnb_4bit_quant_storage` a float); no: bytes, which every rank holds")
-    offload: bool = option(False, "`CPUOffloadPolicy`: weights, gradients and states live on the host", tries=(False, True))
-    sync: bool = option(True, "gradients are reduced after every micro-batch (no: `set_requires_gradient_sync(False)` until the last)")
+    packed: bool = option(
+        True,
+        (
+            "4-bit weights are sharded (`bnb_4bit_quant_storage` a float); no: bytes, which "
+            "every rank holds"
+        ),
+    )
+    offload: bool = option(
+        False,
+        "`CPUOffloadPolicy`: weights, gradients and states live on the host",
+        tries=(False, True),
+    )
+    sync: bool = option(
+        True,
+        (
+            "gradients are reduced after every micro-batch (no: "
+            "`set_requires_gradient_sync(False)` until the last)"
+        ),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,35 +147,78 @@ class ZeRO(Layout):
     """DeepSpeed's ZeRO; names and defaults are those of its `zero_optimization` section."""
 
     alone: ClassVar[bool] = True
-    stage: int = option(2, "what is sharded: states (1), gradients too (2), weights too (3)", low=1, high=3, tries=(1, 2, 3))
+    stage: int = option(
+        2,
+        "what is sharded: states (1), gradients too (2), weights too (3)",
+        low=1,
+        high=3,
+        tries=(1, 2, 3),
+    )
     reduce_bucket: int = option(500_000_000, "`reduce_bucket_size`, values", low=1, high=2**40)
-    allgather_bucket: int = option(500_000_000, "`allgather_bucket_size`, values", low=1, high=2**40)
+    allgather_bucket: int = option(
+        500_000_000, "`allgather_bucket_size`, values", low=1, high=2**40
+    )
     overlap: bool = option(False, "`overlap_comm`")
     contiguous: bool = option(True, "`contiguous_gradients`")
     round_robin: bool = option(False, "`round_robin_gradients`")
-    auto: bool = option(False, "bucket sizes and threshold as transformers fills them in for `auto`, from the model's width", tries=(True,))
-    prefetch_bucket: int = option(50_000_000, "`stage3_prefetch_bucket_size`, values", low=0, high=2**40)
+    auto: bool = option(
+        False,
+        (
+            "bucket sizes and threshold as transformers fills them in for `auto`, from the "
+            "model's width"
+        ),
+        tries=(True,),
+    )
+    prefetch_bucket: int = option(
+        50_000_000, "`stage3_prefetch_bucket_size`, values", low=0, high=2**40
+    )
     max_live: int = option(1_000_000_000, "`stage3_max_live_parameters`, values", low=0, high=2**48)
     max_reuse: int = option(1_000_000_000, "`stage3_max_reuse_distance`, values", low=0, high=2**48)
-    sub_group: int = option(1_000_000_000, "`sub_group_size`, values of a rank that are stepped together (stage 3)", low=1, high=2**48)
-    persistence: int = option(100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40)
-    hpz: int = option(1, "`zero_hpz_partition_size`: ranks of the secondary shard of ZeRO++", low=1, high=1024)
+    sub_group: int = option(
+        1_000_000_000,
+        "`sub_group_size`, values of a rank that are stepped together (stage 3)",
+        low=1,
+        high=2**48,
+    )
+    persistence: int = option(
+        100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40
+    )
+    hpz: int = option(
+        1, "`zero_hpz_partition_size`: ranks of the secondary shard of ZeRO++", low=1, high=1024
+    )
     qwz: bool = option(False, "`zero_quantized_weights` of ZeRO++")
     qgz: bool = option(False, "`zero_quantized_gradients` of ZeRO++")
-    offload_optimizer: str = option("none", "where the states live", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
-    offload_param: str = option("none", "where the weights live (stage 3)", choices=("none", "cpu", "nvme"), tries=("none", "cpu"))
-    optimizer_buffers: int = option(4, "`offload_optimizer.buffer_count`: pinned buffers on the way to NVMe", low=1, high=1024)
-    param_buffers: int = option(5, "`offload_param.buffer_count`, on the way to NVMe", low=1, high=1024)
-    param_buffer: int = option(100_000_000, "`offload_param.buffer_size`, values", low=1, high=2**40)
+    offload_optimizer: str = option(
+        "none", "where the states live", choices=("none", "cpu", "nvme"), tries=("none", "cpu")
+    )
+    offload_param: str = option(
+        "none",
+        "where the weights live (stage 3)",
+        choices=("none", "cpu", "nvme"),
+        tries=("none", "cpu"),
+    )
+    optimizer_buffers: int = option(
+        4, "`offload_optimizer.buffer_count`: pinned buffers on the way to NVMe", low=1, high=1024
+    )
+    param_buffers: int = option(
+        5, "`offload_param.buffer_count`, on the way to NVMe", low=1, high=1024
+    )
+    param_buffer: int = option(
+        100_000_000, "`offload_param.buffer_size`, values", low=1, high=2**40
+    )
     max_in_cpu: int = option(
-        1_000_000_000, "`offload_param.max_in_cpu`: values of a rank that stay on the host, not on NVMe", low=0, high=2**48
+        1_000_000_000,
+        "`offload_param.max_in_cpu`: values of a rank that stay on the host, not on NVMe",
+        low=0,
+        high=2**48,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemini(Layout):
-    """ColossalAI 0.3's Gemini: 16-bit weights in chunks, which their gradients overwrite, and fp32 copies and states in chunks like them, each
-    sharded; the settings are `GeminiPlugin`'s. With `tp` beside it, ColossalAI's 1D tensor parallelism."""
+    """ColossalAI 0.3's Gemini: 16-bit weights in chunks, which their gradients overwrite, and fp32
+    copies and states in chunks like them, each sharded; the settings are `GeminiPlugin`'s. With
+    `tp` beside it, ColossalAI's 1D tensor parallelism."""
 
     alone: ClassVar[bool] = True
     placement: str = option(
@@ -112,11 +226,25 @@ class Gemini(Layout):
         "`placement_policy` (the plugin's own default is `cpu`; `auto` moves by what it measures)",
         choices=("cuda", "cpu", "auto", "const"),
     )
-    search_range: int = option(32, "`search_range_mb`: how far above the least chunk size the search goes, Mi values", low=0, high=2**20)
+    search_range: int = option(
+        32,
+        "`search_range_mb`: how far above the least chunk size the search goes, Mi values",
+        low=0,
+        high=2**20,
+    )
     interval: int = option(1024, "`hidden_dim`: the search's step, values", low=1, high=2**30)
-    min_chunk: int = option(32, "`min_chunk_size_mb`: the least chunk size, Mi values; fewer weights stay gathered", low=1, high=2**20)
+    min_chunk: int = option(
+        32,
+        "`min_chunk_size_mb`: the least chunk size, Mi values; fewer weights stay gathered",
+        low=1,
+        high=2**20,
+    )
     keep_single: bool = option(
-        False, "weights without replicas stay gathered (LLMem's patch); no: they are copied out of their chunk and back (0.3.0)"
+        False,
+        (
+            "weights without replicas stay gathered (LLMem's patch); no: they are copied out "
+            "of their chunk and back (0.3.0)"
+        ),
     )
 
 
@@ -125,11 +253,19 @@ class TP(Layout):
     """Tensor parallelism: matrices split over ranks."""
 
     style: str = option(
-        "auto", "whose code; auto: the framework's own", choices=("auto", "dtensor", "megatron", "transformers", "colossalai")
+        "auto",
+        "whose code; auto: the framework's own",
+        choices=("auto", "dtensor", "megatron", "transformers", "colossalai"),
     )
-    sequence: bool = option(False, "sequence parallelism: norms and residuals split along the sequence", tries=(False, True))
+    sequence: bool = option(
+        False,
+        "sequence parallelism: norms and residuals split along the sequence",
+        tries=(False, True),
+    )
     vocabulary: bool = option(True, "the embedding and the head are split along the vocabulary")
-    parallel_loss: bool = option(False, "the loss on split logits (`loss_parallel`; Megatron always)")
+    parallel_loss: bool = option(
+        False, "the loss on split logits (`loss_parallel`; Megatron always)"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +273,9 @@ class CP(Layout):
     """Context parallelism: every rank holds a part of each sequence."""
 
     style: str = option(
-        "ring", "how keys and values travel (`ulysses`: Megatron's, or DeepSpeed's beside `zero`)", choices=("ring", "allgather", "ulysses")
+        "ring",
+        "how keys and values travel (`ulysses`: Megatron's, or DeepSpeed's beside `zero`)",
+        choices=("ring", "allgather", "ulysses"),
     )
 
 
@@ -146,42 +284,88 @@ class PP(Layout):
     """Pipeline parallelism: every rank holds some of the layers."""
 
     schedule: str = option(
-        "1f1b", "order of the micro-batches (torch's: `bfs` is LoopedBFS, `zero-bubble` InterleavedZeroBubble, `zbv` ZBVZeroBubble)",
-        choices=("1f1b", "gpipe", "interleaved", "bfs", "zero-bubble", "zbv"), tries=("1f1b", "interleaved"),
-    )  # fmt: skip
-    micro_batches: int = option(0, "micro-batches of a step; 0: as many as stages", low=0, high=2**20)
-    virtual: int = option(1, "stages on each rank, where the schedule takes several", low=1, high=1024, tries=(1, 2))
-    stages: str = option("", "layers of each stage, with slashes, like `9/10/10/3`; empty: as evenly as may be")
+        "1f1b",
+        (
+            "order of the micro-batches (torch's: `bfs` is LoopedBFS, `zero-bubble` "
+            "InterleavedZeroBubble, `zbv` ZBVZeroBubble)"
+        ),
+        choices=("1f1b", "gpipe", "interleaved", "bfs", "zero-bubble", "zbv"),
+        tries=("1f1b", "interleaved"),
+    )
+    micro_batches: int = option(
+        0, "micro-batches of a step; 0: as many as stages", low=0, high=2**20
+    )
+    virtual: int = option(
+        1, "stages on each rank, where the schedule takes several", low=1, high=1024, tries=(1, 2)
+    )
+    stages: str = option(
+        "", "layers of each stage, with slashes, like `9/10/10/3`; empty: as evenly as may be"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class EP(Layout):
-    """Expert parallelism: every rank holds some of the experts. Its ranks are among those of the other layouts within a stage (transformers: of
-    `fsdp`). One rank (`ep=1`) leaves the settings to say how Megatron sends tokens to their experts."""
+    """Expert parallelism: every rank holds some of the experts. Its ranks are among those of the
+    other layouts within a stage (transformers: of `fsdp`). One rank (`ep=1`) leaves the settings to
+    say how Megatron sends tokens to their experts."""
 
-    capacity: float = option(0.0, "capacity factor; 0: tokens are never dropped", low=0.0, high=1000.0)
-    padded: bool = option(False, "every expert gets as many rows as its capacity (`--moe-pad-expert-input-to-capacity`)")
-    imbalance: float = option(1.0, "tokens of the busiest rank over the balanced share", low=1.0, high=1024.0)
+    capacity: float = option(
+        0.0, "capacity factor; 0: tokens are never dropped", low=0.0, high=1000.0
+    )
+    padded: bool = option(
+        False,
+        "every expert gets as many rows as its capacity (`--moe-pad-expert-input-to-capacity`)",
+    )
+    imbalance: float = option(
+        1.0, "tokens of the busiest rank over the balanced share", low=1.0, high=1024.0
+    )
     tensor: int = option(
-        0, "ranks that share the matrices of an expert (`--expert-tensor-parallel-size`); 0: as `tp` does", low=0, high=1024
+        0,
+        (
+            "ranks that share the matrices of an expert (`--expert-tensor-parallel-size`); "
+            "0: as `tp` does"
+        ),
+        low=0,
+        high=1024,
     )
     dispatcher: str = option(
-        "alltoall", "how tokens get to their experts (`--moe-token-dispatcher-type`; Megatron's own default is `allgather`)",
+        "alltoall",
+        (
+            "how tokens get to their experts (`--moe-token-dispatcher-type`; Megatron's own "
+            "default is `allgather`)"
+        ),
         choices=("alltoall", "allgather", "flex"),
-    )  # fmt: skip
-    fused: bool = option(False, "permutation by Transformer Engine's kernels (`--moe-permute-fusion`)")
+    )
+    fused: bool = option(
+        False, "permutation by Transformer Engine's kernels (`--moe-permute-fusion`)"
+    )
     aux_loss: bool = option(True, "the router's loss that balances the experts")
-    router_dtype: str = option("", "of the router's scores (`--moe-router-dtype`); empty: as activations", choices=("", "fp32"))
+    router_dtype: str = option(
+        "",
+        "of the router's scores (`--moe-router-dtype`); empty: as activations",
+        choices=("", "fp32"),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Split(Layout):
-    """One process deals the layers out to its GPUs, which work one after the other (`device_map="auto"` of transformers and accelerate)."""
+    """One process deals the layers out to its GPUs, which work one after the other
+    (`device_map="auto"` of transformers and accelerate)."""
 
-    layers: str = option("", "layers of each GPU, with slashes, like `20/20`; empty: as accelerate deals them")
+    layers: str = option(
+        "", "layers of each GPU, with slashes, like `20/20`; empty: as accelerate deals them"
+    )
 
 
-ORDER = ("tp", "cp", "fsdp", "zero", "gemini", "ddp", "pp")  # innermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
+ORDER = (
+    "tp",
+    "cp",
+    "fsdp",
+    "zero",
+    "gemini",
+    "ddp",
+    "pp",
+)  # innermost first, as torchtitan lays ranks out (distributed/parallel_dims.py)
 LAYOUTS: dict[str, type[Layout]] = {
     "ddp": DDP,
     "fsdp": FSDP,
@@ -197,7 +381,8 @@ LAYOUTS: dict[str, type[Layout]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """The layouts that share the GPUs; their sizes multiply to the number of ranks (`ep` lies within the data-parallel ones)."""
+    """The layouts that share the GPUs; their sizes multiply to the number of ranks (`ep` lies
+    within the data-parallel ones)."""
 
     ddp: DDP | None = None
     fsdp: FSDP | None = None
@@ -224,7 +409,8 @@ class Strategy:
         return 1 if layout is None else int(layout.size)
 
     def engages(self, name: str) -> bool:
-        """Does this layout change anything? On one rank most do nothing; DeepSpeed's engine and ColossalAI's keep their own copies there, too."""
+        """Does this layout change anything? On one rank most do nothing; DeepSpeed's engine and
+        ColossalAI's keep their own copies there, too."""
         layout = getattr(self, name)
         size = self.shards if name == "fsdp" else 0 if layout is None else layout.size
         return layout is not None and (size > 1 or layout.alone)
@@ -238,8 +424,9 @@ class Strategy:
 
     @property
     def groups(self) -> tuple[tuple[str, int, int], ...]:
-        """(name, ranks, distance of neighbours) of the groups that a rank belongs to. Tensor-parallel ranks are neighbours, then come
-        context-parallel ones, then shards, replicas and stages, as torchtitan's and Megatron's meshes have it."""
+        """(name, ranks, distance of neighbours) of the groups that a rank belongs to.
+        Tensor-parallel ranks are neighbours, then come context-parallel ones, then shards, replicas
+        and stages, as torchtitan's and Megatron's meshes have it."""
         found, stride = [], 1
         for name in ORDER:
             size = self.size(name)
@@ -251,39 +438,61 @@ class Strategy:
                 found.append(("hpz", self.zero.hpz, stride))
             if name == "ddp" and self.size("ep") > 1:
                 found.append(("ep", self.size("ep"), self.expert_tensor))
-            if name == "ddp" and self.size("ep") > 1 and self.fsdp is not None and self.expert_data > size:  # shards of the same experts
-                found.append(("efsdp", self.expert_data // size, self.size("ep") * self.expert_tensor))
+            if (
+                name == "ddp"
+                and self.size("ep") > 1
+                and self.fsdp is not None
+                and self.expert_data > size
+            ):  # shards of the same experts
+                found.append(
+                    ("efsdp", self.expert_data // size, self.size("ep") * self.expert_tensor)
+                )
             stride *= size
-        if self.gemini is not None and self.ranks > 1:  # barriers before the search of chunk sizes, and what no tensor parallelism cuts
-            found += [("world", self.ranks, 1)] * (2 if self.size("tp") > 1 and self.gemini.size > 1 else 1)
+        if (
+            self.gemini is not None and self.ranks > 1
+        ):  # barriers before the search of chunk sizes, and what no tensor parallelism cuts
+            found += [("world", self.ranks, 1)] * (
+                2 if self.size("tp") > 1 and self.gemini.size > 1 else 1
+            )
         return tuple(found)
 
     def distinct(self) -> tuple[tuple[int, int], ...]:
-        """(rank, how many are like it) of the ranks whose memory differs: the stages of a pipeline. Ranks of one stage are alike; of a ring,
-        the last is meant, which has results of the most queries. Beside FSDP the others are told too: they alone have a mask (lower/masks.py `unseen`)."""
+        """(rank, how many are like it) of the ranks whose memory differs: the stages of a pipeline.
+        Ranks of one stage are alike; of a ring, the last is meant, which has results of the most
+        queries. Beside FSDP the others are told too: they alone have a mask (lower/masks.py
+        `unseen`)."""
         if self.split is not None:
             return tuple((gpu, 1) for gpu in range(self.ranks))
         stages = self.size("pp")
         if self.cp is not None and self.cp.size > 1 and self.fsdp is not None:
             last = self.ranks // self.cp.size
             return (0, self.ranks - last), (self.size("tp") * (self.cp.size - 1), last)
-        place = self.size("tp") * (self.cp.size - 1) if self.cp is not None and self.cp.style == "ring" else 0
-        return tuple((stage * (self.ranks // stages) + place, self.ranks // stages) for stage in range(stages))
+        place = (
+            self.size("tp") * (self.cp.size - 1)
+            if self.cp is not None and self.cp.style == "ring"
+            else 0
+        )
+        return tuple(
+            (stage * (self.ranks // stages) + place, self.ranks // stages)
+            for stage in range(stages)
+        )
 
     @property
     def shards(self) -> int:
-        """Ranks that FSDP shards over: context parallelism's are among them (torchtitan, accelerate `dp_shard_cp`)."""
+        """Ranks that FSDP shards over: context parallelism's are among them (torchtitan, accelerate
+        `dp_shard_cp`)."""
         return self.size("fsdp") * self.size("cp")
 
     @property
     def partitions(self) -> int:
-        """Ranks that ZeRO partitions over: those of a sequence are among them (deepspeed 0.19.8 utils/groups.py
-        _get_sequence_data_parallel_group)."""
+        """Ranks that ZeRO partitions over: those of a sequence are among them (deepspeed 0.19.8
+        utils/groups.py _get_sequence_data_parallel_group)."""
         return self.size("zero") * (1 if self.zero is None else self.size("cp"))
 
     @property
     def shard(self) -> int:
-        """Which of those this rank is: neighbours share tensor parallelism, replicas lie outside."""
+        """Which of those this rank is: neighbours share tensor parallelism, replicas lie
+        outside."""
         return self.rank // self.size("tp") % self.shards
 
     @property
@@ -296,11 +505,16 @@ class Strategy:
         """Whether something that a step needs lives on the host."""
         zero = self.zero
         away = zero is not None and {zero.offload_optimizer, zero.offload_param} != {"none"}
-        return away or (self.fsdp is not None and self.fsdp.offload) or (self.gemini is not None and self.gemini.placement != "cuda")
+        return (
+            away
+            or (self.fsdp is not None and self.fsdp.offload)
+            or (self.gemini is not None and self.gemini.placement != "cuda")
+        )
 
     @property
     def replica(self) -> int:
-        """Which of the replicas and the ranks of context parallelism this rank is, as Megatron counts them together."""
+        """Which of the replicas and the ranks of context parallelism this rank is, as Megatron
+        counts them together."""
         return self.rank // self.size("tp") % (self.size("cp") * self.data)
 
     @property
@@ -310,7 +524,8 @@ class Strategy:
 
     @property
     def expert_tensor(self) -> int:
-        """Ranks that share the matrices of one expert: neighbours (megatron-core 0.16.1 parallel_state.py)."""
+        """Ranks that share the matrices of one expert: neighbours (megatron-core 0.16.1
+        parallel_state.py)."""
         return self.size("tp") if self.ep is None or not self.ep.tensor else self.ep.tensor
 
     @property
@@ -326,7 +541,10 @@ class Strategy:
 
 def from_data(data: Mapping[str, Any]) -> Strategy:
     """The inverse of `dataclasses.asdict`."""
-    layouts: dict[str, Any] = {name: LAYOUTS[name](**value) if isinstance(value, Mapping) else value for name, value in data.items()}
+    layouts: dict[str, Any] = {
+        name: LAYOUTS[name](**value) if isinstance(value, Mapping) else value
+        for name, value in data.items()
+    }
     return Strategy(**layouts)
 
 

@@ -1,6 +1,7 @@
 """The waist: the ordered list of what happens on ONE rank. Producers write it, simulators read it.
 
-`check` is the runnable definition of a legal tape. Sizes are the bytes a program asked for; rounding is the allocator's.
+`check` is the runnable definition of a legal tape. Sizes are the bytes a program asked for;
+rounding is the allocator's.
 """
 
 from __future__ import annotations
@@ -12,18 +13,52 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from memfit.errors import Problem, TapeError
 
 Part = Literal[
-    "weights", "gradients", "optimizer", "master", "activations", "logits", "kv_cache", "temporaries", "workspace", "buffers", "inputs", "communication"
-]  # fmt: skip
+    "weights",
+    "gradients",
+    "optimizer",
+    "master",
+    "activations",
+    "logits",
+    "kv_cache",
+    "temporaries",
+    "workspace",
+    "buffers",
+    "inputs",
+    "communication",
+]
 PARTS: tuple[Part, ...] = (
-    "weights", "gradients", "optimizer", "master", "activations", "logits", "kv_cache", "temporaries", "workspace", "buffers", "inputs", "communication",
-)  # fmt: skip
-Phase = Literal["load", "prepare", "forward", "backward", "step", "evaluate", "save", "prefill", "decode"]
-PHASES: tuple[Phase, ...] = ("load", "prepare", "forward", "backward", "step", "evaluate", "save", "prefill", "decode")
+    "weights",
+    "gradients",
+    "optimizer",
+    "master",
+    "activations",
+    "logits",
+    "kv_cache",
+    "temporaries",
+    "workspace",
+    "buffers",
+    "inputs",
+    "communication",
+)
+Phase = Literal[
+    "load", "prepare", "forward", "backward", "step", "evaluate", "save", "prefill", "decode"
+]
+PHASES: tuple[Phase, ...] = (
+    "load",
+    "prepare",
+    "forward",
+    "backward",
+    "step",
+    "evaluate",
+    "save",
+    "prefill",
+    "decode",
+)
 
 
 class Alloc(NamedTuple):
-    """A block comes to life. `formula` is the working: factors to multiply (shape, then bytes of one value), or a text
-    where a trace saw it."""
+    """A block comes to life. `formula` is the working: factors to multiply (shape, then bytes of
+    one value), or a text where a trace saw it."""
 
     id: int
     size: int
@@ -35,15 +70,16 @@ class Alloc(NamedTuple):
 
 
 class Free(NamedTuple):
-    """The block `id` is given back to the allocator. `streams` used it beside its own (torch's `record_stream`): it is not
-    served again before a `Sync` has waited for each of them."""
+    """The block `id` is given back to the allocator. `streams` used it beside its own (torch's
+    `record_stream`): it is not served again before a `Sync` has waited for each of them."""
 
     id: int
     streams: tuple[int, ...] = ()
 
 
 class Compute(NamedTuple):
-    """A kernel: its arithmetic, the bytes it moves, and the math type that sets its rate; or so many alike that share them."""
+    """A kernel: its arithmetic, the bytes it moves, and the math type that sets its rate; or so
+    many alike that share them."""
 
     op: str
     flops: int
@@ -55,7 +91,8 @@ class Compute(NamedTuple):
 
 
 class Comm(NamedTuple):
-    """A collective or a transfer: `size` bytes as the call states them, over `ranks` ranks of `group`."""
+    """A collective or a transfer: `size` bytes as the call states them, over `ranks` ranks of
+    `group`."""
 
     op: str
     size: int
@@ -66,8 +103,8 @@ class Comm(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """`stream` waits for `waits_for`; freed blocks that were kept back because of `waits_for` may be used again, but for the last `behind`
-    of them, which were freed after what is waited for."""
+    """`stream` waits for `waits_for`; freed blocks that were kept back because of `waits_for` may
+    be used again, but for the last `behind` of them, which were freed after what is waited for."""
 
     stream: int
     waits_for: int
@@ -75,7 +112,8 @@ class Sync(NamedTuple):
 
 
 class Trim(NamedTuple):
-    """Every segment that holds no live block goes back to the driver (`torch.cuda.empty_cache`); all streams are waited for."""
+    """Every segment that holds no live block goes back to the driver (`torch.cuda.empty_cache`);
+    all streams are waited for."""
 
 
 LONGEST = -1  # the step of the longest batch, which may come at any time
@@ -97,11 +135,12 @@ Source = Literal["formula", "trace", "measured", "handwritten"]
 class Tape:
     """What happens on one rank, in order.
 
-    A compact tape stands for a longer one: `repeats[k]` says that the events of the span (first, last) of index k happen
-    `times` times, once for each of the identical layers they stand for; blocks that layers hand to one another or share make
-    some events of a span odd. Live sums are exact on a compact tape; a replay
-    of the allocator needs a flat one (`repeats` empty). `notes` say what the producer took for granted; `parameters` are those
-    of the model and those trained, where the producer counted them.
+    A compact tape stands for a longer one: `repeats[k]` says that the events of the span (first,
+    last) of index k happen `times` times, once for each of the identical layers they stand for;
+    blocks that layers hand to one another or share make some events of a span odd. Live sums are
+    exact on a compact tape; a replay of the allocator needs a flat one (`repeats` empty). `notes`
+    say what the producer took for granted; `parameters` are those of the model and those trained,
+    where the producer counted them.
     """
 
     events: tuple[Event, ...]
@@ -119,11 +158,17 @@ class Tape:
         return len(self.events)
 
 
-NOTHING = Sync(0, 0)  # a stream that waits for itself: holds the place of an event that happens in other runs of a span
+NOTHING = Sync(
+    0,
+    0,
+    # a stream that waits for itself: holds the place of an event that happens in other runs of a
+    # span
+)
 
 
 class Odd(NamedTuple):
-    """The event at `place` happens in one run of its span alone, the first (0) or the last (-1); in the others, `instead` does."""
+    """The event at `place` happens in one run of its span alone, the first (0) or the last (-1); in
+    the others, `instead` does."""
 
     place: int
     run: int
@@ -131,7 +176,8 @@ class Odd(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """Events `first` up to (not including) `last` stand for `times` runs of themselves, which are identical but for what is `odd`."""
+    """Events `first` up to (not including) `last` stand for `times` runs of themselves, which are
+    identical but for what is `odd`."""
 
     first: int
     last: int
@@ -149,21 +195,29 @@ class Repeat(NamedTuple):
         return run == (0 if odd.run == 0 else self.times - 1)
 
 
-Producer: TypeAlias = Callable[[Any, Any, Any, Any], Tape]  # (Model, Job, Strategy, Cluster) -> Tape
+Producer: TypeAlias = Callable[
+    [Any, Any, Any, Any], Tape
+]  # (Model, Job, Strategy, Cluster) -> Tape
 
 
 def check(tape: Tape) -> None:
-    """Raise `TapeError` unless the tape is legal: an id names one live block at a time, frees of live blocks only, sizes and amounts not
-    negative, known parts and phases, repeats in order and disjoint."""
+    """Raise `TapeError` unless the tape is legal: an id names one live block at a time, frees of
+    live blocks only, sizes and amounts not negative, known parts and phases, repeats in order and
+    disjoint."""
     seen: set[int] = set()
     live: set[int] = set()
     for index, event in enumerate(tape.events):
         match event:
             case Alloc():
                 if event.id in live:
-                    raise TapeError(f"event {index}: block {event.id} is allocated again while it is alive")
+                    raise TapeError(
+                        f"event {index}: block {event.id} is allocated again while it is alive"
+                    )
                 if event.size < 0 or event.part not in PARTS:
-                    raise TapeError(f"event {index}: block {event.id} has size {event.size} and part `{event.part}`")
+                    raise TapeError(
+                        f"event {index}: block {event.id} has size {event.size} and part "
+                        f"`{event.part}`"
+                    )
                 seen.add(event.id)
                 live.add(event.id)
             case Free():
@@ -175,7 +229,10 @@ def check(tape: Tape) -> None:
                     raise TapeError(f"event {index}: `{event.op}` computes a negative amount")
             case Comm():
                 if event.size < 0 or event.ranks < 1:
-                    raise TapeError(f"event {index}: `{event.op}` moves {event.size} bytes over {event.ranks} ranks")
+                    raise TapeError(
+                        f"event {index}: `{event.op}` moves {event.size} bytes over "
+                        f"{event.ranks} ranks"
+                    )
             case Mark():
                 if event.phase not in PHASES:
                     raise TapeError(f"event {index}: unknown phase `{event.phase}`")

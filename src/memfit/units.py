@@ -1,4 +1,5 @@
-"""Bytes and seconds: parsing what people write. Bytes are `int`; rendering is the business of `report`."""
+"""Bytes and seconds: parsing what people write. Bytes are `int`; rendering is the business of
+`report`."""
 
 from __future__ import annotations
 
@@ -9,12 +10,21 @@ from memfit.errors import InputError
 KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
 
 _SUFFIXES = {
-    "": 1, "b": 1,
-    "k": 10**3, "kb": 10**3, "kib": KIB,
-    "m": 10**6, "mb": 10**6, "mib": MIB,
-    "g": 10**9, "gb": 10**9, "gib": GIB,
-    "t": 10**12, "tb": 10**12, "tib": TIB,
-}  # fmt: skip
+    "": 1,
+    "b": 1,
+    "k": 10**3,
+    "kb": 10**3,
+    "kib": KIB,
+    "m": 10**6,
+    "mb": 10**6,
+    "mib": MIB,
+    "g": 10**9,
+    "gb": 10**9,
+    "gib": GIB,
+    "t": 10**12,
+    "tb": 10**12,
+    "tib": TIB,
+}
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 LARGEST = 2**60  # an exbibyte: beyond it, a figure is a slip of the pen
 LEAST_BARE = MIB  # a smaller number without a unit was meant in GiB
@@ -29,13 +39,25 @@ def parse_bytes(text: str | int, *, where: str = "") -> int:
         match = _QUANTITY.fullmatch(text) if isinstance(text, str) and len(text) < 64 else None
         scale = _SUFFIXES.get(match[2].lower(), 0) if match else 0
         if match is None or not scale:
-            raise InputError.one(f"`{str(text)[:40]}` is no amount of memory", where=where, hint="write it like `24GiB` or `80GB`")
+            raise InputError.one(
+                f"`{str(text)[:40]}` is no amount of memory",
+                where=where,
+                hint="write it like `24GiB` or `80GB`",
+            )
         amount = float(match[1])
     size = int(amount * scale)
     if isinstance(text, str) and 0 < amount < LEAST_BARE and match is not None and not match[2]:
-        raise InputError.one(f"`{text[:40]}` has no unit", where=where, hint=f"write it like `{text.strip()[:20]}GiB`")
+        raise InputError.one(
+            f"`{text[:40]}` has no unit",
+            where=where,
+            hint=f"write it like `{text.strip()[:20]}GiB`",
+        )
     if not 0 < size <= LARGEST:
-        raise InputError.one(f"`{str(text)[:40]}` is out of range", where=where, hint="more than 0 and at most 1024 PiB")
+        raise InputError.one(
+            f"`{str(text)[:40]}` is out of range",
+            where=where,
+            hint="more than 0 and at most 1024 PiB",
+        )
     return size
 
 
@@ -57,7 +79,9 @@ def parse_seconds(text: str, where: str = "") -> float:
     match = _QUANTITY.fullmatch(text) if len(text) < 64 else None
     scale = _SECONDS.get(match[2].lower(), 0) if match else 0
     if match is None or not scale:
-        raise InputError.one(f"`{text[:40]}` is no time", where=where, hint="write it like `25m`, `540s` or `40ms`")
+        raise InputError.one(
+            f"`{text[:40]}` is no time", where=where, hint="write it like `25m`, `540s` or `40ms`"
+        )
     return float(match[1]) * scale
 
 

@@ -1,4 +1,5 @@
-"""Layouts as people write them: `fsdp=8`, `zero=8,stage=3`, in the flag `--use` and the key `use` of a job file; read, and written again."""
+"""Layouts as people write them: `fsdp=8`, `zero=8,stage=3`, in the flag `--use` and the key `use`
+of a job file; read, and written again."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from memfit.strategy import DDP, EP, LAYOUTS, Layout, Strategy
 
 
 def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
-    """`fsdp=8`, `tp=2`, `zero=8,stage=3`: layouts over `gpus` ranks in all (None: as many as they say). One layout without a size takes what the others leave;
-    where nothing but `tp`, `cp`, `pp`, `ep` is named, the rest are replicas (`ddp`), as launchers would have it."""
+    """`fsdp=8`, `tp=2`, `zero=8,stage=3`: layouts over `gpus` ranks in all (None: as many as they
+    say). One layout without a size takes what the others leave; where nothing but `tp`, `cp`, `pp`,
+    `ep` is named, the rest are replicas (`ddp`), as launchers would have it."""
     problems: list[Problem] = []
     found: dict[str, Any] = {}
     for word in words:
@@ -21,7 +23,13 @@ def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
         if name not in LAYOUTS:
             problems.append(unknown("layout", name, "use", tuple(LAYOUTS)))
         elif name in found:
-            problems.append(Problem(message=f"`{name}` stands there twice", where="use", hint="name each layout once"))
+            problems.append(
+                Problem(
+                    message=f"`{name}` stands there twice",
+                    where="use",
+                    hint="name each layout once",
+                )
+            )
         else:
             found[name] = layout_from(name, word, problems)
     raise_errors(problems)
@@ -37,42 +45,86 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
     good: dict[str, Any] = {}
     first, *rest = word.split(",")
     pairs = [("size", first.partition("=")[2])] if "=" in first else []
-    pairs += [(piece.partition("=")[0].strip().replace("-", "_"), piece.partition("=")[2] if "=" in piece else "true") for piece in rest]
+    pairs += [
+        (
+            piece.partition("=")[0].strip().replace("-", "_"),
+            piece.partition("=")[2] if "=" in piece else "true",
+        )
+        for piece in rest
+    ]
     for place, (key, text) in enumerate(pairs):
         where = f"use {name}.{key[:40]}"
         if key not in fields:
-            problems.append(idle(key, where) if name == "zero" and key in IDLE else unknown("setting", key, where, tuple(fields)))
+            problems.append(
+                idle(key, where)
+                if name == "zero" and key in IDLE
+                else unknown("setting", key, where, tuple(fields))
+            )
             continue
         if any(key == other for other, _ in pairs[:place]):
-            problems.append(Problem(message=f"`{key}` stands there twice", where=where, hint="name each setting once"))
+            problems.append(
+                Problem(
+                    message=f"`{key}` stands there twice",
+                    where=where,
+                    hint="name each setting once",
+                )
+            )
             continue
         value = from_text(text.strip(), str(fields[key].type))
-        wrong = [dataclasses.replace(problem, where=where) for problem in field_problems(fields[key], value)]
+        wrong = [
+            dataclasses.replace(problem, where=where)
+            for problem in field_problems(fields[key], value)
+        ]
         if key == "size" and value == 0:
-            wrong = [Problem(message="no ranks at all", where=where, hint="leave the number away to take what the others leave")]
+            wrong = [
+                Problem(
+                    message="no ranks at all",
+                    where=where,
+                    hint="leave the number away to take what the others leave",
+                )
+            ]
         problems += wrong
         if not wrong:
             good[key] = value
     return kind(**good)
 
 
-# Of DeepSpeed's section `activation_checkpointing` (deepspeed 0.19.8 runtime/activation_checkpointing/config.py).
-IDLE = ("activation_checkpointing", "cpu_checkpointing", "partition_activations", "contiguous_memory_optimization", "number_checkpoints")
+# Of DeepSpeed's section `activation_checkpointing` (deepspeed 0.19.8
+# runtime/activation_checkpointing/config.py).
+IDLE = (
+    "activation_checkpointing",
+    "cpu_checkpointing",
+    "partition_activations",
+    "contiguous_memory_optimization",
+    "number_checkpoints",
+)
 
 
 def idle(key: str, where: str) -> Problem:
-    """transformers 5.23, accelerate 1.15, PEFT 0.21 and TRL 1.16 checkpoint with torch.utils.checkpoint; none of them calls DeepSpeed's own."""
-    message = f"`{key}` changes nothing: transformers' checkpoints are torch's, and only models that call `deepspeed.checkpointing` read that section"
-    return Problem(message=message, where=where, hint="`--checkpointing full`, and `--activation-offload` for the host")
+    """transformers 5.23, accelerate 1.15, PEFT 0.21 and TRL 1.16 checkpoint with
+    torch.utils.checkpoint; none of them calls DeepSpeed's own."""
+    message = (
+        f"`{key}` changes nothing: transformers' checkpoints are torch's, and only models "
+        "that call `deepspeed.checkpointing` read that section"
+    )
+    return Problem(
+        message=message,
+        where=where,
+        hint="`--checkpointing full`, and `--activation-offload` for the host",
+    )
 
 
 def instead(strategy: Strategy, known: int, gpus: int) -> str:
-    """The same layouts with a size of the outer ones that fits: `fsdp=64 tp=8` of 64 GPUs may mean `fsdp=8 tp=8`. It is not read so:
-    torchtitan and accelerate refuse it, too."""
+    """The same layouts with a size of the outer ones that fits: `fsdp=64 tp=8` of 64 GPUs may mean
+    `fsdp=8 tp=8`. It is not read so: torchtitan and accelerate refuse it, too."""
     for name in ("ddp", "zero", "gemini", "fsdp", "pp"):
         size = strategy.size(name)
         if size > 1 and gpus % (known // size) == 0:
-            sizes = {one: gpus // (known // size) if one == name else layout.size for one, layout in strategy.uses() if layout.size}
+            sizes = {
+                one: gpus // (known // size) if one == name else layout.size
+                for one, layout in strategy.uses()
+                if layout.size
+            }
             return ": " + " ".join(f"`--use {one}={count}`" for one, count in sizes.items())
     return ""
 
@@ -89,38 +141,72 @@ def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Str
         return strategy
     if gpus is None and left_open:
         message = f"how many ranks `{left_open[0]}` has cannot be told without GPUs"
-        problems.append(Problem(message=message, where="use", hint=f"`{left_open[0]}=8`, or `--gpu 8xh100-sxm`"))
+        problems.append(
+            Problem(message=message, where="use", hint=f"`{left_open[0]}=8`, or `--gpu 8xh100-sxm`")
+        )
         return strategy
     gpus = known if gpus is None else gpus
     if gpus % known:
         message = f"{known} ranks do not divide {gpus} GPUs"
         problems.append(
-            Problem(message=message, where="use", hint=f"the sizes multiply to the number of GPUs{instead(strategy, known, gpus)}")
+            Problem(
+                message=message,
+                where="use",
+                hint=f"the sizes multiply to the number of GPUs{instead(strategy, known, gpus)}",
+            )
         )
         return strategy
     rest = gpus // known
     if left_open:
-        strategy = dataclasses.replace(strategy, **{left_open[0]: dataclasses.replace(getattr(strategy, left_open[0]), size=rest)})
+        strategy = dataclasses.replace(
+            strategy,
+            **{left_open[0]: dataclasses.replace(getattr(strategy, left_open[0]), size=rest)},
+        )
     elif rest > 1 and strategy.ddp is None and strategy.zero is None and strategy.gemini is None:
         strategy = dataclasses.replace(strategy, ddp=DDP(size=rest))
     elif rest > 1:
         message = f"the layouts take {known} of {gpus} GPUs"
-        problems.append(Problem(message=message, where="use", hint="leave one size away: it takes the rest"))
+        problems.append(
+            Problem(message=message, where="use", hint="leave one size away: it takes the rest")
+        )
     if strategy.fsdp is not None and strategy.zero is not None:
-        problems.append(Problem(message="FSDP and ZeRO both shard the same weights", where="use", hint="one of `fsdp` and `zero`"))
+        problems.append(
+            Problem(
+                message="FSDP and ZeRO both shard the same weights",
+                where="use",
+                hint="one of `fsdp` and `zero`",
+            )
+        )
     if strategy.ddp is not None and strategy.zero is not None and strategy.ddp.size > 1:
-        problems.append(Problem(message="ZeRO replicates by itself", where="use", hint="`zero` over all ranks (MiCS is not known)"))
+        problems.append(
+            Problem(
+                message="ZeRO replicates by itself",
+                where="use",
+                hint="`zero` over all ranks (MiCS is not known)",
+            )
+        )
     return strategy if strategy.ep is None or problems else spread(strategy, strategy.ep, problems)
 
 
 def spread(strategy: Strategy, ep: EP, problems: list[Problem]) -> Strategy:
-    """Experts over all ranks of a stage where nothing is said; sizes that do not divide those are told."""
+    """Experts over all ranks of a stage where nothing is said; sizes that do not divide those are
+    told."""
     within, each = strategy.within, strategy.expert_tensor
     if within % (each * max(1, ep.size)):
-        message = f"{ep.size or 'no'} ranks of experts" + (f" times {each} that share each" if each > 1 else "")
-        whole = f", or `ep={ep.size or within},tensor=1` with an expert's matrices whole" if each > 1 and not ep.tensor else ""
+        message = f"{ep.size or 'no'} ranks of experts" + (
+            f" times {each} that share each" if each > 1 else ""
+        )
+        whole = (
+            f", or `ep={ep.size or within},tensor=1` with an expert's matrices whole"
+            if each > 1 and not ep.tensor
+            else ""
+        )
         problems.append(
-            Problem(message=f"{message} do not divide the {within} ranks of a stage", where="use ep", hint=f"`ep={within // each}`{whole}")
+            Problem(
+                message=f"{message} do not divide the {within} ranks of a stage",
+                where="use ep",
+                hint=f"`ep={within // each}`{whole}",
+            )
         )
         return strategy
     return dataclasses.replace(strategy, ep=dataclasses.replace(ep, size=ep.size or within // each))

@@ -15,7 +15,18 @@ from memfit.job import Job, field_problems, from_text, unknown
 from memfit.uses import strategy_from
 from memfit.verb_serving import Answering, asked_of, misplaced
 from memfit.verb_serving import work_of as answering
-from memfit.words import Planning, ask_from, cluster_of, gather, job_file, job_of, model_of, options, producer_of, read_into
+from memfit.words import (
+    Planning,
+    ask_from,
+    cluster_of,
+    gather,
+    job_file,
+    job_of,
+    model_of,
+    options,
+    producer_of,
+    read_into,
+)
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
@@ -27,14 +38,31 @@ if TYPE_CHECKING:
     from memfit.tape import Tape
 
 STEP = 64  # sequences of a step, where nobody says
-WITHOUT = ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_gpu", "cheapest_precision", "advise", "by", "accumulate", "memory")
+WITHOUT = (
+    "largest_batch",
+    "longest_seq",
+    "smallest_gpu",
+    "cheapest_gpu",
+    "cheapest_precision",
+    "advise",
+    "by",
+    "accumulate",
+    "memory",
+)
 INFINIBAND = ("ib", "infiniband")
 NO_GPUS = re.compile(r"^\s*0+\s*[x×*]\s*(?P<rest>.+)", re.IGNORECASE)
 
 
-def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, progress: Progress | None = None, **given: Any) -> Plan:
-    """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of `estimate`: of the job's own, those that
-    are not named are tried with several values, and what is named may be several, with commas, or `any`."""
+def plan(
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model = "",
+    /,
+    *,
+    progress: Progress | None = None,
+    **given: Any,
+) -> Plan:
+    """Ranked strategies for a model and GPUs. Options are the fields of `Planning`, and those of
+    `estimate`: of the job's own, those that are not named are tried with several values, and what
+    is named may be several, with commas, or `any`."""
     from memfit.plan.market import WORD, cheapest, machines
     from memfit.plan.planning import none_at_all, once
     from memfit.plan.planning import plan as solve
@@ -44,50 +72,93 @@ def plan(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *, p
     problems: list[Problem] = []
     values = {name: value for name, value in given.items() if value is not None}
     subject: Any = model
-    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith((".yaml", ".yml")):
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
+        (".yaml", ".yml")
+    ):
         values = {**job_file(Path(model), problems), **values}
         subject = values.pop("model", None)
     known = {**options(), **Planning.__dataclass_fields__, **Answering.__dataclass_fields__}
     serving = str(values.get("task", "")) == "inference"
     misplaced(values, serving, problems)
-    problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
+    problems += [
+        unknown("option", str(name), str(name)[:60], tuple(known))
+        for name in values
+        if name not in known
+    ]
     for name in WITHOUT:
         if values.pop(name, None):
-            problems.append(Problem(message=f"`{name.replace('_', '-')}` is no question to a plan", where=name, hint="leave it away"))
-    wanted = read_into(Planning, {name: values[name] for name in Planning.__dataclass_fields__ if name in values}, problems)
-    ask = ask_from({name: values[name] for name in ("gpu", "use", "offline") if name in values}, problems)
+            problems.append(
+                Problem(
+                    message=f"`{name.replace('_', '-')}` is no question to a plan",
+                    where=name,
+                    hint="leave it away",
+                )
+            )
+    wanted = read_into(
+        Planning,
+        {name: values[name] for name in Planning.__dataclass_fields__ if name in values},
+        problems,
+    )
+    ask = ask_from(
+        {name: values[name] for name in ("gpu", "use", "offline") if name in values}, problems
+    )
     market = ask.gpu.strip().lower() == WORD
     if market and (wanted.price or ask.use.strip()):
         message = f"`{WORD}` chooses among machines by their public prices, with a layout for each"
-        problems.append(Problem(message=message, where="gpu", hint="leave `price` and `use` away, or name the GPUs"))
+        problems.append(
+            Problem(
+                message=message, where="gpu", hint="leave `price` and `use` away, or name the GPUs"
+            )
+        )
     gpus = next(machines())[1].gpu.id if market else NO_GPUS.sub(r"\g<rest>", ask.gpu)
     cluster = gather(problems, lambda: None, lambda: gpus_of(gpus, wanted.network))
-    built = None if subject is None else gather(problems, lambda: None, lambda: model_of(subject, ask)[1])
+    built = (
+        None
+        if subject is None
+        else gather(problems, lambda: None, lambda: model_of(subject, ask)[1])
+    )
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
     axes, batches = axes_of(named, problems, serving), batches_of(named.pop("batch", ""), problems)
     job = job_of({name: value for name, value in named.items() if name not in axes}, problems)
     asked = asked_of(values, job, batches, problems) if serving else None
     work: Work | None = None
     if asked is not None and built is not None and cluster is not None:
-        work = gather(problems, lambda: None, partial(answering, built, job, axes, asked, (ask.use, batches), cluster))
+        work = gather(
+            problems,
+            lambda: None,
+            partial(answering, built, job, axes, asked, (ask.use, batches), cluster),
+        )
     raise_errors(problems)
     if built is None or cluster is None:
-        raise InputError.one("a plan needs a GPU", where="gpu", hint="name them like `--gpus 8xh100-sxm`")
-    work = work or work_of(built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster)
+        raise InputError.one(
+            "a plan needs a GPU", where="gpu", hint="name them like `--gpus 8xh100-sxm`"
+        )
+    work = work or work_of(
+        built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster
+    )
     if wanted.verify:
         producer_of("trace")
     if wanted.measure and not market:
         measurable(cluster)
-    wish = wish_of(wanted if "top" in values or not serving else dataclasses.replace(wanted, top=1), job, progress)
+    wish = wish_of(
+        wanted if "top" in values or not serving else dataclasses.replace(wanted, top=1),
+        job,
+        progress,
+    )
     network = cluster.network
     solved = serve if serving else solve
     answer = partial(none_at_all, solve=solved) if NO_GPUS.fullmatch(ask.gpu) else solved
-    found = cheapest(work, network, wish, serve_once if serving else once) if market else answer(work, cluster, wish)
+    found = (
+        cheapest(work, network, wish, serve_once if serving else once)
+        if market
+        else answer(work, cluster, wish)
+    )
     return seconded(found, wanted, wish)
 
 
 def seconded(found: Plan, wanted: Planning, wish: Wish) -> Plan:
-    """With what else was asked: the front over all candidates, and other judges of the first rows."""
+    """With what else was asked: the front over all candidates, and other judges of the first
+    rows."""
     from memfit.plan.frontier import frontier
     from memfit.plan.planning import judged
 
@@ -103,7 +174,9 @@ def traced(row: Row) -> Checked:
     from memfit.trace.launch import launch, request_of
 
     def producer(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
-        return launch(request_of(model, job, strategy, None if cluster is None else cluster.gpu), offline=True).tape
+        return launch(
+            request_of(model, job, strategy, None if cluster is None else cluster.gpu), offline=True
+        ).tape
 
     one = row.estimate
     try:
@@ -122,7 +195,11 @@ def measurable(cluster: Cluster) -> None:
     if device_here() != "cuda":
         raise InputError.one("there is no GPU here to measure on", where="measure", hint=hint)
     if (here := auto_gpu()).id != cluster.gpu.id:
-        raise InputError.one(f"the GPU here is {here.name}, and the plan is for {cluster.gpu.name}", where="measure", hint=hint)
+        raise InputError.one(
+            f"the GPU here is {here.name}, and the plan is for {cluster.gpu.name}",
+            where="measure",
+            hint=hint,
+        )
 
 
 def measured(row: Row) -> Checked:
@@ -141,14 +218,22 @@ def case_of(row: Row) -> Case:
     from memfit.uses import uses
 
     one = row.estimate
-    return Case(model=one.model.name, config=dict(one.model.config), job=one.job, use=tuple(uses(one.strategy)), rank=one.strategy.rank)
+    return Case(
+        model=one.model.name,
+        config=dict(one.model.config),
+        job=one.job,
+        use=tuple(uses(one.strategy)),
+        rank=one.strategy.rank,
+    )
 
 
 def recorded(record: Record, row: Row) -> Checked:
     from memfit.plan.planning import Checked
 
     if record.result != "ok":
-        return Checked(by="measured", fits=record.result != "oom", why=record.error or record.result)
+        return Checked(
+            by="measured", fits=record.result != "oom", why=record.error or record.result
+        )
     steps = record.step_seconds[1:] or record.step_seconds
     seconds = sum(steps) / len(steps) if steps else None
     device = None if record.reserved is None else record.reserved + row.estimate.outside
@@ -159,12 +244,16 @@ def gpus_of(text: str, network: str) -> Cluster | None:
     from memfit.hardware import find_link
 
     found, named = cluster_of(text, ""), network.strip().lower()
-    if found is None or not named or named in INFINIBAND:  # of the GPU's own time, which is what its vendor's machines have
+    if (
+        found is None or not named or named in INFINIBAND
+    ):  # of the GPU's own time, which is what its vendor's machines have
         return found
     return dataclasses.replace(found, network=find_link(network))
 
 
-def axes_of(named: Mapping[str, Any], problems: list[Problem], serving: bool = False) -> dict[str, tuple[Any, ...]]:
+def axes_of(
+    named: Mapping[str, Any], problems: list[Problem], serving: bool = False
+) -> dict[str, tuple[Any, ...]]:
     """The values of each open option: those named, or those that are tried."""
     from memfit.plan.inference import SERVED
     from memfit.plan.space import AXES
@@ -183,14 +272,21 @@ def axes_of(named: Mapping[str, Any], problems: list[Problem], serving: bool = F
         if pieces == ["any"]:
             found[name] = tried
             continue
-        read = [from_text(piece, str(fields[name].type)) if isinstance(piece, str) else piece for piece in pieces]
+        read = [
+            from_text(piece, str(fields[name].type)) if isinstance(piece, str) else piece
+            for piece in pieces
+        ]
         problems += [problem for one in read for problem in field_problems(fields[name], one)]
         found[name] = tuple(dict.fromkeys(read))
     return found
 
 
 def batches_of(value: Any, problems: list[Problem]) -> tuple[int, ...]:
-    pieces = [piece for piece in str(value).split(",") if piece.strip()] if not isinstance(value, (list, tuple)) else list(value)
+    pieces = (
+        [piece for piece in str(value).split(",") if piece.strip()]
+        if not isinstance(value, (list, tuple))
+        else list(value)
+    )
     read = [from_text(str(piece).strip(), "int") for piece in pieces]
     batch = Job.__dataclass_fields__["batch"]
     problems += [problem for one in read for problem in field_problems(batch, one)]
@@ -204,18 +300,34 @@ def first(axes: Mapping[str, tuple[Any, ...]], job: Job) -> dict[str, Any]:
 
 
 def work_of(
-    model: Model, job: Job, axes: dict[str, tuple[Any, ...]], asked: tuple[Planning, str, tuple[int, ...]], cluster: Cluster
+    model: Model,
+    job: Job,
+    axes: dict[str, tuple[Any, ...]],
+    asked: tuple[Planning, str, tuple[int, ...]],
+    cluster: Cluster,
 ) -> Work:
     from memfit.plan.space import Work
 
     wanted, use, batches = asked
     if not model.layers:
-        raise InputError.one(f"no formulas for `{model.family}`, and a plan rests on them", where="model", hint="a model of a known family")
+        raise InputError.one(
+            f"no formulas for `{model.family}`, and a plan rests on them",
+            where="model",
+            hint="a model of a known family",
+        )
     sequences = wanted.global_batch or -(-wanted.tokens_per_step // job.seq)
     if not sequences:
         sequences = cluster.gpus * max(1, STEP // cluster.gpus)
     named = strategies_of(use, cluster) if use.strip() else ()
-    return Work(model=model, job=job, axes=axes, sequences=sequences, batches=batches, strategies=named, offload=wanted.offload)
+    return Work(
+        model=model,
+        job=job,
+        axes=axes,
+        sequences=sequences,
+        batches=batches,
+        strategies=named,
+        offload=wanted.offload,
+    )
 
 
 def strategies_of(use: str, cluster: Cluster) -> tuple[Strategy, ...]:
@@ -228,9 +340,14 @@ def wish_of(wanted: Planning, job: Job, progress: Progress | None) -> Any:
 
     POLICIES.find(wanted.policy, where="policy")
     return Wish(
-        each=wanted.top, tokens=wanted.dataset_tokens or wanted.examples * job.seq, dollars=wanted.price or None, policy=wanted.policy,
-        budget=wanted.budget_money or None, hours=wanted.budget_hours or None, progress=progress,
-    )  # fmt: skip
+        each=wanted.top,
+        tokens=wanted.dataset_tokens or wanted.examples * job.seq,
+        dollars=wanted.price or None,
+        policy=wanted.policy,
+        budget=wanted.budget_money or None,
+        hours=wanted.budget_hours or None,
+        progress=progress,
+    )
 
 
 __all__ = ["plan"]

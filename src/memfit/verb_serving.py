@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem, raise_errors
@@ -21,7 +22,14 @@ if TYPE_CHECKING:
     from memfit.plan.space import Work
 
 MANY = "as-many-as-fit"
-TRAINING = ("global_batch", "tokens_per_step", "examples", "policy", "front", "offload")  # of `Planning`, what means nothing here
+TRAINING = (
+    "global_batch",
+    "tokens_per_step",
+    "examples",
+    "policy",
+    "front",
+    "offload",
+)  # of `Planning`, what means nothing here
 LIMITS = {"max_latency": "answer", "max_first": "first", "max_token": "token"}
 LONGEST = 10**7  # requests at once
 
@@ -31,15 +39,28 @@ class Answering:
     """What a plan for task `inference` is asked beside."""
 
     goal: str = option(
-        "throughput", "of answers: `latency`, the least seconds of one, or `throughput`, the most tokens a second", group="plan"
+        "throughput",
+        (
+            "of answers: `latency`, the least seconds of one, or `throughput`, the most "
+            "tokens a second"
+        ),
+        group="plan",
     )
     requests: str = option(
         "",
-        f"answers at once on the whole machine: a number, or `{MANY}`; empty: one for `latency`, as many as fit for `throughput`",
+        (
+            f"answers at once on the whole machine: a number, or `{MANY}`; empty: one for "
+            "`latency`, as many as fit for `throughput`"
+        ),
         group="plan",
     )
     weights: str = option(
-        "any", "forms of the weights to choose from, with commas: own, int8, nf4, gptq-8bit, gptq-4bit, awq-4bit, fp8", group="plan"
+        "any",
+        (
+            "forms of the weights to choose from, with commas: own, int8, nf4, gptq-8bit, "
+            "gptq-4bit, awq-4bit, fp8"
+        ),
+        group="plan",
     )
     max_latency: str = option("", "what a whole answer may take, like `5s`", group="plan")
     max_first: str = option("", "what the first token may take, like `500ms`", group="plan")
@@ -51,31 +72,64 @@ def misplaced(values: Mapping[str, Any], serving: bool, problems: list[Problem])
     plain: dict[str, Any] = {one.name: one.default for one in dataclasses.fields(Planning)}
     for name in TRAINING if serving else Answering.__dataclass_fields__:
         if name in values and (not serving or values[name] != plain[name]):
-            message = f"`{name.replace('_', '-')}` is of a plan to {'train' if serving else 'answer'}"
+            message = (
+                f"`{name.replace('_', '-')}` is of a plan to {'train' if serving else 'answer'}"
+            )
             hint = "leave it away" if serving else "`--task inference`, or leave it away"
             problems.append(Problem(message=message, where=name, hint=hint))
 
 
-def asked_of(values: Mapping[str, Any], job: Job, batches: tuple[int, ...], problems: list[Problem]) -> Asked:
+def asked_of(
+    values: Mapping[str, Any], job: Job, batches: tuple[int, ...], problems: list[Problem]
+) -> Asked:
     """What the words of `Answering` mean; what is wrong with them joins `problems`."""
     from memfit.plan.goals import GOALS, Asked, Limits
 
-    wanted = read_into(Answering, {name: values[name] for name in Answering.__dataclass_fields__ if name in values}, problems)
-    goal = gather(problems, lambda: GOALS["throughput"], lambda: GOALS.find(wanted.goal, where="goal"))
+    wanted = read_into(
+        Answering,
+        {name: values[name] for name in Answering.__dataclass_fields__ if name in values},
+        problems,
+    )
+    goal = gather(
+        problems, lambda: GOALS["throughput"], lambda: GOALS.find(wanted.goal, where="goal")
+    )
     limits = {LIMITS[name]: seconds_of(getattr(wanted, name), name, problems) for name in LIMITS}
     requests = requests_of(wanted.requests, problems)
     if job.new_tokens < 1:
-        problems.append(Problem(message="an answer of no tokens takes no plan", where="job.new_tokens", hint="1 or more"))
+        problems.append(
+            Problem(
+                message="an answer of no tokens takes no plan",
+                where="job.new_tokens",
+                hint="1 or more",
+            )
+        )
     if requests is not None and batches:
-        problems.append(Problem(message="`batch` and `requests` both say how many at once", where="batch", hint="leave one of them away"))
+        problems.append(
+            Problem(
+                message="`batch` and `requests` both say how many at once",
+                where="batch",
+                hint="leave one of them away",
+            )
+        )
     if goal.name == "latency" and wanted.requests.strip().lower() == MANY:
         message = "the quickest answer is that of one request, and as many as fit are asked for"
-        problems.append(Problem(message=message, where="requests", hint="say how many, or `--goal throughput --max-latency 5s`"))
+        problems.append(
+            Problem(
+                message=message,
+                where="requests",
+                hint="say how many, or `--goal throughput --max-latency 5s`",
+            )
+        )
     if limits["answer"] and limits["first"] > limits["answer"]:
         message = "the first token may take longer than the whole answer"
         problems.append(Problem(message=message, where="max_first", hint="less than `max-latency`"))
     count = 1 if requests is None and goal.name == "latency" and not batches else requests or 0
-    return Asked(goal=goal.name, requests=count, weights=forms(wanted.weights, problems), limits=Limits(**limits))
+    return Asked(
+        goal=goal.name,
+        requests=count,
+        weights=forms(wanted.weights, problems),
+        limits=Limits(**limits),
+    )
 
 
 def requests_of(text: str, problems: list[Problem]) -> int | None:
@@ -86,7 +140,9 @@ def requests_of(text: str, problems: list[Problem]) -> int | None:
     if plain.isdecimal() and 1 <= int(plain) <= LONGEST:
         return int(plain)
     hint = f"a whole number from 1 to {LONGEST}, or `{MANY}`"
-    problems.append(Problem(message=f"`{text[:40]}` is no number of requests", where="requests", hint=hint))
+    problems.append(
+        Problem(message=f"`{text[:40]}` is no number of requests", where="requests", hint=hint)
+    )
     return None
 
 
@@ -95,7 +151,13 @@ def seconds_of(text: str, name: str, problems: list[Problem]) -> float:
         return 0.0
     found = gather(problems, lambda: 1.0, lambda: parse_seconds(text, name))
     if found <= 0:
-        problems.append(Problem(message=f"nothing takes `{text[:40]}`", where=name, hint="more than 0 seconds, like `5s` or `40ms`"))
+        problems.append(
+            Problem(
+                message=f"nothing takes `{text[:40]}`",
+                where=name,
+                hint="more than 0 seconds, like `5s` or `40ms`",
+            )
+        )
     return found
 
 
@@ -106,28 +168,47 @@ def forms(text: str, problems: list[Problem]) -> tuple[str, ...]:
     names = [one.strip().lower() for one in text.split(",") if one.strip()]
     if names == ["any"]:
         return tuple(WEIGHTS)
-    known = [gather(problems, lambda: None, lambda one=one: WEIGHTS.find(one, where="weights")) for one in names]  # type: ignore[misc]
+    known = [
+        gather(problems, lambda: None, partial(WEIGHTS.find, one, where="weights")) for one in names
+    ]
     if not names:
         problems.append(
-            Problem(message="no form of weights is left to choose from", where="weights", hint="`any`, or " + ", ".join(WEIGHTS))
+            Problem(
+                message="no form of weights is left to choose from",
+                where="weights",
+                hint="`any`, or " + ", ".join(WEIGHTS),
+            )
         )
-    return tuple(name for name in WEIGHTS if any(one is not None and one.name == name for one in known))
+    return tuple(
+        name for name in WEIGHTS if any(one is not None and one.name == name for one in known)
+    )
 
 
 def work_of(
-    model: Model, job: Job, axes: dict[str, tuple[Any, ...]], asked: Asked, named: tuple[str, tuple[int, ...]], cluster: Cluster
+    model: Model,
+    job: Job,
+    axes: dict[str, tuple[Any, ...]],
+    asked: Asked,
+    named: tuple[str, tuple[int, ...]],
+    cluster: Cluster,
 ) -> Work:
     """`named`: layouts and batches."""
     from memfit.plan.space import Work
     from memfit.plan.weights import OWN, WEIGHTS, packed
 
     if not model.layers:
-        raise InputError.one(f"no formulas for `{model.family}`, and a plan rests on them", where="model", hint="a model of a known family")
+        raise InputError.one(
+            f"no formulas for `{model.family}`, and a plan rests on them",
+            where="model",
+            hint="a model of a known family",
+        )
     use, batches = named
     if packed(model) and any(name != OWN for name in asked.weights):
         if OWN not in asked.weights:
             message = "the checkpoint is stored quantized already, and nobody packs it again"
-            raise InputError.one(message, where="weights", hint=f"`{OWN}`, or name the checkpoint in 16 bits")
+            raise InputError.one(
+                message, where="weights", hint=f"`{OWN}`, or name the checkpoint in 16 bits"
+            )
         asked = dataclasses.replace(asked, weights=(OWN,))
     elif job.quant != "none":
         told = tuple(name for name in WEIGHTS if WEIGHTS[name].quant == job.quant) or (OWN,)
@@ -136,12 +217,19 @@ def work_of(
             raise InputError.one(message, where="weights", hint="leave one of them away")
         asked = dataclasses.replace(asked, weights=told)
     return Work(
-        model=model, job=job, axes=axes, sequences=asked.requests, batches=batches, serving=asked,
+        model=model,
+        job=job,
+        axes=axes,
+        sequences=asked.requests,
+        batches=batches,
+        serving=asked,
         strategies=layouts_of(use, model, job, axes, cluster) if use.strip() else (),
-    )  # fmt: skip
+    )
 
 
-def layouts_of(use: str, model: Model, job: Job, axes: Mapping[str, tuple[Any, ...]], cluster: Cluster) -> tuple[Strategy, ...]:
+def layouts_of(
+    use: str, model: Model, job: Job, axes: Mapping[str, tuple[Any, ...]], cluster: Cluster
+) -> tuple[Strategy, ...]:
     """The tensor parallelism named; replicas of it share no work, and need no layout."""
     from memfit.plan.space import problems as told
 
@@ -149,15 +237,23 @@ def layouts_of(use: str, model: Model, job: Job, axes: Mapping[str, tuple[Any, .
     others = [name for name, _ in named.uses() if name not in ("tp", "ddp")]
     size = named.size("tp")
     wrong = [
-        Problem(message=f"no formula for answers by `{name}`", where="use", hint="`tp`, or leave it away: replicas follow")
+        Problem(
+            message=f"no formula for answers by `{name}`",
+            where="use",
+            hint="`tp`, or leave it away: replicas follow",
+        )
         for name in others
     ]
     if cluster.gpus_per_node % size:
         message = f"{size} GPUs of a group do not divide the {cluster.gpus_per_node} of a node"
-        wrong.append(Problem(message=message, where="use tp", hint="2, 4 or 8, as many as there are"))
+        wrong.append(
+            Problem(message=message, where="use tp", hint="2, 4 or 8, as many as there are")
+        )
     strategy = ONE if size == 1 else Strategy(tp=named.tp or TP(size=size))
     alone = dataclasses.replace(cluster, gpus_per_node=size, nodes=1)
-    first = gather([], lambda: job, lambda: job.replace(**{name: values[0] for name, values in axes.items()}))
+    first = gather(
+        [], lambda: job, lambda: job.replace(**{name: values[0] for name, values in axes.items()})
+    )
     raise_errors((*wrong, *(() if others else told(model, first, alone, strategy))))
     return (strategy,)
 

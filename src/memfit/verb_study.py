@@ -17,15 +17,30 @@ from memfit.words import Ask, Studying, gather, job_of, model_of, read_into
 if TYPE_CHECKING:
     from memfit.truth.case import Case
 
-AXES = ("task", "method", "checkpointing", "attention", "seq", "quant")  # options of a job that a study goes through itself
+AXES = (
+    "task",
+    "method",
+    "checkpointing",
+    "attention",
+    "seq",
+    "quant",
+)  # options of a job that a study goes through itself
 
 
 def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
     problems: list[Problem] = []
-    how = read_into(Studying, {name: given[name] for name in given if name in Studying.__dataclass_fields__}, problems)
-    rest = {name: value for name, value in given.items() if name not in Studying.__dataclass_fields__}
+    how = read_into(
+        Studying,
+        {name: given[name] for name in given if name in Studying.__dataclass_fields__},
+        problems,
+    )
+    rest = {
+        name: value for name, value in given.items() if name not in Studying.__dataclass_fields__
+    }
     problems += [
-        Problem(message=f"`{name}` is what a study goes through", where=name, hint="leave it away") for name in AXES if name in rest
+        Problem(message=f"`{name}` is what a study goes through", where=name, hint="leave it away")
+        for name in AXES
+        if name in rest
     ]
     job = job_of({name: value for name, value in rest.items() if name not in AXES}, problems)
     if isinstance(models, str):
@@ -34,20 +49,40 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
     clusters = [cluster for one in listed(how.gpus) for cluster in known_cluster(one, problems)]
     lengths = [number for one in listed(how.lengths) for number in length(one, problems)]
     methods = listed(how.methods)
-    problems += [unknown("method", name, "methods", METHODS) for name in methods if name not in METHODS]
+    problems += [
+        unknown("method", name, "methods", METHODS) for name in methods if name not in METHODS
+    ]
     known = {name.lower(): name for name in (*SPREAD, *ALONE)}
     layouts = [name.lower() for name in listed(how.layouts)]
-    problems += [unknown("layout", name, "layouts", tuple(known.values())) for name in layouts if name not in known]
-    for name, some in (("model", models), ("gpus", how.gpus), ("lengths", how.lengths), ("methods", methods)):
+    problems += [
+        unknown("layout", name, "layouts", tuple(known.values()))
+        for name in layouts
+        if name not in known
+    ]
+    for name, some in (
+        ("model", models),
+        ("gpus", how.gpus),
+        ("lengths", how.lengths),
+        ("methods", methods),
+    ):
         if not some:
             problems.append(
-                Problem(message="a study of nothing: none is named", where=name, hint="several stand with commas, models as words")
+                Problem(
+                    message="a study of nothing: none is named",
+                    where=name,
+                    hint="several stand with commas, models as words",
+                )
             )
     raise_errors(problems)
     return Matrix(
-        models=built, clusters=clusters, lengths=lengths, methods=methods, layouts=[known[name] for name in layouts], base=job,
+        models=built,
+        clusters=clusters,
+        lengths=lengths,
+        methods=methods,
+        layouts=[known[name] for name in layouts],
+        base=job,
         precision=str(given.get("precision", "")),
-    )  # fmt: skip
+    )
 
 
 def listed(text: str) -> list[str]:
@@ -60,7 +95,13 @@ def known_model(name: Any, offline: bool, problems: list[Problem]) -> list[Model
     if model is None:
         return []
     if not model.layers:
-        problems.append(Problem(message=f"no formulas for `{model.family}`", where="model", hint="a study is made by formulas"))
+        problems.append(
+            Problem(
+                message=f"no formulas for `{model.family}`",
+                where="model",
+                hint="a study is made by formulas",
+            )
+        )
     return [model]
 
 
@@ -71,13 +112,17 @@ def known_cluster(name: str, problems: list[Problem]) -> list[Cluster]:
 
 def length(text: str, problems: list[Problem]) -> list[int]:
     value = from_text(text, "int")
-    found = [dataclasses.replace(one, where="lengths") for one in field_problems(Job.__dataclass_fields__["seq"], value)]
+    found = [
+        dataclasses.replace(one, where="lengths")
+        for one in field_problems(Job.__dataclass_fields__["seq"], value)
+    ]
     problems += found
     return [] if found else [int(value)]
 
 
 def recorded(folder: Path) -> list[Case]:
-    """Runs that `memfit measure` wrote down on a GPU, as measured cases: their live peak, and what was reserved."""
+    """Runs that `memfit measure` wrote down on a GPU, as measured cases: their live peak, and what
+    was reserved."""
     from memfit.measure.compare import strategy_of
     from memfit.measure.record import records
     from memfit.truth.case import Case
@@ -85,18 +130,29 @@ def recorded(folder: Path) -> list[Case]:
     found = records(folder)
     if not found:
         raise InputError.one(
-            f"there are no records in `{str(folder)[:200]}`", where="records", hint="`memfit measure --out FOLDER` writes them"
+            f"there are no records in `{str(folder)[:200]}`",
+            where="records",
+            hint="`memfit measure --out FOLDER` writes them",
         )
     return [
         Case(
-            id=record.case, source="own records", model=record.model, job=job_from(record.job), gpu=find_gpu(record.gpu), metric=metric,
-            value=value, strategy=strategy_of(record),
+            id=record.case,
+            source="own records",
+            model=record.model,
+            job=job_from(record.job),
+            gpu=find_gpu(record.gpu),
+            metric=metric,
+            value=value,
+            strategy=strategy_of(record),
         )
         for record in found.values()
         if record.result == "ok" and record.by == "cuda"
-        for metric, value in (("peak_allocated", record.allocated), ("peak_reserved", record.reserved))
+        for metric, value in (
+            ("peak_allocated", record.allocated),
+            ("peak_reserved", record.reserved),
+        )
         if value is not None
-    ]  # fmt: skip
+    ]
 
 
 __all__ = ["AXES", "matrix_of", "recorded"]

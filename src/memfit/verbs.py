@@ -1,6 +1,7 @@
 """What memfit can be asked, a row each: the command line, HTTP and Python read this table.
 
-An option stands in `Job`, or, if it is not about the work itself, in `Ask`; flags, keys of a job file and arguments derive from both.
+An option stands in `Job`, or, if it is not about the work itself, in `Ask`; flags, keys of a job
+file and arguments derive from both.
 """
 
 from __future__ import annotations
@@ -67,9 +68,12 @@ class Verb:
     function: Callable[..., Any]
 
 
-def estimate(model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any) -> Estimate:
-    """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand in its place; what is given here
-    overrides what stands there. Options are the fields of `Ask` and `Job`; everything that is wrong is raised at once."""
+def estimate(
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any
+) -> Estimate:
+    """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand
+    in its place; what is given here overrides what stands there. Options are the fields of `Ask`
+    and `Job`; everything that is wrong is raised at once."""
     return answer(question(model, given, []))
 
 
@@ -87,17 +91,34 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     """What was asked, read and found sound; `problems` are those found before."""
     values = {name: value for name, value in given.items() if value is not None}
     subject: Any = model
-    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith((".yaml", ".yml")):
+    if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
+        (".yaml", ".yml")
+    ):
         values = {**job_file(Path(model), problems), **values}
         subject = values.get("model")
     known = options()
-    problems += [unknown("option", str(name), str(name)[:60], tuple(known)) for name in values if name not in known]
-    asked = {name: value for name, value in values.items() if name in Ask.__dataclass_fields__ and name != "model"}
+    problems += [
+        unknown("option", str(name), str(name)[:60], tuple(known))
+        for name in values
+        if name not in known
+    ]
+    asked = {
+        name: value
+        for name, value in values.items()
+        if name in Ask.__dataclass_fields__ and name != "model"
+    }
     ask = ask_from(asked, problems)
-    job = job_of({name: value for name, value in values.items() if name in Job.__dataclass_fields__}, problems)
+    job = job_of(
+        {name: value for name, value in values.items() if name in Job.__dataclass_fields__},
+        problems,
+    )
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     strategy = gather(problems, Strategy, lambda: strategy_of(ask.use, cluster))
-    source, built = (None, None) if subject is None else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
+    source, built = (
+        (None, None)
+        if subject is None
+        else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
+    )
     if built is not None and built.layers:
         wrong: list[Problem] = []
         whole = built
@@ -108,44 +129,66 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     problems += conflicts(ask, job, values)
     if problems or built is None:
         raise InputError(*problems)
-    return Question(model=built, job=job, cluster=cluster, strategy=strategy, ask=ask, source=source)
+    return Question(
+        model=built, job=job, cluster=cluster, strategy=strategy, ask=ask, source=source
+    )
 
 
-def compare(model: Any, /, variants: Sequence[Mapping[str, Any]], **common: Any) -> tuple[Estimate, ...]:
-    """The answers to one question asked in several ways: `common` holds for all, each variant overrides it. What is wrong with any of
-    them is raised together."""
+def compare(
+    model: Any, /, variants: Sequence[Mapping[str, Any]], **common: Any
+) -> tuple[Estimate, ...]:
+    """The answers to one question asked in several ways: `common` holds for all, each variant
+    overrides it. What is wrong with any of them is raised together."""
     problems: list[Problem] = []
     asked: list[Question] = []
     for number, variant in enumerate(variants, 1):
         try:
             asked.append(question(model, {**common, **variant}, []))
         except InputError as bad:
-            problems += [dataclasses.replace(one, where=f"variant {number}: {one.where}") for one in bad.problems]
+            problems += [
+                dataclasses.replace(one, where=f"variant {number}: {one.where}")
+                for one in bad.problems
+            ]
     raise_errors(problems)
     return tuple(answer(one) for one in asked)
 
 
 def trace(
-    subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, *arguments: str, progress: Progress | None = None, **given: Any
+    subject: str | os.PathLike[str] | Mapping[str, Any] | Model = "",
+    /,
+    *arguments: str,
+    progress: Progress | None = None,
+    **given: Any,
 ) -> Estimate:
-    """What the real code allocates, run without a GPU in a process of its own: for a model as in `estimate`, or for a script
-    (`*.py`) with its arguments, unmodified. Options are the fields of `Run`, and those of `estimate`; a script takes of these
-    `gpu`, `memory`, `offline` and `alloc_conf`, because its job stands in the script."""
+    """What the real code allocates, run without a GPU in a process of its own: for a model as in
+    `estimate`, or for a script (`*.py`) with its arguments, unmodified. Options are the fields of
+    `Run`, and those of `estimate`; a script takes of these `gpu`, `memory`, `offline` and
+    `alloc_conf`, because its job stands in the script."""
     problems: list[Problem] = []
     given = {name: value for name, value in given.items() if value is not None}
-    run = read_into(Run, {name: given.pop(name) for name in Run.__dataclass_fields__ if name in given}, problems)
+    run = read_into(
+        Run, {name: given.pop(name) for name in Run.__dataclass_fields__ if name in given}, problems
+    )
     if isinstance(subject, (str, os.PathLike)) and os.fspath(subject).endswith(".py"):
         return script(os.fspath(subject), arguments, run, given, problems, progress)
     if arguments:
         listed = ", ".join(f"`{one[:40]}`" for one in arguments[:4])
-        problems.append(Problem(message=f"a model takes no arguments: {listed}", where="arguments", hint="a script does (`*.py`)"))
+        problems.append(
+            Problem(
+                message=f"a model takes no arguments: {listed}",
+                where="arguments",
+                hint="a script does (`*.py`)",
+            )
+        )
     asked = question(subject, {**given, "by": "trace"}, problems)
     notes: list[Problem] = []
 
     def producer(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
         from memfit.trace.launch import request_of
 
-        found = launched(request_of(model, job, strategy, None), cluster, run, asked.ask.offline, progress)
+        found = launched(
+            request_of(model, job, strategy, None), cluster, run, asked.ask.offline, progress
+        )
         notes.extend(found.notes)
         return found.tape
 
@@ -157,7 +200,12 @@ SCRIPT_OPTIONS = ("gpu", "memory", "offline", "alloc_conf")
 
 
 def script(
-    path: str, arguments: tuple[str, ...], run: Run, given: dict[str, Any], problems: list[Problem], progress: Progress | None
+    path: str,
+    arguments: tuple[str, ...],
+    run: Run,
+    given: dict[str, Any],
+    problems: list[Problem],
+    progress: Progress | None,
 ) -> Estimate:
     """The answer for a program that makes its own model and job."""
     from memfit.estimate import Host, Parameters, Script
@@ -167,11 +215,22 @@ def script(
     for name in given:
         if name not in SCRIPT_OPTIONS:
             known = name in options()
-            message = f"`{name}` says what the script says itself" if known else f"unknown option `{name[:60]}`"
-            problems.append(
-                Problem(message=message, where=name, hint="a script takes " + ", ".join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__)))
+            message = (
+                f"`{name}` says what the script says itself"
+                if known
+                else f"unknown option `{name[:60]}`"
             )
-    ask = ask_from({name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems)
+            problems.append(
+                Problem(
+                    message=message,
+                    where=name,
+                    hint="a script takes "
+                    + ", ".join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__)),
+                )
+            )
+    ask = ask_from(
+        {name: given[name] for name in ("gpu", "memory", "offline") if name in given}, problems
+    )
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     conf = str(given.get("alloc_conf", ""))
     gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
@@ -179,20 +238,43 @@ def script(
         problems.append(Problem(message=f"`{path}` is no file", where="script"))
     if problems:
         raise InputError(*problems)
-    request = {"kind": "script", "script": path, "arguments": list(arguments), "steps": run.steps, "alloc_conf": conf}
+    request = {
+        "kind": "script",
+        "script": path,
+        "arguments": list(arguments),
+        "steps": run.steps,
+        "alloc_conf": conf,
+    }
     told = launched(request, cluster, run, ask.offline, progress)
     facts = told.facts
     job = Job(alloc_conf=conf or str(facts["alloc_conf"]))
-    found = simulate(script_model(path), job, cluster, producer=lambda *_: told.tape, problems=told.notes, total=int(facts["parameters"]))
+    found = simulate(
+        script_model(path),
+        job,
+        cluster,
+        producer=lambda *_: told.tape,
+        problems=told.notes,
+        total=int(facts["parameters"]),
+    )
     return dataclasses.replace(
         found,
         script=Script(path=path, arguments=arguments, steps=int(facts["steps"])),
-        parameters=Parameters(total=int(facts["parameters"]), trainable=int(facts["trainable"]), active=int(facts["parameters"])),
+        parameters=Parameters(
+            total=int(facts["parameters"]),
+            trainable=int(facts["trainable"]),
+            active=int(facts["parameters"]),
+        ),
         host=Host(size=int(facts["host"]), why="tensors that the script has on the CPU"),
     )
 
 
-def launched(request: dict[str, Any], cluster: Cluster | None, run: Run, offline: bool, progress: Progress | None) -> Answer:
+def launched(
+    request: dict[str, Any],
+    cluster: Cluster | None,
+    run: Run,
+    offline: bool,
+    progress: Progress | None,
+) -> Answer:
     """Run it in a process of its own; an environment that is not named must have torch."""
     from importlib.util import find_spec
 
@@ -201,18 +283,37 @@ def launched(request: dict[str, Any], cluster: Cluster | None, run: Run, offline
     if not run.python and not find_spec("torch"):
         raise MissingExtra("a trace", "trace", OTHERWISE)
     gpu = None if cluster is None else cluster.gpu
-    request["gpu"] = {} if gpu is None else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
-    return launch(request, python=run.python, seconds=run.time_limit, offline=offline, show=run.show_output, progress=progress)
+    request["gpu"] = (
+        {}
+        if gpu is None
+        else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
+    )
+    return launch(
+        request,
+        python=run.python,
+        seconds=run.time_limit,
+        offline=offline,
+        show=run.show_output,
+        progress=progress,
+    )
 
 
 def applied(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> None:
-    """Let every technique that the job asks for say what is wrong with it on this model; one that no family knows has nothing to look at."""
+    """Let every technique that the job asks for say what is wrong with it on this model; one that
+    no family knows has nothing to look at."""
     from memfit.program import Program
     from memfit.techniques import apply
 
     if model.layers:
         apply(
-            Program(model=model, job=job, entries=(), weights=model.dtype, gpu=None if cluster is None else cluster.gpu, strategy=strategy)
+            Program(
+                model=model,
+                job=job,
+                entries=(),
+                weights=model.dtype,
+                gpu=None if cluster is None else cluster.gpu,
+                strategy=strategy,
+            )
         )
 
 
@@ -226,33 +327,87 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
         gather(found, Settings, lambda: Settings.parse(text, where="job.alloc_conf"))
     yield from found
     if ask.by == "trace" and job.batch * job.beams * job.reach > TRACED_TOKENS:
-        message = f"{job.batch * job.beams * job.reach} tokens are too many to trace: their numbers would be real"
-        yield Problem(message=message, where="by", hint=f"at most {TRACED_TOKENS}; the formulas have no limit")
+        message = (
+            f"{job.batch * job.beams * job.reach} tokens are too many to trace: their "
+            "numbers would be real"
+        )
+        yield Problem(
+            message=message, where="by", hint=f"at most {TRACED_TOKENS}; the formulas have no limit"
+        )
     if ask.dataset_tokens and ask.examples:
-        yield Problem(message="a dataset is either so many tokens or so many examples", where="examples", hint="leave one away")
+        yield Problem(
+            message="a dataset is either so many tokens or so many examples",
+            where="examples",
+            hint="leave one away",
+        )
     if (ask.dataset_tokens or ask.examples) and not job.training:
-        yield Problem(message="hours of a dataset are told of training", where="job.task", hint="`--task finetune` or `pretrain`")
+        yield Problem(
+            message="hours of a dataset are told of training",
+            where="job.task",
+            hint="`--task finetune` or `pretrain`",
+        )
     if (ask.dataset_tokens or ask.examples) and ask.by == "trace":
-        yield Problem(message="a trace tells no time, and so no hours of a dataset", where="by", hint="`memfit estimate` does")
+        yield Problem(
+            message="a trace tells no time, and so no hours of a dataset",
+            where="by",
+            hint="`memfit estimate` does",
+        )
     if not values.get("gpu") and not values.get("memory"):
-        for name in ("largest_batch", "longest_seq", "cheapest_precision", "advise", "dataset_tokens", "examples"):
+        for name in (
+            "largest_batch",
+            "longest_seq",
+            "cheapest_precision",
+            "advise",
+            "dataset_tokens",
+            "examples",
+        ):
             if getattr(ask, name):
                 message = f"`{name}` depends on the GPU, and none is named"
-                yield Problem(message=message, where=name, hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`")
+                yield Problem(
+                    message=message,
+                    where=name,
+                    hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`",
+                )
 
 
 def answer(asked: Question, producer: Producer | None = None) -> Estimate:
-    """The estimate, and with it the answers to the reverse questions; `producer`: another one than `ask` names."""
+    """The estimate, and with it the answers to the reverse questions; `producer`: another one than
+    `ask` names."""
     from memfit.estimate import estimate as simulate
 
-    model, job, cluster, ask, source = asked.model, asked.job, asked.cluster, asked.ask, asked.source
+    model, job, cluster, ask, source = (
+        asked.model,
+        asked.job,
+        asked.cluster,
+        asked.ask,
+        asked.source,
+    )
     producer = producer or producer_of(ask.by)
-    problems, total = ((), None) if source is None else ((*source.problems, *compared(source, model)), source.parameters)
-    found = simulate(model, job, cluster, asked.strategy, producer=producer, problems=problems, total=total)
-    if any(getattr(ask, name) for name in ("largest_batch", "longest_seq", "smallest_gpu", "cheapest_gpu", "cheapest_precision")):
+    problems, total = (
+        ((), None)
+        if source is None
+        else ((*source.problems, *compared(source, model)), source.parameters)
+    )
+    found = simulate(
+        model, job, cluster, asked.strategy, producer=producer, problems=problems, total=total
+    )
+    if any(
+        getattr(ask, name)
+        for name in (
+            "largest_batch",
+            "longest_seq",
+            "smallest_gpu",
+            "cheapest_gpu",
+            "cheapest_precision",
+        )
+    ):
         from memfit.plan.reverse import QUESTIONS
 
-        answers = tuple(solve(model, job, cluster, producer, asked.strategy) for name, solve in QUESTIONS.items() if getattr(ask, name))
+        answers = tuple(
+            solve(model, job, cluster, producer, asked.strategy)
+            for name, solve in QUESTIONS.items()
+            if getattr(ask, name)
+        )
         found = dataclasses.replace(found, answers=answers)
     if ask.advise and cluster is not None:
         from memfit.plan.advice import advice
@@ -270,14 +425,19 @@ def answer(asked: Question, producer: Producer | None = None) -> Estimate:
 
 
 def models(pattern: str = "") -> tuple[Entry, ...]:
-    """The bundled models whose name or type has every word of `pattern` in it; `*` stands for anything."""
+    """The bundled models whose name or type has every word of `pattern` in it; `*` stands for
+    anything."""
     from memfit.model import catalog
 
-    entries = tuple(entry for entry in catalog.entries() if matches(pattern, f"{entry.name} {entry.model_type}"))
+    entries = tuple(
+        entry for entry in catalog.entries() if matches(pattern, f"{entry.name} {entry.model_type}")
+    )
     if not entries:
         close = catalog.nearest(pattern)
         raise InputError.one(
-            f"no model of the catalog matches `{pattern[:80]}`", where="pattern", hint=offer(close) or "`memfit models` lists all"
+            f"no model of the catalog matches `{pattern[:80]}`",
+            where="pattern",
+            hint=offer(close) or "`memfit models` lists all",
         )
     return entries
 
@@ -288,10 +448,18 @@ def gpus(pattern: str = "") -> tuple[GPU, ...]:
     from memfit.registry import nearest
 
     known = all_gpus()
-    found = tuple(gpu for gpu in known if matches(pattern, " ".join((gpu.id, gpu.name, gpu.vendor, gpu.arch or "", *gpu.aliases))))
+    found = tuple(
+        gpu
+        for gpu in known
+        if matches(pattern, " ".join((gpu.id, gpu.name, gpu.vendor, gpu.arch or "", *gpu.aliases)))
+    )
     if not found:
         close = offer(nearest(pattern, (gpu.id for gpu in known)))
-        raise InputError.one(f"no GPU matches `{pattern[:80]}`", where="pattern", hint=close or "`memfit gpus` lists all")
+        raise InputError.one(
+            f"no GPU matches `{pattern[:80]}`",
+            where="pattern",
+            hint=close or "`memfit gpus` lists all",
+        )
     return found
 
 
@@ -305,12 +473,19 @@ class Rows:
 
 
 def accuracy(
-    path: str | os.PathLike[str] = "", *, by: str = "formula", peers: bool = False, processes: int = 1,
-    progress: Callable[[int, int, str], None] | None = None, problems: Sequence[Problem] = (), **only: Any,
-) -> Accuracy:  # fmt: skip
-    """How far memfit and other methods are off on published, measured cases: the bundled ones, or those of a file in their form; `only` are
-    the fields of `Rows`. `peers`: other people's tools are asked too, those that are installed. `processes` share the work; they are started
-    anew, so a program that asks for several has to be importable. `problems` are those found before."""
+    path: str | os.PathLike[str] = "",
+    *,
+    by: str = "formula",
+    peers: bool = False,
+    processes: int = 1,
+    progress: Callable[[int, int, str], None] | None = None,
+    problems: Sequence[Problem] = (),
+    **only: Any,
+) -> Accuracy:
+    """How far memfit and other methods are off on published, measured cases: the bundled ones, or
+    those of a file in their form; `only` are the fields of `Rows`. `peers`: other people's tools
+    are asked too, those that are installed. `processes` share the work; they are started anew, so a
+    program that asks for several has to be importable. `problems` are those found before."""
     from memfit.truth.accuracy import accuracy as compare
 
     rows = Rows(**only)
@@ -318,9 +493,15 @@ def accuracy(
     if by not in PRODUCERS:
         problems.append(unknown("producer", by, "by", PRODUCERS))
     if rows.limit < 0:
-        problems.append(Problem(message=f"`{rows.limit}` cases are none", where="limit", hint="0 means all"))
+        problems.append(
+            Problem(message=f"`{rows.limit}` cases are none", where="limit", hint="0 means all")
+        )
     if processes < 1:
-        problems.append(Problem(message=f"`{processes}` processes do no work", where="processes", hint="1 or more"))
+        problems.append(
+            Problem(
+                message=f"`{processes}` processes do no work", where="processes", hint="1 or more"
+            )
+        )
     if problems:
         raise InputError(*problems)
     return compare(
@@ -334,11 +515,16 @@ def accuracy(
 
 
 def beside(
-    path: str | os.PathLike[str], *, by: str = "formula", limit: int = 0, told: Callable[[int, int, str], None] | None = None,
+    path: str | os.PathLike[str],
+    *,
+    by: str = "formula",
+    limit: int = 0,
+    told: Callable[[int, int, str], None] | None = None,
     problems: Sequence[Problem] = (),
-) -> list[Beside]:  # fmt: skip
-    """Records of `memfit measure`, a folder of them or one, beside what memfit predicts; event by event where the events were kept. `limit`:
-    only so many of them; `problems` are those found before."""
+) -> list[Beside]:
+    """Records of `memfit measure`, a folder of them or one, beside what memfit predicts; event by
+    event where the events were kept. `limit`: only so many of them; `problems` are those found
+    before."""
     from memfit.measure.compare import of_folder
 
     wrong = [*problems, *([] if by in PRODUCERS else [unknown("producer", by, "by", PRODUCERS)])]
@@ -347,7 +533,13 @@ def beside(
     return of_folder(Path(path), by, told or (lambda *_: None), limit)
 
 
-def speeds(path: str | os.PathLike[str] = "", *, source: str = "", confidence: str = "", problems: Sequence[Problem] = ()) -> Speeds:
+def speeds(
+    path: str | os.PathLike[str] = "",
+    *,
+    source: str = "",
+    confidence: str = "",
+    problems: Sequence[Problem] = (),
+) -> Speeds:
     """How far predicted training speeds are off, on the same rows."""
     from memfit.truth.speed import speeds as compare
 
@@ -363,54 +555,101 @@ def _unread(path: str | os.PathLike[str], rows: Rows) -> Iterator[Problem]:
         yield unknown("confidence", rows.confidence, "confidence", CONFIDENCES)
     if path and not Path(path).is_file():
         what = "is a folder" if Path(path).is_dir() else "is no file"
-        yield Problem(message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="name a .jsonl file")
+        yield Problem(
+            message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="name a .jsonl file"
+        )
 
 
-def measure(model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any) -> list[Record]:
-    """Run a job for real for a few steps, or a campaign's cases until its budget is spent. Options are the fields of `Measuring` and
-    `Job`; an OOM is a result."""
+def measure(
+    model: Any = "", *, campaign: str = "", only: str = "", told: Any = None, **given: Any
+) -> list[Record]:
+    """Run a job for real for a few steps, or a campaign's cases until its budget is spent. Options
+    are the fields of `Measuring` and `Job`; an OOM is a result."""
     from memfit.measure import campaign as campaigns
     from memfit.measure.record import Case
     from memfit.measure.run import measure as one
 
     values = {name: value for name, value in given.items() if value is not None}
     problems: list[Problem] = []
-    how = read_into(Measuring, {name: values.pop(name) for name in Measuring.__dataclass_fields__ if name in values}, problems)
+    how = read_into(
+        Measuring,
+        {name: values.pop(name) for name in Measuring.__dataclass_fields__ if name in values},
+        problems,
+    )
     budget = gather(problems, lambda: 0.0, lambda: parse_seconds(how.budget, "budget"))
     if campaign:
-        problems += [Problem(message=f"`{name}` stands in the campaign's file", where=name) for name in values]
+        problems += [
+            Problem(message=f"`{name}` stands in the campaign's file", where=name)
+            for name in values
+        ]
         nothing: list[Case] = []
         todo = gather(problems, lambda: nothing, lambda: planned(campaign, only))
         raise_errors(problems)
         folder = Path(how.out or "records")
-        return campaigns.run(todo, folder, budget=budget, limit=how.case_limit, told=told or (lambda case, record: None))
+        return campaigns.run(
+            todo,
+            folder,
+            budget=budget,
+            limit=how.case_limit,
+            told=told or (lambda case, record: None),
+        )
     job = job_of(values, problems)
-    source, built = gather(problems, lambda: (None, None), lambda: model_of(model, Ask(by="trace", offline=True)))
-    layout = tuple(how.use.split()) or ((f"fsdp={how.world},param_dtype=bf16,reduce_dtype=fp32",) if how.world > 1 else ())
+    source, built = gather(
+        problems, lambda: (None, None), lambda: model_of(model, Ask(by="trace", offline=True))
+    )
+    layout = tuple(how.use.split()) or (
+        (f"fsdp={how.world},param_dtype=bf16,reduce_dtype=fp32",) if how.world > 1 else ()
+    )
     if how.use and how.world > 1:
-        problems.append(Problem(message="`--world` and `--use` both say how the work is spread", where="world", hint="one of them"))
+        problems.append(
+            Problem(
+                message="`--world` and `--use` both say how the work is spread",
+                where="world",
+                hint="one of them",
+            )
+        )
     strategy = gather(problems, lambda: ONE, lambda: strategy_from(layout, None) if layout else ONE)
     if how.rank >= strategy.ranks:
         problems.append(
-            Problem(message=f"there is no rank {how.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")
+            Problem(
+                message=f"there is no rank {how.rank} among {strategy.ranks}",
+                where="rank",
+                hint="ranks are counted from 0",
+            )
         )
     raise_errors(problems)
     assert built is not None
     name = source.name if source is not None else built.name
     case = Case(
-        model=name or "model", config=dict(built.config), job=job, steps=how.measured_steps, use=layout, rank=how.rank,
-        history=how.history, engine=how.engine,
-    )  # fmt: skip
+        model=name or "model",
+        config=dict(built.config),
+        job=job,
+        steps=how.measured_steps,
+        use=layout,
+        rank=how.rank,
+        history=how.history,
+        engine=how.engine,
+    )
     return [one(case, Path(how.out) if how.out else None, limit=how.case_limit)]
 
 
-def study(models: Sequence[Any], /, *, progress: Callable[[int, int, str], None] | None = None, **given: Any) -> Study:
-    """Ways to fine-tune models on machines: what each needs and takes, and what to begin with. Options are the fields of `Studying`, and of
-    `Job` those that a study does not go through itself."""
+def study(
+    models: Sequence[Any],
+    /,
+    *,
+    progress: Callable[[int, int, str], None] | None = None,
+    **given: Any,
+) -> Study:
+    """Ways to fine-tune models on machines: what each needs and takes, and what to begin with.
+    Options are the fields of `Studying`, and of `Job` those that a study does not go through
+    itself."""
     from memfit.plan.study import study as run
     from memfit.verb_study import matrix_of
 
-    return run(matrix_of(models, {name: value for name, value in given.items() if value is not None}), progress or (lambda *told: None))
+    return run(
+        matrix_of(models, {name: value for name, value in given.items() if value is not None}),
+        progress or (lambda *told: None),
+    )
 
 
 def planned(campaign: str, only: str = "") -> list[Case]:
@@ -427,15 +666,39 @@ def planned(campaign: str, only: str = "") -> list[Case]:
 VERBS: dict[str, Verb] = {
     verb.name: verb
     for verb in (
-        Verb(name="estimate", help="what a job on a model needs of a GPU, and whether it fits", function=estimate),
+        Verb(
+            name="estimate",
+            help="what a job on a model needs of a GPU, and whether it fits",
+            function=estimate,
+        ),
         Verb(name="compare", help="variants of a job or a layout, side by side", function=compare),
-        Verb(name="study", help="ways to fine-tune side by side: memory, time, and what to begin with", function=study),
-        Verb(name="plan", help="ways to do some work on some GPUs, the best first: time, memory, money", function=plan),
-        Verb(name="trace", help="what the real code of a model, or a script of one's own, allocates", function=trace),
-        Verb(name="measure", help="run a job for real for a few steps, and record what it held", function=measure),
+        Verb(
+            name="study",
+            help="ways to fine-tune side by side: memory, time, and what to begin with",
+            function=study,
+        ),
+        Verb(
+            name="plan",
+            help="ways to do some work on some GPUs, the best first: time, memory, money",
+            function=plan,
+        ),
+        Verb(
+            name="trace",
+            help="what the real code of a model, or a script of one's own, allocates",
+            function=trace,
+        ),
+        Verb(
+            name="measure",
+            help="run a job for real for a few steps, and record what it held",
+            function=measure,
+        ),
         Verb(name="models", help="the models known without a network", function=models),
         Verb(name="gpus", help="the GPUs on record", function=gpus),
-        Verb(name="accuracy", help="how far memfit and other methods are off on measured cases", function=accuracy),
+        Verb(
+            name="accuracy",
+            help="how far memfit and other methods are off on measured cases",
+            function=accuracy,
+        ),
     )
 }
 

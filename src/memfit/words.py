@@ -1,4 +1,5 @@
-"""From words to things: options as they are written, names of models and GPUs, job files. What is wrong is gathered, not thrown one by one."""
+"""From words to things: options as they are written, names of models and GPUs, job files. What is
+wrong is gathered, not thrown one by one."""
 
 from __future__ import annotations
 
@@ -31,41 +32,93 @@ JOB_FILE_LIMIT = 2**16  # bytes: an honest job file is a hundredth of it
 class Ask:
     """What is asked, of what and where: everything about a question but the Job."""
 
-    model: str = option("", "hub id, folder, config.json, safetensors or GGUF file, or name in the catalog", group="question")
-    gpu: str = option("", "the GPU by any of its names (`memfit gpus`), or `auto` for the one in this machine", group="question")
-    memory: str = option("", "what the GPU offers, like `24GiB`: of an unlisted one, or instead of the listed figure", group="question")
-    use: str = option(
+    model: str = option(
         "",
-        "how the work is spread over several GPUs: `ddp`, `fsdp=8,reshard=no`, `tp=2` …; may stand several times",
+        "hub id, folder, config.json, safetensors or GGUF file, or name in the catalog",
         group="question",
     )
-    by: str = option("formula", "formulas, or a trace of the real code (slower, takes any model)", choices=PRODUCERS, group="question")
+    gpu: str = option(
+        "",
+        "the GPU by any of its names (`memfit gpus`), or `auto` for the one in this machine",
+        group="question",
+    )
+    memory: str = option(
+        "",
+        "what the GPU offers, like `24GiB`: of an unlisted one, or instead of the listed figure",
+        group="question",
+    )
+    use: str = option(
+        "",
+        (
+            "how the work is spread over several GPUs: `ddp`, `fsdp=8,reshard=no`, `tp=2` …; "
+            "may stand several times"
+        ),
+        group="question",
+    )
+    by: str = option(
+        "formula",
+        "formulas, or a trace of the real code (slower, takes any model)",
+        choices=PRODUCERS,
+        group="question",
+    )
     offline: bool = option(False, "never ask the hub", group="question")
     largest_batch: bool = option(False, "find the largest batch that fits", group="question")
-    longest_seq: bool = option(False, "find the longest sequence that fits; of long ones a multiple of 64", group="question")
+    longest_seq: bool = option(
+        False,
+        "find the longest sequence that fits; of long ones a multiple of 64",
+        group="question",
+    )
     smallest_gpu: bool = option(False, "find the smallest GPU that fits", group="question")
-    cheapest_gpu: bool = option(False, "find the GPU that fits and costs least an hour, by public prices", group="question")
+    cheapest_gpu: bool = option(
+        False, "find the GPU that fits and costs least an hour, by public prices", group="question"
+    )
     cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
-    advise: bool = option(False, "find the shortest ladder of changes that makes it fit: what each frees and costs", group="question")
+    advise: bool = option(
+        False,
+        "find the shortest ladder of changes that makes it fit: what each frees and costs",
+        group="question",
+    )
     dataset_tokens: float = option(
-        0.0, "tokens to train on, like `2B`: hours, energy and money are told of them", low=0.0, high=1e18, group="question"
+        0.0,
+        "tokens to train on, like `2B`: hours, energy and money are told of them",
+        low=0.0,
+        high=1e18,
+        group="question",
     )
     examples: int = option(0, "the same in sequences", low=0, high=10**15, group="question")
-    price: float = option(0.0, "dollars of an hour of one GPU; 0: as public lists had it", low=0.0, high=1e6, group="question")
+    price: float = option(
+        0.0,
+        "dollars of an hour of one GPU; 0: as public lists had it",
+        low=0.0,
+        high=1e6,
+        group="question",
+    )
 
 
-OTHERWISE = "trace with another environment that has torch and transformers: `memfit trace … --python VENV`"
+OTHERWISE = (
+    "trace with another environment that has torch and transformers: `memfit trace … --python VENV`"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """How a trace is run, beside what is asked."""
 
-    python: str = option("", "an interpreter or virtual environment to trace with: its torch, its transformers", group="trace")
-    steps: int = option(
-        3, "optimizer steps after which a script has shown enough; 0 follows it to its end", low=0, high=10**6, group="trace"
+    python: str = option(
+        "",
+        "an interpreter or virtual environment to trace with: its torch, its transformers",
+        group="trace",
     )
-    time_limit: float = option(300.0, "seconds that a trace may take", low=1.0, high=10**6, group="trace")
+    steps: int = option(
+        3,
+        "optimizer steps after which a script has shown enough; 0 follows it to its end",
+        low=0,
+        high=10**6,
+        group="trace",
+    )
+    time_limit: float = option(
+        300.0, "seconds that a trace may take", low=1.0, high=10**6, group="trace"
+    )
     show_output: bool = option(False, "pass on what a script prints, to stderr", group="trace")
 
 
@@ -73,72 +126,146 @@ class Run:
 class Measuring:
     """How a case is measured, beside what is run."""
 
-    out: str = option("", "the folder for records; of a campaign `records` if none is named", group="measure")
-    budget: str = option("25m", "how long a campaign may take, like `25m` or `540s`", group="measure")
-    case_limit: float = option(600.0, "seconds that one case may take", low=1.0, high=10**6, group="measure")
-    measured_steps: int = option(3, "optimizer steps of a training case", low=1, high=1000, group="measure")
-    history: bool = option(False, "keep every event of CUDA's allocator beside the record", group="measure")
+    out: str = option(
+        "", "the folder for records; of a campaign `records` if none is named", group="measure"
+    )
+    budget: str = option(
+        "25m", "how long a campaign may take, like `25m` or `540s`", group="measure"
+    )
+    case_limit: float = option(
+        600.0, "seconds that one case may take", low=1.0, high=10**6, group="measure"
+    )
+    measured_steps: int = option(
+        3, "optimizer steps of a training case", low=1, high=1000, group="measure"
+    )
+    history: bool = option(
+        False, "keep every event of CUDA's allocator beside the record", group="measure"
+    )
     use: str = option(
         "",
-        "measure one rank of a layout: `fsdp=8`, `ddp=4`, `tp=2` …, whose collectives do nothing; may stand several times",
+        (
+            "measure one rank of a layout: `fsdp=8`, `ddp=4`, `tp=2` …, whose collectives do "
+            "nothing; may stand several times"
+        ),
         group="measure",
     )
     world: int = option(
-        1, "short for `--use fsdp=N` with weights gathered in bf16 and gradients reduced in fp32", low=1, high=2**20, group="measure"
+        1,
+        "short for `--use fsdp=N` with weights gathered in bf16 and gradients reduced in fp32",
+        low=1,
+        high=2**20,
+        group="measure",
     )
-    rank: int = option(0, "which rank of the layout is measured", low=0, high=2**24, group="measure")
-    engine: str = option("", "serve by this in place of transformers: `vllm`, or `vllm,gpu_memory_utilization=0.85`", group="measure")
+    rank: int = option(
+        0, "which rank of the layout is measured", low=0, high=2**24, group="measure"
+    )
+    engine: str = option(
+        "",
+        "serve by this in place of transformers: `vllm`, or `vllm,gpu_memory_utilization=0.85`",
+        group="measure",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Studying:
     """What a study covers, beside the options of its jobs; several with commas."""
 
-    gpus: str = option("8xa100-sxm-80gb", "machines, with commas: `8xa100-sxm-80gb,1xrtx-4090`", group="study")
-    lengths: str = option("2048", "tokens per sequence, with commas: `512,2048,8192`", group="study")
+    gpus: str = option(
+        "8xa100-sxm-80gb", "machines, with commas: `8xa100-sxm-80gb,1xrtx-4090`", group="study"
+    )
+    lengths: str = option(
+        "2048", "tokens per sequence, with commas: `512,2048,8192`", group="study"
+    )
     methods: str = option("full,lora,qlora", "methods, with commas", group="study")
     layouts: str = option("", "layouts, with commas, like `DDP,ZeRO-3`; empty: all", group="study")
-    measured: bool = option(True, "set published measurements of the same jobs beside the predictions", group="study")
+    measured: bool = option(
+        True, "set published measurements of the same jobs beside the predictions", group="study"
+    )
     offline: bool = option(False, "never ask the hub", group="study")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planning:
-    """What a plan is asked beside the job, whose own options may have several values here, with commas, or `any`."""
+    """What a plan is asked beside the job, whose own options may have several values here, with
+    commas, or `any`."""
 
     global_batch: int = option(
         0,
-        "sequences of an optimizer step, on all GPUs together; 0: 64, or one for each GPU where there are more",
+        (
+            "sequences of an optimizer step, on all GPUs together; 0: 64, or one for each "
+            "GPU where there are more"
+        ),
         low=0,
         high=2**32,
         group="plan",
     )
     tokens_per_step: int = option(0, "the same in tokens", low=0, high=2**48, group="plan")
     dataset_tokens: float = option(
-        0.0, "tokens to train on, like `2B`, for hours, money and energy; 0: they are told of a million", low=0.0, high=1e18, group="plan"
+        0.0,
+        "tokens to train on, like `2B`, for hours, money and energy; 0: they are told of a million",
+        low=0.0,
+        high=1e18,
+        group="plan",
     )
     examples: int = option(0, "the same in sequences", low=0, high=2**48, group="plan")
     network: str = option(
-        "", "what joins the nodes, like `ib`, `ndr` or `ethernet-100`; empty: as the vendor's own machines have it", group="plan"
+        "",
+        (
+            "what joins the nodes, like `ib`, `ndr` or `ethernet-100`; empty: as the "
+            "vendor's own machines have it"
+        ),
+        group="plan",
     )
-    price: float = option(0.0, "dollars of an hour of one GPU; 0: as public lists had it", low=0.0, high=1e6, group="plan")
-    budget_money: float = option(0.0, "dollars that all of it may cost; 0: any", low=0.0, high=1e15, group="plan")
-    budget_hours: float = option(0.0, "hours that all of it may take; 0: any", low=0.0, high=1e9, group="plan")
+    price: float = option(
+        0.0,
+        "dollars of an hour of one GPU; 0: as public lists had it",
+        low=0.0,
+        high=1e6,
+        group="plan",
+    )
+    budget_money: float = option(
+        0.0, "dollars that all of it may cost; 0: any", low=0.0, high=1e15, group="plan"
+    )
+    budget_hours: float = option(
+        0.0, "hours that all of it may take; 0: any", low=0.0, high=1e9, group="plan"
+    )
     policy: str = option("fastest", "by what is chosen", group="plan")
-    top: int = option(3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan")
-    offload: bool = option(True, "strategies that keep something on the host may be chosen", group="plan")
-    front: bool = option(
-        False, "the front of time, memory and money over all candidates, on these GPUs and on fewer of them (takes several times as long)",
-        group="plan",
-    )  # fmt: skip
-    verify: int = option(
-        0, "of so many rows the trace says, too, what they hold (`memfit[trace]`); where it does not fit, the row goes", low=0, high=100,
-        group="plan",
-    )  # fmt: skip
-    measure: int = option(
-        0, "so many rows are run for a few steps on the GPU of this machine (`memfit[measure]`)", low=0, high=100, group="plan"
+    top: int = option(
+        3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan"
     )
-    write: str = option("", "a job file for the first row, which `memfit estimate FILE` answers the same", group="plan")
+    offload: bool = option(
+        True, "strategies that keep something on the host may be chosen", group="plan"
+    )
+    front: bool = option(
+        False,
+        (
+            "the front of time, memory and money over all candidates, on these GPUs and on "
+            "fewer of them (takes several times as long)"
+        ),
+        group="plan",
+    )
+    verify: int = option(
+        0,
+        (
+            "of so many rows the trace says, too, what they hold (`memfit[trace]`); where it "
+            "does not fit, the row goes"
+        ),
+        low=0,
+        high=100,
+        group="plan",
+    )
+    measure: int = option(
+        0,
+        "so many rows are run for a few steps on the GPU of this machine (`memfit[measure]`)",
+        low=0,
+        high=100,
+        group="plan",
+    )
+    write: str = option(
+        "",
+        "a job file for the first row, which `memfit estimate FILE` answers the same",
+        group="plan",
+    )
 
 
 def options() -> dict[str, dataclasses.Field[Any]]:
@@ -156,23 +283,39 @@ def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[
 
 
 def one_model(words: tuple[str, ...]) -> str:
-    """The one argument that is no option. Options that click does not know come here, too: all are named, with the nearest known."""
+    """The one argument that is no option. Options that click does not know come here, too: all are
+    named, with the nearest known."""
     strange = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
     if strange:
         from memfit.registry import nearest
 
-        known = [f"--{name.replace('_', '-')}" for name in options()] + ["--json", "--format", "--explain"]
+        known = [f"--{name.replace('_', '-')}" for name in options()] + [
+            "--json",
+            "--format",
+            "--explain",
+        ]
         traced = {f"--{one.name.replace('_', '-')}" for one in dataclasses.fields(Run)}
         hints = [
-            f"`memfit trace MODEL {word}` takes it" if word in traced else offer(nearest(word, known)) or "see `memfit estimate --help`"
+            f"`memfit trace MODEL {word}` takes it"
+            if word in traced
+            else offer(nearest(word, known)) or "see `memfit estimate --help`"
             for word in strange
         ]
-        raise InputError(*(Problem(message=f"unknown option `{word[:60]}`", hint=hint) for word, hint in zip(strange, hints, strict=True)))
+        raise InputError(
+            *(
+                Problem(message=f"unknown option `{word[:60]}`", hint=hint)
+                for word, hint in zip(strange, hints, strict=True)
+            )
+        )
     if len(words) == 1:
         return words[0]
     listed = ", ".join(f"`{word[:40]}`" for word in words[:4])
     message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is named"
-    raise InputError.one(message, where="model", hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)")
+    raise InputError.one(
+        message,
+        where="model",
+        hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)",
+    )
 
 
 def ask_from(values: Mapping[str, Any], problems: list[Problem]) -> Ask:
@@ -189,7 +332,10 @@ def read_into(kind: type[T], values: Mapping[str, Any], problems: list[Problem])
             read = " ".join(str(item) for item in value)
         if name == "memory" and isinstance(value, int) and not isinstance(value, bool):
             read = str(value)
-        found = [dataclasses.replace(problem, where=name) for problem in field_problems(fields[name], read)]
+        found = [
+            dataclasses.replace(problem, where=name)
+            for problem in field_problems(fields[name], read)
+        ]
         problems += found
         if not found:
             good[name] = read
@@ -197,13 +343,20 @@ def read_into(kind: type[T], values: Mapping[str, Any], problems: list[Problem])
 
 
 def job_of(values: Mapping[str, Any], problems: list[Problem]) -> Job:
-    """The Job; where something is wrong with it, that of the options that are not to blame, so that the rest can be looked at, too."""
+    """The Job; where something is wrong with it, that of the options that are not to blame, so that
+    the rest can be looked at, too."""
     try:
         return job_from(values)
     except InputError as bad:
         problems += bad.problems
         blamed = {problem.where for problem in bad.problems}
-    return gather([], Job, lambda: job_from({name: value for name, value in values.items() if f"job.{name}" not in blamed}))
+    return gather(
+        [],
+        Job,
+        lambda: job_from(
+            {name: value for name, value in values.items() if f"job.{name}" not in blamed}
+        ),
+    )
 
 
 def cluster_of(gpu: str, memory: str) -> Cluster | None:
@@ -217,7 +370,11 @@ def cluster_of(gpu: str, memory: str) -> Cluster | None:
     size = gather(problems, lambda: 0, lambda: parse_bytes(memory, where="memory") if memory else 0)
     found: Cluster | None = None
     if gpu:
-        nothing = gather(problems, lambda: None, lambda: Cluster(gpu=auto_gpu()) if gpu == "auto" else parse_cluster(gpu))
+        nothing = gather(
+            problems,
+            lambda: None,
+            lambda: Cluster(gpu=auto_gpu()) if gpu == "auto" else parse_cluster(gpu),
+        )
         found = nothing
     if problems:
         raise InputError(*problems)
@@ -226,9 +383,13 @@ def cluster_of(gpu: str, memory: str) -> Cluster | None:
     if not size:
         return found
     told = dataclasses.replace(
-        found.gpu, memory=size, memory_range=(size, size), held=0,
-        status={**found.gpu.status, "memory": "given"}, cites={**found.gpu.cites, "memory": "given by the user"},
-    )  # fmt: skip
+        found.gpu,
+        memory=size,
+        memory_range=(size, size),
+        held=0,
+        status={**found.gpu.status, "memory": "given"},
+        cites={**found.gpu.cites, "memory": "given by the user"},
+    )
     return dataclasses.replace(found, gpu=told)
 
 
@@ -248,7 +409,11 @@ def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
     if isinstance(subject, Mapping):
         return None, otherwise(ask, subject, "", "", lambda: build(subject))
     if not isinstance(subject, (str, os.PathLike)):
-        raise InputError.one(f"`{str(subject)[:60]}` is no model", where="model", hint="a name, a path, a parsed config or a built Model")
+        raise InputError.one(
+            f"`{str(subject)[:60]}` is no model",
+            where="model",
+            hint="a name, a path, a parsed config or a built Model",
+        )
     from memfit.model.source import read
 
     source = read(subject, offline=ask.offline)
@@ -256,12 +421,19 @@ def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
     return source, otherwise(ask, source.config, source.name, source.origin, made)
 
 
-def otherwise(ask: Ask, config: Mapping[str, Any], name: str, origin: str, made: Callable[[], Model]) -> Model:
-    """The Model of the formulas; where these say that a trace can do what they cannot, and one is asked for, only its config."""
+def otherwise(
+    ask: Ask, config: Mapping[str, Any], name: str, origin: str, made: Callable[[], Model]
+) -> Model:
+    """The Model of the formulas; where these say that a trace can do what they cannot, and one is
+    asked for, only its config."""
     try:
         return made()
     except InputError as bad:
-        if ask.by != "trace" or not config.get("model_type") or not all(traced(problem) for problem in bad.problems):
+        if (
+            ask.by != "trace"
+            or not config.get("model_type")
+            or not all(traced(problem) for problem in bad.problems)
+        ):
             raise
         return unbuilt(config, name, origin)
 
@@ -283,7 +455,12 @@ def compared(source: Source, model: Model) -> tuple[Problem, ...]:
     """What the exact tensors of a file say of the model that its config describes."""
     from memfit.model.stored import doubts
 
-    if model.stored or source.tensors is None or source.config.get("quantization_config") or not model.layers:
+    if (
+        model.stored
+        or source.tensors is None
+        or source.config.get("quantization_config")
+        or not model.layers
+    ):
         return ()
     return tuple(doubts(model, source.tensors))
 
@@ -301,9 +478,20 @@ def unbuilt(config: Mapping[str, Any], name: str, origin: str) -> Model:
     kind = str(config.get("model_type"))
     head = Linear(name="lm_head", inputs=1, outputs=1)
     return Model(
-        name=name or kind, family=kind, prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
-        config=config, origin=origin,
-    )  # fmt: skip
+        name=name or kind,
+        family=kind,
+        prefix="",
+        embed=(),
+        layers=(),
+        final=(),
+        head=head,
+        tied=True,
+        vocab=1,
+        width=1,
+        positions=0,
+        config=config,
+        origin=origin,
+    )
 
 
 def script_model(path: str) -> Model:
@@ -312,9 +500,20 @@ def script_model(path: str) -> Model:
 
     head = Linear(name="", inputs=1, outputs=1)
     return Model(
-        name=Path(path).name, family="script", prefix="", embed=(), layers=(), final=(), head=head, tied=True, vocab=1, width=1, positions=0,
-        config={}, origin=path,
-    )  # fmt: skip
+        name=Path(path).name,
+        family="script",
+        prefix="",
+        embed=(),
+        layers=(),
+        final=(),
+        head=head,
+        tied=True,
+        vocab=1,
+        width=1,
+        positions=0,
+        config={},
+        origin=path,
+    )
 
 
 def producer_of(by: str) -> Producer | None:
@@ -331,24 +530,43 @@ def producer_of(by: str) -> Producer | None:
 
 
 def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
-    """The usable keys of a job file, written with dashes or underscores; what is wrong with others joins `problems`. A model given as
-    `./…` or `../…` is sought beside the file."""
+    """The usable keys of a job file, written with dashes or underscores; what is wrong with others
+    joins `problems`. A model given as `./…` or `../…` is sought beside the file."""
     found: dict[str, Any] = {}
     for key, value in mapping(path, text_of(path)).items():
         name = str(key).replace("-", "_")
         if name in found:
-            problems.append(Problem(message=f"`{name[:60]}` stands there twice", where=f"{path.name}: {str(key)[:60]}"))
+            problems.append(
+                Problem(
+                    message=f"`{name[:60]}` stands there twice",
+                    where=f"{path.name}: {str(key)[:60]}",
+                )
+            )
         elif name in OUTPUT and name not in options():
             hint = f"leave it out, and say `--{name}`"
-            problems.append(Problem(message=f"`{name}` is for the command line alone", where=f"{path.name}: {name}", hint=hint))
+            problems.append(
+                Problem(
+                    message=f"`{name}` is for the command line alone",
+                    where=f"{path.name}: {name}",
+                    hint=hint,
+                )
+            )
         elif plain(value):
             found[name] = value
         else:
             wrong = "has no value" if value is None else "takes one value or a list of them"
-            problems.append(Problem(message=f"`{str(key)[:60]}` {wrong}", where=f"{path.name}: {str(key)[:60]}"))
+            problems.append(
+                Problem(message=f"`{str(key)[:60]}` {wrong}", where=f"{path.name}: {str(key)[:60]}")
+            )
     named = found.get("model")
     if named is None:
-        problems.append(Problem(message="`model` is missing", where=path.name, hint="add a line like `model: meta-llama/Llama-3.1-8B`"))
+        problems.append(
+            Problem(
+                message="`model` is missing",
+                where=path.name,
+                hint="add a line like `model: meta-llama/Llama-3.1-8B`",
+            )
+        )
     elif isinstance(named, str) and named.startswith(("./", "../")):
         found["model"] = str(path.parent / named)
     return found
@@ -359,12 +577,21 @@ def text_of(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(JOB_FILE_LIMIT + 1)
         if len(raw) > JOB_FILE_LIMIT:
-            raise InputError.one(f"`{path}` is too long for a job file", where="job file", hint=f"at most {JOB_FILE_LIMIT} bytes")
+            raise InputError.one(
+                f"`{path}` is too long for a job file",
+                where="job file",
+                hint=f"at most {JOB_FILE_LIMIT} bytes",
+            )
         return raw.decode()
     except OSError as error:
-        raise InputError.one(f"`{path}` cannot be read: {(error.strerror or 'unknown failure').lower()}", where="job file") from None
+        raise InputError.one(
+            f"`{path}` cannot be read: {(error.strerror or 'unknown failure').lower()}",
+            where="job file",
+        ) from None
     except UnicodeDecodeError:
-        raise InputError.one(f"`{path}` is no text", where="job file", hint="a job file is YAML in UTF-8") from None
+        raise InputError.one(
+            f"`{path}` is no text", where="job file", hint="a job file is YAML in UTF-8"
+        ) from None
 
 
 def mapping(path: Path, text: str) -> dict[Any, Any]:
@@ -373,7 +600,11 @@ def mapping(path: Path, text: str) -> dict[Any, Any]:
 
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        keys = [key.value for key, _ in node.value if isinstance(key.value, str)] if isinstance(node, yaml.MappingNode) else []
+        keys = (
+            [key.value for key, _ in node.value if isinstance(key.value, str)]
+            if isinstance(node, yaml.MappingNode)
+            else []
+        )
         values = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -381,18 +612,34 @@ def mapping(path: Path, text: str) -> dict[Any, Any]:
         message = f"`{path}` is no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
         raise InputError.one(message, where=f"job file{line}") from None
     except (RecursionError, ValueError):
-        raise InputError.one(f"`{path}` is no job file: it is nested too deeply, or holds an absurd number", where="job file") from None
+        raise InputError.one(
+            f"`{path}` is no job file: it is nested too deeply, or holds an absurd number",
+            where="job file",
+        ) from None
     if not isinstance(values, dict):
-        raise InputError.one(f"`{path}` holds no keys", where="job file", hint="write lines like `model: meta-llama/Llama-3.1-8B`")
+        raise InputError.one(
+            f"`{path}` holds no keys",
+            where="job file",
+            hint="write lines like `model: meta-llama/Llama-3.1-8B`",
+        )
     twice = sorted({key for key in keys if keys.count(key) > 1})
     if twice:
-        raise InputError(*(Problem(message=f"`{key[:60]}` stands there twice", where=f"{path.name}: {key[:60]}") for key in twice))
+        raise InputError(
+            *(
+                Problem(
+                    message=f"`{key[:60]}` stands there twice", where=f"{path.name}: {key[:60]}"
+                )
+                for key in twice
+            )
+        )
     return values
 
 
 def plain(value: Any) -> bool:
     scalar = (str, int, float, bool)
-    return isinstance(value, scalar) or (isinstance(value, list) and all(isinstance(item, scalar) for item in value))
+    return isinstance(value, scalar) or (
+        isinstance(value, list) and all(isinstance(item, scalar) for item in value)
+    )
 
 
 def matches(pattern: str, text: str) -> bool:

@@ -19,32 +19,55 @@ from memfit.model.families import build, families
 from memfit.simulate.memory import Memory, memory
 from memfit.tape import PARTS
 
-# Bounds, as shares of what the job itself holds at the trace's peak (the cuBLAS workspaces left out): the peak of any case, the
-# median over all, any part of the peak, and how far the trace must stay below its peak to have it at another moment.
+# Bounds, as shares of what the job itself holds at the trace's peak (the cuBLAS workspaces left
+# out): the peak of any case, the median over all, any part of the peak, and how far the trace must
+# stay below its peak to have it at another moment.
 WORST, MEDIAN, PART, MOMENT = 0.02, 0.0005, 0.01, 0.005
 
 NAMES = sorted({one.name for one in families().values() if not one.brought})
-# transformers stops at these: it wants a `sliding_window` where a layer slides, though the config may leave it out.
+# transformers stops at these: it wants a `sliding_window` where a layer slides, though the config
+# may leave it out.
 REFUSED = {("gemma2", 3), ("gpt_oss", 2), ("ministral", 2), ("qwen2", 3)}
 
-# Every example of every family meets one job of this product, neighbours another one in all three. Without an optimizer's states
-# the passes decide where the peak is.
+# Every example of every family meets one job of this product, neighbours another one in all three.
+# Without an optimizer's states the passes decide where the peak is.
 MODES = tuple(product(("none", "full"), ("sdpa", "eager"), ("bf16", "autocast-bf16", "fp32")))
 STRIDE = 5
 SMALL: dict[str, Any] = {"batch": 2, "seq": 128, "optimizer": "sgd"}
 
-# Every family, grown to where its tensors matter, meets the first three of these, and more in turn; KINDS meet all of them.
+# Every family, grown to where its tensors matter, meets the first three of these, and more in turn;
+# KINDS meet all of them.
 WIDER = 4
 WIDTHS = (
-    "hidden_size", "n_embd", "n_embed", "d_model", "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "head_dim", "rotary_dim",
-    "word_embed_proj_dim", "moe_intermediate_size", "shared_expert_intermediate_size", "q_lora_rank", "kv_lora_rank", "qk_nope_head_dim",
-    "qk_rope_head_dim", "v_head_dim",
-)  # fmt: skip
+    "hidden_size",
+    "n_embd",
+    "n_embed",
+    "d_model",
+    "intermediate_size",
+    "n_inner",
+    "ffn_dim",
+    "ffn_hidden_size",
+    "head_dim",
+    "rotary_dim",
+    "word_embed_proj_dim",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
 LENGTHS, LONGEST = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 1024
 ALWAYS = 3
 RECIPES: tuple[dict[str, Any], ...] = (
     {"optimizer": "sgd"},
-    {"optimizer": "sgd", "checkpointing": "full", "attention": "eager", "precision": "autocast-bf16"},
+    {
+        "optimizer": "sgd",
+        "checkpointing": "full",
+        "attention": "eager",
+        "precision": "autocast-bf16",
+    },
     {"seq": 64, "attention": "eager"},
     {"method": "lora"},
     {"method": "lora", "checkpointing": "full", "dropout": 0.1},
@@ -52,8 +75,19 @@ RECIPES: tuple[dict[str, Any], ...] = (
     {"method": "lora", "precision": "autocast-bf16", "rank": 64, "clip": 1.0},
     {"method": "lora", "adapter_dtype": "base", "attention": "eager", "packing": False},
     {"method": "qlora"},
-    {"method": "qlora", "checkpointing": "full", "precision": "bf16-autocast", "optimizer": "paged_adamw_8bit"},
-    {"method": "qlora", "quant": "fp4", "double_quant": False, "prepare_kbit": False, "dropout": 0.1},
+    {
+        "method": "qlora",
+        "checkpointing": "full",
+        "precision": "bf16-autocast",
+        "optimizer": "paged_adamw_8bit",
+    },
+    {
+        "method": "qlora",
+        "quant": "fp4",
+        "double_quant": False,
+        "prepare_kbit": False,
+        "dropout": 0.1,
+    },
     {"method": "qlora", "quant": "int8", "checkpointing": "full"},
     {"method": "freeze", "trainable": ".1.", "optimizer": "adamw_loop"},
     {"method": "freeze", "trainable": ".0.", "checkpointing": "full", "precision": "fp32"},
@@ -76,7 +110,7 @@ RECIPES: tuple[dict[str, Any], ...] = (
     {"optimizer": "lion_8bit", "batch": 8, "seq": 32},
     {"optimizer": "adam", "batch": 1, "seq": 480, "checkpointing": "full"},
     {"optimizer": "adam_fused", "batch": 3, "seq": 100, "evaluate": True},
-)  # fmt: skip
+)
 # For KINDS alone; `tests/torch/test_optimizers.py` has every optimizer, on one model.
 MORE: tuple[dict[str, Any], ...] = (
     {"optimizer": "muon", "clip": 1.0},
@@ -91,28 +125,102 @@ KINDS = ("llama", "gpt2", "gemma2", "mixtral", "deepseek_v3", "falcon", "opt")
 LAYERS = 4
 MODELS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("meta-llama/Llama-3.1-8B", {"seq": 2048}),
-    ("meta-llama/Llama-3.1-8B", {"method": "lora", "batch": 4, "seq": 1024, "checkpointing": "full"}),
-    ("mistralai/Mistral-7B-v0.3", {"method": "qlora", "batch": 4, "seq": 1024, "checkpointing": "full", "precision": "bf16-autocast"}),
-    ("Qwen/Qwen2.5-7B", {"batch": 2, "seq": 2048, "precision": "autocast-bf16", "checkpointing": "full"}),
+    (
+        "meta-llama/Llama-3.1-8B",
+        {"method": "lora", "batch": 4, "seq": 1024, "checkpointing": "full"},
+    ),
+    (
+        "mistralai/Mistral-7B-v0.3",
+        {
+            "method": "qlora",
+            "batch": 4,
+            "seq": 1024,
+            "checkpointing": "full",
+            "precision": "bf16-autocast",
+        },
+    ),
+    (
+        "Qwen/Qwen2.5-7B",
+        {"batch": 2, "seq": 2048, "precision": "autocast-bf16", "checkpointing": "full"},
+    ),
     ("Qwen/Qwen3-8B", {"method": "lora", "batch": 1, "seq": 4096, "precision": "autocast-bf16"}),
-    ("google/gemma-2-9b", {"method": "lora", "seq": 2048, "attention": "eager", "checkpointing": "full"}),
-    ("google/gemma-3-12b-it", {"method": "qlora", "seq": 2048, "checkpointing": "full", "optimizer": "paged_adamw_8bit"}),
-    ("microsoft/Phi-3-mini-4k-instruct", {"seq": 1024, "batch": 2, "accumulate": 2, "clip": 1.0, "optimizer": "adamw_fused"}),
-    ("microsoft/phi-4", {"method": "lora", "batch": 8, "seq": 512, "rank": 64, "checkpointing": "full", "reentrant": True}),
-    ("mistralai/Mixtral-8x7B-v0.1", {"method": "lora", "seq": 2048, "targets": "q_proj,v_proj", "checkpointing": "full"}),
-    ("deepseek-ai/DeepSeek-V2-Lite", {"seq": 1024, "optimizer": "adamw_8bit", "checkpointing": "full"}),
-    ("deepseek-ai/DeepSeek-V3", {"method": "lora", "seq": 1024, "targets": "q_a_proj,q_b_proj,o_proj", "checkpointing": "full"}),
-    ("openai/gpt-oss-20b", {"method": "lora", "seq": 1024, "targets": "q_proj,k_proj,v_proj,o_proj", "attention": "eager"}),
-    ("allenai/OLMo-2-1124-7B", {"seq": 2048, "batch": 2, "packing": False, "optimizer": "adafactor"}),
+    (
+        "google/gemma-2-9b",
+        {"method": "lora", "seq": 2048, "attention": "eager", "checkpointing": "full"},
+    ),
+    (
+        "google/gemma-3-12b-it",
+        {"method": "qlora", "seq": 2048, "checkpointing": "full", "optimizer": "paged_adamw_8bit"},
+    ),
+    (
+        "microsoft/Phi-3-mini-4k-instruct",
+        {"seq": 1024, "batch": 2, "accumulate": 2, "clip": 1.0, "optimizer": "adamw_fused"},
+    ),
+    (
+        "microsoft/phi-4",
+        {
+            "method": "lora",
+            "batch": 8,
+            "seq": 512,
+            "rank": 64,
+            "checkpointing": "full",
+            "reentrant": True,
+        },
+    ),
+    (
+        "mistralai/Mixtral-8x7B-v0.1",
+        {"method": "lora", "seq": 2048, "targets": "q_proj,v_proj", "checkpointing": "full"},
+    ),
+    (
+        "deepseek-ai/DeepSeek-V2-Lite",
+        {"seq": 1024, "optimizer": "adamw_8bit", "checkpointing": "full"},
+    ),
+    (
+        "deepseek-ai/DeepSeek-V3",
+        {
+            "method": "lora",
+            "seq": 1024,
+            "targets": "q_a_proj,q_b_proj,o_proj",
+            "checkpointing": "full",
+        },
+    ),
+    (
+        "openai/gpt-oss-20b",
+        {
+            "method": "lora",
+            "seq": 1024,
+            "targets": "q_proj,k_proj,v_proj,o_proj",
+            "attention": "eager",
+        },
+    ),
+    (
+        "allenai/OLMo-2-1124-7B",
+        {"seq": 2048, "batch": 2, "packing": False, "optimizer": "adafactor"},
+    ),
     ("tiiuae/falcon-7b", {"method": "qlora", "seq": 2048, "checkpointing": "full"}),
-    ("bigcode/starcoder2-7b", {"seq": 4096, "precision": "fp16", "optimizer": "sgd_momentum", "checkpointing": "full"}),
+    (
+        "bigcode/starcoder2-7b",
+        {"seq": 4096, "precision": "fp16", "optimizer": "sgd_momentum", "checkpointing": "full"},
+    ),
     ("openai-community/gpt2-xl", {"batch": 8, "seq": 1024, "precision": "fp32"}),
     ("facebook/opt-6.7b", {"batch": 4, "seq": 1024, "precision": "autocast-fp16", "clip": 1.0}),
-    ("Qwen/Qwen3-30B-A3B", {"seq": 2048, "optimizer": "lion_8bit", "checkpointing": "every", "checkpoint_every": 2}),
-    ("bigscience/bloom-7b1", {"method": "lora", "seq": 1024, "targets": "query_key_value", "batch": 4}),
-    ("HuggingFaceTB/SmolLM3-3B", {"batch": 4, "seq": 2048, "evaluate": True, "optimizer": "adamw_fused"}),
-    ("EleutherAI/pythia-6.9b", {"method": "freeze", "trainable": "layers.3.", "batch": 2, "seq": 2048}),
-)  # fmt: skip
+    (
+        "Qwen/Qwen3-30B-A3B",
+        {"seq": 2048, "optimizer": "lion_8bit", "checkpointing": "every", "checkpoint_every": 2},
+    ),
+    (
+        "bigscience/bloom-7b1",
+        {"method": "lora", "seq": 1024, "targets": "query_key_value", "batch": 4},
+    ),
+    (
+        "HuggingFaceTB/SmolLM3-3B",
+        {"batch": 4, "seq": 2048, "evaluate": True, "optimizer": "adamw_fused"},
+    ),
+    (
+        "EleutherAI/pythia-6.9b",
+        {"method": "freeze", "trainable": "layers.3.", "batch": 2, "seq": 2048},
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +245,10 @@ def steady(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def grown(config: Mapping[str, Any]) -> dict[str, Any]:
     """The example as a model whose tensors matter: wider, and with room for every length."""
-    wide = {key: value * WIDER if key in WIDTHS and isinstance(value, int) else value for key, value in config.items()}
+    wide = {
+        key: value * WIDER if key in WIDTHS and isinstance(value, int) else value
+        for key, value in config.items()
+    }
     return steady({key: LONGEST if key in LENGTHS else value for key, value in wide.items()})
 
 
@@ -147,20 +258,41 @@ def examples(name: str) -> Iterator[Case]:
     for index, example in enumerate(families()[name].examples):
         if (name, index) not in REFUSED:
             checkpointing, attention, precision = MODES[(start + index) * STRIDE % len(MODES)]
-            fields = {"checkpointing": checkpointing, "attention": attention, "precision": precision, **SMALL}
-            yield Case(family=name, name=f"example {index} {told(fields)}", config=steady(example), job=Job(**fields))
+            fields = {
+                "checkpointing": checkpointing,
+                "attention": attention,
+                "precision": precision,
+                **SMALL,
+            }
+            yield Case(
+                family=name,
+                name=f"example {index} {told(fields)}",
+                config=steady(example),
+                job=Job(**fields),
+            )
 
 
 def recipes(name: str) -> Iterator[Case]:
     """The first example grown, with recipes: some for everybody, the others in turn."""
     rest = len(RECIPES) - ALWAYS
     turn = NAMES.index(name) * 4
-    taken = range(len(RECIPES)) if name in KINDS else (*range(ALWAYS), *(ALWAYS + (turn + step) % rest for step in range(4)))
+    taken = (
+        range(len(RECIPES))
+        if name in KINDS
+        else (*range(ALWAYS), *(ALWAYS + (turn + step) % rest for step in range(4)))
+    )
     config = grown(families()[name].examples[0])
     stacks = any(len(weight.shape) == 3 for weight in build(config).weights())
     for one in (*(RECIPES[index] for index in taken), *(MORE if name in KINDS else ())):
-        recipe = {key: value for key, value in one.items() if not (stacks and key == "dropout")}  # PEFT refuses that
-        yield Case(family=name, name=told(recipe), config=config, job=Job(**{"batch": 2, "seq": 128, **recipe}))
+        recipe = {
+            key: value for key, value in one.items() if not (stacks and key == "dropout")
+        }  # PEFT refuses that
+        yield Case(
+            family=name,
+            name=told(recipe),
+            config=config,
+            job=Job(**{"batch": 2, "seq": 128, **recipe}),
+        )
 
 
 def cases(name: str) -> Iterator[Case]:
@@ -170,28 +302,44 @@ def cases(name: str) -> Iterator[Case]:
 
 def models() -> Iterator[Case]:
     for name, fields in MODELS:
-        yield Case(family="models", name=f"{name} {told(fields)}", config=cut(entry(name).config()), job=Job(**fields))
+        yield Case(
+            family="models",
+            name=f"{name} {told(fields)}",
+            config=cut(entry(name).config()),
+            job=Job(**fields),
+        )
 
 
 def cut(config: Mapping[str, Any]) -> dict[str, Any]:
-    """With fewer layers, as many entries in lists of one entry a layer, and weights in 16 bits, as the trace loads them."""
+    """With fewer layers, as many entries in lists of one entry a layer, and weights in 16 bits, as
+    the trace loads them."""
     counts = [key for key in ("num_hidden_layers", "n_layer", "num_layers") if key in config]
     short: dict[str, Any] = dict.fromkeys(counts, LAYERS)
-    short |= {key: config[key][:LAYERS] for key in ("layer_types", "no_rope_layers") if config.get(key)}
-    short |= {"text_config": cut({"num_hidden_layers": 0, **config["text_config"]})} if "text_config" in config else {}
-    return steady({key: value for key, value in {**config, **short}.items() if key != "quantization_config"})
+    short |= {
+        key: config[key][:LAYERS] for key in ("layer_types", "no_rope_layers") if config.get(key)
+    }
+    short |= (
+        {"text_config": cut({"num_hidden_layers": 0, **config["text_config"]})}
+        if "text_config" in config
+        else {}
+    )
+    return steady(
+        {key: value for key, value in {**config, **short}.items() if key != "quantization_config"}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """`off` is the difference of the peaks, `parts` of each part there, as shares of what the trace's job itself holds at its peak."""
+    """`off` is the difference of the peaks, `parts` of each part there, as shares of what the
+    trace's job itself holds at its peak."""
 
     case: Case
     peak: int
     off: float
     parts: Mapping[str, float]
     phases: tuple[str, str]
-    earlier: float  # how far the trace's own peak in the phase that the formulas name lies below its highest
+    # how far the trace's own peak in the phase that the formulas name lies below its highest
+    earlier: float
 
 
 def compare(case: Case) -> Found | None:
@@ -207,7 +355,9 @@ def compare(case: Case) -> Found | None:
     except InputError as refused:
         if formulas is None:
             return None
-        raise AssertionError(f"{case}: the real code refuses what the formulas take: {refused}") from refused
+        raise AssertionError(
+            f"{case}: the real code refuses what the formulas take: {refused}"
+        ) from refused
     assert formulas is not None, f"{case}: the formulas refuse what the real code takes"
     ours, real = memory(formulas), memory(traced)
     passing = 2 * kernels.cublas_workspace()  # one of the forward's thread, one of backward's
@@ -216,7 +366,10 @@ def compare(case: Case) -> Found | None:
         case=case,
         peak=real.allocated,
         off=(ours.allocated - real.allocated) / whole,
-        parts={part: (ours.parts.get(part, 0) - real.parts.get(part, 0)) / whole for part in (*PARTS, "rounding")},
+        parts={
+            part: (ours.parts.get(part, 0) - real.parts.get(part, 0)) / whole
+            for part in (*PARTS, "rounding")
+        },
         phases=(phase(ours), phase(real)),
         earlier=(real.allocated - height(real, phase(ours))) / whole,
     )
@@ -233,7 +386,13 @@ def height(found: Memory, named: str) -> int:
 def holds(found: Found) -> list[str]:
     """What is wrong with one case, in words."""
     wrong = [f"the peak by {100 * found.off:+.2f} %"] if abs(found.off) > WORST else []
-    wrong += [f"{part} by {100 * share:+.2f} %" for part, share in found.parts.items() if abs(share) > PART]
+    wrong += [
+        f"{part} by {100 * share:+.2f} %"
+        for part, share in found.parts.items()
+        if abs(share) > PART
+    ]
     if found.earlier > MOMENT:
-        wrong.append(f"the moment: {found.phases[0]}, where the trace has its peak in {found.phases[1]}")
+        wrong.append(
+            f"the moment: {found.phases[0]}, where the trace has its peak in {found.phases[1]}"
+        )
     return wrong

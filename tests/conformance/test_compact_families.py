@@ -1,4 +1,5 @@
-"""A compact tape stands for the flat one: same peak and same parts, to the byte, for every family and kind of run."""
+"""A compact tape stands for the flat one: same peak and same parts, to the byte, for every family
+and kind of run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Every family against the model that transformers itself builds, on the meta device, from each example config.
+"""Every family against the model that transformers itself builds, on the meta device, from each
+example config.
 
-A family is tested from the moment its file exists: names, shapes, dtypes and buffers must agree exactly, and so must what the modules of
-transformers say of windows, dropouts, experts and attention kernels.
+A family is tested from the moment its file exists: names, shapes, dtypes and buffers must agree
+exactly, and so must what the modules of transformers say of windows, dropouts, experts and
+attention kernels.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 FAMILIES = {one.name: one for one in families().values() if not one.brought}
-CASES = [pytest.param(name, index, id=f"{name}-{index}") for name, one in FAMILIES.items() for index in range(len(one.examples))]
+CASES = [
+    pytest.param(name, index, id=f"{name}-{index}")
+    for name, one in FAMILIES.items()
+    for index in range(len(one.examples))
+]
 
 
 def config_of(name: str, index: int) -> dict[str, Any]:
@@ -43,14 +49,21 @@ def ours(name: str, index: int) -> Model:
 
 
 def kept_in_fp32(model: Any, name: str) -> bool:
-    """What `from_pretrained` casts up as it loads (`from_config` does not); the patterns are globs."""
+    """What `from_pretrained` casts up as it loads (`from_config` does not); the patterns are
+    globs."""
     plan = model._get_dtype_plan(torch.bfloat16)
     return any(re.search(re.escape(pattern).replace(r"\*", ".*"), name) for pattern in plan)
 
 
-def listed(model: Any, tensors: Iterator[tuple[str, Any]]) -> dict[str, tuple[tuple[int, ...], str]]:
+def listed(
+    model: Any, tensors: Iterator[tuple[str, Any]]
+) -> dict[str, tuple[tuple[int, ...], str]]:
     def dtype(name: str, tensor: Any) -> str:
-        return "float32" if tensor.is_floating_point() and kept_in_fp32(model, name) else str(tensor.dtype).removeprefix("torch.")
+        return (
+            "float32"
+            if tensor.is_floating_point() and kept_in_fp32(model, name)
+            else str(tensor.dtype).removeprefix("torch.")
+        )
 
     return {name: (tuple(tensor.shape), dtype(name, tensor)) for name, tensor in tensors}
 
@@ -58,16 +71,24 @@ def listed(model: Any, tensors: Iterator[tuple[str, Any]]) -> dict[str, tuple[tu
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_parameters(name: str, index: int) -> None:
     model = ours(name, index)
-    found = [(weight.name, (weight.shape, weight.format or model.dtype)) for weight in model.weights()]
+    found = [
+        (weight.name, (weight.shape, weight.format or model.dtype)) for weight in model.weights()
+    ]
     assert len(found) == len(dict(found)), "a parameter is named twice"
     assert dict(found) == listed(theirs(name, index), theirs(name, index).named_parameters())
-    assert model.parameters == sum(parameter.numel() for parameter in theirs(name, index).parameters())
+    assert model.parameters == sum(
+        parameter.numel() for parameter in theirs(name, index).parameters()
+    )
 
 
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_buffers(name: str, index: int) -> None:
     model = ours(name, index)
-    found = {weight.name: (weight.shape, weight.format or model.dtype) for weight in model.tensors() if weight.role == "buffer"}
+    found = {
+        weight.name: (weight.shape, weight.format or model.dtype)
+        for weight in model.tensors()
+        if weight.role == "buffer"
+    }
     assert found == listed(theirs(name, index), theirs(name, index).named_buffers())
 
 
@@ -89,12 +110,14 @@ def mixers(layer: Layer) -> tuple[Attention | Latent | None, MoE | None]:
 
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_windows_and_dropouts(name: str, index: int) -> None:
-    """A layer's window is an attribute of its attention where the config lists layer types, or one of the config for all; the dropout of
-    the probabilities is an attribute."""
+    """A layer's window is an attribute of its attention where the config lists layer types, or one
+    of the config for all; the dropout of the probabilities is an attribute."""
     model, their = ours(name, index), theirs(name, index)
     text = their.config.get_text_config()
     types = getattr(text, "layer_types", None)
-    for place, (mine, other) in enumerate(zip(model.layers, their_layers(their, model.prefix), strict=True)):
+    for place, (mine, other) in enumerate(
+        zip(model.layers, their_layers(their, model.prefix), strict=True)
+    ):
         attention, code = mixers(mine)[0], getattr(other, "self_attn", None)
         if attention is None or code is None or not hasattr(code, "attention_dropout"):
             continue
@@ -107,7 +130,9 @@ def test_windows_and_dropouts(name: str, index: int) -> None:
 @pytest.mark.parametrize(("name", "index"), CASES)
 def test_experts(name: str, index: int) -> None:
     model = ours(name, index)
-    for mine, other in zip(model.layers, their_layers(theirs(name, index), model.prefix), strict=True):
+    for mine, other in zip(
+        model.layers, their_layers(theirs(name, index), model.prefix), strict=True
+    ):
         moe = mixers(mine)[1]
         active = {module.top_k for module in other.modules() if hasattr(module, "top_k")}
         assert active == ({moe.active} if moe else set())

@@ -1,4 +1,5 @@
-"""GPT-like families against the code that runs them: what it caches, which dropouts act; and what has no formula is refused."""
+"""GPT-like families against the code that runs them: what it caches, which dropouts act; and what
+has no formula is refused."""
 
 from __future__ import annotations
 
@@ -17,12 +18,29 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 NAMES = (
-    "gpt2", "gpt_neo", "gpt_neox", "opt", "bloom", "falcon", "gptj", "codegen", "gpt_bigcode", "biogpt", "mpt", "xglm", "persimmon", "phi",
-)  # fmt: skip
+    "gpt2",
+    "gpt_neo",
+    "gpt_neox",
+    "opt",
+    "bloom",
+    "falcon",
+    "gptj",
+    "codegen",
+    "gpt_bigcode",
+    "biogpt",
+    "mpt",
+    "xglm",
+    "persimmon",
+    "phi",
+)
 BATCH, LENGTH = 2, 24  # longer than GPT-Neo's window, which saves nothing in the cache
 
 
-EXAMPLES = [pytest.param(config, id=f"{name}-{index}") for name in NAMES for index, config in enumerate(find(name).examples)]
+EXAMPLES = [
+    pytest.param(config, id=f"{name}-{index}")
+    for name in NAMES
+    for index, config in enumerate(find(name).examples)
+]
 
 
 def real(config: Mapping[str, Any], **more: Any) -> Any:
@@ -32,7 +50,12 @@ def real(config: Mapping[str, Any], **more: Any) -> Any:
 
 
 def mixers(model: Model, kind: type) -> list[Any]:
-    return [block.mixer for layer in model.layers for block in layer.blocks if isinstance(block.mixer, kind)]
+    return [
+        block.mixer
+        for layer in model.layers
+        for block in layer.blocks
+        if isinstance(block.mixer, kind)
+    ]
 
 
 @pytest.mark.parametrize("config", EXAMPLES)
@@ -40,11 +63,15 @@ def test_the_cache_holds_what_the_code_keeps(config: Mapping[str, Any]) -> None:
     with torch.no_grad():
         output = real(config).eval()(torch.zeros(BATCH, LENGTH, dtype=torch.long), use_cache=True)
     kept = sum(layer.keys.numel() + layer.values.numel() for layer in output.past_key_values.layers)
-    assert kept == BATCH * LENGTH * sum(mixer.cached_expanded for mixer in mixers(build(config), Attention))
+    assert kept == BATCH * LENGTH * sum(
+        mixer.cached_expanded for mixer in mixers(build(config), Attention)
+    )
 
 
 @pytest.mark.parametrize("config", EXAMPLES)
-def test_dropouts_are_those_that_act(config: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropouts_are_those_that_act(
+    config: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     acted: Counter[float] = Counter()
     original = torch.nn.functional.dropout
 
@@ -91,7 +118,15 @@ def test_what_has_no_formula_is_refused(name: str, change: dict[str, Any], where
 
 def test_all_problems_come_at_once() -> None:
     with pytest.raises(InputError) as caught:
-        build(json.loads('{"model_type": "gpt_neo", "hidden_size": 65, "num_layers": -1, "num_heads": 4, "vocab_size": "many"}'))
+        build(
+            json.loads(
+                '{"model_type": "gpt_neo", "hidden_size": 65, "num_layers": -1, '
+                '"num_heads": 4, "vocab_size": "many"}'
+            )
+        )
     assert {problem.where.rpartition(".")[2] for problem in caught.value.problems} == {
-        "num_layers", "num_heads", "vocab_size", "max_position_embeddings",
-    }  # fmt: skip
+        "num_layers",
+        "num_heads",
+        "vocab_size",
+        "max_position_embeddings",
+    }

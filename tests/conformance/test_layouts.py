@@ -1,4 +1,5 @@
-"""The table of layouts: the formulas against the trace, real wrappers under a process group that sends nothing, on rank 0 and on the worst rank."""
+"""The table of layouts: the formulas against the trace, real wrappers under a process group that
+sends nothing, on rank 0 and on the worst rank."""
 
 from __future__ import annotations
 

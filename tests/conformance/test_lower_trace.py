@@ -1,6 +1,8 @@
-"""The formulas against the trace of the real code over the grid: peaks, what they consist of, and when they come.
+"""The formulas against the trace of the real code over the grid: peaks, what they consist of, and
+when they come.
 
-No family is left out, and of the cases only those that both refuse. `tools/grid.py` prints the same comparison.
+No family is left out, and of the cases only those that both refuse. `tools/grid.py` prints the same
+comparison.
 """
 
 from __future__ import annotations
@@ -66,7 +68,15 @@ WANTED = {
     "method": {"full", "lora", "qlora", "freeze"},
     "checkpointing": {"none", "full", "every"},
     "attention": {"sdpa", "flash", "efficient", "math", "eager"},
-    "precision": {"bf16", "fp16", "fp32", "autocast-bf16", "autocast-fp16", "bf16-autocast", "fp16-autocast"},
+    "precision": {
+        "bf16",
+        "fp16",
+        "fp32",
+        "autocast-bf16",
+        "autocast-fp16",
+        "bf16-autocast",
+        "fp16-autocast",
+    },
     "optimizer": {one["optimizer"] for one in (*grid.RECIPES, *grid.MORE) if "optimizer" in one},
     "packing": {True, False},
     "reentrant": {True, False},

@@ -1,4 +1,5 @@
-"""Liger's kernels: the formulas against Liger-Kernel's own Python code, run by the trace with Triton left out."""
+"""Liger's kernels: the formulas against Liger-Kernel's own Python code, run by the trace with
+Triton left out."""
 
 from __future__ import annotations
 
@@ -17,20 +18,28 @@ from memfit.techniques.liger import PATCHES
 from memfit.trace import trace_config
 
 JOBS: tuple[dict[str, Any], ...] = (
-    {"loss": "liger"}, {"loss": "liger-ce"}, {"liger": True, "loss": "liger-ce"},
-    {"liger": True, "loss": "liger", "precision": "autocast-bf16"}, {"liger": True, "method": "lora", "checkpointing": "full"},
-)  # fmt: skip
+    {"loss": "liger"},
+    {"loss": "liger-ce"},
+    {"liger": True, "loss": "liger-ce"},
+    {"liger": True, "loss": "liger", "precision": "autocast-bf16"},
+    {"liger": True, "method": "lora", "checkpointing": "full"},
+)
 
 
 @pytest.mark.parametrize("options", JOBS, ids=str)
 @pytest.mark.parametrize("family", sorted(PATCHES))
 def test_formulas_equal_ligers_own_code(family: str, options: dict[str, Any]) -> None:
     patch = PATCHES[family]
-    if (options.get("liger") and patch.experts) or (options.get("loss") == "liger" and not patch.loss):
+    if (options.get("liger") and patch.experts) or (
+        options.get("loss") == "liger" and not patch.loss
+    ):
         pytest.skip("Liger has no such patch, or it cannot be followed")
     config = dict(find(family).examples[0])
     job = Job(seq=256, batch=2, **options)
-    ours, real = memory(lower(build(config), job)).allocated, memory(trace_config(config, job)).allocated
+    ours, real = (
+        memory(lower(build(config), job)).allocated,
+        memory(trace_config(config, job)).allocated,
+    )
     assert abs(ours / real - 1) < 0.002
 
 

@@ -1,4 +1,5 @@
-"""Over every option of a job: each choice, and values at the ends of each range, give an answer that adds up or are refused in words."""
+"""Over every option of a job: each choice, and values at the ends of each range, give an answer
+that adds up or are refused in words."""
 
 from __future__ import annotations
 
@@ -13,22 +14,49 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 
 SMALL: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 5, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512, "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 352,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 EXPERTS = {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 JOBS: dict[str, dict[str, Any]] = {
-    "full": {"method": "full", "evaluate": True}, "lora": {"method": "lora", "merge": True}, "qlora": {"method": "qlora"},
-    "int8": {"method": "lora", "quant": "int8"}, "freeze": {"method": "freeze", "trainable": "layers.1."}, "pretrain": {"task": "pretrain"},
-    "inference": {"task": "inference", "new_tokens": 40}, "nf4": {"task": "inference", "quant": "nf4", "new_tokens": 3},
-}  # fmt: skip
+    "full": {"method": "full", "evaluate": True},
+    "lora": {"method": "lora", "merge": True},
+    "qlora": {"method": "qlora"},
+    "int8": {"method": "lora", "quant": "int8"},
+    "freeze": {"method": "freeze", "trainable": "layers.1."},
+    "pretrain": {"task": "pretrain"},
+    "inference": {"task": "inference", "new_tokens": 40},
+    "nf4": {"task": "inference", "quant": "nf4", "new_tokens": 3},
+}
 TEXTS = {
-    "optimizer": tuple(OPTIMIZERS), "targets": ("all-linear", "q_proj,v_proj", ""), "modules_to_save": ("lm_head", "embed_tokens", "norm"),
+    "optimizer": tuple(OPTIMIZERS),
+    "targets": ("all-linear", "q_proj,v_proj", ""),
+    "modules_to_save": ("lm_head", "embed_tokens", "norm"),
     "recompute_modules": ("mlp", "core_attn,moe_act", "mla_up_proj"),
-    "unsloth": ("2025.11.1",), "trainable": ("lm_head", "self_attn", ""), "quant_skip": ("q_proj", "lm_head"),
-    "versions": ("transformers=4.36,torch=2.1,peft=0.7,bitsandbytes=0.41", "transformers=4.46", "transformers=5.0", "torch=2.4"),
-    "alloc_conf": ("expandable_segments:True", "max_split_size_mb:64", "garbage_collection_threshold:0.5", "roundup_power2_divisions:4"),
-}  # fmt: skip
+    "unsloth": ("2025.11.1",),
+    "trainable": ("lm_head", "self_attn", ""),
+    "quant_skip": ("q_proj", "lm_head"),
+    "versions": (
+        "transformers=4.36,torch=2.1,peft=0.7,bitsandbytes=0.41",
+        "transformers=4.46",
+        "transformers=5.0",
+        "torch=2.4",
+    ),
+    "alloc_conf": (
+        "expandable_segments:True",
+        "max_split_size_mb:64",
+        "garbage_collection_threshold:0.5",
+        "roundup_power2_divisions:4",
+    ),
+}
 
 
 def values(one: Field[Any]) -> Iterator[Any]:
@@ -38,15 +66,26 @@ def values(one: Field[Any]) -> Iterator[Any]:
     elif one.metadata["choices"]:
         yield from (choice for choice in one.metadata["choices"] if choice != one.default)
     elif one.type in ("int", "float"):
-        yield from (one.metadata["low"], 3 if one.type == "int" else 1.5, min(one.metadata["high"], 2**20))
+        yield from (
+            one.metadata["low"],
+            3 if one.type == "int" else 1.5,
+            min(one.metadata["high"], 2**20),
+        )
     else:
         yield from TEXTS[one.name]
 
 
-CASES = [(one.name, value) for one in fields(Job) if one.name not in ("task", "method") for value in values(one)]
+CASES = [
+    (one.name, value)
+    for one in fields(Job)
+    if one.name not in ("task", "method")
+    for value in values(one)
+]
 
 
-@pytest.mark.parametrize(("name", "value"), CASES, ids=[f"{name}={str(value)[:20]}" for name, value in CASES])
+@pytest.mark.parametrize(
+    ("name", "value"), CASES, ids=[f"{name}={str(value)[:20]}" for name, value in CASES]
+)
 def test_every_value_answers_or_is_refused(name: str, value: Any) -> None:
     for kind, base in JOBS.items():
         for config in (SMALL, EXPERTS):

@@ -1,4 +1,5 @@
-"""A hub on 127.0.0.1: real HTTP, with the paths, headers and error codes of huggingface.co, and the ill manners that a test asks for."""
+"""A hub on 127.0.0.1: real HTTP, with the paths, headers and error codes of huggingface.co, and the
+ill manners that a test asks for."""
 
 from __future__ import annotations
 
@@ -96,7 +97,11 @@ class Handler(BaseHTTPRequestHandler):
         elif repo.gated and said is None:
             self.refuse(401, "GatedRepo", f"Access to model {name} is restricted.")
         elif repo.gated:
-            self.refuse(403, "GatedRepo", f"Access to model {name} is restricted and you are not in the authorized list.")
+            self.refuse(
+                403,
+                "GatedRepo",
+                f"Access to model {name} is restricted and you are not in the authorized list.",
+            )
         else:
             return repo
         return None
@@ -104,7 +109,12 @@ class Handler(BaseHTTPRequestHandler):
     def listing(self, name: str, revision: str) -> None:
         repo = self.allowed(name)
         if repo is not None:
-            body = {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in repo.files], "cardData": repo.card}
+            body = {
+                "id": name,
+                "sha": COMMIT,
+                "siblings": [{"rfilename": file} for file in repo.files],
+                "cardData": repo.card,
+            }
             self.answer(200, json.dumps(body).encode())
 
     def file(self, repo: Repo, content: bytes) -> None:
@@ -122,7 +132,11 @@ class Handler(BaseHTTPRequestHandler):
         if start >= len(content):
             self.refuse(416, "", "Range not satisfiable")
             return
-        self.answer(206, content[start : end + 1], {**headers, "Content-Range": f"bytes {start}-{end}/{len(content)}"})
+        self.answer(
+            206,
+            content[start : end + 1],
+            {**headers, "Content-Range": f"bytes {start}-{end}/{len(content)}"},
+        )
 
     def refuse(self, status: int, code: str, message: str, **headers: str) -> None:
         more = {"X-Error-Code": code} if code else {}

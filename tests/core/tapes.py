@@ -12,14 +12,26 @@ from memfit.model.families import build
 from memfit.tape import Alloc, Free, Mark, Tape, check
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 1024, "max_position_embeddings": 4096, "dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+    "max_position_embeddings": 4096,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 
 
 def tape_of(config: dict[str, Any] | None = None, compact: bool = False, **job: Any) -> Tape:
     """The formulas' tape, legal by `check`."""
-    tape = lower(build(LLAMA if config is None else config), Job(**{"batch": 2, "seq": 128, **job}), compact=compact)
+    tape = lower(
+        build(LLAMA if config is None else config),
+        Job(**{"batch": 2, "seq": 128, **job}),
+        compact=compact,
+    )
     check(tape)
     return tape
 
@@ -50,7 +62,9 @@ def made(tape: Tape, phase: str, where: str = "", step: int = 0) -> list[Alloc]:
     return [
         event
         for mark, event, _ in walked(tape)
-        if isinstance(event, Alloc) and (mark.phase, mark.step) == (phase, step) and event.where.endswith(where)
+        if isinstance(event, Alloc)
+        and (mark.phase, mark.step) == (phase, step)
+        and event.where.endswith(where)
     ]
 
 

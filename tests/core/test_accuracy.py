@@ -1,4 +1,5 @@
-"""`memfit accuracy`: what it says of rows, of files that are none, and of wishes that nothing meets."""
+"""`memfit accuracy`: what it says of rows, of files that are none, and of wishes that nothing
+meets."""
 
 from __future__ import annotations
 
@@ -21,7 +22,15 @@ from memfit.report import accuracy as report
 from memfit.report.scatter import svg
 from memfit.strategy import CP, DDP, FSDP, PP, TP, Strategy
 from memfit.strategy import ONE as ONE_GPU
-from memfit.truth.accuracy import Accuracy, KernelOutcome, Outcome, accuracy, figures, over_sources, technique
+from memfit.truth.accuracy import (
+    Accuracy,
+    KernelOutcome,
+    Outcome,
+    accuracy,
+    figures,
+    over_sources,
+    technique,
+)
 from memfit.truth.case import KERNEL, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
 from memfit.truth.causes import CAUSES, OPEN, why
 from memfit.truth.models import built
@@ -33,11 +42,27 @@ from memfit.verbs import accuracy as verb
 
 GIB = 2**30
 ROW: dict[str, Any] = {
-    "id": "made-1", "source": "someone/somewhere:table.md", "model": "openai-community/gpt2", "task": "train", "engine": "transformers",
-    "engine_version": "", "gpu": "NVIDIA A100-SXM4-80GB", "gpus": 1, "batch": 1, "seq": 128, "dtype": "bf16", "method": "full",
-    "optimizer": "AdamW", "grad_checkpointing": False, "attention": "sdpa", "parallel": "none", "metric": "peak_allocated", "unit": "GiB",
-    "value": 1.5, "confidence": "high",
-}  # fmt: skip
+    "id": "made-1",
+    "source": "someone/somewhere:table.md",
+    "model": "openai-community/gpt2",
+    "task": "train",
+    "engine": "transformers",
+    "engine_version": "",
+    "gpu": "NVIDIA A100-SXM4-80GB",
+    "gpus": 1,
+    "batch": 1,
+    "seq": 128,
+    "dtype": "bf16",
+    "method": "full",
+    "optimizer": "AdamW",
+    "grad_checkpointing": False,
+    "attention": "sdpa",
+    "parallel": "none",
+    "metric": "peak_allocated",
+    "unit": "GiB",
+    "value": 1.5,
+    "confidence": "high",
+}
 
 
 def file(folder: Path, *rows: dict[str, Any]) -> Path:
@@ -47,7 +72,15 @@ def file(folder: Path, *rows: dict[str, Any]) -> Path:
 
 
 def case(**changes: Any) -> Case:
-    given = {"id": "a", "source": "s/t", "model": "m", "job": Job(), "gpu": None, "metric": "peak_allocated", "value": 10 * GIB}
+    given = {
+        "id": "a",
+        "source": "s/t",
+        "model": "m",
+        "job": Job(),
+        "gpu": None,
+        "metric": "peak_allocated",
+        "value": 10 * GIB,
+    }
     return Case(**{**given, **changes})
 
 
@@ -65,7 +98,7 @@ def outcome(predicted: float, **changes: Any) -> Outcome:
     )
 
 
-# ------------------------------------------------------------------------------------------------------ bad input
+# --------------------------------------------------------------------------------------- bad input
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What stands on stderr once the command has ended with 2."""
     assert main(["accuracy", *arguments]) == 2
@@ -75,8 +108,19 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
-def test_every_wrong_wish_is_named_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    err = said(capsys, str(tmp_path / "none.jsonl"), "--by", "formulas", "--confidence", "hihg", "--plot", str(tmp_path / "no" / "x.svg"))
+def test_every_wrong_wish_is_named_at_once(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    err = said(
+        capsys,
+        str(tmp_path / "none.jsonl"),
+        "--by",
+        "formulas",
+        "--confidence",
+        "hihg",
+        "--plot",
+        str(tmp_path / "no" / "x.svg"),
+    )
     for words in (
         "is no file",
         "unknown producer `formulas`",
@@ -99,7 +143,9 @@ def test_every_wrong_wish_is_named_at_once(capsys: pytest.CaptureFixture[str], t
         (b"x" * (2**20 + 2), "line 1 of `rows.jsonl` is too long"),
     ],
 )
-def test_files_that_hold_no_rows(capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, words: str) -> None:
+def test_files_that_hold_no_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes, words: str
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
     assert words in said(capsys, str(path))
@@ -126,14 +172,24 @@ def test_a_line_of_a_hundred_megabytes_is_not_read_whole(tmp_path: Path) -> None
         "import resource, sys; resource.setrlimit(resource.RLIMIT_AS, (2**29, 2**29))\n"
         "from memfit.cli import main\nsys.exit(main(['accuracy', sys.argv[1]]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert done.returncode == 2
     assert "is too long" in done.stderr
 
 
-def test_a_source_or_confidence_that_no_row_has(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_source_or_confidence_that_no_row_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = str(file(tmp_path, {}))
-    assert "no row is from a source with `somehere`" in (err := said(capsys, path, "--source", "somehere"))
+    assert "no row is from a source with `somehere`" in (
+        err := said(capsys, path, "--source", "somehere")
+    )
     assert "`someone/somewhere`" in err
     assert "none of these rows has confidence `low`" in said(capsys, path, "--confidence", "low")
 
@@ -155,10 +211,18 @@ def test_a_negative_limit_is_refused_in_python() -> None:
         verb(limit=-1)
 
 
-# ---------------------------------------------------------------------------------------------------- what is said
-def test_a_file_is_answered_in_every_format(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+# ------------------------------------------------------------------------------------ what is said
+def test_a_file_is_answered_in_every_format(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     path = str(
-        file(tmp_path, {}, {"id": "b", "metric": "peak_reserved"}, {"id": "c", "gpus": 8}, {"id": "d", "metric": "oom", "value": None})
+        file(
+            tmp_path,
+            {},
+            {"id": "b", "metric": "peak_reserved"},
+            {"id": "c", "gpus": 8},
+            {"id": "d", "metric": "oom", "value": None},
+        )
     )
     assert main(["accuracy", path, "--worst", "1"]) == 0
     text = capsys.readouterr().out
@@ -181,8 +245,16 @@ def test_the_json_format_is_documented_whole(tmp_path: Path) -> None:
 
 def test_limit_and_progress(tmp_path: Path) -> None:
     seen: list[tuple[int, int, str]] = []
-    found = accuracy(file(tmp_path, {"id": "x", "gpus": 2}, {"id": "y"}, {"id": "z"}), limit=1, progress=lambda *words: seen.append(words))
-    assert ([one.case.id for one in found.outcomes], found.refused, seen) == (["y"], (), [(0, 1, "y")])
+    found = accuracy(
+        file(tmp_path, {"id": "x", "gpus": 2}, {"id": "y"}, {"id": "z"}),
+        limit=1,
+        progress=lambda *words: seen.append(words),
+    )
+    assert ([one.case.id for one in found.outcomes], found.refused, seen) == (
+        ["y"],
+        (),
+        [(0, 1, "y")],
+    )
 
 
 def test_every_row_has_its_kind() -> None:
@@ -198,9 +270,15 @@ def test_every_row_has_its_kind() -> None:
 
 
 def test_shares_count_what_was_refused() -> None:
-    refused = (Refused(id="x", source="s", reason="r", confidence="high", kind=ONE), Refused(id="y", source="s", reason="r", kind=SPEED))
+    refused = (
+        Refused(id="x", source="s", reason="r", confidence="high", kind=ONE),
+        Refused(id="y", source="s", reason="r", kind=SPEED),
+    )
     found = Accuracy(outcomes=(outcome(10, confidence="high"),), refused=refused)
-    assert found.shares() == {ONE: {"all": (1, 2), "high": (1, 2)}, SPEED: {"all": (0, 1), "": (0, 1)}}
+    assert found.shares() == {
+        ONE: {"all": (1, 2), "high": (1, 2)},
+        SPEED: {"all": (0, 1), "": (0, 1)},
+    }
 
 
 def test_answered_counts_what_is_described_completely_by_task() -> None:
@@ -212,7 +290,10 @@ def test_answered_counts_what_is_described_completely_by_task() -> None:
         Refused(id="d", source="s", reason="r", confidence="high", kind=SPEED, task="train"),
         Refused(id="e", source="s", reason="r", confidence="medium", kind=ONE, task="train"),
     ]
-    found = Accuracy(outcomes=(outcome(10, confidence="high"), outcome(10, confidence="low")), refused=tuple(refused))
+    found = Accuracy(
+        outcomes=(outcome(10, confidence="high"), outcome(10, confidence="low")),
+        refused=tuple(refused),
+    )
     assert found.tasks() == {"training": (1, 2), "inference": (0, 1), SERVED: (0, 1)}
     assert found.reasons()[ONE, "r"] == (1, 2)
     assert "1/2" in report.text(found)
@@ -238,7 +319,11 @@ def test_processes_say_what_one_says(tmp_path: Path) -> None:
     for answers in spread_out(questions, 2):
         shared.update(answers)
     said = [
-        {number: (one.predicted, one.others, one.verdict) for number, one in found.items() if isinstance(one, Outcome)}
+        {
+            number: (one.predicted, one.others, one.verdict)
+            for number, one in found.items()
+            if isinstance(one, Outcome)
+        }
         for found in (alone, shared)
     ]
     assert said[0] == said[1]
@@ -248,7 +333,15 @@ def test_processes_say_what_one_says(tmp_path: Path) -> None:
 def test_statistics_by_hand() -> None:
     found = figures([-0.5, 0.01, 0.02, 0.03])
     assert found is not None
-    assert (found.cases, found.median, found.p95, found.worst, found.bias, found.under, found.deepest) == (
+    assert (
+        found.cases,
+        found.median,
+        found.p95,
+        found.worst,
+        found.bias,
+        found.under,
+        found.deepest,
+    ) == (
         4,
         0.025,
         0.5,
@@ -260,20 +353,34 @@ def test_statistics_by_hand() -> None:
     groups = {("a", "m"): [outcome(11)], ("b", "m"): [outcome(10), outcome(10), outcome(10)]}
     average = over_sources(groups)
     assert average is not None
-    assert (average.cases, round(average.median, 9)) == (4, 0.05)  # a source counts once, however many lines it has
+    assert (average.cases, round(average.median, 9)) == (
+        4,
+        0.05,
+    )  # a source counts once, however many lines it has
 
 
 def test_techniques_are_what_readers_look_for() -> None:
     stored = json.dumps({"quant_method": "gptq"})
-    assert technique(case(job=Job(method="qlora", quant="nf4", checkpointing="full"))) == "qlora over nf4, checkpointing"
-    assert technique(case(job=Job(method="lora", unsloth="norms"), stored=stored)) == "lora over gptq, fused kernels"
+    assert (
+        technique(case(job=Job(method="qlora", quant="nf4", checkpointing="full")))
+        == "qlora over nf4, checkpointing"
+    )
+    assert (
+        technique(case(job=Job(method="lora", unsloth="norms"), stored=stored))
+        == "lora over gptq, fused kernels"
+    )
     assert technique(case(job=Job(task="inference", precision="fp16"))) == "inference fp16"
 
 
-# ------------------------------------------------------------------------------------------------------- the picture
+# ------------------------------------------------------------------------------------- the picture
 def test_the_picture_shows_each_case_once() -> None:
     found = Accuracy(
-        outcomes=(outcome(10), outcome(20, id="b<", source="u/v&"), outcome(1, id="oom", metric="oom", value=None)), refused=()
+        outcomes=(
+            outcome(10),
+            outcome(20, id="b<", source="u/v&"),
+            outcome(1, id="oom", metric="oom", value=None),
+        ),
+        refused=(),
     )
     drawn = ElementTree.fromstring(svg(found))
     titles = [one.text or "" for one in drawn.iter("{http://www.w3.org/2000/svg}title")]
@@ -287,11 +394,21 @@ def test_a_picture_of_nothing_is_one() -> None:
     assert "0 cases" in svg(Accuracy(outcomes=(), refused=()))
 
 
-# ----------------------------------------------------------------------------------------------------- single kernels
+# ---------------------------------------------------------------------------------- single kernels
 KERNEL_ROW = ROW | {
-    "source": "linkedin/Liger-Kernel:all_benchmark_data.csv", "model": 'single kernel swiglu {"T": 1024}', "engine_version": "liger 0.5.3",
-    "unit": "MiB", "extra": {"provider": "liger", "pass": "full", "bsz": 4, "T": 1024, "hidden_size": 4096, "intermediate_size": 11008},
-}  # fmt: skip
+    "source": "linkedin/Liger-Kernel:all_benchmark_data.csv",
+    "model": 'single kernel swiglu {"T": 1024}',
+    "engine_version": "liger 0.5.3",
+    "unit": "MiB",
+    "extra": {
+        "provider": "liger",
+        "pass": "full",
+        "bsz": 4,
+        "T": 1024,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+    },
+}
 
 
 def kernel(**changes: Any) -> Kernel | Refused:
@@ -314,12 +431,16 @@ def test_published_kernels_test_the_rows_of_kernels() -> None:
             except Unfit as unfit:
                 refused[unfit.reason] += 1
                 continue
-            errors.setdefault(one.name.rpartition(",")[0], []).append(KernelOutcome(kernel=one, predicted=peak(one)).error)
+            errors.setdefault(one.name.rpartition(",")[0], []).append(
+                KernelOutcome(kernel=one, predicted=peak(one)).error
+            )
     assert sum(map(len, errors.values())) >= 334
     assert sorted(refused.values()) == [4, 50]  # whether Triton or cuTile ran; compiled by inductor
     worst = {name: max(map(abs, found)) for name, found in errors.items()}
     assert worst.pop("fused_moe, huggingface") < 0.02  # routing is random there, and even here
-    assert worst.pop("fused_linear_jsd, torch") < 0.0011  # the rest of a block that is not split: which one is free decides
+    assert (
+        worst.pop("fused_linear_jsd, torch") < 0.0011
+    )  # the rest of a block that is not split: which one is free decides
     assert worst.pop("fused_linear_jsd, liger") < 0.0006
     assert worst.pop("fused_linear_cross_entropy, liger") < 0.0004
     assert max(worst.values()) < 0.0001
@@ -329,13 +450,22 @@ def test_published_kernels_test_the_rows_of_kernels() -> None:
     ("changes", "reason"),
     [
         ({"model": "single kernel mhc {}"}, "a kernel without formula"),
-        ({"model": "single kernel kto_loss {}"}, "a compiled kernel, or measured behind one: what inductor keeps is in no source"),
+        (
+            {"model": "single kernel kto_loss {}"},
+            "a compiled kernel, or measured behind one: what inductor keeps is in no source",
+        ),
         ({"extra": {"provider": "apex"}}, "a kernel's provider without formula"),
         ({"extra": None}, "a kernel's provider without formula"),
         ({"gpu": "a big one"}, "the GPU is not named"),
         ({"engine_version": "liger new"}, "the versions are not known"),
-        ({"model": "single kernel jsd {}", "engine_version": "liger 0.8.0"}, "a kernel of a version without formula"),
-        ({"model": "single kernel fused_moe {}", "extra": {**KERNEL_ROW["extra"], "E": 2**20}}, "the kernel's sizes are not stated"),
+        (
+            {"model": "single kernel jsd {}", "engine_version": "liger 0.8.0"},
+            "a kernel of a version without formula",
+        ),
+        (
+            {"model": "single kernel fused_moe {}", "extra": {**KERNEL_ROW["extra"], "E": 2**20}},
+            "the kernel's sizes are not stated",
+        ),
         ({"value": None}, "the unit or the value is not settled"),
         ({"extra": {**KERNEL_ROW["extra"], "T": 2**40}}, "the kernel's sizes are not stated"),
         ({"extra": {**KERNEL_ROW["extra"], "T": -1}}, "the kernel's sizes are not stated"),
@@ -352,29 +482,44 @@ def test_a_kernel_whose_sizes_are_missing_is_refused(tmp_path: Path) -> None:
     assert [one.reason for one in found.refused] == ["the kernel's sizes are not stated"]
 
 
-# ------------------------------------------------------------------------------------------------------------- causes
+# ------------------------------------------------------------------------------------------ causes
 def test_causes_are_of_cases_that_exist() -> None:
-    cases = [one for row in read_rows() if not isinstance(row, Refused) and isinstance(one := understand(row), Case)]
+    cases = [
+        one
+        for row in read_rows()
+        if not isinstance(row, Refused) and isinstance(one := understand(row), Case)
+    ]
     for cause in CAUSES:
         assert any(cause.holds(one) for one in cases), cause
     assert why(case()) == OPEN
     assert all(re.match(r"[a-z]", cause.why) and not cause.why.endswith(".") for cause in CAUSES)
 
 
-# --------------------------------------------------------------------------------------------------------- baselines
+# --------------------------------------------------------------------------------------- baselines
 def test_baselines_by_hand() -> None:
-    """gpt2: 124,439,808 parameters, 12 layers, width 768, 12 heads, 1024 positions, vocabulary 50257."""
+    """gpt2: 124,439,808 parameters, 12 layers, width 768, 12 heads, 1024 positions, vocabulary
+    50257."""
     from memfit.truth.baselines import BASELINES
 
     model, gpu = built("openai-community/gpt2"), find_gpu("a100-sxm-80gb")
-    say = {one.name: one.estimate(model, Job(batch=2, seq=100, checkpointing="full"), gpu) for one in BASELINES}
-    served = {one.name: one.estimate(model, Job(task="inference", seq=100, new_tokens=28, quant="nf4"), gpu) for one in BASELINES}
+    say = {
+        one.name: one.estimate(model, Job(batch=2, seq=100, checkpointing="full"), gpu)
+        for one in BASELINES
+    }
+    served = {
+        one.name: one.estimate(
+            model, Job(task="inference", seq=100, new_tokens=28, quant="nf4"), gpu
+        )
+        for one in BASELINES
+    }
     assert (say["8X"], say["2X/4X"]) == (8 * 124439808, None)
     assert (served["8X"], served["2X/4X"]) == (None, 124439808 // 2)
     assert say["EleutherAI"] == 124439808 * (2 + 4 + 12) + 200 * 768 * 34 * 12
     tokens = 200
     layer = tokens * (18 * 768 + 4 * 3072)
-    assert say["Megatron, 80 %"] == 18 * 124439808 + 2 * tokens * 768 * 12 + layer + 4 * tokens * (768 + 50257)
+    assert say["Megatron, 80 %"] == 18 * 124439808 + 2 * tokens * 768 * 12 + layer + 4 * tokens * (
+        768 + 50257
+    )
     assert say["LLMem"] is not None
     assert 124439808 * 14 < say["LLMem"] < 124439808 * 24
     assert say["DNNMem-style"] is not None
@@ -382,39 +527,58 @@ def test_baselines_by_hand() -> None:
 
 
 def test_llmem_chooses_as_it_was_published() -> None:
-    """Table 3 of the paper (data/llmem.md), four V100 of 16 GB, 512 tokens: six choices of eight. For OPT-2.7b and bloom-3b the paper takes
-    tensor parallelism, since the others do not fit: its m_base was measured and is not published."""
+    """Table 3 of the paper (data/llmem.md), four V100 of 16 GB, 512 tokens: six choices of eight.
+    For OPT-2.7b and bloom-3b the paper takes tensor parallelism, since the others do not fit: its
+    m_base was measured and is not published."""
     from memfit.plan.llmem import OFFLOAD
     from memfit.truth.baselines.llmem import choice
 
     published = {
-        "facebook/opt-1.3b": "ZeRO-3", "bigscience/bloom-1b1": "ZeRO-3", "microsoft/BioGPT-Large": "ZeRO-3", "bigcode/gpt_bigcode-santacoder": "ZeRO-3",
-        "EleutherAI/gpt-neo-1.3B": "ZeRO-3", "huggyllama/llama-7b": OFFLOAD,
-    }  # fmt: skip
+        "facebook/opt-1.3b": "ZeRO-3",
+        "bigscience/bloom-1b1": "ZeRO-3",
+        "microsoft/BioGPT-Large": "ZeRO-3",
+        "bigcode/gpt_bigcode-santacoder": "ZeRO-3",
+        "EleutherAI/gpt-neo-1.3B": "ZeRO-3",
+        "huggyllama/llama-7b": OFFLOAD,
+    }
     gpu = find_gpu("v100-sxm2-16gb")
     assert {name: choice(built(name), 512, gpu, 4) for name in published} == published
-    assert {choice(built(name), 512, gpu, 4) for name in ("facebook/opt-2.7b", "bigscience/bloom-3b")} == {"ZeRO-3", "DP+TP"}
+    assert {
+        choice(built(name), 512, gpu, 4) for name in ("facebook/opt-2.7b", "bigscience/bloom-3b")
+    } == {"ZeRO-3", "DP+TP"}
 
 
 def test_baselines_of_several_gpus_by_hand() -> None:
-    """gpt2 again: the embeddings have 38,597,376 + 786,432 weights, and the head is the first of them."""
+    """gpt2 again: the embeddings have 38,597,376 + 786,432 weights, and the head is the first of
+    them."""
     from memfit.truth.baselines import llmem, megatron
 
     model, gpu = built("openai-community/gpt2"), find_gpu("a100-sxm-80gb")
     job = Job(batch=2, seq=100, accumulate=1)
     terms = llmem.terms(model, 2, 100, gpu)
     boundary = 2 * 2**20  # 2 x 100 x 768 values of 2 bytes are less than a page
-    assert llmem.spread(model, job, gpu, Strategy(fsdp=FSDP(size=4))) == terms.base + terms.half + (terms.full + terms.states) // 4 + (
-        terms.outputs + terms.head
-    )
+    assert llmem.spread(model, job, gpu, Strategy(fsdp=FSDP(size=4))) == terms.base + terms.half + (
+        terms.full + terms.states
+    ) // 4 + (terms.outputs + terms.head)
     split = llmem.spread(model, job, gpu, Strategy(tp=TP(size=2)))
-    assert split == terms.base + (terms.half + terms.full + terms.states) // 2 + terms.outputs + terms.head + 12 * boundary // 2
+    assert (
+        split
+        == terms.base
+        + (terms.half + terms.full + terms.states) // 2
+        + terms.outputs
+        + terms.head
+        + 12 * boundary // 2
+    )
     assert llmem.spread(model, job, gpu, Strategy(pp=PP(size=2))) is None
     assert llmem.spread(model, job, gpu, Strategy(fsdp=FSDP(size=4, reshard=False))) is None
     embed, all_of_it = 38_597_376 + 786_432, 124_439_808
-    layout = Strategy(tp=TP(size=2), pp=PP(size=2), cp=CP(size=2), ddp=DDP(size=2, distributed=True))
+    layout = Strategy(
+        tp=TP(size=2), pp=PP(size=2), cp=CP(size=2), ddp=DDP(size=2, distributed=True)
+    )
     weights = ((all_of_it - embed) // 2 + embed) // 2
-    kept = 100 * (18 * 768 + 4 * 3072) * 12 // 2  # half of the tokens; one micro-batch in flight of two stages
+    kept = (
+        100 * (18 * 768 + 4 * 3072) * 12 // 2
+    )  # half of the tokens; one micro-batch in flight of two stages
     assert megatron.spread(model, job, gpu, layout) == weights * 6 + weights * 12 // 4 + kept // 2
     assert megatron.spread(model, job, gpu, Strategy(fsdp=FSDP(size=4))) is None
 
@@ -430,15 +594,30 @@ def test_tools_that_are_not_installed_are_named_and_nothing_breaks(tmp_path: Pat
     assert {line.partition(" (pip install ")[0] for line in found.absent} == absent
     assert all(name in report.text(found, width=10_000) for name in absent)
     assert accuracy(file).absent == ()
-    broken = Peer(name="broken", package="json", install="", cite="", estimate=lambda model, job, gpu: 1 // 0)
-    assert say(built("openai-community/gpt2"), Job(), (None, ONE_GPU), broken) == "ZeroDivisionError: integer division or modulo by zero"
+    broken = Peer(
+        name="broken", package="json", install="", cite="", estimate=lambda model, job, gpu: 1 // 0
+    )
+    assert (
+        say(built("openai-community/gpt2"), Job(), (None, ONE_GPU), broken)
+        == "ZeroDivisionError: integer division or modulo by zero"
+    )
     assert broken.installed
-    assert not Peer(name="none", package="no_such_package", install="", cite="", estimate=broken.estimate).installed
+    assert not Peer(
+        name="none", package="no_such_package", install="", cite="", estimate=broken.estimate
+    ).installed
 
 
-# ------------------------------------------------------------------------------------------- every method by every axis, and regret
-def test_every_method_is_told_by_every_axis(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    path = file(tmp_path, {}, {"id": "b", "metric": "peak_reserved"}, {"id": "d", "metric": "oom", "value": None, "seq": 2**20})
+# ------------------------------------------------------------------------------------------- every
+# method by every axis, and regret
+def test_every_method_is_told_by_every_axis(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = file(
+        tmp_path,
+        {},
+        {"id": "b", "metric": "peak_reserved"},
+        {"id": "d", "metric": "oom", "value": None, "seq": 2**20},
+    )
     found = accuracy(path)
     by = report.data(found)["by"]
     assert list(by) == ["metric", "task", "technique", "GPU", "source"]
@@ -459,10 +638,19 @@ def test_every_method_is_told_by_every_axis(capsys: pytest.CaptureFixture[str], 
     assert "every method: reserved" in capsys.readouterr().out
 
 
-def test_what_choosing_by_predicted_speed_costs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """Three ways of one model on one GPU: the largest batch is predicted quickest, and another was."""
+def test_what_choosing_by_predicted_speed_costs(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Three ways of one model on one GPU: the largest batch is predicted quickest, and
+    another was."""
     speeds = {1: 2000, 2: 2500, 4: 2400}
-    path = file(tmp_path, *({"id": f"b{batch}", "batch": batch, "speed": {"tokens_per_s": one}} for batch, one in speeds.items()))
+    path = file(
+        tmp_path,
+        *(
+            {"id": f"b{batch}", "batch": batch, "speed": {"tokens_per_s": one}}
+            for batch, one in speeds.items()
+        ),
+    )
     assert main(["accuracy", str(path), "--regret", "--json"]) == 0
     (sweep,) = json.loads(capsys.readouterr().out)["sweeps"]
     assert (sweep["ways"], sweep["choice"], sweep["best"]) == (3, "b4", "b2")

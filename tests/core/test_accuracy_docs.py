@@ -1,4 +1,5 @@
-"""The figures in README and docs/accuracy.md are those of the residuals, the residuals are what memfit says, and nothing gets worse."""
+"""The figures in README and docs/accuracy.md are those of the residuals, the residuals are what
+memfit says, and nothing gets worse."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ from memfit.truth.statistics import averaged
 ROOT = Path(__file__).resolve().parents[2]
 SLACK = 0.002  # of the measured value; what libraries' rounding may do
 DRIFT = 0.02  # of it; beyond that the docs tell another story
-# Per cent: the median and the p95 of the errors' size that a source's figures may have, and the average over sources of those of rows that
-# are described completely. Lower them when an estimate gets better.
+# Per cent: the median and the p95 of the errors' size that a source's figures may have, and the
+# average over sources of those of rows that are described completely. Lower them when an estimate
+# gets better.
 BOUNDS = {
     ("AnswerDotAI/fsdp_qlora", "peak_reserved"): (4.0, 6.5),
     ("Lightning-AI/litgpt", "peak_allocated"): (0.5, 1.0),
@@ -33,7 +35,10 @@ BOUNDS = {
     ("QwenLM/Qwen3", "allocated_end_of_generation"): (0.2, 14.5),
     ("foundation-model-stack/fms-acceleration", "peak_allocated"): (0.2, 1.65),
     ("foundation-model-stack/fms-acceleration", "allocated_end_of_step"): (0.2, 4.5),
-    ("foundation-model-stack/fms-acceleration", "nvidia-smi"): (5.5, 22.5),  # 4.9 while live peaks with fused norms were 2 to 4 % too high
+    ("foundation-model-stack/fms-acceleration", "nvidia-smi"): (
+        5.5,
+        22.5,
+    ),  # 4.9 while live peaks with fused norms were 2 to 4 % too high
     ("huggingface/optimum", "peak_allocated_plus_context"): (4.5, 14.0),
     ("huggingface/peft", "allocated_end_of_step"): (0.1, 0.2),
     ("huggingface/transformers", "peak_allocated"): (1.5, 26.0),
@@ -62,11 +67,21 @@ def rows() -> list[list[object]]:
 def test_the_tables_of_the_docs_are_those_of_the_residuals() -> None:
     """`make docs` writes them anew."""
     made = tool()
-    page, text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8"), (ROOT / "README.md").read_text(encoding="utf-8")
+    page, text = (
+        (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8"),
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+    )
     words = made.report.WORDS
     assert "\n".join(table(made.report.HEAD, made.by_source(rows()), words)) in page
     assert "\n".join(table(made.report.HEAD, made.by_source(made.certain(rows())), words)) in page
-    assert "\n".join(table(("source left out", "cases", "covered %", "from %", "to %"), made.coverage(rows()))) in page
+    assert (
+        "\n".join(
+            table(
+                ("source left out", "cases", "covered %", "from %", "to %"), made.coverage(rows())
+            )
+        )
+        in page
+    )
     summary = text.partition(made.BEGIN)[2].strip().partition("\n\n")[0]
     assert "\n".join(table(made.PEER_HEAD, made.peers(rows()), words)) in page
     assert made.readme(text, rows(), summary) == text
@@ -77,15 +92,27 @@ def test_every_row_that_is_far_off_stands_under_what_is_known_of_it() -> None:
     """Described completely and more than 10 % off: with its own cause, in the page."""
     made = tool()
     lines = made.far(rows())
-    assert "\n".join(table(made.FAR_HEAD, lines, made.report.WORDS)) in (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert "\n".join(table(made.FAR_HEAD, lines, made.report.WORDS)) in (
+        ROOT / "docs" / "accuracy.md"
+    ).read_text(encoding="utf-8")
     assert OPEN not in [cause for _, _, cause in lines]
-    far = [one for one in residuals() if one.confidence == CERTAIN and abs(one.predicted / one.measured - 1) > made.FAR]
-    assert sum(int(count) for _, count, _ in lines) == len(far) <= 52  # lower it when one is explained
+    far = [
+        one
+        for one in residuals()
+        if one.confidence == CERTAIN and abs(one.predicted / one.measured - 1) > made.FAR
+    ]
+    assert (
+        sum(int(count) for _, count, _ in lines) == len(far) <= 52
+    )  # lower it when one is explained
 
 
 @pytest.mark.parametrize(("source", "metric"), sorted(BOUNDS))
 def test_no_source_is_further_off_than_it_was(source: str, metric: str) -> None:
-    found = figures(one.predicted / one.measured - 1 for one in residuals() if (one.source, one.metric) == (source, metric))
+    found = figures(
+        one.predicted / one.measured - 1
+        for one in residuals()
+        if (one.source, one.metric) == (source, metric)
+    )
     assert found is not None
     median, p95 = BOUNDS[source, metric]
     assert 100 * found.median <= median
@@ -96,8 +123,13 @@ def test_the_average_over_sources_is_within_what_was_set_out_for() -> None:
     groups: dict[str, dict[str, list[float]]] = {}
     for one in residuals():
         if one.confidence == CERTAIN:
-            groups.setdefault(one.source, {}).setdefault(one.metric, []).append(one.predicted / one.measured - 1)
-    found = averaged([one for errors in metrics.values() if (one := figures(errors))] for metrics in groups.values())
+            groups.setdefault(one.source, {}).setdefault(one.metric, []).append(
+                one.predicted / one.measured - 1
+            )
+    found = averaged(
+        [one for errors in metrics.values() if (one := figures(errors))]
+        for metrics in groups.values()
+    )
     assert found is not None
     assert found.cases > 350
     assert 100 * found.median <= AVERAGE[0] <= 3
@@ -113,7 +145,8 @@ def test_every_case_of_the_residuals_is_a_case_still() -> None:
 
 
 def test_rows_of_several_gpus() -> None:
-    """What memfit set out to reach: a median of 4 % over the sources that measured several GPUs, and 3 % of SimuMax's stages."""
+    """What memfit set out to reach: a median of 4 % over the sources that measured several GPUs,
+    and 3 % of SimuMax's stages."""
     known = {one.id: one for one in read() if isinstance(one, Case)}
     errors: dict[str, list[float]] = {}
     for one in residuals():
@@ -151,7 +184,9 @@ def test_a_sample_is_no_further_off_than_the_residuals_say() -> None:
     for one in chosen.values():
         now = outcome(cases[one.id], ask)
         assert isinstance(now, Outcome), one.id
-        assert not worse(now, one), f"{one.id}: {now.predicted} now, {one.predicted} before, {one.measured} measured"
+        assert not worse(now, one), (
+            f"{one.id}: {now.predicted} now, {one.predicted} before, {one.measured} measured"
+        )
 
 
 @pytest.mark.slow
@@ -165,7 +200,11 @@ def test_the_whole_table_is_what_memfit_says_today() -> None:
     assert not set(before) - set(found), "cases that were answered and are no more"
     off = [name for name, one in before.items() if worse(found[name], one)]
     assert not off, f"{len(off)} cases are further off: {off[:9]}"
-    moved = [name for name, one in before.items() if abs(found[name].predicted - one.predicted) > DRIFT * one.measured]
+    moved = [
+        name
+        for name, one in before.items()
+        if abs(found[name].predicted - one.predicted) > DRIFT * one.measured
+    ]
     assert not moved, f"{len(moved)} cases have moved: {moved[:9]}"
 
 

@@ -24,7 +24,9 @@ def test_what_fits_needs_no_advice():
     assert found.rungs == ()
 
 
-@pytest.mark.parametrize("options", [{"batch": 4}, {"batch": 2, "seq": 8192}, {"method": "lora", "batch": 16}])
+@pytest.mark.parametrize(
+    "options", [{"batch": 4}, {"batch": 2, "seq": 8192}, {"method": "lora", "batch": 16}]
+)
 def test_the_ladder_fits_and_none_is_shorter(options):
     model, job, cluster = built(MODEL), Job(**options), parse_cluster("rtx-4090")
     found = advice(model, job, cluster)
@@ -74,35 +76,66 @@ def test_by_the_verb():
 @pytest.mark.parametrize(
     ("gpus", "use", "others"),
     [
-        (1, (), ["zero=1,offload-optimizer=cpu", "zero=1,stage=3,offload-optimizer=cpu,offload-param=cpu"]),
         (
-            4, ("ddp=4",),
+            1,
+            (),
             [
-                "zero=4,stage=1", "zero=4", "fsdp=4", "zero=4,stage=3", "fsdp=4,offload", "zero=4,offload-optimizer=cpu",
+                "zero=1,offload-optimizer=cpu",
+                "zero=1,stage=3,offload-optimizer=cpu,offload-param=cpu",
+            ],
+        ),
+        (
+            4,
+            ("ddp=4",),
+            [
+                "zero=4,stage=1",
+                "zero=4",
+                "fsdp=4",
+                "zero=4,stage=3",
+                "fsdp=4,offload",
+                "zero=4,offload-optimizer=cpu",
                 "zero=4,stage=3,offload-optimizer=cpu,offload-param=cpu",
             ],
         ),
         (8, ("fsdp=4,reshard=no", "ddp=2"), ["fsdp=4", "fsdp=8", "fsdp=4,reshard=no,offload"]),
         (8, ("fsdp=4", "tp=2"), ["fsdp=4,offload"]),
         (
-            8, ("zero=8,stage=2,overlap",),
+            8,
+            ("zero=8,stage=2,overlap",),
             [
-                "zero=8,stage=3,overlap", "zero=8,overlap,offload-optimizer=cpu",
+                "zero=8,stage=3,overlap",
+                "zero=8,overlap,offload-optimizer=cpu",
                 "zero=8,stage=3,overlap,offload-optimizer=cpu,offload-param=cpu",
             ],
         ),
-        (8, ("zero=8,stage=3,offload-optimizer=nvme",), ["zero=8,stage=3,offload-optimizer=nvme,offload-param=cpu"]),
+        (
+            8,
+            ("zero=8,stage=3,offload-optimizer=nvme",),
+            ["zero=8,stage=3,offload-optimizer=nvme,offload-param=cpu"],
+        ),
     ],
-)  # fmt: skip
+)
 def test_layouts_that_hold_less(gpus, use, others):
-    """Each as the flag that it is, over all the GPUs, holding less than before wherever the engine takes it."""
+    """Each as the flag that it is, over all the GPUs, holding less than before wherever the engine
+    takes it."""
     strategy = strategy_from(use, gpus)
     found = list(relayouts(strategy))
     assert [one.name for one in found] == [f"--use {other}" for other in others]
-    assert all(one.strategy.ranks == gpus and one.strategy.size("tp") == strategy.size("tp") for one in found)
-    model, job, cluster = built(MODEL), Job(seq=512, precision="bf16"), parse_cluster(f"{gpus}xh100-sxm")
+    assert all(
+        one.strategy.ranks == gpus and one.strategy.size("tp") == strategy.size("tp")
+        for one in found
+    )
+    model, job, cluster = (
+        built(MODEL),
+        Job(seq=512, precision="bf16"),
+        parse_cluster(f"{gpus}xh100-sxm"),
+    )
     before = estimate(model, job, cluster, strategy).memory.allocated
-    assert all(estimate(model, job, cluster, one.strategy).memory.allocated < before for one in found if one.host or use)
+    assert all(
+        estimate(model, job, cluster, one.strategy).memory.allocated < before
+        for one in found
+        if one.host or use
+    )
 
 
 def test_a_layout_is_a_rung():
@@ -118,11 +151,16 @@ def test_a_layout_is_a_rung():
     assert sum(rung.name.startswith("--use ") for rung in found.rungs) == 1
 
 
-@pytest.mark.parametrize("use", [(), ("ddp=4",), ("fsdp=4",), ("zero=4,stage=1",), ("fsdp=2", "tp=2")])
+@pytest.mark.parametrize(
+    "use", [(), ("ddp=4",), ("fsdp=4",), ("zero=4,stage=1",), ("fsdp=2", "tp=2")]
+)
 def test_what_is_ruled_out_early_does_not_fit(use):
     """The bound that spares a walk never lies above the live peak that it spares."""
     model, cluster = built(MODEL), parse_cluster(f"{4 if use else 1}xrtx-4090")
-    asked, weighed = Asked(Job(batch=2, seq=1024), strategy_from(use, 4) if use else Strategy()), Weighed(model, cluster)
+    asked, weighed = (
+        Asked(Job(batch=2, seq=1024), strategy_from(use, 4) if use else Strategy()),
+        Weighed(model, cluster),
+    )
     for change in changes(*asked):
         job, strategy = climbed(asked, (change,))
         try:

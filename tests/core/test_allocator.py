@@ -1,5 +1,5 @@
-"""The allocator on sequences worked out by hand; the arithmetic stands beside each. M is a MiB, and a tuple `(size, used)` is
-a block of a segment."""
+"""The allocator on sequences worked out by hand; the arithmetic stands beside each. M is a MiB, and
+a tuple `(size, used)` is a block of a segment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ M = 2**20
 EXPANDABLE = Settings(expandable_segments=True)
 
 
-def served(*sizes: int, settings: Settings | None = None, capacity: int | None = None, stream: int = 0) -> Allocator:
+def served(
+    *sizes: int, settings: Settings | None = None, capacity: int | None = None, stream: int = 0
+) -> Allocator:
     """An allocator that has served these sizes, as ids 0, 1, 2, …"""
     allocator = Allocator(settings or Settings(), capacity)
     for id, size in enumerate(sizes):
@@ -40,12 +42,24 @@ def place(allocator: Allocator, id: int) -> int:
         (513, 1024, 2 * M),
         (M - 511, M, 2 * M),  # up to 1 M after rounding: the small pool
         (M, M, 2 * M),  # the border belongs to the small pool
-        (M + 1, M + 512, 20 * M),  # the first size of the large pool; 20 M - (1 M + 512) > 1 M is split off
+        (
+            M + 1,
+            M + 512,
+            20 * M,
+        ),  # the first size of the large pool; 20 M - (1 M + 512) > 1 M is split off
         (10 * M - 512, 10 * M - 512, 20 * M),  # the last size below 10 M
         (10 * M - 511, 10 * M, 10 * M),  # rounds to 10 M: made to measure
         (10 * M, 10 * M, 10 * M),  # up(10 M, 2 M) = 10 M
-        (10 * M + 1, 12 * M - (2 * M - 512), 12 * M),  # up(10 M + 512, 2 M) = 12 M; 2 M - 512 > 1 M is split off
-        (11 * M, 12 * M, 12 * M),  # the remainder is exactly 1 M: not split off, and counted as allocated
+        (
+            10 * M + 1,
+            12 * M - (2 * M - 512),
+            12 * M,
+        ),  # up(10 M + 512, 2 M) = 12 M; 2 M - 512 > 1 M is split off
+        (
+            11 * M,
+            12 * M,
+            12 * M,
+        ),  # the remainder is exactly 1 M: not split off, and counted as allocated
         (11 * M - 512, 11 * M - 512, 12 * M),  # the remainder is 1 M + 512: split off
         (11 * M + 512, 12 * M, 12 * M),  # the remainder is 1 M - 512: kept
         (20 * M + 1, 22 * M - (2 * M - 512), 22 * M),
@@ -53,11 +67,19 @@ def place(allocator: Allocator, id: int) -> int:
 )
 def test_one_request(size: int, allocated: int, reserved: int) -> None:
     allocator = served(size)
-    assert (allocator.allocated, allocator.reserved, allocator.requested) == (allocated, reserved, size)
+    assert (allocator.allocated, allocator.reserved, allocator.requested) == (
+        allocated,
+        reserved,
+        size,
+    )
     allocator.free(0)
     assert (allocator.allocated, allocator.reserved, allocator.requested) == (0, reserved, 0)
     assert layout(allocator) == [((reserved, False),)]
-    assert (allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested) == (allocated, reserved, size)
+    assert (allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested) == (
+        allocated,
+        reserved,
+        size,
+    )
 
 
 def test_no_bytes_no_block() -> None:
@@ -87,7 +109,8 @@ def test_small_remainder_of_512_is_split() -> None:
 
 
 def test_a_large_remainder_of_exactly_1_mib_stays_with_the_block() -> None:
-    # 9.5 M + 9.5 M leave exactly 1 M: kept by the second block, so 9.5 M + 10.5 M = 20 M are allocated
+    # 9.5 M + 9.5 M leave exactly 1 M: kept by the second block, so 9.5 M + 10.5 M = 20 M are
+    # allocated
     half = 19 * M // 2
     allocator = served(half, half)
     assert layout(allocator) == [((half, True), (half + M, True))]
@@ -99,7 +122,10 @@ def test_a_large_remainder_of_exactly_1_mib_stays_with_the_block() -> None:
 def test_large_and_small_pools_do_not_mix() -> None:
     # 20 M segment with 18.5 M free does not serve 1 M: a small request opens its own 2 M
     allocator = served(3 * M // 2, M)
-    assert layout(allocator) == [((3 * M // 2, True), (37 * M // 2, False)), ((M, True), (M, False))]
+    assert layout(allocator) == [
+        ((3 * M // 2, True), (37 * M // 2, False)),
+        ((M, True), (M, False)),
+    ]
     allocator.free(1)
     allocator.malloc(2, M + 512)  # and 2 M of small memory do not serve the large pool
     assert allocator.reserved == 22 * M
@@ -135,8 +161,9 @@ def test_ties_go_to_the_lowest_address() -> None:
 
 
 def test_history_decides_what_is_allocated() -> None:
-    # 12 M from the driver are 12 M. Out of a cached block of 13 M - 512 (a segment of 14 M whose other 1 M + 512 are in use) they
-    # are all of it, since the remainder of 1 M - 512 is not split off
+    # 12 M from the driver are 12 M. Out of a cached block of 13 M - 512 (a segment of 14 M whose
+    # other 1 M + 512 are in use) they are all of it, since the remainder of 1 M - 512 is not split
+    # off
     fresh, used = served(12 * M), served(13 * M - 512, 512 + M)
     assert layout(used) == [((13 * M - 512, True), (M + 512, True))]
     used.free(0)
@@ -153,7 +180,9 @@ def test_three_blocks_become_one() -> None:
     allocator = served(100 * kib, 200 * kib, 300 * kib)
     tail = 2 * M - 600 * kib
     allocator.free(0)
-    assert layout(allocator) == [((100 * kib, False), (200 * kib, True), (300 * kib, True), (tail, False))]
+    assert layout(allocator) == [
+        ((100 * kib, False), (200 * kib, True), (300 * kib, True), (tail, False))
+    ]
     allocator.free(2)  # joins the tail behind it
     assert layout(allocator) == [((100 * kib, False), (200 * kib, True), (300 * kib + tail, False))]
     allocator.free(1)
@@ -252,7 +281,9 @@ def test_cached_memory_is_given_back_before_giving_up() -> None:
     assert allocator.retries == 2
     allocator.free(1)
     assert allocator.malloc(2, 20 * M + 1) is None  # the program may free and ask again
-    assert allocator.reserved == 40 * M  # best fit: the cached 40 M, of which 20 M - 512 are split off
+    assert (
+        allocator.reserved == 40 * M
+    )  # best fit: the cached 40 M, of which 20 M - 512 are split off
 
 
 def test_one_small_block_pins_its_segment() -> None:
@@ -324,7 +355,8 @@ def test_an_oversize_block_is_not_split() -> None:
 
 
 def test_an_oversize_block_is_not_wasted_on_much_less() -> None:
-    # rounding up is limited to 20 M: 60 M serves 40 M + 512 (60 < 40 + 20 + …) and not 40 M (60 >= 40 + 20)
+    # rounding up is limited to 20 M: 60 M serves 40 M + 512 (60 < 40 + 20 + …) and not 40 M (60 >=
+    # 40 + 20)
     settings = Settings(max_split_size=32 * M)
     allocator = served(60 * M, settings=settings)
     allocator.free(0)
@@ -336,7 +368,8 @@ def test_an_oversize_block_is_not_wasted_on_much_less() -> None:
 
 
 def test_a_segment_as_large_as_the_limit_is_oversize() -> None:
-    # limit 20 M: the segment of 20 M made for 2 M is split while it is new, but once it is whole again it serves no 2 M
+    # limit 20 M: the segment of 20 M made for 2 M is split while it is new, but once it is whole
+    # again it serves no 2 M
     allocator = served(2 * M, settings=Settings(max_split_size=20 * M))
     allocator.free(0)
     allocator.malloc(1, 2 * M)
@@ -344,9 +377,12 @@ def test_a_segment_as_large_as_the_limit_is_oversize() -> None:
 
 
 def test_oversize_blocks_are_given_back_first() -> None:
-    # 100 M, of which 40 M, 30 M (both oversize) and 12 M are cached. 70 M are asked, 18 M are left, and no block has 70 M: the
-    # largest go until there are 70 M: 40 + 30. The 12 M stay, and no retry is counted
-    allocator = served(40 * M, 30 * M, 12 * M, settings=Settings(max_split_size=24 * M), capacity=100 * M)
+    # 100 M, of which 40 M, 30 M (both oversize) and 12 M are cached. 70 M are asked, 18 M are left,
+    # and no block has 70 M: the largest go until there are 70 M: 40 + 30. The 12 M stay, and no
+    # retry is counted
+    allocator = served(
+        40 * M, 30 * M, 12 * M, settings=Settings(max_split_size=24 * M), capacity=100 * M
+    )
     for id in range(3):
         allocator.free(id)
     assert allocator.malloc(3, 70 * M) is None
@@ -354,7 +390,8 @@ def test_oversize_blocks_are_given_back_first() -> None:
 
 
 def test_where_oversize_blocks_are_not_enough_everything_cached_goes() -> None:
-    # 60 M, of which 40 M (oversize) and 12 M are cached; 50 M are asked: 40 < 50, so the 12 M must go as well, as a retry
+    # 60 M, of which 40 M (oversize) and 12 M are cached; 50 M are asked: 40 < 50, so the 12 M must
+    # go as well, as a retry
     allocator = served(40 * M, 12 * M, settings=Settings(max_split_size=24 * M), capacity=60 * M)
     allocator.free(0)
     allocator.free(1)
@@ -363,7 +400,8 @@ def test_where_oversize_blocks_are_not_enough_everything_cached_goes() -> None:
 
 
 def test_one_large_enough_block_goes_alone() -> None:
-    # 24 M are asked and 10 M are left: of the cached 60 M and 50 M, both too large to be used for it (24 + 20 = 44), the smaller goes
+    # 24 M are asked and 10 M are left: of the cached 60 M and 50 M, both too large to be used for
+    # it (24 + 20 = 44), the smaller goes
     allocator = served(60 * M, 50 * M, settings=Settings(max_split_size=24 * M), capacity=120 * M)
     allocator.free(0)
     allocator.free(1)
@@ -375,7 +413,8 @@ def test_one_large_enough_block_goes_alone() -> None:
 
 
 def test_old_cached_segments_are_collected() -> None:
-    # limit 0.5 · 200 M, threshold half of that: 50 M. The age of a cached segment is the number of searches since it was freed
+    # limit 0.5 · 200 M, threshold half of that: 50 M. The age of a cached segment is the number of
+    # searches since it was freed
     settings = Settings(memory_fraction=0.5, garbage_collection_threshold=0.5)
     allocator = served(12 * M, 14 * M, settings=settings, capacity=200 * M)  # two searches
     allocator.free(0)
@@ -384,14 +423,15 @@ def test_old_cached_segments_are_collected() -> None:
     allocator.malloc(3, 11 * M)  # the fourth takes the 12 M
     allocator.free(3)  # 12 M: since 4
     allocator.free(2)  # 30 M: since 4
-    # the fifth misses with 56 M reserved. Ages 2 (14 M), 1 (12 M), 1 (30 M), mean 4/3: only the 14 M go, and 56 - 14 <= 50
+    # the fifth misses with 56 M reserved. Ages 2 (14 M), 1 (12 M), 1 (30 M), mean 4/3: only the 14
+    # M go, and 56 - 14 <= 50
     allocator.malloc(4, 40 * M)
     assert (allocator.reserved, allocator.retries) == (12 * M + 30 * M + 40 * M, 0)
 
 
 def test_a_round_of_collection_is_finished_and_then_the_rest_follows() -> None:
-    # limit 0.5 · 200 M, threshold 0.1 of that: 10 M, so 26 - 10 = 16 M must go. Ages at the third search: 12 M 1, 14 M 1;
-    # mean 1: both go in one round, 26 M in all
+    # limit 0.5 · 200 M, threshold 0.1 of that: 10 M, so 26 - 10 = 16 M must go. Ages at the third
+    # search: 12 M 1, 14 M 1; mean 1: both go in one round, 26 M in all
     settings = Settings(memory_fraction=0.5, garbage_collection_threshold=0.1)
     allocator = served(12 * M, 14 * M, settings=settings, capacity=200 * M)
     allocator.free(0)
@@ -401,7 +441,8 @@ def test_a_round_of_collection_is_finished_and_then_the_rest_follows() -> None:
 
 
 def test_split_segments_and_small_ones_are_not_collected() -> None:
-    # threshold 0.1 · 100 M: the 20 M segment holds a live block and the 2 M segment is small: only the 12 M go
+    # threshold 0.1 · 100 M: the 20 M segment holds a live block and the 2 M segment is small: only
+    # the 12 M go
     settings = Settings(memory_fraction=0.5, garbage_collection_threshold=0.1)
     allocator = served(2 * M, 2 * M, 512, 12 * M, settings=settings, capacity=200 * M)
     for id in (1, 2, 3):
@@ -411,7 +452,10 @@ def test_split_segments_and_small_ones_are_not_collected() -> None:
 
 
 def test_nothing_is_collected_below_the_threshold_or_without_a_fraction() -> None:
-    for settings in (Settings(garbage_collection_threshold=0.1), Settings(garbage_collection_threshold=0.9, memory_fraction=0.99)):
+    for settings in (
+        Settings(garbage_collection_threshold=0.1),
+        Settings(garbage_collection_threshold=0.9, memory_fraction=0.99),
+    ):
         allocator = served(12 * M, settings=settings, capacity=200 * M)
         allocator.free(0)
         allocator.malloc(1, 40 * M)
@@ -426,7 +470,11 @@ def test_nothing_is_collected_below_the_threshold_or_without_a_fraction() -> Non
     [
         (1, 512, 2 * M),  # pages of 2 M for small requests
         (3 * M // 2, 3 * M // 2, 20 * M),  # and of 20 M for large ones
-        (11 * M, 11 * M, 20 * M),  # no remainder of 1 M is kept: allocated is what was asked for, rounded to 512
+        (
+            11 * M,
+            11 * M,
+            20 * M,
+        ),  # no remainder of 1 M is kept: allocated is what was asked for, rounded to 512
         (20 * M, 20 * M, 20 * M),
         (20 * M + 512, 20 * M + 512, 40 * M),
         (100 * M + 1, 100 * M + 512, 120 * M),
@@ -442,7 +490,8 @@ def test_one_request_of_an_expandable_segment(size: int, allocated: int, reserve
 
 
 def test_an_expandable_segment_grows_at_its_end() -> None:
-    # 15 M of the first page; 15 M more start there and need 10 M of a second: 40 M, where ordinary segments need 16 + 16 M
+    # 15 M of the first page; 15 M more start there and need 10 M of a second: 40 M, where ordinary
+    # segments need 16 + 16 M
     allocator = served(15 * M, 15 * M, settings=EXPANDABLE)
     assert place(allocator, 1) == place(allocator, 0) + 15 * M
     assert (allocator.allocated, allocator.reserved) == (30 * M, 40 * M)
@@ -452,8 +501,8 @@ def test_an_expandable_segment_grows_at_its_end() -> None:
 
 
 def test_a_hole_is_preferred_to_the_growing_end() -> None:
-    # free: a hole of 12 M, and 2 M at the end of the pages, behind which the addresses go on. 2 M fits the end best by size,
-    # but the end counts with all it can grow to: the hole is taken
+    # free: a hole of 12 M, and 2 M at the end of the pages, behind which the addresses go on. 2 M
+    # fits the end best by size, but the end counts with all it can grow to: the hole is taken
     allocator = served(12 * M, 26 * M, settings=EXPANDABLE, capacity=2**30)
     first = place(allocator, 0)
     allocator.free(0)
@@ -469,11 +518,15 @@ def test_whole_pages_inside_a_free_block_are_unmapped() -> None:
     assert allocator.reserved == 60 * M
     allocator.empty_cache()
     assert allocator.reserved == 40 * M
-    assert layout(allocator) == [((5 * M, True), (15 * M, False)), ((5 * M, False), (5 * M, True), (10 * M, False))]
+    assert layout(allocator) == [
+        ((5 * M, True), (15 * M, False)),
+        ((5 * M, False), (5 * M, True), (10 * M, False)),
+    ]
 
 
 def test_unmapped_pages_are_filled_before_the_end_grows() -> None:
-    # as above, then 36 M: the 15 M before the hole, the page of 20 M that fills it, and 1 M of the 5 M behind it
+    # as above, then 36 M: the 15 M before the hole, the page of 20 M that fills it, and 1 M of the
+    # 5 M behind it
     allocator = served(5 * M, 40 * M, 5 * M, settings=EXPANDABLE)
     start = place(allocator, 1)
     allocator.free(1)
@@ -486,7 +539,8 @@ def test_unmapped_pages_are_filled_before_the_end_grows() -> None:
 
 
 def test_expandable_out_of_memory_gives_back_the_other_pool_first() -> None:
-    # 61 M: 2 M of small memory are cached, 20 M are in use, and 22 M more need two pages: 2 + 20 + 40 > 61, but 20 + 40 fit
+    # 61 M: 2 M of small memory are cached, 20 M are in use, and 22 M more need two pages: 2 + 20 +
+    # 40 > 61, but 20 + 40 fit
     allocator = served(512, 20 * M, settings=EXPANDABLE, capacity=61 * M)
     allocator.free(0)
     assert allocator.malloc(2, 22 * M) is None
@@ -497,8 +551,8 @@ def test_expandable_out_of_memory_gives_back_the_other_pool_first() -> None:
 
 
 def test_a_request_is_not_served_from_two_ends() -> None:
-    # used: the pages 0-20 and 40-60, up to 5 M and from 45 M on. 45 M need three pages at the end, 40 + 60 > 90 M; 40 M fill
-    # exactly what is free around the hole: 15 + 20 + 5
+    # used: the pages 0-20 and 40-60, up to 5 M and from 45 M on. 45 M need three pages at the end,
+    # 40 + 60 > 90 M; 40 M fill exactly what is free around the hole: 15 + 20 + 5
     allocator = served(5 * M, 40 * M, 15 * M, settings=EXPANDABLE, capacity=90 * M)
     allocator.free(1)
     allocator.empty_cache()
@@ -509,8 +563,9 @@ def test_a_request_is_not_served_from_two_ends() -> None:
 
 
 def test_pages_mapped_before_a_failure_count() -> None:
-    # pages: one in use, a hole, one free. 55 M are asked of 70 M: the hole is filled (60 M), then a page at the end is one too
-    # many (80 M). Everything free is unmapped (20 M), and the retry needs three pages at once: 80 M again
+    # pages: one in use, a hole, one free. 55 M are asked of 70 M: the hole is filled (60 M), then a
+    # page at the end is one too many (80 M). Everything free is unmapped (20 M), and the retry
+    # needs three pages at once: 80 M again
     allocator = served(20 * M, 20 * M, 20 * M, settings=EXPANDABLE, capacity=70 * M)
     allocator.free(1)
     allocator.empty_cache()
@@ -522,26 +577,39 @@ def test_pages_mapped_before_a_failure_count() -> None:
 
 
 def test_large_segment_size_is_the_page() -> None:
-    allocator = served(3 * M // 2, settings=Settings(expandable_segments=True, large_segment_size=32 * M))
+    allocator = served(
+        3 * M // 2, settings=Settings(expandable_segments=True, large_segment_size=32 * M)
+    )
     assert allocator.reserved == 32 * M
     assert served(3 * M // 2, settings=Settings(large_segment_size=32 * M)).reserved == 32 * M
-    assert served(12 * M, settings=Settings(large_segment_size=32 * M)).reserved == 12 * M  # from 10 M on: to measure
+    assert (
+        served(12 * M, settings=Settings(large_segment_size=32 * M)).reserved == 12 * M
+    )  # from 10 M on: to measure
 
 
 def test_each_stream_has_its_own_expandable_segment() -> None:
     allocator = Allocator(EXPANDABLE)
     allocator.malloc(0, 2 * M, stream=0)
     allocator.malloc(1, 2 * M, stream=4)
-    assert [(segment.size, segment.stream) for segment in allocator.segments()] == [(20 * M, 0), (20 * M, 4)]
+    assert [(segment.size, segment.stream) for segment in allocator.segments()] == [
+        (20 * M, 0),
+        (20 * M, 4),
+    ]
 
 
-# ------------------------------------------------------------------ rounding to parts of powers of two
+# ------------------------------------------------------------------ rounding to parts of powers of
+# two
 
 
 def test_roundup_power2_divisions() -> None:
-    # 4 parts: between 64 M and 128 M steps of 16 M; 65 M -> 80 M, of which nothing is requested beyond 65 M
+    # 4 parts: between 64 M and 128 M steps of 16 M; 65 M -> 80 M, of which nothing is requested
+    # beyond 65 M
     allocator = served(65 * M, settings=Settings(roundup_power2_divisions=4))
-    assert (allocator.allocated, allocator.requested, allocator.reserved) == (80 * M, 65 * M, 80 * M)
+    assert (allocator.allocated, allocator.requested, allocator.reserved) == (
+        80 * M,
+        65 * M,
+        80 * M,
+    )
     allocator.malloc(1, 2048)  # not beyond 512 · 4: the ordinary rounding
     allocator.malloc(2, 2049)  # 2048 + one step of 2048/4
     assert allocator.allocated == 80 * M + 2048 + 2560
@@ -550,9 +618,15 @@ def test_roundup_power2_divisions() -> None:
 def test_roundup_by_size() -> None:
     # 2 parts below 2 M, none from 2 M, 8 from 4 M on
     settings = Settings(roundup_power2_divisions=(2, 0) + (8,) * 14)
-    assert [settings.rounded(size) for size in (3 * 512 + 1, M + 1, 2 * M + 1, 4 * M + 1, 2**37 + 1)] == [
-        2048, 3 * M // 2, 2 * M + 512, 4 * M + M // 2, 2**37 + 2**34,
-    ]  # fmt: skip
+    assert [
+        settings.rounded(size) for size in (3 * 512 + 1, M + 1, 2 * M + 1, 4 * M + 1, 2**37 + 1)
+    ] == [
+        2048,
+        3 * M // 2,
+        2 * M + 512,
+        4 * M + M // 2,
+        2**37 + 2**34,
+    ]
 
 
 # ------------------------------------------------------------------ statistics, and misuse
@@ -562,7 +636,11 @@ def test_peaks_start_again() -> None:
     allocator = served(30 * M, 12 * M)
     allocator.free(0)
     allocator.reset_peaks()
-    assert (allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested) == (12 * M, 42 * M, 12 * M)
+    assert (allocator.peak_allocated, allocator.peak_reserved, allocator.peak_requested) == (
+        12 * M,
+        42 * M,
+        12 * M,
+    )
     allocator.malloc(2, 20 * M)
     assert (allocator.peak_allocated, allocator.peak_reserved) == (32 * M, 42 * M)
 

@@ -1,5 +1,6 @@
-"""The allocator against random programs: invariants that hold whatever happens, and a second allocator, written here in the
-dumbest way (no links, no order kept, every search a scan over all pieces), that must agree on every number."""
+"""The allocator against random programs: invariants that hold whatever happens, and a second
+allocator, written here in the dumbest way (no links, no order kept, every search a scan over all
+pieces), that must agree on every number."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Piece:
 
 @dataclass(eq=False)
 class Run:
-    """A segment, or the address range of an expandable one: its pieces from left to right, with no gap between them."""
+    """A segment, or the address range of an expandable one: its pieces from left to right, with no
+    gap between them."""
 
     start: int
     small: bool
@@ -54,14 +56,20 @@ class Run:
         """Make two pieces of one."""
         if size < piece.size:
             at = self.pieces.index(piece)
-            self.pieces.insert(at + 1, Piece(piece.start + size, piece.size - size, piece.state, born=piece.born))
+            self.pieces.insert(
+                at + 1, Piece(piece.start + size, piece.size - size, piece.state, born=piece.born)
+            )
             piece.size = size
 
 
 class Dumb:
     def __init__(self, options: Settings, capacity: int | None) -> None:
         self.options, self.capacity = options, capacity
-        self.limit = None if options.memory_fraction == 1 or capacity is None else int(options.memory_fraction * capacity)
+        self.limit = (
+            None
+            if options.memory_fraction == 1 or capacity is None
+            else int(options.memory_fraction * capacity)
+        )
         self.runs: list[Run] = []
         self.live: dict[int, tuple[Run, Piece] | None] = {}
         self.uses: dict[int, set[int]] = {}
@@ -142,7 +150,12 @@ class Dumb:
         run.tidy()
 
     def sync(self, stream: int) -> None:
-        waiting = [(piece, stream) for run in self.runs for piece in run.pieces if piece.state == "pending" and stream in piece.waits]
+        waiting = [
+            (piece, stream)
+            for run in self.runs
+            for piece in run.pieces
+            if piece.state == "pending" and stream in piece.waits
+        ]
         self.done += [one for one in waiting if one not in self.done]
 
     def record(self, id: int, stream: int) -> None:
@@ -166,11 +179,17 @@ class Dumb:
             return None
         choice = 0
         if self.options.expandable_segments:
-            while choice + 1 < len(fits) and self.reach(*fits[choice + 1]) < self.reach(*fits[choice]):
+            while choice + 1 < len(fits) and self.reach(*fits[choice + 1]) < self.reach(
+                *fits[choice]
+            ):
                 choice += 1
         run, piece = fits[choice]
         slack = self.options.max_non_split_rounding or self.options.large_segment_size
-        too_big = piece.size >= self.split_limit if want < self.split_limit else piece.size >= want + slack
+        too_big = (
+            piece.size >= self.split_limit
+            if want < self.split_limit
+            else piece.size >= want + slack
+        )
         return None if too_big else (run, piece)
 
     def reach(self, run: Run, piece: Piece) -> int:
@@ -179,7 +198,13 @@ class Dumb:
         return piece.size + (after.size if after and after.state == "unmapped" else 0)
 
     def obtain(self, want: int, small: bool, stream: int) -> tuple[Run, Piece] | None:
-        segment = 2 * MIB if small else self.options.large_segment_size if want < 10 * MIB else (want + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
+        segment = (
+            2 * MIB
+            if small
+            else self.options.large_segment_size
+            if want < 10 * MIB
+            else (want + 2 * MIB - 1) // (2 * MIB) * 2 * MIB
+        )
         if self.limit is not None and self.options.garbage_collection_threshold > 0:
             self.collect()
         found = self.ask(want, segment, small, stream)
@@ -228,7 +253,9 @@ class Dumb:
             have += piece.size
             at += 1
         run.tidy()
-        return run, next(piece for piece in run.pieces if piece.start <= first.start < piece.start + piece.size)
+        return run, next(
+            piece for piece in run.pieces if piece.start <= first.start < piece.start + piece.size
+        )
 
     def addresses(self, want: int, small: bool, stream: int) -> tuple[Run, Piece]:
         for run in self.runs:
@@ -274,7 +301,11 @@ class Dumb:
         start = self.sums()["reserved"]
         allowed = int(self.options.garbage_collection_threshold * self.limit)
         while not self.options.expandable_segments and self.sums()["reserved"] > allowed:
-            whole = [run for run in self.runs if not run.small and len(run.pieces) == 1 and run.pieces[0].state == "free"]
+            whole = [
+                run
+                for run in self.runs
+                if not run.small and len(run.pieces) == 1 and run.pieces[0].state == "free"
+            ]
             if not whole:
                 return
             ages = {id(run): self.calls[False] - run.pieces[0].born for run in whole}
@@ -297,7 +328,10 @@ class Dumb:
                 continue
             page, touched = self.page(run.small), False
             for piece in list(run.pieces):
-                first, last = -(-piece.start // page) * page, (piece.start + piece.size) // page * page
+                first, last = (
+                    -(-piece.start // page) * page,
+                    (piece.start + piece.size) // page * page,
+                )
                 if piece.state == "free" and first < last:
                     run.cut(piece, last - piece.start)
                     if first > piece.start:
@@ -305,16 +339,41 @@ class Dumb:
                         piece = run.pieces[run.pieces.index(piece) + 1]
                     piece.state, touched = "unmapped", True
             run.tidy()
-            if touched and len(run.pieces) == 1:  # a range that was never mapped is kept, as in the source
+            if (
+                touched and len(run.pieces) == 1
+            ):  # a range that was never mapped is kept, as in the source
                 self.runs.remove(run)
 
 
 # ------------------------------------------------------------------ random programs
 
 BORDERS = [
-    0, 1, 511, 512, 513, 4096, MIB - 512, MIB - 1, MIB, MIB + 1, MIB + 512, 2 * MIB, 9 * MIB, 10 * MIB - 512, 10 * MIB - 1, 10 * MIB,
-    10 * MIB + 1, 19 * MIB - 512, 19 * MIB, 20 * MIB, 20 * MIB + 512, 21 * MIB, 25 * MIB, 40 * MIB, 41 * MIB + 3,
-]  # fmt: skip
+    0,
+    1,
+    511,
+    512,
+    513,
+    4096,
+    MIB - 512,
+    MIB - 1,
+    MIB,
+    MIB + 1,
+    MIB + 512,
+    2 * MIB,
+    9 * MIB,
+    10 * MIB - 512,
+    10 * MIB - 1,
+    10 * MIB,
+    10 * MIB + 1,
+    19 * MIB - 512,
+    19 * MIB,
+    20 * MIB,
+    20 * MIB + 512,
+    21 * MIB,
+    25 * MIB,
+    40 * MIB,
+    41 * MIB + 3,
+]
 SIZES = st.one_of(
     st.sampled_from(BORDERS),
     st.integers(1, 6000),
@@ -346,9 +405,14 @@ OPTIONS = st.builds(
 CAPACITIES = st.sampled_from([2**40, 30 * MIB, 64 * MIB, 120 * MIB, 250 * MIB])
 Step = tuple[str, int, int]
 
-# The rules for oversize blocks and the collection of garbage need many large requests, and few sizes, to meet at all.
+# The rules for oversize blocks and the collection of garbage need many large requests, and few
+# sizes, to meet at all.
 LARGE = st.tuples(
-    st.just("malloc"), st.sampled_from([MIB * n // 2 for n in (4, 22, 23, 42, 46, 47, 48, 49, 50, 52, 60, 88, 92, 96)]), st.just(0)
+    st.just("malloc"),
+    st.sampled_from(
+        [MIB * n // 2 for n in (4, 22, 23, 42, 46, 47, 48, 49, 50, 52, 60, 88, 92, 96)]
+    ),
+    st.just(0),
 )
 DROP = st.tuples(st.just("free"), st.integers(0, 9), st.just(0))
 HEAVY = st.lists(st.one_of(LARGE, LARGE, DROP, DROP), min_size=20, max_size=60)
@@ -396,31 +460,49 @@ class Program:
         elif self.live:
             id = self.live[number % len(self.live)]
             for one in self.allocators:
-                one.record_stream(id, stream) if isinstance(one, Allocator) else one.record(id, stream)
+                one.record_stream(id, stream) if isinstance(one, Allocator) else one.record(
+                    id, stream
+                )
 
 
 def numbers(allocator: Allocator) -> dict[str, int]:
-    return {name: getattr(allocator, name) for name in ("allocated", "active", "requested", "reserved", "retries")}
+    return {
+        name: getattr(allocator, name)
+        for name in ("allocated", "active", "requested", "reserved", "retries")
+    }
 
 
-RANDOM = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+RANDOM = settings(
+    max_examples=200,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 
 
 @RANDOM
 @given(PROGRAMS, OPTIONS, CAPACITIES)
-def test_agrees_with_the_dumb_allocator_after_every_event(steps: list[Step], options: Settings, capacity: int) -> None:
+def test_agrees_with_the_dumb_allocator_after_every_event(
+    steps: list[Step], options: Settings, capacity: int
+) -> None:
     fast, dumb = Allocator(options, capacity), Dumb(options, capacity)
     program = Program(fast, dumb)
     for step in steps:
         program.step(step)
         assert numbers(fast) == dumb.sums()
-    where = {id: (piece.start, piece.size) for id, place in dumb.live.items() if place for _, piece in [place]}
+    where = {
+        id: (piece.start, piece.size)
+        for id, place in dumb.live.items()
+        if place
+        for _, piece in [place]
+    }
     assert {id: (address, size) for id, address, size in fast.placed()} == where
 
 
 @RANDOM
 @given(HEAVY, st.one_of(OVERSIZE, COLLECTED), TIGHT)
-def test_agrees_with_the_dumb_allocator_when_large_blocks_come_and_go(steps: list[Step], options: Settings, capacity: int) -> None:
+def test_agrees_with_the_dumb_allocator_when_large_blocks_come_and_go(
+    steps: list[Step], options: Settings, capacity: int
+) -> None:
     fast, dumb = Allocator(options, capacity), Dumb(options, capacity)
     program = Program(fast, dumb)
     for step in steps:
@@ -430,7 +512,9 @@ def test_agrees_with_the_dumb_allocator_when_large_blocks_come_and_go(steps: lis
 
 @RANDOM
 @given(PROGRAMS, OPTIONS, CAPACITIES)
-def test_invariants_hold_after_every_event(steps: list[Step], options: Settings, capacity: int) -> None:
+def test_invariants_hold_after_every_event(
+    steps: list[Step], options: Settings, capacity: int
+) -> None:
     allocator = Allocator(options, capacity)
     program = Program(allocator)
     for step in steps:
@@ -439,12 +523,15 @@ def test_invariants_hold_after_every_event(steps: list[Step], options: Settings,
         assert allocator.active >= allocator.requested
         placed = sorted((address, size) for _, address, size in allocator.placed())
         assert sum(size for _, size in placed) == allocator.allocated
-        assert all(address + size <= follower for (address, size), (follower, _) in pairwise(placed))
+        assert all(
+            address + size <= follower for (address, size), (follower, _) in pairwise(placed)
+        )
         check_structure(allocator)
 
 
 def check_structure(allocator: Allocator) -> None:
-    """Splitting and merging conserve bytes; free neighbours are merged; live blocks lie inside of segments."""
+    """Splitting and merging conserve bytes; free neighbours are merged; live blocks lie inside of
+    segments."""
     segments = allocator.segments()
     assert sum(segment.size for segment in segments) == allocator.reserved
     assert sum(segment.allocated for segment in segments) == allocator.allocated
@@ -458,7 +545,9 @@ def check_structure(allocator: Allocator) -> None:
 
 @RANDOM
 @given(PROGRAMS, OPTIONS)
-def test_all_freed_leaves_one_block_per_segment_and_an_empty_cache_nothing(steps: list[Step], options: Settings) -> None:
+def test_all_freed_leaves_one_block_per_segment_and_an_empty_cache_nothing(
+    steps: list[Step], options: Settings
+) -> None:
     allocator = Allocator(options, 2**40)
     program = Program(allocator)
     for step in steps:
@@ -478,14 +567,18 @@ def test_all_freed_leaves_one_block_per_segment_and_an_empty_cache_nothing(steps
 
 @RANDOM
 @given(PROGRAMS, OPTIONS, CAPACITIES)
-def test_peaks_are_the_maxima_of_what_was_seen(steps: list[Step], options: Settings, capacity: int) -> None:
+def test_peaks_are_the_maxima_of_what_was_seen(
+    steps: list[Step], options: Settings, capacity: int
+) -> None:
     allocator = Allocator(options, capacity)
     program = Program(allocator)
     seen = {"allocated": 0, "active": 0, "requested": 0}
     for step in steps:
         program.step(step)
         seen = {name: max(most, getattr(allocator, name)) for name, most in seen.items()}
-    assert (allocator.peak_allocated, allocator.peak_active, allocator.peak_requested) == (*seen.values(),)
+    assert (allocator.peak_allocated, allocator.peak_active, allocator.peak_requested) == (
+        *seen.values(),
+    )
     assert allocator.peak_reserved >= allocator.reserved
     allocator.reset_peaks()
     assert allocator.peak_allocated == allocator.allocated
@@ -506,7 +599,8 @@ def test_rounding(size: int, parts: int) -> None:
 
 @pytest.mark.parametrize("options", [Settings(), Settings(expandable_segments=True)])
 def test_a_thousand_random_blocks(options: Settings) -> None:
-    """Longer than hypothesis goes, with a fixed generator: the two allocators stay together for 1,500 events."""
+    """Longer than hypothesis goes, with a fixed generator: the two allocators stay together for
+    1,500 events."""
     fast, dumb = Allocator(options, 2**32), Dumb(options, 2**32)
     program = Program(fast, dumb)
     state = 12345

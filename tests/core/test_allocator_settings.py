@@ -1,4 +1,5 @@
-"""The options of the allocator: what torch reads is read alike, and what is unusable is said all at once."""
+"""The options of the allocator: what torch reads is read alike, and what is unusable is said all at
+once."""
 
 from __future__ import annotations
 
@@ -17,18 +18,33 @@ MIB = 2**20
     [
         ("", Settings()),
         ("expandable_segments:True", Settings(expandable_segments=True)),
-        (" expandable_segments : True , max_split_size_mb:128,", Settings(expandable_segments=True, max_split_size=128 * MIB)),
+        (
+            " expandable_segments : True , max_split_size_mb:128,",
+            Settings(expandable_segments=True, max_split_size=128 * MIB),
+        ),
         ("expandable_segments:True,expandable_segments:False", Settings()),
-        ("max_split_size_mb:20", Settings(max_split_size=20 * MIB)),  # 20 itself is allowed since 2.7
-        ("max_split_size_mb:64,large_segment_size_mb:64", Settings(max_split_size=64 * MIB, large_segment_size=64 * MIB)),
-        ("max_split_size_mb:30,max_non_split_rounding_mb:25", Settings(max_split_size=30 * MIB, max_non_split_rounding=25 * MIB)),
+        (
+            "max_split_size_mb:20",
+            Settings(max_split_size=20 * MIB),
+        ),  # 20 itself is allowed since 2.7
+        (
+            "max_split_size_mb:64,large_segment_size_mb:64",
+            Settings(max_split_size=64 * MIB, large_segment_size=64 * MIB),
+        ),
+        (
+            "max_split_size_mb:30,max_non_split_rounding_mb:25",
+            Settings(max_split_size=30 * MIB, max_non_split_rounding=25 * MIB),
+        ),
         (
             "garbage_collection_threshold:0.8,per_process_memory_fraction:.9",
             Settings(garbage_collection_threshold=0.8, memory_fraction=0.9),
         ),
         ("per_process_memory_fraction:5e-1", Settings(memory_fraction=0.5)),
         ("roundup_power2_divisions:4", Settings(roundup_power2_divisions=4)),
-        ("backend:native,pinned_use_background_threads:True,pinned_num_register_threads:8", Settings()),
+        (
+            "backend:native,pinned_use_background_threads:True,pinned_num_register_threads:8",
+            Settings(),
+        ),
     ],
 )
 def test_reads(text: str, settings: Settings) -> None:
@@ -38,7 +54,8 @@ def test_reads(text: str, settings: Settings) -> None:
 @pytest.mark.parametrize(
     ("text", "table"),
     [
-        # What AcceleratorAllocatorConfig::roundup_power2_divisions of torch 2.13.0 answered for 1 MiB, 2 MiB, 4 MiB, … 32 GiB.
+        # What AcceleratorAllocatorConfig::roundup_power2_divisions of torch 2.13.0 answered for 1
+        # MiB, 2 MiB, 4 MiB, … 32 GiB.
         ("256:1,512:2,1024:4,>:8", (1, 1, 1, 1, 1, 1, 1, 1, 1, 2, 4, 8, 8, 8, 8, 8)),
         ("2:4,16:2,>:1", (4, 4, 0, 0, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1)),
         (">:8", (0, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8)),
@@ -48,11 +65,19 @@ def test_reads(text: str, settings: Settings) -> None:
     ],
 )
 def test_reads_the_table_of_divisions_as_torch_does(text: str, table: tuple[int, ...]) -> None:
-    assert Settings.parse(f"roundup_power2_divisions:[{text}],max_split_size_mb:21").roundup_power2_divisions == table
+    assert (
+        Settings.parse(
+            f"roundup_power2_divisions:[{text}],max_split_size_mb:21"
+        ).roundup_power2_divisions
+        == table
+    )
 
 
 def test_every_problem_at_once_with_the_nearest_names() -> None:
-    text = "expandable_segment:True,max_split_size_mb:128MB,garbage_collection_threshold:1.5,backend:cudaMallocAsync,,pinned_free_catch_all:yes"
+    text = (
+        "expandable_segment:True,max_split_size_mb:128MB,garbage_collection_threshold:1.5,"
+        "backend:cudaMallocAsync,,pinned_free_catch_all:yes"
+    )
     with pytest.raises(InputError) as caught:
         Settings.parse(text)
     found = {(problem.where, problem.message) for problem in caught.value.problems}
@@ -71,15 +96,34 @@ def test_every_problem_at_once_with_the_nearest_names() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "expandable_segments", "expandable_segments:true", "expandable_segments:", "max_split_size_mb:19", "max_split_size_mb:-1",
-        "max_split_size_mb:30,large_segment_size_mb:40", "max_non_split_rounding_mb:10", "large_segment_size_mb:10",
-        "large_segment_size_mb:9999999999999", "garbage_collection_threshold:0", "garbage_collection_threshold:1",
-        "garbage_collection_threshold:nan", "per_process_memory_fraction:1.1", "per_process_memory_fraction:1e400",
-        "roundup_power2_divisions:3", "roundup_power2_divisions:[256:3]", "roundup_power2_divisions:[100:4]",
-        "roundup_power2_divisions:[256]", "roundup_power2_divisions:[0:4]", "roundup_power2_divisions:[]", "roundup_power2_divisions:[256:1",
-        "roundup_power2_divisions:[>]", "backend:", "backend:vmm", ":True", "x" * 5000,
+        "expandable_segments",
+        "expandable_segments:true",
+        "expandable_segments:",
+        "max_split_size_mb:19",
+        "max_split_size_mb:-1",
+        "max_split_size_mb:30,large_segment_size_mb:40",
+        "max_non_split_rounding_mb:10",
+        "large_segment_size_mb:10",
+        "large_segment_size_mb:9999999999999",
+        "garbage_collection_threshold:0",
+        "garbage_collection_threshold:1",
+        "garbage_collection_threshold:nan",
+        "per_process_memory_fraction:1.1",
+        "per_process_memory_fraction:1e400",
+        "roundup_power2_divisions:3",
+        "roundup_power2_divisions:[256:3]",
+        "roundup_power2_divisions:[100:4]",
+        "roundup_power2_divisions:[256]",
+        "roundup_power2_divisions:[0:4]",
+        "roundup_power2_divisions:[]",
+        "roundup_power2_divisions:[256:1",
+        "roundup_power2_divisions:[>]",
+        "backend:",
+        "backend:vmm",
+        ":True",
+        "x" * 5000,
     ],
-)  # fmt: skip
+)
 def test_refuses(text: str) -> None:
     with pytest.raises(InputError) as caught:
         Settings.parse(text)
@@ -89,17 +133,30 @@ def test_refuses(text: str) -> None:
 @pytest.mark.parametrize(
     "values",
     [
-        {"expandable_segments": 1}, {"max_split_size": True}, {"max_split_size": 30 * MIB + 512}, {"max_split_size": "30MiB"},
-        {"max_non_split_rounding": 5 * MIB}, {"large_segment_size": 10 * MIB}, {"large_segment_size": 21 * MIB + 1},
-        {"garbage_collection_threshold": float("nan")}, {"garbage_collection_threshold": -0.1}, {"memory_fraction": "all"},
-        {"memory_fraction": 2}, {"roundup_power2_divisions": (4, 4)}, {"roundup_power2_divisions": (4,)},
-        {"roundup_power2_divisions": -2}, {"roundup_power2_divisions": (2.0,) * 16}, {"roundup_power2_divisions": (3,) * 16},
+        {"expandable_segments": 1},
+        {"max_split_size": True},
+        {"max_split_size": 30 * MIB + 512},
+        {"max_split_size": "30MiB"},
+        {"max_non_split_rounding": 5 * MIB},
+        {"large_segment_size": 10 * MIB},
+        {"large_segment_size": 21 * MIB + 1},
+        {"garbage_collection_threshold": float("nan")},
+        {"garbage_collection_threshold": -0.1},
+        {"memory_fraction": "all"},
+        {"memory_fraction": 2},
+        {"roundup_power2_divisions": (4, 4)},
+        {"roundup_power2_divisions": (4,)},
+        {"roundup_power2_divisions": -2},
+        {"roundup_power2_divisions": (2.0,) * 16},
+        {"roundup_power2_divisions": (3,) * 16},
     ],
-)  # fmt: skip
+)
 def test_refuses_values(values: dict[str, object]) -> None:
     with pytest.raises(InputError) as caught:
         Settings(**values)  # type: ignore[arg-type]
-    assert [problem.where for problem in caught.value.problems] == [f"allocator.{next(iter(values))}"]
+    assert [problem.where for problem in caught.value.problems] == [
+        f"allocator.{next(iter(values))}"
+    ]
 
 
 def test_no_text_is_refused() -> None:
@@ -108,7 +165,12 @@ def test_no_text_is_refused() -> None:
 
 
 @given(
-    st.one_of(st.text(max_size=200), st.lists(st.sampled_from([*KEYS, ":", ",", "[", "]", ">", "4", "256", "True", "0.5"])).map("".join))
+    st.one_of(
+        st.text(max_size=200),
+        st.lists(st.sampled_from([*KEYS, ":", ",", "[", "]", ">", "4", "256", "True", "0.5"])).map(
+            "".join
+        ),
+    )
 )
 def test_any_text_gives_settings_or_an_input_error(text: str) -> None:
     problems: tuple[Problem, ...] = ()

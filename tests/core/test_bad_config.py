@@ -1,4 +1,5 @@
-"""Configs that nobody can run: one InputError that names everything wrong, never a traceback, in bounded time."""
+"""Configs that nobody can run: one InputError that names everything wrong, never a traceback, in
+bounded time."""
 
 from __future__ import annotations
 
@@ -17,10 +18,19 @@ from memfit.model.families import build, families
 from memfit.model.modules import Attention, Model
 
 FAMILIES = {one.name: one for one in families().values()}
-EXAMPLES = [(name, dict(example)) for name, one in sorted(FAMILIES.items()) for example in one.examples]
-CASES = [pytest.param(example, id=f"{name}-{example['model_type']}-{index}") for index, (name, example) in enumerate(EXAMPLES)]
-BY_TYPE = {kind: [example for _, example in EXAMPLES if example["model_type"] == kind] for kind in families()}
-# Of no weight or activation, whatever they are; `n_ctx` and `seq_length` are old names beside others.
+EXAMPLES = [
+    (name, dict(example)) for name, one in sorted(FAMILIES.items()) for example in one.examples
+]
+CASES = [
+    pytest.param(example, id=f"{name}-{example['model_type']}-{index}")
+    for index, (name, example) in enumerate(EXAMPLES)
+]
+BY_TYPE = {
+    kind: [example for _, example in EXAMPLES if example["model_type"] == kind]
+    for kind in families()
+}
+# Of no weight or activation, whatever they are; `n_ctx` and `seq_length` are old names beside
+# others.
 IGNORED = {
     "pad_token_id",
     "topk_group",
@@ -59,12 +69,15 @@ def blamed(config: Mapping[str, Any]) -> set[str]:
     with pytest.raises(InputError) as caught:
         build(config)
     assert caught.value.problems
-    assert all(problem.message and problem.where.startswith("config") for problem in caught.value.problems)
+    assert all(
+        problem.message and problem.where.startswith("config") for problem in caught.value.problems
+    )
     return {problem.where for problem in caught.value.problems}
 
 
 def blamed_alone(example: Mapping[str, Any], value: Any) -> set[tuple[str, ...]]:
-    """The numbers that are refused when they alone are `value`; the others are of no weight in this example."""
+    """The numbers that are refused when they alone are `value`; the others are of no weight in this
+    example."""
     found = set()
     for path in places(example):
         where = {problem.where for problem in problems(changed(example, path, value))[1]}
@@ -75,12 +88,18 @@ def blamed_alone(example: Mapping[str, Any], value: Any) -> set[tuple[str, ...]]
 
 
 @pytest.mark.parametrize(
-    "value", [-2, -(10**12), 10**18, 10**400, "many", 1.5, math.inf, math.nan, [], {"a": 1}, True], ids=lambda value: repr(value)[:9]
+    "value",
+    [-2, -(10**12), 10**18, 10**400, "many", 1.5, math.inf, math.nan, [], {"a": 1}, True],
+    ids=lambda value: repr(value)[:9],
 )
 def test_every_number_is_checked(value: Any) -> None:
     for model_type, examples in BY_TYPE.items():
-        there = {path for example in examples for path in places(example) if path[-1] not in IGNORED}
-        assert not there - set().union(*(blamed_alone(example, value) for example in examples)), model_type
+        there = {
+            path for example in examples for path in places(example) if path[-1] not in IGNORED
+        }
+        assert not there - set().union(*(blamed_alone(example, value) for example in examples)), (
+            model_type
+        )
 
 
 @pytest.mark.parametrize("example", CASES)
@@ -97,14 +116,18 @@ def test_sizes_in_range(value: int) -> None:
     """Each family has a width, a number of layers and a vocabulary, under whatever names."""
     for model_type, examples in BY_TYPE.items():
         found = {path[-1] for example in examples for path in blamed_alone(example, value)}
-        assert len(found & {"num_hidden_layers", "n_layer", "num_layers", "n_layers"}) >= 1, model_type
+        assert len(found & {"num_hidden_layers", "n_layer", "num_layers", "n_layers"}) >= 1, (
+            model_type
+        )
         assert len(found & {"hidden_size", "n_embd", "n_embed", "d_model"}) >= 1, model_type
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
 def test_nothing_but_a_type(name: str) -> None:
     for model_type in FAMILIES[name].model_types:
-        assert len(blamed({"model_type": model_type})) >= 3  # width, layers and vocabulary at the least
+        assert (
+            len(blamed({"model_type": model_type})) >= 3
+        )  # width, layers and vocabulary at the least
 
 
 @pytest.mark.parametrize("example", CASES)
@@ -112,13 +135,28 @@ def test_heads_that_do_not_divide(example: dict[str, Any]) -> None:
     attention = build(example).layers[0].blocks[0].mixer
     key = next((key for key in HEADS if key in example), "")
     related = example.get("head_dim") is None or example.get("num_key_value_heads")
-    if key and related and isinstance(attention, Attention):  # latent attention asks for no relation
+    if (
+        key and related and isinstance(attention, Attention)
+    ):  # latent attention asks for no relation
         with pytest.raises(InputError, match=r"divide|heads of"):
             build({**example, key: 5})
 
 
 @pytest.mark.parametrize(
-    "model_type", [None, 7, "", [], "no_such_family", "lama", "llama.build", "../llama", "_parts", "x" * 10**6, "é\ud800"]
+    "model_type",
+    [
+        None,
+        7,
+        "",
+        [],
+        "no_such_family",
+        "lama",
+        "llama.build",
+        "../llama",
+        "_parts",
+        "x" * 10**6,
+        "é\ud800",
+    ],
 )
 def test_model_types(model_type: Any) -> None:
     with pytest.raises(InputError) as caught:
@@ -140,7 +178,10 @@ VALUES = st.recursive(
     | st.text(max_size=8)
     | st.sampled_from(["full_attention", "sliding_attention", "gelu", "bfloat16"]),
     lambda inner: (
-        st.lists(inner, max_size=5) | st.dictionaries(st.sampled_from([*KEYS, "partial_rotary_factor", "quant_method"]), inner, max_size=3)
+        st.lists(inner, max_size=5)
+        | st.dictionaries(
+            st.sampled_from([*KEYS, "partial_rotary_factor", "quant_method"]), inner, max_size=3
+        )
     ),
     max_leaves=8,
 )
@@ -148,13 +189,20 @@ VALUES = st.recursive(
 
 @st.composite
 def mutated(draw: st.DrawFn) -> dict[str, Any]:
-    """An example with some of its values replaced, taken away or added; also inside its inner configs."""
+    """An example with some of its values replaced, taken away or added; also inside its inner
+    configs."""
     _, example = draw(st.sampled_from(EXAMPLES))
     config = json.loads(json.dumps(example))
     for _ in range(draw(st.integers(1, 5))):
-        inner = [value for key, value in config.items() if key.endswith("_config") and isinstance(value, dict)]
+        inner = [
+            value
+            for key, value in config.items()
+            if key.endswith("_config") and isinstance(value, dict)
+        ]
         target = draw(st.sampled_from([config, *inner]))
-        key = draw(st.sampled_from(sorted(set(target) - {"model_type"}) or KEYS) | st.sampled_from(KEYS))
+        key = draw(
+            st.sampled_from(sorted(set(target) - {"model_type"}) or KEYS) | st.sampled_from(KEYS)
+        )
         if draw(st.booleans()):
             target[key] = draw(VALUES)
         else:
@@ -172,5 +220,9 @@ def test_only_input_errors_escape(config: dict[str, Any]) -> None:
     assert sum(len(str(problem)) for problem in found) < 40_000
     if model:
         assert model.parameters > 0
-        assert all(min(weight.shape, default=1) > 0 for layer in set(model.layers) for weight in layer.weights())
+        assert all(
+            min(weight.shape, default=1) > 0
+            for layer in set(model.layers)
+            for weight in layer.weights()
+        )
     assert process_time() - start < 5

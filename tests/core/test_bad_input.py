@@ -1,5 +1,6 @@
-"""Bad input, case by case, through the real command: exit code 2, all problems at once, each with its place and a hint, no traceback, little
-time and little memory. The process itself is held to 20 s of processor time and 1 GiB of address space."""
+"""Bad input, case by case, through the real command: exit code 2, all problems at once, each with
+its place and a hint, no traceback, little time and little memory. The process itself is held to 20
+s of processor time and 1 GiB of address space."""
 
 from __future__ import annotations
 
@@ -31,9 +32,16 @@ from memfit.words import unbuilt
 SRC = Path(__file__).parents[2] / "src"
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
 GOOD: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 SECONDS, BYTES = 20, 2**30
 HUB = {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
@@ -44,13 +52,29 @@ def limits() -> None:
 
 
 def refused(*arguments: str, **environment: str) -> list[str]:
-    """What `memfit estimate` complains about, a line each, once it was found to complain as it should."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "COLUMNS", "HUGGING"))}
-    kept |= {"PYTHONPATH": str(SRC), "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1", **environment}
+    """What `memfit estimate` complains about, a line each, once it was found to complain as it
+    should."""
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HF_", "COLUMNS", "HUGGING"))
+    }
+    kept |= {
+        "PYTHONPATH": str(SRC),
+        "HF_HUB_OFFLINE": "1",
+        "LC_ALL": "C.UTF-8",
+        "OPENBLAS_NUM_THREADS": "1",
+        **environment,
+    }
     done = subprocess.run(
-        [sys.executable, "-c", START, "estimate", *arguments], capture_output=True, text=True, env=kept, timeout=120, check=False,
+        [sys.executable, "-c", START, "estimate", *arguments],
+        capture_output=True,
+        text=True,
+        env=kept,
+        timeout=120,
+        check=False,
         preexec_fn=limits,
-    )  # fmt: skip
+    )
     assert (done.returncode, done.stdout) == (2, ""), done.stderr[-2000:]
     assert "Traceback" not in done.stderr
     lines = done.stderr.splitlines()
@@ -68,7 +92,7 @@ def of_config(tmp_path: Path, content: bytes | dict[str, Any]) -> str:
     return "\n".join(refused(str(path), "--gpu", "t4"))
 
 
-# -------------------------------------------------------------------------------------------------------------- configs
+# ----------------------------------------------------------------------------------------- configs
 def test_a_truncated_config(tmp_path: Path) -> None:
     said = of_config(tmp_path, json.dumps(GOOD).encode()[:60])
     assert "config.json" in said
@@ -80,19 +104,31 @@ def test_a_config_that_is_no_json(tmp_path: Path) -> None:
 
 
 def test_a_config_with_missing_fields(tmp_path: Path) -> None:
-    said = of_config(tmp_path, {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4})
+    said = of_config(
+        tmp_path, {"model_type": "llama", "num_hidden_layers": 4, "num_attention_heads": 4}
+    )
     assert "@ config.hidden_size" in said
     assert "@ config.vocab_size" in said
 
 
-def test_a_config_with_negative_zero_absurd_and_wrongly_typed_fields_at_once(tmp_path: Path) -> None:
-    bad = {"hidden_size": -64, "vocab_size": 0, "num_hidden_layers": 10**12, "intermediate_size": "wide", "num_attention_heads": 4.5}
+def test_a_config_with_negative_zero_absurd_and_wrongly_typed_fields_at_once(
+    tmp_path: Path,
+) -> None:
+    bad = {
+        "hidden_size": -64,
+        "vocab_size": 0,
+        "num_hidden_layers": 10**12,
+        "intermediate_size": "wide",
+        "num_attention_heads": 4.5,
+    }
     said = of_config(tmp_path, {**GOOD, **bad})
     for name in bad:
         assert f"@ config.{name}" in said
 
 
-@pytest.mark.parametrize(("field", "value"), [("num_attention_heads", 5), ("num_key_value_heads", 3)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_attention_heads", 5), ("num_key_value_heads", 3)]
+)
 def test_heads_that_do_not_divide(field: str, value: int, tmp_path: Path) -> None:
     said = of_config(tmp_path, {**GOOD, field: value})
     assert "divide" in said
@@ -102,7 +138,14 @@ def test_heads_that_do_not_divide(field: str, value: int, tmp_path: Path) -> Non
 def test_a_config_that_would_run_code(tmp_path: Path) -> None:
     """`auto_map` names code in the repository; nothing of it is looked at."""
     (tmp_path / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    said = of_config(tmp_path, {"model_type": "brand_new", "auto_map": {"AutoModelForCausalLM": "modeling.Model"}, "hidden_size": 64})
+    said = of_config(
+        tmp_path,
+        {
+            "model_type": "brand_new",
+            "auto_map": {"AutoModelForCausalLM": "modeling.Model"},
+            "hidden_size": 64,
+        },
+    )
     assert "no formula for model_type `brand_new`" in said
     assert not (tmp_path / "ran").exists()
 
@@ -123,7 +166,7 @@ def test_a_config_nested_without_end(tmp_path: Path) -> None:
     of_config(tmp_path, b'{"model_type": ' + b"[" * 200_000)
 
 
-# -------------------------------------------------------------------------------------------------------------- options
+# ----------------------------------------------------------------------------------------- options
 def options(*arguments: str) -> str:
     return "\n".join(refused("llama-3.1-8b", *arguments))
 
@@ -150,28 +193,47 @@ def test_an_unknown_dtype_of_a_config_offers_the_nearest(tmp_path: Path) -> None
 
 
 def test_absurd_amounts_are_told_together() -> None:
-    said = options("--batch", str(10**18), "--seq", "0", "--method", "lora", "--rank", "-1", "--clip", "nan", "--memory", "12 elephants")
+    said = options(
+        "--batch",
+        str(10**18),
+        "--seq",
+        "0",
+        "--method",
+        "lora",
+        "--rank",
+        "-1",
+        "--clip",
+        "nan",
+        "--memory",
+        "12 elephants",
+    )
     for name in ("job.batch", "job.seq", "job.rank", "job.clip", "memory"):
         assert f"@ {name}" in said
 
 
 def test_bad_options_and_a_bad_config_are_told_together(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**GOOD, "hidden_size": "wide"}))
-    said = "\n".join(refused(str(tmp_path), "--gpu", "nonesuch", "--batch", "few", "--optimizer", "adamww"))
+    said = "\n".join(
+        refused(str(tmp_path), "--gpu", "nonesuch", "--batch", "few", "--optimizer", "adamww")
+    )
     for where in ("config.hidden_size", "gpu", "job.batch", "job.optimizer"):
         assert f"@ {where}" in said
 
 
-# ---------------------------------------------------------------------------------------------------------- safetensors
+# ------------------------------------------------------------------------------------- safetensors
 def safetensors(tmp_path: Path, header: bytes, length: int | None = None, data: int = 0) -> str:
     (tmp_path / "config.json").write_text(json.dumps(GOOD))
     path = tmp_path / "model.safetensors"
-    path.write_bytes(struct.pack("<Q", len(header) if length is None else length) + header + bytes(data))
+    path.write_bytes(
+        struct.pack("<Q", len(header) if length is None else length) + header + bytes(data)
+    )
     return "\n".join(refused(str(path)))
 
 
 def entry(shape: Sequence[int], begin: int, end: int) -> bytes:
-    return json.dumps({"a": {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}}).encode()
+    return json.dumps(
+        {"a": {"dtype": "BF16", "shape": list(shape), "data_offsets": [begin, end]}}
+    ).encode()
 
 
 def test_a_safetensors_file_cut_short(tmp_path: Path) -> None:
@@ -180,9 +242,12 @@ def test_a_safetensors_file_cut_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "begin", "end"), [([64, 64], 0, 4096), ([64, 64], 8192, 0), ([-1, 64], 0, 128), ([10**12, 10**12], 0, 8)]
+    ("shape", "begin", "end"),
+    [([64, 64], 0, 4096), ([64, 64], 8192, 0), ([-1, 64], 0, 128), ([10**12, 10**12], 0, 8)],
 )
-def test_a_safetensors_header_with_lying_lengths(shape: Sequence[int], begin: int, end: int, tmp_path: Path) -> None:
+def test_a_safetensors_header_with_lying_lengths(
+    shape: Sequence[int], begin: int, end: int, tmp_path: Path
+) -> None:
     safetensors(tmp_path, entry(shape, begin, end), data=8192)
 
 
@@ -196,7 +261,7 @@ def test_a_safetensors_header_of_two_gibibytes(length: int, tmp_path: Path) -> N
     assert "header" in "\n".join(refused(str(path)))
 
 
-# ----------------------------------------------------------------------------------------------------------------- GGUF
+# -------------------------------------------------------------------------------------------- GGUF
 def text(value: str, length: int | None = None) -> bytes:
     return struct.pack("<Q", len(value) if length is None else length) + value.encode()
 
@@ -226,23 +291,37 @@ def test_a_gguf_cut_short(tmp_path: Path) -> None:
         (text("tokens") + struct.pack("<I", 9) * 1000, {}),  # arrays in arrays
         (ARCHITECTURE, {"keys": 2**62}),
         (ARCHITECTURE, {"tensors": 2**62}),
-        (ARCHITECTURE + text("w") + struct.pack("<I", 2**31), {"tensors": 1}),  # dimensions without end
+        (
+            ARCHITECTURE + text("w") + struct.pack("<I", 2**31),
+            {"tensors": 1},
+        ),  # dimensions without end
         (ARCHITECTURE + text("w") + struct.pack("<IQQIQ", 2, 2**62, 2**62, 0, 0), {"tensors": 1}),
         (ARCHITECTURE, {"version": 99}),
-        (ARCHITECTURE + text("llama.block_count") + struct.pack("<IQ", 10, 10**12), {"keys": 2}),  # 10^12 layers
+        (
+            ARCHITECTURE + text("llama.block_count") + struct.pack("<IQ", 10, 10**12),
+            {"keys": 2},
+        ),  # 10^12 layers
     ],
 )
 def test_a_gguf_with_lying_lengths(body: bytes, counts: dict[str, int], tmp_path: Path) -> None:
     gguf(tmp_path, body, **counts)
 
 
-# ------------------------------------------------------------------------------------------------------------------ hub
+# --------------------------------------------------------------------------------------------- hub
 @pytest.mark.parametrize(
     ("name", "repo", "words"),
     [
         ("acme/missing", None, ["acme/missing"]),  # the hub answers 401 where nobody is logged in
-        ("acme/gated", Repo(files={"config.json": json.dumps(GOOD).encode()}, gated=True), ["gated", "HF_TOKEN"]),
-        ("acme/private", Repo(files={"config.json": json.dumps(GOOD).encode()}, private=True), ["private"]),
+        (
+            "acme/gated",
+            Repo(files={"config.json": json.dumps(GOOD).encode()}, gated=True),
+            ["gated", "HF_TOKEN"],
+        ),
+        (
+            "acme/private",
+            Repo(files={"config.json": json.dumps(GOOD).encode()}, private=True),
+            ["private"],
+        ),
         ("acme/empty", Repo(files={"README.md": b"hello"}), ["config.json"]),  # 404 for the file
         ("acme/down", Repo(behave={"config.json": status(503)}), ["503"]),
         ("acme/broken", Repo(files={"config.json": b'{"model_type": '}), ["config.json"]),
@@ -259,14 +338,26 @@ def test_hub_errors(name: str, repo: Repo | None, words: Sequence[str], tmp_path
 
 def test_a_404_for_whoever_is_logged_in(tmp_path: Path) -> None:
     with fake_hub.running() as hub:
-        lines = refused("acme/missing", HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path), HF_TOKEN=fake_hub.TOKEN, **HUB)
+        lines = refused(
+            "acme/missing",
+            HF_ENDPOINT=hub.endpoint,
+            HF_HOME=str(tmp_path),
+            HF_TOKEN=fake_hub.TOKEN,
+            **HUB,
+        )
     assert "is not on" in lines[0]
     assert fake_hub.TOKEN not in "".join(lines)
 
 
 def test_a_token_that_is_refused(tmp_path: Path) -> None:
     with fake_hub.running() as hub:
-        lines = refused("acme/any", HF_ENDPOINT=hub.endpoint, HF_HOME=str(tmp_path), HF_TOKEN="hf_expired", **HUB)
+        lines = refused(
+            "acme/any",
+            HF_ENDPOINT=hub.endpoint,
+            HF_HOME=str(tmp_path),
+            HF_TOKEN="hf_expired",
+            **HUB,
+        )
     assert "does not accept the token" in lines[0]
     assert "hf_expired" not in "".join(lines)
 
@@ -276,7 +367,9 @@ def test_offline_and_not_in_the_cache(tmp_path: Path) -> None:
 
 
 def test_no_hub_at_all(tmp_path: Path) -> None:
-    lines = refused("meta-llama/Llama-3.1-8C", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path), **HUB)
+    lines = refused(
+        "meta-llama/Llama-3.1-8C", HF_ENDPOINT="http://127.0.0.1:9", HF_HOME=str(tmp_path), **HUB
+    )
     assert "cannot be reached" in lines[0]
     assert "`meta-llama/Llama-3.1-8B`" in lines[1]
 
@@ -294,7 +387,7 @@ def test_a_hub_that_never_answers(tmp_path: Path) -> None:
     assert time.monotonic() - began < 40
 
 
-# ------------------------------------------------------------------------------------------------------------- anything
+# ---------------------------------------------------------------------------------------- anything
 def test_a_family_that_only_the_trace_takes_is_not_judged_by_its_linear_layers() -> None:
     config = {"model_type": "brand_new", "num_hidden_layers": 2}
     asked = {"by": "trace", "method": "lora", "targets": "q_proj", "seq": 16}
@@ -305,11 +398,30 @@ def test_a_family_that_only_the_trace_takes_is_not_judged_by_its_linear_layers()
 FIELDS = {
     name: one
     for name, one in choices().items()
-    if name not in ("model", "by", "gpu", "longest_seq", "largest_batch", "smallest_gpu", "cheapest_gpu")
+    if name
+    not in ("model", "by", "gpu", "longest_seq", "largest_batch", "smallest_gpu", "cheapest_gpu")
 }
 ABSURD = (
     st.sampled_from(
-        [0, -1, 10**18, 2**63, 1e308, -0.5, float("nan"), float("inf"), "", None, True, [], {}, "\x00", "é" * 50, [[[]]], "1e9"]
+        [
+            0,
+            -1,
+            10**18,
+            2**63,
+            1e308,
+            -0.5,
+            float("nan"),
+            float("inf"),
+            "",
+            None,
+            True,
+            [],
+            {},
+            "\x00",
+            "é" * 50,
+            [[[]]],
+            "1e9",
+        ]
     )
     | st.integers(-(2**70), 2**70)
     | st.text(max_size=20)
@@ -320,7 +432,10 @@ ABSURD = (
 def jobs(draw: st.DrawFn) -> dict[str, Any]:
     """Some options, each at one of its choices or at anything."""
     names = draw(st.lists(st.sampled_from(sorted(FIELDS)), min_size=1, max_size=5, unique=True))
-    return {name: draw(st.sampled_from(FIELDS[name].metadata["choices"] or ("x",)) | ABSURD) for name in names}
+    return {
+        name: draw(st.sampled_from(FIELDS[name].metadata["choices"] or ("x",)) | ABSURD)
+        for name in names
+    }
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,5 @@
-"""The band: nine tenths of what was measured, every source weighed alike, and covered where it never looked."""
+"""The band: nine tenths of what was measured, every source weighed alike, and covered where it
+never looked."""
 
 from __future__ import annotations
 
@@ -10,9 +11,15 @@ from memfit.report import write
 
 
 def one(
-    ratio: float, source: str = "a", technique: str = "inference bf16", confidence: str = "high", metric: str = "peak_reserved"
+    ratio: float,
+    source: str = "a",
+    technique: str = "inference bf16",
+    confidence: str = "high",
+    metric: str = "peak_reserved",
 ) -> Residual:
-    return Residual("x", source, metric, confidence, technique, round(ratio * 10**6), 10**6, 10**6, 10**6)
+    return Residual(
+        "x", source, metric, confidence, technique, round(ratio * 10**6), 10**6, 10**6, 10**6
+    )
 
 
 def many(source: str, *ratios: float, technique: str = "inference bf16") -> list[Residual]:
@@ -33,20 +40,33 @@ def test_the_estimate_itself_lies_within() -> None:
 def test_a_long_table_counts_like_a_short_one() -> None:
     lots = many("b", *[1.0] * 999)
     assert ends(many("a", 1.5) + lots)[1] == 1.5
-    twentieth = [one for source in "cdefghijklmnopqrstu" for one in many(source, 1.0)]  # with b twenty sources beside a
+    twentieth = [
+        one for source in "cdefghijklmnopqrstu" for one in many(source, 1.0)
+    ]  # with b twenty sources beside a
     assert ends(many("a", 1.5) + lots + twentieth)[1] == 1.0
 
 
 def test_what_the_allocator_and_the_context_may_do_is_no_error() -> None:
-    wide = Residual("x", "a", "nvidia-smi", "high", "full", 12 * 10**6, 10**7, 8 * 10**6, 11 * 10**6)
+    wide = Residual(
+        "x", "a", "nvidia-smi", "high", "full", 12 * 10**6, 10**7, 8 * 10**6, 11 * 10**6
+    )
     assert ends([wide]) == (1.0, pytest.approx(12 / 11))
     assert ends([wide._replace(measured=9 * 10**6)]) == (1.0, 1.0)
     assert ends([wide._replace(measured=6 * 10**6)]) == (0.75, 1.0)
 
 
 def test_what_is_not_described_completely_says_nothing() -> None:
-    assert [one(1, confidence="medium").counts, one(1, metric="weights").counts, one(1, metric="peak_unspecified").counts] == [False] * 3
-    assert [one(1, metric=metric).counts for metric in (*DEVICE, "peak_allocated")] == [True, True, True, False]
+    assert [
+        one(1, confidence="medium").counts,
+        one(1, metric="weights").counts,
+        one(1, metric="peak_unspecified").counts,
+    ] == [False] * 3
+    assert [one(1, metric=metric).counts for metric in (*DEVICE, "peak_allocated")] == [
+        True,
+        True,
+        True,
+        False,
+    ]
     assert of([one(9.0, confidence="low")]).cases == 0
 
 
@@ -62,7 +82,8 @@ def test_coverage_is_of_what_the_band_never_saw() -> None:
 
 
 def test_no_ends_read_off_the_others_bring_the_count_over_cases_to_the_aim() -> None:
-    """Most of the cases are one source's, which is further off than any case of all others. When this fails, a wider rule can reach 85 %."""
+    """Most of the cases are one source's, which is further off than any case of all others. When
+    this fails, a wider rule can reach 85 %."""
     found = coverage(residuals())
     assert 0.85 <= found[EACH].covered <= 0.95
     assert found[EVERY].covered <= found[WIDEST].covered < 0.85
@@ -89,6 +110,9 @@ def test_the_working_says_what_the_band_rests_on() -> None:
 
     found = ask("openai-community/gpt2", gpu="t4", seq=128)
     said = spread()
-    assert f"of {said.cases} published peaks of {said.sources} sources, each weighed alike" in found.band.origin
+    assert (
+        f"of {said.cases} published peaks of {said.sources} sources, each weighed alike"
+        in found.band.origin
+    )
     words = " ".join(write(found, explain=True).split())
     assert " ".join(found.band.origin.split()) in words

@@ -53,13 +53,22 @@ def test_no_line_cites_a_number_that_nobody_can_look_up() -> None:
 
 @pytest.mark.parametrize(
     "spelled",
-    ["meta-llama/Llama-3.1-8B", "META-LLAMA/llama-3.1-8b", "Llama-3.1-8B", "llama-3.1-8b", "llama_3.1_8B", " Llama 3.1 8B "],
+    [
+        "meta-llama/Llama-3.1-8B",
+        "META-LLAMA/llama-3.1-8b",
+        "Llama-3.1-8B",
+        "llama-3.1-8b",
+        "llama_3.1_8B",
+        " Llama 3.1 8B ",
+    ],
 )
 def test_a_name_is_found_in_every_case_and_without_its_organisation(spelled: str) -> None:
     assert catalog.find(spelled) == "meta-llama/Llama-3.1-8B"
 
 
-@pytest.mark.parametrize("spelled", ["", "Llama", "Llama-3.1", "llama31-8b", "no/such", "meta-llama/", "/Llama-3.1-8B"])
+@pytest.mark.parametrize(
+    "spelled", ["", "Llama", "Llama-3.1", "llama31-8b", "no/such", "meta-llama/", "/Llama-3.1-8B"]
+)
 def test_a_name_that_is_not_whole_is_not_guessed(spelled: str) -> None:
     assert catalog.find(spelled) is None
 
@@ -70,8 +79,13 @@ def test_a_dot_is_part_of_a_number_and_not_a_separator() -> None:
 
 
 def test_a_short_name_of_two_organisations_is_ambiguous() -> None:
-    line = '{"name":"%s","model_type":"llama","verbatim":true,"source":"here","config":{"model_type":"llama"}}\n'
-    small = catalog.Catalog("".join(line % name for name in ("a/Same-1B", "b/Same-1B", "b/Other")).encode())
+    line = (
+        '{"name":"%s","model_type":"llama","verbatim":true,"source":"here",'
+        '"config":{"model_type":"llama"}}\n'
+    )
+    small = catalog.Catalog(
+        "".join(line % name for name in ("a/Same-1B", "b/Same-1B", "b/Other")).encode()
+    )
     assert small.find("same-1b") is None
     assert small.candidates("same-1b") == ["a/Same-1B", "b/Same-1B"]
     assert small.find("other") == "b/Other"
@@ -95,7 +109,11 @@ def test_a_config_too_wide_for_its_line_lies_in_a_file_of_its_own() -> None:
     assert config["model_type"] == "minimax_m3_vl"
     assert len(config["quantization_config"]) > 2
     wide = {path.name for path in catalog.DATA.with_name("wide").iterdir()}
-    assert wide == {name.replace("/", "--") + ".json" for name in catalog.names() if catalog.entry(name).raw.startswith(b'"')}
+    assert wide == {
+        name.replace("/", "--") + ".json"
+        for name in catalog.names()
+        if catalog.entry(name).raw.startswith(b'"')
+    }
 
 
 @pytest.mark.parametrize(
@@ -103,12 +121,24 @@ def test_a_config_too_wide_for_its_line_lies_in_a_file_of_its_own() -> None:
     [
         ("meta-llama/Llama-3.1-8B", "verbatim copy of config.json"),
         ("codellama/CodeLlama-7b-hf", "copy of config.json, with keys merged in or left out"),
-        ("01-ai/Yi-1.5-6B", "assembled from published hyper-parameters, parameter count equal to the published one"),
+        (
+            "01-ai/Yi-1.5-6B",
+            "assembled from published hyper-parameters, parameter count equal to the published one",
+        ),
         (
             "tiiuae/falcon-7b",
-            "assembled from published hyper-parameters, parameter count differs from the published one for a known reason",
+            (
+                "assembled from published hyper-parameters, parameter count differs from the "
+                "published one for a known reason"
+            ),
         ),
-        ("xai-org/grok-1", "assembled from published hyper-parameters, no published parameter count to compare with"),
+        (
+            "xai-org/grok-1",
+            (
+                "assembled from published hyper-parameters, no published parameter count to "
+                "compare with"
+            ),
+        ),
     ],
 )
 def test_provenance_says_how_far_a_config_is_checked(name: str, phrase: str) -> None:
@@ -117,7 +147,11 @@ def test_provenance_says_how_far_a_config_is_checked(name: str, phrase: str) -> 
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("meta-llama/Llama-3.1-8B", 8_030_261_248), ("openai-community/gpt2", 124_439_808), ("mistralai/Mistral-7B-v0.1", 7_241_732_096)],
+    [
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
+        ("openai-community/gpt2", 124_439_808),
+        ("mistralai/Mistral-7B-v0.1", 7_241_732_096),
+    ],
 )
 def test_well_known_counts(name: str, parameters: int) -> None:
     assert catalog.entry(name).parameters == parameters
@@ -126,7 +160,8 @@ def test_well_known_counts(name: str, parameters: int) -> None:
 def test_looking_up_a_name_imports_nothing_heavy() -> None:
     code = (
         "import sys; from memfit.model import catalog; assert catalog.find('Llama-3.1-8B');"
-        "heavy = {'huggingface_hub', 'numpy', 'torch', 'gguf', 'safetensors', 'yaml', 'httpx', 'requests'} & set(sys.modules); assert not heavy, heavy"
+        "heavy = {'huggingface_hub', 'numpy', 'torch', 'gguf', 'safetensors', 'yaml', "
+        "'httpx', 'requests'} & set(sys.modules); assert not heavy, heavy"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

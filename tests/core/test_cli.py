@@ -1,4 +1,5 @@
-"""The command line: what it prints where, its exit codes, and that nothing a user types or hands over ends in a traceback."""
+"""The command line: what it prints where, its exit codes, and that nothing a user types or hands
+over ends in a traceback."""
 
 from __future__ import annotations
 
@@ -30,9 +31,16 @@ from memfit.words import Ask, options
 SRC = Path(__file__).parents[2] / "src"
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
 SMALL: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture
@@ -44,13 +52,26 @@ def small(tmp_path: Path) -> str:
 
 
 def environment(**more: str) -> Mapping[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "FORCE_", "NO_COLOR", "COLUMNS", "TERM"))}
-    return {**kept, "PYTHONPATH": str(SRC), "HF_HUB_OFFLINE": "1", "LC_ALL": "C.UTF-8", "TERM": "xterm", **more}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HF_", "FORCE_", "NO_COLOR", "COLUMNS", "TERM"))
+    }
+    return {
+        **kept,
+        "PYTHONPATH": str(SRC),
+        "HF_HUB_OFFLINE": "1",
+        "LC_ALL": "C.UTF-8",
+        "TERM": "xterm",
+        **more,
+    }
 
 
 def process(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", START, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=environment(**more), timeout=120, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(**more), timeout=120, check=False
+    )
 
 
 def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -60,12 +81,14 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str,
     return code, out, err
 
 
-# -------------------------------------------------------------------------------------------------------- exit codes
+# -------------------------------------------------------------------------------------- exit codes
 def test_it_fits_and_says_so_on_stdout(small: str) -> None:
     done = process("estimate", small, "--gpu", "rtx-4090", "--seq", "128")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("fits: ")
-    assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80, "a path is not broken"
+    assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80, (
+        "a path is not broken"
+    )
     assert "\x1b" not in done.stdout
 
 
@@ -78,10 +101,14 @@ def test_it_does_not_fit() -> None:
 def test_unusable_input_leaves_stdout_empty(small: str) -> None:
     done = process("estimate", small, "--gpu", "rtx-4091")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("error: unknown GPU `rtx-4091` @ gpu\n  hint: did you mean `rtx-4090`")
+    assert done.stderr.startswith(
+        "error: unknown GPU `rtx-4091` @ gpu\n  hint: did you mean `rtx-4090`"
+    )
 
 
-def test_the_module_of_the_installed_command_returns_its_code(small: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_module_of_the_installed_command_returns_its_code(
+    small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert said(capsys, "estimate", small, "--memory", "1.3GiB", "--seq", "16")[0] == 0
     assert said(capsys, "estimate", small, "--memory", "16MiB", "--seq", "16")[0] == 1
     assert said(capsys, "estimate", small, "--memory", "64 bananas")[0] == 2
@@ -93,7 +120,7 @@ def test_may_fit_is_worth_a_try(small: str, capsys: pytest.CaptureFixture[str]) 
     assert (code, out[:7]) == (0, "tight: ")
 
 
-# ------------------------------------------------------------------------------------------------------------ formats
+# ----------------------------------------------------------------------------------------- formats
 def test_json_is_the_documented_one(small: str, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments in (["--json"], ["--format", "json", "--explain"]):
         code, out, err = said(capsys, "estimate", small, "--gpu", "t4", "--longest-seq", *arguments)
@@ -102,12 +129,22 @@ def test_json_is_the_documented_one(small: str, capsys: pytest.CaptureFixture[st
         assert list(problems_of(answer, schema())) == []
         assert answer["verdict"] == "fits"
         assert answer["answers"] == [
-            {"question": "longest_seq", "value": 256, "device": answer["answers"][0]["device"], "limit": "the model has no more positions", "tried": []}
-        ]  # fmt: skip
+            {
+                "question": "longest_seq",
+                "value": 256,
+                "device": answer["answers"][0]["device"],
+                "limit": "the model has no more positions",
+                "tried": [],
+            }
+        ]
 
 
-def test_json_of_unusable_input_has_the_same_keys(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = said(capsys, "estimate", small, "--gpu", "nonesuch", "--batch", "many", "--json")
+def test_json_of_unusable_input_has_the_same_keys(
+    small: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = said(
+        capsys, "estimate", small, "--gpu", "nonesuch", "--batch", "many", "--json"
+    )
     assert code == 2
     answer = json.loads(out)
     assert list(problems_of(answer, schema())) == []
@@ -116,7 +153,9 @@ def test_json_of_unusable_input_has_the_same_keys(small: str, capsys: pytest.Cap
 
 
 def test_markdown_and_the_working(small: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "estimate", small, "--gpu", "t4", "--format", "markdown", "--explain")
+    code, out, _ = said(
+        capsys, "estimate", small, "--gpu", "t4", "--format", "markdown", "--explain"
+    )
     assert (code, out[:8]) == (0, "**fits: ")
     assert "\n```\nthe working of every part" in out
     code, out, _ = said(capsys, "estimate", small, "--gpu", "t4", "--explain")
@@ -126,7 +165,11 @@ def test_markdown_and_the_working(small: str, capsys: pytest.CaptureFixture[str]
 def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = said(capsys, "gpus", "a100", "80gb")
     assert (code, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines()] == ["gpu", "a100-pcie-80gb", "a100-sxm-80gb"]
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "gpu",
+        "a100-pcie-80gb",
+        "a100-sxm-80gb",
+    ]
     code, out, _ = said(capsys, "gpus", "--json", "t4")
     assert [(gpu["id"], gpu["usable"] > 2**33) for gpu in json.loads(out)] == [("t4", True)]
     code, out, _ = said(capsys, "models", "mistral-7b-v0.1")
@@ -135,14 +178,25 @@ def test_lists(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = said(capsys, "models", "--json", "mistralai/mistral-7b-v0.1")
     assert json.loads(out)[0]["parameters"] == 7_241_732_096
     code, _, err = said(capsys, "models", "zzz")
-    assert (code, err) == (2, "error: no model of the catalog matches `zzz` @ pattern\n  hint: `memfit models` lists all\n")
+    assert (code, err) == (
+        2,
+        (
+            "error: no model of the catalog matches `zzz` @ pattern\n  hint: `memfit models` "
+            "lists all\n"
+        ),
+    )
     assert said(capsys, "gpus", "no-such-gpu")[0] == 2
 
 
-# ----------------------------------------------------------------------------------------------------------- terminal
+# ---------------------------------------------------------------------------------------- terminal
 def on_a_terminal(*arguments: str, **more: str) -> str:
     mine, theirs = pty.openpty()
-    done = subprocess.Popen([sys.executable, "-c", START, *arguments], stdout=theirs, stderr=theirs, env=environment(**more))
+    done = subprocess.Popen(
+        [sys.executable, "-c", START, *arguments],
+        stdout=theirs,
+        stderr=theirs,
+        env=environment(**more),
+    )
     os.close(theirs)
     shown = b""
     try:
@@ -190,7 +244,9 @@ def test_a_wider_terminal_is_used_and_a_narrow_one_kept(small: str) -> None:
 
 
 def test_a_closed_pipe_is_quiet() -> None:
-    with subprocess.Popen([sys.executable, "-c", START, "models"], stdout=-1, stderr=-1, env=environment()) as running:
+    with subprocess.Popen(
+        [sys.executable, "-c", START, "models"], stdout=-1, stderr=-1, env=environment()
+    ) as running:
         assert running.stdout is not None
         assert running.stderr is not None
         running.stdout.close()
@@ -199,13 +255,23 @@ def test_a_closed_pipe_is_quiet() -> None:
 
 
 def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
-    """The job file is a pipe that nobody writes to, so that the interrupt comes while memfit waits."""
+    """The job file is a pipe that nobody writes to, so that the interrupt comes while memfit
+    waits."""
     waiting = tmp_path / "job.yaml"
     os.mkfifo(waiting)
-    heard = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {START}"  # a runner in the background ignores it
-    with subprocess.Popen([sys.executable, "-c", heard, "estimate", str(waiting)], stdout=-1, stderr=-1, env=environment()) as running:
+    # a runner in the background ignores it
+    heard = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler); {START}"
+    with subprocess.Popen(
+        [sys.executable, "-c", heard, "estimate", str(waiting)],
+        stdout=-1,
+        stderr=-1,
+        env=environment(),
+    ) as running:
         deadline = time.monotonic() + 60
-        while f"S {os.getpid()}" not in Path(f"/proc/{running.pid}/stat").read_text() or time.monotonic() < deadline - 58:
+        while (
+            f"S {os.getpid()}" not in Path(f"/proc/{running.pid}/stat").read_text()
+            or time.monotonic() < deadline - 58
+        ):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         running.send_signal(signal.SIGINT)
@@ -216,7 +282,7 @@ def test_an_interrupt_is_quiet(tmp_path: Path) -> None:
     assert (running.returncode, out, err) == (130, b"", b"\n")
 
 
-# ------------------------------------------------------------------------------------------------------------ options
+# ----------------------------------------------------------------------------------------- options
 def test_every_option_has_a_flag_with_its_help() -> None:
     shown = CliRunner().invoke(commands, ["estimate", "--help"], terminal_width=200).output
     for name, one in options().items():
@@ -226,15 +292,31 @@ def test_every_option_has_a_flag_with_its_help() -> None:
             for choice in one.metadata["choices"]:
                 assert choice in shown, f"{name}: {choice}"
     assert set(options()) == set(Ask.__dataclass_fields__) | set(Job.__dataclass_fields__)
-    assert max(map(len, CliRunner().invoke(commands, ["estimate", "--help"]).output.splitlines())) <= 80
+    assert (
+        max(map(len, CliRunner().invoke(commands, ["estimate", "--help"]).output.splitlines()))
+        <= 80
+    )
 
 
 SAMPLES = {
-    "gpu": "t4", "memory": "3GiB", "use": "fsdp=8,reshard=no",
-    "optimizer": "sgd", "unsloth": "norms", "targets": "q_proj", "modules_to_save": "lm_head", "trainable": "mlp",
-    "quant_skip": "q_proj", "recompute_modules": "mlp", "versions": "torch=2.6", "alloc_conf": "expandable_segments:True",
-}  # fmt: skip
-BESIDE = {"trainable": {"method": "freeze"}, "modules_to_save": {"method": "lora"}, "targets": {"method": "lora"}}
+    "gpu": "t4",
+    "memory": "3GiB",
+    "use": "fsdp=8,reshard=no",
+    "optimizer": "sgd",
+    "unsloth": "norms",
+    "targets": "q_proj",
+    "modules_to_save": "lm_head",
+    "trainable": "mlp",
+    "quant_skip": "q_proj",
+    "recompute_modules": "mlp",
+    "versions": "torch=2.6",
+    "alloc_conf": "expandable_segments:True",
+}
+BESIDE = {
+    "trainable": {"method": "freeze"},
+    "modules_to_save": {"method": "lora"},
+    "targets": {"method": "lora"},
+}
 
 
 def other(name: str) -> Any:
@@ -244,7 +326,9 @@ def other(name: str) -> Any:
         return not one.default
     if one.metadata["choices"]:
         return one.metadata["choices"][1 if one.default == one.metadata["choices"][0] else 0]
-    return SAMPLES.get(name) or type(one.default)(one.default + 1 if (one.metadata["high"] or 0) > one.default + 1 else 0.5)
+    return SAMPLES.get(name) or type(one.default)(
+        one.default + 1 if (one.metadata["high"] or 0) > one.default + 1 else 0.5
+    )
 
 
 @pytest.mark.parametrize("name", [name for name in options() if name not in ("model", "by")])
@@ -256,9 +340,17 @@ def test_every_option_means_the_same_as_a_flag_a_key_and_an_argument(
     flags: list[str] = []
     for key, value in given.items():
         flag = f"--{key.replace('_', '-')}"
-        flags += ([flag] if value else [flag.replace("--", "--no-", 1)]) if isinstance(value, bool) else [flag, str(value)]
+        flags += (
+            ([flag] if value else [flag.replace("--", "--no-", 1)])
+            if isinstance(value, bool)
+            else [flag, str(value)]
+        )
     job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({"model": small, **{key.replace("_", "-"): value for key, value in given.items()}}))
+    job.write_text(
+        json.dumps(
+            {"model": small, **{key.replace("_", "-"): value for key, value in given.items()}}
+        )
+    )
     answers = []
     for command in ([small, *flags], [str(job)]):
         code, out, _ = said(capsys, "estimate", *command, "--json")
@@ -287,15 +379,27 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return found
 
 
-def test_flags_override_the_job_file_and_the_file_the_defaults(small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_override_the_job_file_and_the_file_the_defaults(
+    small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(
-        "model: ./config.json\ngpu: rtx 4090\nmethod: lora\nbatch: 2\nseq: 64\ntargets: [q_proj, v_proj]\nadapter-dtype: base\npacking: no\n"
+        "model: ./config.json\ngpu: rtx 4090\nmethod: lora\nbatch: 2\nseq: 64\ntargets: "
+        "[q_proj, v_proj]\nadapter-dtype: base\npacking: no\n"
     )
     found = answer(capsys, str(path), "--batch", "3", "--gpu", "t4")
-    assert {name: found["job"][name] for name in ("method", "batch", "seq", "targets", "adapter_dtype", "packing", "optimizer")} == {
-        "method": "lora", "batch": 3, "seq": 64, "targets": "q_proj,v_proj", "adapter_dtype": "base", "packing": False, "optimizer": "adamw",
-    }  # fmt: skip
+    assert {
+        name: found["job"][name]
+        for name in ("method", "batch", "seq", "targets", "adapter_dtype", "packing", "optimizer")
+    } == {
+        "method": "lora",
+        "batch": 3,
+        "seq": 64,
+        "targets": "q_proj,v_proj",
+        "adapter_dtype": "base",
+        "packing": False,
+        "optimizer": "adamw",
+    }
     assert found["gpu"]["id"] == "t4"
     assert answer(capsys, str(path), "--packing")["job"]["packing"] is True
 
@@ -322,12 +426,20 @@ def test_flags_override_the_job_file_and_the_file_the_defaults(small: str, tmp_p
         ("model: 12\nby: 7", ["by", "model"]),
         ("? [1, 2]\n: x\nmodel: ./config.json", ["job file, line 1"]),
         ("a: &a [&b [*a]]\nmodel: ./config.json", ["job.yaml: a"]),
-        ("model: ./config.json\nadapter-dtype: base\nadapter_dtype: base", ["job.yaml: adapter_dtype"]),
-        ("model: ./config.json\nformat: json\nexplain: true", ["job.yaml: format", "job.yaml: explain"]),
+        (
+            "model: ./config.json\nadapter-dtype: base\nadapter_dtype: base",
+            ["job.yaml: adapter_dtype"],
+        ),
+        (
+            "model: ./config.json\nformat: json\nexplain: true",
+            ["job.yaml: format", "job.yaml: explain"],
+        ),
         ("model: ./config.json\nmemory: 24\nversions: 4.5", ["job.versions", "memory"]),
     ],
 )
-def test_bad_job_files(text: str, wheres: list[str], small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_job_files(
+    text: str, wheres: list[str], small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "job.yaml"
     path.write_text(text)
     code, out, _ = said(capsys, "estimate", str(path), "--json")
@@ -338,7 +450,11 @@ def test_bad_job_files(text: str, wheres: list[str], small: str, tmp_path: Path,
 def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "bytes.yml").write_bytes(b"\xff\xfe\x00")
-    for name, word in (("folder.yaml", "directory"), ("bytes.yml", "no text"), ("missing.yaml", "no such file")):
+    for name, word in (
+        ("folder.yaml", "directory"),
+        ("bytes.yml", "no text"),
+        ("missing.yaml", "no such file"),
+    ):
         code, out, err = said(capsys, "estimate", str(tmp_path / name))
         assert (code, out) == (2, "")
         assert word in err
@@ -349,9 +465,15 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["estimate"], ["no model is named"]),
         (["estimate", "a", "b"], ["one model at a time"]),
-        (["estimate", "a", "--bach", "3", "--modle=x"], ["unknown option `--bach`", "`--batch`", "unknown option `--modle`"]),
+        (
+            ["estimate", "a", "--bach", "3", "--modle=x"],
+            ["unknown option `--bach`", "`--batch`", "unknown option `--modle`"],
+        ),
         (["estimate", "a", "-x"], ["unknown option `-x`"]),
-        (["estimate", "gpt2", "--by", "trace", "--python", "/x"], ["unknown option `--python`", "`memfit trace MODEL --python` takes it"]),
+        (
+            ["estimate", "gpt2", "--by", "trace", "--python", "/x"],
+            ["unknown option `--python`", "`memfit trace MODEL --python` takes it"],
+        ),
         (["estimate", "a", "--gpu"], ["'--gpu' requires an argument"]),
         (["estimate", "a", "--format", "xml"], ["'xml' is not one of"]),
         (["estmate", "a"], ["no command `estmate`", "did you mean `estimate`"]),
@@ -359,9 +481,15 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
         (["estimate", "", "--offline"], ["no model is named"]),
         (["estimate", "\x00\x01", "--offline"], ["no name of a model"]),
         (["estimate", "x" * 5000, "--offline"], ["no name of a model"]),
-        (["estimate", "llama-3.1-8b", "--gpus", "8xh100-sxm", "--use", "fdsp"], ["unknown layout `fdsp`", "`fsdp`"]),
+        (
+            ["estimate", "llama-3.1-8b", "--gpus", "8xh100-sxm", "--use", "fdsp"],
+            ["unknown layout `fdsp`", "`fsdp`"],
+        ),
         (["estimate", "llama-3.1-8b", "--gpu", "a100"], ["any of 4 GPUs"]),
-        (["estimate", "llama-3.1-8b", "--optimizer", "adamx"], ["unknown optimizer `adamx`", "`adam`"]),
+        (
+            ["estimate", "llama-3.1-8b", "--optimizer", "adamx"],
+            ["unknown optimizer `adamx`", "`adam`"],
+        ),
         (["estimate", "llama-3.1-8b", "--precision", "bf6"], ["unknown precision `bf6`", "`bf16`"]),
         (["estimate", "llama-3.1-8b", "--seq", "1e3"], ["`1e3` is no whole number"]),
         (["estimate", "llama-3.1-8b", "--batch", "99999999999999999999999"], ["out of range"]),
@@ -373,7 +501,9 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
         (["estimate", "llama-3.1", "--offline"], ["could be any of"]),
     ],
 )
-def test_bad_arguments(arguments: Sequence[str], words: Sequence[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_arguments(
+    arguments: Sequence[str], words: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = said(capsys, *arguments)
     assert (code, out) == (2, "")
     assert err.startswith("error: ")
@@ -381,7 +511,7 @@ def test_bad_arguments(arguments: Sequence[str], words: Sequence[str], capsys: p
         assert word in err
 
 
-# ----------------------------------------------------------------------------------------------------------- bad models
+# -------------------------------------------------------------------------------------- bad models
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -392,7 +522,10 @@ def test_bad_arguments(arguments: Sequence[str], words: Sequence[str], capsys: p
         (b"{}", ["model_type"]),
         (b'{"model_type": "lama"}', ["lama", "`llama`", "--by trace"]),
         (json.dumps({**SMALL, "hidden_size": -4}).encode(), ["config.hidden_size"]),
-        (json.dumps({**SMALL, "hidden_size": 0, "vocab_size": "many"}).encode(), ["config.hidden_size", "config.vocab_size"]),
+        (
+            json.dumps({**SMALL, "hidden_size": 0, "vocab_size": "many"}).encode(),
+            ["config.hidden_size", "config.vocab_size"],
+        ),
         (json.dumps({**SMALL, "num_hidden_layers": 10**12}).encode(), ["config.num_hidden_layers"]),
         (json.dumps({**SMALL, "num_attention_heads": 5}).encode(), ["config.num_attention_heads"]),
         (json.dumps({**SMALL, "num_key_value_heads": 3}).encode(), ["config.num_key_value_heads"]),
@@ -401,7 +534,9 @@ def test_bad_arguments(arguments: Sequence[str], words: Sequence[str], capsys: p
         (b'{"model_type": "llama", "hidden_size": ' + b"9" * 5000 + b"}", ["config"]),
     ],
 )
-def test_bad_configs(content: bytes, words: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_configs(
+    content: bytes, words: Sequence[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "config.json"
     path.write_bytes(content)
     begun = time.monotonic()
@@ -433,14 +568,19 @@ def test_hub_errors_end_like_any_other(tmp_path: Path) -> None:
         hub.repos.update({name: repo for name, repo in cases.items() if repo is not None})
         for name in cases:
             done = process(
-                "estimate", name, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="0", HF_HOME=str(tmp_path), HF_HUB_DISABLE_TELEMETRY="1"
+                "estimate",
+                name,
+                HF_ENDPOINT=hub.endpoint,
+                HF_HUB_OFFLINE="0",
+                HF_HOME=str(tmp_path),
+                HF_HUB_DISABLE_TELEMETRY="1",
             )
             assert (done.returncode, done.stdout) == (2, ""), name
             assert done.stderr.startswith("error: "), name
             assert "Traceback" not in done.stderr
 
 
-# -------------------------------------------------------------------------------------------------------- completion
+# -------------------------------------------------------------------------------------- completion
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
@@ -455,8 +595,10 @@ def test_hub_errors_end_like_any_other(tmp_path: Path) -> None:
 def test_the_shell_is_offered_what_is_known(words: str, offered: str) -> None:
     last = len(words.split()) - 1
     for shell, word, line in (
-        ("bash", str(last), f"plain,{offered}"), ("zsh", str(last), f"plain\n{offered}\n"), ("fish", words.split()[-1], f"plain,{offered}"),
-    ):  # fmt: skip
+        ("bash", str(last), f"plain,{offered}"),
+        ("zsh", str(last), f"plain\n{offered}\n"),
+        ("fish", words.split()[-1], f"plain,{offered}"),
+    ):
         done = process(_MEMFIT_COMPLETE=f"{shell}_complete", COMP_WORDS=words, COMP_CWORD=word)
         assert f"{line}" in done.stdout, shell
         assert done.stderr == ""
@@ -469,9 +611,14 @@ def test_the_shell_is_told_how(shell: str) -> None:
     assert f"_MEMFIT_COMPLETE={shell}_complete" in done.stdout
 
 
-def test_a_trace_without_torch_says_what_else_would_do(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_trace_without_torch_says_what_else_would_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for words in (["estimate", "gpt2", "--by", "trace", "--offline"], ["trace", "gpt2", "--offline"]):
+    for words in (
+        ["estimate", "gpt2", "--by", "trace", "--offline"],
+        ["trace", "gpt2", "--offline"],
+    ):
         code, _, told = said(capsys, *words)
         assert code == 2
         assert "needs the extra `trace`" in told

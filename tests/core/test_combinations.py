@@ -1,4 +1,5 @@
-"""Every pair of layouts with every method, and every layout with every technique of a job: an answer, or a refusal of one sentence."""
+"""Every pair of layouts with every method, and every layout with every technique of a job: an
+answer, or a refusal of one sentence."""
 
 from __future__ import annotations
 
@@ -20,31 +21,81 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.uses import strategy_from
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "tie_word_embeddings": False,
-}  # fmt: skip
-MIXTRAL: dict[str, Any] = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+MIXTRAL: dict[str, Any] = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 MODELS: dict[str, Model] = {"dense": build(LLAMA), "experts": build(MIXTRAL)}
 
 USES = (
-    "ddp=2", "ddp=2,bucket-view", "ddp=2,distributed", "fsdp=2", "fsdp=2,version=1", "fsdp=2,offload", "fsdp=2,version=1,offload", "fsdp=2,reshard=no",
-    "zero=2,stage=1", "zero=2,stage=2", "zero=2,stage=3", "zero=2,stage=3,offload-optimizer=cpu,offload-param=cpu", "zero=2,stage=2,offload-optimizer=cpu",
-    "zero=2,stage=3,offload-optimizer=nvme,offload-param=nvme", "zero=4,stage=3,hpz=2", "zero=2,stage=3,qwz", "gemini=2", "gemini=2,placement=cpu",
-    "tp=2", "tp=2,sequence", "tp=2,sequence,parallel_loss", "cp=2", "cp=2,style=allgather", "cp=2,style=ulysses", "pp=2", "pp=2,schedule=gpipe",
-    "pp=2,schedule=interleaved,virtual=2", "pp=2,schedule=bfs,virtual=2", "pp=2,schedule=zero-bubble,virtual=2", "pp=2,schedule=zbv,virtual=2",
+    "ddp=2",
+    "ddp=2,bucket-view",
+    "ddp=2,distributed",
+    "fsdp=2",
+    "fsdp=2,version=1",
+    "fsdp=2,offload",
+    "fsdp=2,version=1,offload",
+    "fsdp=2,reshard=no",
+    "zero=2,stage=1",
+    "zero=2,stage=2",
+    "zero=2,stage=3",
+    "zero=2,stage=3,offload-optimizer=cpu,offload-param=cpu",
+    "zero=2,stage=2,offload-optimizer=cpu",
+    "zero=2,stage=3,offload-optimizer=nvme,offload-param=nvme",
+    "zero=4,stage=3,hpz=2",
+    "zero=2,stage=3,qwz",
+    "gemini=2",
+    "gemini=2,placement=cpu",
+    "tp=2",
+    "tp=2,sequence",
+    "tp=2,sequence,parallel_loss",
+    "cp=2",
+    "cp=2,style=allgather",
+    "cp=2,style=ulysses",
+    "pp=2",
+    "pp=2,schedule=gpipe",
+    "pp=2,schedule=interleaved,virtual=2",
+    "pp=2,schedule=bfs,virtual=2",
+    "pp=2,schedule=zero-bubble,virtual=2",
+    "pp=2,schedule=zbv,virtual=2",
     "ep=2",
-)  # fmt: skip
+)
 TECHNIQUES: dict[str, dict[str, Any]] = {
-    "full": {}, "lora": {"method": "lora"}, "qlora": {"method": "qlora"}, "freeze": {"method": "freeze", "trainable": "norm"},
+    "full": {},
+    "lora": {"method": "lora"},
+    "qlora": {"method": "qlora"},
+    "freeze": {"method": "freeze", "trainable": "norm"},
     "int8": {"method": "lora", "quant": "int8"},
-    "checkpoints": {"checkpointing": "full"}, "reentrant": {"checkpointing": "full", "reentrant": True},
+    "checkpoints": {"checkpointing": "full"},
+    "reentrant": {"checkpointing": "full", "reentrant": True},
     "every": {"checkpointing": "every", "checkpoint_every": 2},
-    "selective": {"checkpointing": "selective"}, "qlora checkpoints": {"method": "qlora", "checkpointing": "full"}, "autocast": {"precision": "autocast-bf16"},
-    "fp16": {"precision": "autocast-fp16"}, "masters": {"precision": "bf16-master"}, "liger's loss": {"loss": "liger"}, "liger": {"liger": True},
-    "accumulate": {"accumulate": 2}, "evaluate": {"evaluate": True}, "8 bits": {"optimizer": "adamw_8bit"},
+    "selective": {"checkpointing": "selective"},
+    "qlora checkpoints": {"method": "qlora", "checkpointing": "full"},
+    "autocast": {"precision": "autocast-bf16"},
+    "fp16": {"precision": "autocast-fp16"},
+    "masters": {"precision": "bf16-master"},
+    "liger's loss": {"loss": "liger"},
+    "liger": {"liger": True},
+    "accumulate": {"accumulate": 2},
+    "evaluate": {"evaluate": True},
+    "8 bits": {"optimizer": "adamw_8bit"},
     "eager": {"attention": "eager"},
-    "padded": {"packing": False}, "flash": {"attention": "flash-attn-2"}, "outputs": {"keep_outputs": True}, "long": {"longest": 64},
-}  # fmt: skip
+    "padded": {"packing": False},
+    "flash": {"attention": "flash-attn-2"},
+    "outputs": {"keep_outputs": True},
+    "long": {"longest": 64},
+}
 FRAMEWORKS = ("transformers", "trl", "torchtitan", "torchtune", "litgpt", "megatron")
 
 
@@ -78,21 +129,34 @@ def sole() -> Iterator[tuple[str, str]]:
 
 
 def test_pairs_with_every_method() -> None:
-    found = {(use, name): asked(use, model, TECHNIQUES[name]) for use, model in paired() for name in METHODS}
+    found = {
+        (use, name): asked(use, model, TECHNIQUES[name])
+        for use, model in paired()
+        for name in METHODS
+    }
     assert sum(not said for said in found.values()) >= ANSWERED["pairs"]
 
 
 def test_pairs_under_every_framework() -> None:
-    found = {(use, one): asked(use, model, {"framework": one}) for use, model in paired() for one in FRAMEWORKS}
+    found = {
+        (use, one): asked(use, model, {"framework": one})
+        for use, model in paired()
+        for one in FRAMEWORKS
+    }
     assert sum(not said for said in found.values()) >= ANSWERED["frameworks"]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_layouts_with_every_technique(framework: str) -> None:
     found = {
-        (use, name): asked(use, model, {"framework": framework, **options}) for use, model in sole() for name, options in TECHNIQUES.items()
+        (use, name): asked(use, model, {"framework": framework, **options})
+        for use, model in sole()
+        for name, options in TECHNIQUES.items()
     }
-    assert framework != "transformers" or sum(not said for said in found.values()) >= ANSWERED["techniques"]
+    assert (
+        framework != "transformers"
+        or sum(not said for said in found.values()) >= ANSWERED["techniques"]
+    )
 
 
 def test_every_optimizer_under_every_layout() -> None:
@@ -109,19 +173,37 @@ def test_every_optimizer_under_every_layout() -> None:
         "pp=2,schedule=zbv,virtual=2",
     ):
         said = {name: asked(use, "dense", {"optimizer": name}) for name in OPTIMIZERS}
-        assert all(said[name] for name in ("galore_adamw", "apollo_adamw")) or use.partition("=")[0] not in ("zero", "fsdp"), use
+        assert all(said[name] for name in ("galore_adamw", "apollo_adamw")) or use.partition("=")[
+            0
+        ] not in ("zero", "fsdp"), use
 
 
-# ------------------------------------------------------------------------------------------------------------------------------------- scale
+# --------------------------------------------------------------------------------------------------
+# scale
 # 8 GPUs, 10,000 of them, and how many times the work those may be
 SCALES: tuple[tuple[str, str, float, dict[str, Any]], ...] = (
-    ("ddp=8", "ddp=10000", 1.01, {}), ("fsdp=8", "fsdp=10000", 1.01, {}), ("fsdp=8,version=1", "fsdp=10000,version=1", 1.01, {}),
-    ("fsdp=4 ddp=2", "fsdp=8 ddp=1250", 1.01, {}), ("zero=8,stage=3", "zero=10000,stage=3", 1.01, {}), ("tp=2 fsdp=4", "tp=4 fsdp=2500", 1.01, {}),
-    ("pp=2 fsdp=4", "pp=2 fsdp=5000", 1.01, {}), ("cp=2 fsdp=4", "cp=2 fsdp=5000", 1.01, {"seq": 64}),
-    ("tp=2,sequence pp=2 ddp=2,distributed", "tp=2,sequence pp=2 ddp=2500,distributed", 1.01,
-     {"framework": "megatron", "task": "pretrain", "precision": "bf16-master", "optimizer": "adam_fused"}),
-    ("zero=8,stage=1", "zero=10000,stage=1", 6.0, {}), ("zero=8,stage=2", "zero=10000,stage=2", 6.0, {}),  # the worst of 10,000 partitions is sought
-)  # fmt: skip
+    ("ddp=8", "ddp=10000", 1.01, {}),
+    ("fsdp=8", "fsdp=10000", 1.01, {}),
+    ("fsdp=8,version=1", "fsdp=10000,version=1", 1.01, {}),
+    ("fsdp=4 ddp=2", "fsdp=8 ddp=1250", 1.01, {}),
+    ("zero=8,stage=3", "zero=10000,stage=3", 1.01, {}),
+    ("tp=2 fsdp=4", "tp=4 fsdp=2500", 1.01, {}),
+    ("pp=2 fsdp=4", "pp=2 fsdp=5000", 1.01, {}),
+    ("cp=2 fsdp=4", "cp=2 fsdp=5000", 1.01, {"seq": 64}),
+    (
+        "tp=2,sequence pp=2 ddp=2,distributed",
+        "tp=2,sequence pp=2 ddp=2500,distributed",
+        1.01,
+        {
+            "framework": "megatron",
+            "task": "pretrain",
+            "precision": "bf16-master",
+            "optimizer": "adam_fused",
+        },
+    ),
+    ("zero=8,stage=1", "zero=10000,stage=1", 6.0, {}),
+    ("zero=8,stage=2", "zero=10000,stage=2", 6.0, {}),  # the worst of 10,000 partitions is sought
+)
 
 
 def calls(ask: Callable[[], object]) -> int:
@@ -140,12 +222,18 @@ def calls(ask: Callable[[], object]) -> int:
     return count
 
 
-@pytest.mark.parametrize(("few", "many", "times", "options"), SCALES, ids=[many for _, many, _, _ in SCALES])
-def test_ten_thousand_ranks_are_as_quick_as_eight(few: str, many: str, times: float, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("few", "many", "times", "options"), SCALES, ids=[many for _, many, _, _ in SCALES]
+)
+def test_ten_thousand_ranks_are_as_quick_as_eight(
+    few: str, many: str, times: float, options: dict[str, Any]
+) -> None:
     def work(use: str) -> int:
         strategy = strategy_from(use.split(), None)
         job = Job(**{"batch": 1, "seq": 32, **options})
-        estimate(MODELS["dense"], job, None, strategy, precise=False)  # once, for what is remembered
+        estimate(
+            MODELS["dense"], job, None, strategy, precise=False
+        )  # once, for what is remembered
         return calls(lambda: estimate(MODELS["dense"], job, None, strategy, precise=False))
 
     assert work(many) <= times * work(few)

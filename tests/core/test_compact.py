@@ -1,4 +1,5 @@
-"""What the formulas write compactly is what they write in full: same peak, same parts, same blocks, same moments."""
+"""What the formulas write compactly is what they write in full: same peak, same parts, same blocks,
+same moments."""
 
 from __future__ import annotations
 
@@ -17,9 +18,16 @@ from memfit.simulate.memory import Memory, memory
 from memfit.tape import Alloc, Event, Free, Mark, Tape, check
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 9, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 9,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 JOBS: tuple[dict[str, Any], ...] = (
     {},
     {"batch": 3, "seq": 77},
@@ -39,7 +47,11 @@ JOBS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("options", JOBS, ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()) or "plain")
+@pytest.mark.parametrize(
+    "options",
+    JOBS,
+    ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()) or "plain",
+)
 def test_compact_is_flat_in_fewer_events(options: dict[str, Any]) -> None:
     model, job = build(LLAMA), Job(**{"seq": 128, **options})
     compact, flat = lower(model, job, compact=True), lower(model, job)
@@ -53,12 +65,27 @@ def test_compact_is_flat_in_fewer_events(options: dict[str, Any]) -> None:
 def test_a_later_step_is_the_same_blocks_once_more() -> None:
     """But for the workspaces of cuBLAS and the batch, which stay."""
     events = lower(build(LLAMA), Job(seq=128), compact=True).events
-    passes = [place for place, event in enumerate(events) if isinstance(event, Mark) and (event.phase, event.where) == ("forward", "")]
-    steps = [place for place, event in enumerate(events) if isinstance(event, Mark) and event.phase == "step"]
-    begin, again = passes[0], next(place for place in passes if events[place] == Mark("forward", "", 1))
-    first = {id(event): event for event in events[begin : steps[0]] if isinstance(event, (Alloc, Free))}
+    passes = [
+        place
+        for place, event in enumerate(events)
+        if isinstance(event, Mark) and (event.phase, event.where) == ("forward", "")
+    ]
+    steps = [
+        place
+        for place, event in enumerate(events)
+        if isinstance(event, Mark) and event.phase == "step"
+    ]
+    begin, again = (
+        passes[0],
+        next(place for place in passes if events[place] == Mark("forward", "", 1)),
+    )
+    first = {
+        id(event): event for event in events[begin : steps[0]] if isinstance(event, (Alloc, Free))
+    }
     second = {id(event) for event in events[again:] if isinstance(event, (Alloc, Free))}
-    assert {event.op for key, event in first.items() if key not in second and isinstance(event, Alloc)} == {"inputs", "cublas"}
+    assert {
+        event.op for key, event in first.items() if key not in second and isinstance(event, Alloc)
+    } == {"inputs", "cublas"}
     assert len(first.keys() & second) > 0.9 * len(first)
 
 
@@ -76,28 +103,53 @@ def same(one: Memory, other: Memory) -> None:
 WINDOW = {"sliding_window": 32, "use_sliding_window": True}
 SLIDING = ["sliding_attention", "full_attention"]
 FIRST, LAST, NONE = Ends(last=False), Ends(first=False), Ends(first=False, last=False)
-# Walks that tell nothing less than all layers do, though fewer ends are walked; and those that are found not to tell all.
+# Walks that tell nothing less than all layers do, though fewer ends are walked; and those that are
+# found not to tell all.
 TOLD: tuple[tuple[dict[str, Any], dict[str, Any], Ends], ...] = (
-    *(({}, options, ends) for options in JOBS if "method" not in options for ends in (NONE, FIRST, LAST)),
+    *(
+        ({}, options, ends)
+        for options in JOBS
+        if "method" not in options
+        for ends in (NONE, FIRST, LAST)
+    ),
     *(({}, options, FIRST) for options in JOBS if "method" in options),
     ({}, {"precision": "bf16-master"}, NONE),
     ({}, {"optimizer": "adamw_8bit", "clip": 1.0, "zero_grad": "keep"}, NONE),
     ({}, {"optimizer": "adagrad", "precision": "autocast-fp16"}, NONE),
     ({}, {"optimizer": "lion", "accumulate": 2}, NONE),
-    ({}, {"checkpointing": "full", "reentrant": True, "precision": "autocast-bf16", "longest": 200}, NONE),
+    (
+        {},
+        {"checkpointing": "full", "reentrant": True, "precision": "autocast-bf16", "longest": 200},
+        NONE,
+    ),
     ({"num_hidden_layers": 10}, {"checkpointing": "every", "checkpoint_every": 2}, FIRST),
     ({}, {"liger": True}, LAST),
     ({"num_hidden_layers": 24, "model_type": "gemma2", "head_dim": 16}, {}, NONE),
-    ({"num_hidden_layers": 24, "model_type": "gemma2", "head_dim": 16}, {"task": "inference", "beams": 3}, NONE),
-    ({"num_hidden_layers": 12, "model_type": "qwen2", "layer_types": SLIDING * 6, **WINDOW}, {"task": "inference"}, NONE),
-    ({"num_hidden_layers": 12, "model_type": "qwen2", "layer_types": SLIDING * 6, **WINDOW}, {"task": "inference"}, BOTH),
+    (
+        {"num_hidden_layers": 24, "model_type": "gemma2", "head_dim": 16},
+        {"task": "inference", "beams": 3},
+        NONE,
+    ),
+    (
+        {"num_hidden_layers": 12, "model_type": "qwen2", "layer_types": SLIDING * 6, **WINDOW},
+        {"task": "inference"},
+        NONE,
+    ),
+    (
+        {"num_hidden_layers": 12, "model_type": "qwen2", "layer_types": SLIDING * 6, **WINDOW},
+        {"task": "inference"},
+        BOTH,
+    ),
 )
 NOT_TOLD: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
     ({}, {"method": "lora"}),  # the first layer's input needs no gradient
     ({}, {"method": "freeze", "trainable": "mlp"}),
     ({}, {"method": "lora", "checkpointing": "full"}),  # it is a leaf that collects one
     ({}, {"liger": True}),  # the last layer's output gets a gradient that shares its block
-    ({"model_type": "gptj", "n_embd": 64, "n_layer": 9, "n_head": 4, "rotary_dim": 8}, {"checkpointing": "full"}),  # scores are returned
+    (
+        {"model_type": "gptj", "n_embd": 64, "n_layer": 9, "n_head": 4, "rotary_dim": 8},
+        {"checkpointing": "full"},
+    ),  # scores are returned
 )
 
 
@@ -106,7 +158,9 @@ def case(changes: dict[str, Any], options: dict[str, Any]) -> tuple[Model, Job]:
 
 
 @pytest.mark.parametrize(("changes", "options", "ends"), TOLD, ids=str)
-def test_fewer_layers_tell_as_much(changes: dict[str, Any], options: dict[str, Any], ends: Ends) -> None:
+def test_fewer_layers_tell_as_much(
+    changes: dict[str, Any], options: dict[str, Any], ends: Ends
+) -> None:
     model, job = case(changes, options)
     walk = walked(model, job, ends=ends)
     assert walk is not None
@@ -118,7 +172,9 @@ def test_fewer_layers_tell_as_much(changes: dict[str, Any], options: dict[str, A
 
 
 @pytest.mark.parametrize(("changes", "options"), NOT_TOLD, ids=str)
-def test_a_walk_that_does_not_tell_all_is_noticed(changes: dict[str, Any], options: dict[str, Any]) -> None:
+def test_a_walk_that_does_not_tell_all_is_noticed(
+    changes: dict[str, Any], options: dict[str, Any]
+) -> None:
     model, job = case(changes, options)
     assert walked(model, job, ends=NONE) is None
     same(memory(lower(model, job, compact=True)), memory(lower(model, job)))
@@ -142,8 +198,14 @@ def written_out(model: Model, job: Job) -> tuple[Event, ...] | None:
     return expanded(events, spans, program.entries, model.prefix)
 
 
-@pytest.mark.parametrize("options", JOBS, ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()) or "plain")
-def test_a_compact_tape_written_out_is_the_walk_through_every_layer(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options",
+    JOBS,
+    ids=lambda options: " ".join(f"{key}={value}" for key, value in options.items()) or "plain",
+)
+def test_a_compact_tape_written_out_is_the_walk_through_every_layer(
+    options: dict[str, Any],
+) -> None:
     model, job = build(LLAMA), Job(**{"seq": 128, **options})
     flat = written_out(model, job)
     assert flat is not None
@@ -152,19 +214,33 @@ def test_a_compact_tape_written_out_is_the_walk_through_every_layer(options: dic
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 FAMILIES = sorted({family.name: family for family in families().values()}.items())
-ALTERNATE = {"cohere2", "exaone4", "olmo3", "smollm3", "gpt_neo"}  # more layers than these tests have before they repeat
+ALTERNATE = {
+    "cohere2",
+    "exaone4",
+    "olmo3",
+    "smollm3",
+    "gpt_neo",
+}  # more layers than these tests have before they repeat
 
 
-@pytest.mark.parametrize("family", [pytest.param(family, id=name) for name, family in FAMILIES if name not in ALTERNATE])
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, id=name) for name, family in FAMILIES if name not in ALTERNATE]
+)
 @pytest.mark.parametrize("task", ["finetune", "inference"])
 def test_every_family_is_written_out_as_it_is_walked(family: Family, task: str) -> None:
     config = {key: value for key, value in family.examples[0].items() if key != "layer_types"}
     inner = dict(config.get("text_config", config))
     inner.update({key: 8 for key in LAYERS if key in inner})
     config = {**config, "text_config": inner} if "text_config" in config else inner
-    model, job = build(config), Job(task=task, seq=16, new_tokens=16) if task == "inference" else Job(seq=16)
+    model, job = (
+        build(config),
+        Job(task=task, seq=16, new_tokens=16) if task == "inference" else Job(seq=16),
+    )
     flat = written_out(model, job)
     if flat is None:
-        assert (family.name, task) == ("gpt_oss", "inference")  # its cache's windows are not alike in neighbours: layers are walked
+        assert (family.name, task) == (
+            "gpt_oss",
+            "inference",
+        )  # its cache's windows are not alike in neighbours: layers are walked
         return
     assert numbered(flat) == numbered(whole(walked(model, job, ends=None)).events)

@@ -1,4 +1,5 @@
-"""Variants side by side: the same figures as one by one, flags read as `estimate` reads them, and everything wrong at once."""
+"""Variants side by side: the same figures as one by one, flags read as `estimate` reads them, and
+everything wrong at once."""
 
 import json
 
@@ -18,7 +19,16 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str
 
 
 def test_each_column_is_the_estimate_of_its_variant(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "--gpus", "2xa10", "--with", "--use ddp", "--with", "--method lora --rank 4", "--json")
+    code, out, _ = said(
+        capsys,
+        "--gpus",
+        "2xa10",
+        "--with",
+        "--use ddp",
+        "--with",
+        "--method lora --rank 4",
+        "--json",
+    )
     assert code == 0
     found = json.loads(out)["variants"]
     assert [one["words"] for one in found] == ["--use ddp", "--method lora --rank 4"]
@@ -28,8 +38,12 @@ def test_each_column_is_the_estimate_of_its_variant(capsys: pytest.CaptureFixtur
         assert one["estimate"]["memory"]["device"] == alone.device
 
 
-def test_the_table_has_a_column_for_each_and_says_which_is_which(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = said(capsys, "--gpu", "t4", "--with", "--method full", "--with", "--method full --batch 100000")
+def test_the_table_has_a_column_for_each_and_says_which_is_which(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = said(
+        capsys, "--gpu", "t4", "--with", "--method full", "--with", "--method full --batch 100000"
+    )
     assert code == 0
     legend, table = out.split("\n\n")
     assert legend.splitlines() == ["A  --method full", "B  --method full --batch 100000"]
@@ -38,7 +52,9 @@ def test_the_table_has_a_column_for_each_and_says_which_is_which(capsys: pytest.
     assert rows[1].split(maxsplit=1)[1].split("  ")[0] == "fits"
     assert rows[1].endswith("does not fit")
     assert max(map(len, rows)) <= 80
-    assert said(capsys, "--gpu", "t4", "--with", "--batch 100000", "--with", "--batch 200000")[0] == 1
+    assert (
+        said(capsys, "--gpu", "t4", "--with", "--batch 100000", "--with", "--batch 200000")[0] == 1
+    )
 
 
 def test_many_variants_go_on_below(capsys: pytest.CaptureFixture[str]) -> None:
@@ -60,7 +76,9 @@ def test_many_variants_go_on_below(capsys: pytest.CaptureFixture[str]) -> None:
         (["--with", "--batch 1", "--with", "gpt2"], "unexpected extra argument"),
     ],
 )
-def test_what_is_wrong_is_told(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_told(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     code, out, err = said(capsys, *words)
     assert (code, out) == (2, "")
     assert told in err.lower()
@@ -69,7 +87,11 @@ def test_what_is_wrong_is_told(words: list[str], told: str, capsys: pytest.Captu
 def test_problems_of_all_variants_are_raised_together() -> None:
     with pytest.raises(InputError) as caught:
         compare(MODEL, [{"batch": 0}, {"use": "fdsp", "seq": -1}], offline=True)
-    assert [one.where.split(":")[0] for one in caught.value.problems] == ["variant 1", "variant 2", "variant 2"]
+    assert [one.where.split(":")[0] for one in caught.value.problems] == [
+        "variant 1",
+        "variant 2",
+        "variant 2",
+    ]
 
 
 def test_markdown_is_a_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""Counts of the bundled configs, whole checkpoints to the byte, and what families say of caches, windows and experts."""
+"""Counts of the bundled configs, whole checkpoints to the byte, and what families say of caches,
+windows and experts."""
 
 from __future__ import annotations
 
@@ -18,9 +19,16 @@ def known(name: str) -> Model:
 
 
 def test_catalog() -> None:
-    """Every entry that has a family counts as transformers 5.23 did on the meta device (`built_with`)."""
-    counted = [entry for entry in catalog.entries() if entry.model_type in families() and entry.parameters]
-    wrong = {entry.name: (count, entry.parameters) for entry in counted if (count := known(entry.name).parameters) != entry.parameters}
+    """Every entry that has a family counts as transformers 5.23 did on the meta device
+    (`built_with`)."""
+    counted = [
+        entry for entry in catalog.entries() if entry.model_type in families() and entry.parameters
+    ]
+    wrong = {
+        entry.name: (count, entry.parameters)
+        for entry in counted
+        if (count := known(entry.name).parameters) != entry.parameters
+    }
     assert not wrong
     assert len(counted) >= 400
 
@@ -33,13 +41,17 @@ def test_every_family_of_the_catalog_can_be_built() -> None:
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    # `total_size` in model.safetensors.index.json of the two repositories: MXFP4 experts, everything else in bfloat16
+    # `total_size` in model.safetensors.index.json of the two repositories: MXFP4 experts,
+    # everything else in bfloat16
     [("openai/gpt-oss-20b", 13_761_264_768), ("openai/gpt-oss-120b", 65_248_815_744)],
 )
 def test_stored_in_mxfp4(name: str, size: int) -> None:
     model = known(name)
     assert model.dtype == "bfloat16"
-    assert sum(FORMATS[weight.format or model.dtype].bytes(weight.count) for weight in model.weights()) == size
+    assert (
+        sum(FORMATS[weight.format or model.dtype].bytes(weight.count) for weight in model.weights())
+        == size
+    )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +60,10 @@ def test_stored_in_mxfp4(name: str, size: int) -> None:
     [
         ("mistralai/Mixtral-8x7B-v0.1", 12.9),  # Jiang et al. 2024: 12.9B active of 46.7B
         ("Qwen/Qwen3-30B-A3B", 3.3),  # its card: 3.3B activated
-        ("deepseek-ai/DeepSeek-V3", 37.6),  # 37B in the report, which leaves out the embedding: 0.93B
+        (
+            "deepseek-ai/DeepSeek-V3",
+            37.6,
+        ),  # 37B in the report, which leaves out the embedding: 0.93B
         ("meta-llama/Llama-3.1-8B", 8.0),
     ],
 )
@@ -91,7 +106,11 @@ def test_windows(name: str, expected: dict[int, int]) -> None:
 
 def test_towers_are_held_and_not_passed_through() -> None:
     model = known("google/gemma-3-12b-it")
-    assert model.idle == sum(weight.count for weight in model.weights() if "vision_tower" in weight.name or "projector" in weight.name)
+    assert model.idle == sum(
+        weight.count
+        for weight in model.weights()
+        if "vision_tower" in weight.name or "projector" in weight.name
+    )
     assert model.active == model.parameters - model.idle
 
 
@@ -107,12 +126,22 @@ def test_tied_head_is_counted_once() -> None:
 
 
 def test_active_counts_experts_by_use() -> None:
-    """By hand: 4 experts of which 1 is used, behind a router; everything else is passed by every token."""
+    """By hand: 4 experts of which 1 is used, behind a router; everything else is passed by every
+    token."""
     moe = MoE(name="mlp", experts=4, active=1, inputs=8, width=6)
     model = Model(
-        name="x", family="x", prefix="layers", embed=(), layers=(Layer(blocks=(Block(mixer=moe),)),), final=(),
-        head=Linear(name="head", inputs=8, outputs=10), tied=False, vocab=10, width=8, positions=1,
-    )  # fmt: skip
+        name="x",
+        family="x",
+        prefix="layers",
+        embed=(),
+        layers=(Layer(blocks=(Block(mixer=moe),)),),
+        final=(),
+        head=Linear(name="head", inputs=8, outputs=10),
+        tied=False,
+        vocab=10,
+        width=8,
+        positions=1,
+    )
     expert = 3 * 8 * 6
     assert model.parameters == 4 * expert + 4 * 8 + 80
     assert model.active == expert + 4 * 8 + 80

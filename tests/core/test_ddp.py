@@ -16,9 +16,15 @@ from memfit.strategy import DDP, Strategy
 from memfit.tape import Alloc, Free, Tape, check
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4000,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "vocab_size": 4000,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 JOB = Job(seq=64)
 
 
@@ -41,7 +47,13 @@ def buckets(tape: Tape) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "ddp", [DDP(size=8), DDP(size=8, bucket_view=True), DDP(size=8, static_graph=True), DDP(size=8, find_unused=True, bucket_mb=1)]
+    "ddp",
+    [
+        DDP(size=8),
+        DDP(size=8, bucket_view=True),
+        DDP(size=8, static_graph=True),
+        DDP(size=8, find_unused=True, bucket_mb=1),
+    ],
 )
 def test_every_gradient_has_its_place_in_a_bucket(model: Model, ddp: DDP) -> None:
     tape = lower(model, JOB, Strategy(ddp=ddp))
@@ -56,11 +68,17 @@ def test_every_gradient_has_its_place_in_a_bucket(model: Model, ddp: DDP) -> Non
 def test_buckets_are_built_anew_in_the_order_of_the_gradients(model: Model) -> None:
     first, *_, last = buckets(lower(model, JOB, Strategy(ddp=DDP(size=8))))
     assert first == [2 * model.parameters]
-    assert last == [2 * 4000 * 256, 2 * (model.parameters - 4000 * 256)]  # the head is more than the first one's cap
+    assert last == [
+        2 * 4000 * 256,
+        2 * (model.parameters - 4000 * 256),
+    ]  # the head is more than the first one's cap
 
 
 def test_gradients_that_are_views_cost_nothing_beside_the_buckets(model: Model) -> None:
-    apart, within = (memory(lower(model, JOB, Strategy(ddp=DDP(size=8, bucket_view=view)))) for view in (False, True))
+    apart, within = (
+        memory(lower(model, JOB, Strategy(ddp=DDP(size=8, bucket_view=view))))
+        for view in (False, True)
+    )
     assert apart.parts["gradients"] == 2 * model.parameters
     assert apart.allocated - within.allocated > 1.8 * model.parameters
 
@@ -68,13 +86,28 @@ def test_gradients_that_are_views_cost_nothing_beside_the_buckets(model: Model) 
 def test_only_what_is_trained_is_in_the_buckets(model: Model) -> None:
     job = Job(seq=64, method="lora")
     tape = lower(model, job, Strategy(ddp=DDP(size=2)))
-    adapters = sum(event.size for event in tape if type(event) is Alloc and event.where.endswith("_proj") and event.op == "parameter")
-    adapters -= sum(2 * weight.count for weight in model.weights() if weight.role == "linear" and "_proj" in weight.name)
+    adapters = sum(
+        event.size
+        for event in tape
+        if type(event) is Alloc and event.where.endswith("_proj") and event.op == "parameter"
+    )
+    adapters -= sum(
+        2 * weight.count
+        for weight in model.weights()
+        if weight.role == "linear" and "_proj" in weight.name
+    )
     assert max(sum(sizes) for sizes in buckets(tape)) == adapters > 0
 
 
 def test_buckets_close_when_they_are_full() -> None:
-    items = [Item(MIB // 2, BF16), Item(MIB, FP32), Item(MIB // 2, BF16), Item(3 * MIB, BF16), Item(5, FP32), Item(2 * MIB, BF16)]
+    items = [
+        Item(MIB // 2, BF16),
+        Item(MIB, FP32),
+        Item(MIB // 2, BF16),
+        Item(3 * MIB, BF16),
+        Item(5, FP32),
+        Item(2 * MIB, BF16),
+    ]
     assert bucket_sizes(items, ()) == [6 * MIB, MIB + 5]
     assert bucket_sizes(items, (MIB, 4 * MIB)) == [MIB, MIB, 5 * MIB, 5]
 
@@ -83,9 +116,15 @@ def test_buckets_close_when_they_are_full() -> None:
     ("ddp", "options", "said"),
     [
         (DDP(size=8, static_graph=True), {"accumulate": 2}, "a static graph's first backward"),
-        (DDP(size=8, find_unused=True), {"checkpointing": "full", "reentrant": True}, "ready twice"),
+        (
+            DDP(size=8, find_unused=True),
+            {"checkpointing": "full", "reentrant": True},
+            "ready twice",
+        ),
     ],
 )
-def test_what_torch_stops_at_is_refused(model: Model, ddp: DDP, options: dict[str, Any], said: str) -> None:
+def test_what_torch_stops_at_is_refused(
+    model: Model, ddp: DDP, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError, match=said):
         lower(model, Job(**options), Strategy(ddp=ddp))

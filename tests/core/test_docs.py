@@ -1,4 +1,5 @@
-"""Docs cannot drift: their transcripts are run again, their Python examples are doctests, their links lead somewhere."""
+"""Docs cannot drift: their transcripts are run again, their Python examples are doctests, their
+links lead somewhere."""
 
 from __future__ import annotations
 
@@ -36,11 +37,15 @@ def test_transcripts_are_what_the_commands_print(path: Path) -> None:
     assert transcripts("--check", path) == (0, "")
 
 
-@pytest.mark.parametrize("path", [path for path in PAGES if ">>> " in path.read_text(encoding="utf-8")], ids=name)
+@pytest.mark.parametrize(
+    "path", [path for path in PAGES if ">>> " in path.read_text(encoding="utf-8")], ids=name
+)
 def test_python_examples_are_true(path: Path) -> None:
     # A closing fence would be taken for output, so it is made a blank line.
     text = re.sub(r"^```.*$", "", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    examples = doctest.DocTestParser().get_doctest(text, {"__name__": "__main__"}, path.name, str(path), 0)
+    examples = doctest.DocTestParser().get_doctest(
+        text, {"__name__": "__main__"}, path.name, str(path), 0
+    )
     report: list[str] = []
     result = doctest.DocTestRunner(verbose=False).run(examples, out=report.append)
     assert result.attempted
@@ -55,11 +60,22 @@ def test_links_lead_to_files(path: Path) -> None:
 
 def test_the_architecture_names_every_module_and_every_dependency() -> None:
     page = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
-    modules = [path for path in (ROOT / "src" / "memfit").iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
-    absent = [path.name for path in modules if not path.name.startswith("__") and f"`{path.name}" not in page]
+    modules = [
+        path
+        for path in (ROOT / "src" / "memfit").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    ]
+    absent = [
+        path.name
+        for path in modules
+        if not path.name.startswith("__") and f"`{path.name}" not in page
+    ]
     assert absent == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wanted = [*project["dependencies"], *(one for extra in project["optional-dependencies"].values() for one in extra)]
+    wanted = [
+        *project["dependencies"],
+        *(one for extra in project["optional-dependencies"].values() for one in extra),
+    ]
     names = {re.split(r"[^\w-]", one)[0] for one in wanted} - {"memfit", "types-PyYAML"}
     assert [one for one in sorted(names) if one not in page] == []
 
@@ -71,11 +87,26 @@ LATER = {"fastapi", "uvicorn"}  # the extra `server`, declared before there is o
 def test_every_dependency_is_imported() -> None:
     """rich was declared for months and used by nothing."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = [one for name, extra in project["optional-dependencies"].items() if name != "dev" for one in extra]
-    names = {re.split(r"[^\w-]", one)[0] for one in [*project["dependencies"], *extras]} - {"memfit"} - LATER
+    extras = [
+        one
+        for name, extra in project["optional-dependencies"].items()
+        if name != "dev"
+        for one in extra
+    ]
+    names = (
+        {re.split(r"[^\w-]", one)[0] for one in [*project["dependencies"], *extras]}
+        - {"memfit"}
+        - LATER
+    )
     code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py"))
     found = {
-        name for name in names if re.search(rf"^\s*(import|from) {IMPORTED.get(name, name)}\b|\"{IMPORTED.get(name, name)}\"", code, re.M)
+        name
+        for name in names
+        if re.search(
+            rf"^\s*(import|from) {IMPORTED.get(name, name)}\b|\"{IMPORTED.get(name, name)}\"",
+            code,
+            re.M,
+        )
     }
     assert names - found == set()
 
@@ -91,9 +122,9 @@ def test_a_stale_transcript_is_found_and_refreshed(tmp_path: Path) -> None:
     assert "drifted" in said
     assert "stale" in stale.read_text()
     assert transcripts(stale)[0] == 0
-    assert (
-        stale.read_text()
-        == '# A page\n\n<!-- run: python -c "print(6 * 7)" -->\n```console\n$ python -c "print(6 * 7)"\n42\n```\n\nand more\n'
+    assert stale.read_text() == (
+        '# A page\n\n<!-- run: python -c "print(6 * 7)" -->\n```console\n$ python -c '
+        '"print(6 * 7)"\n42\n```\n\nand more\n'
     )
     assert transcripts("--check", stale) == (0, "")
 
@@ -109,7 +140,10 @@ def test_commands_run_plain_and_offline(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_only_the_head_is_shown_when_asked_for(tmp_path: Path) -> None:
-    path = page(tmp_path / "page.md", '<!-- run exit=3 head=2: python -c "print(1, 2, 3, 4, sep=chr(10)); exit(3)" -->')
+    path = page(
+        tmp_path / "page.md",
+        '<!-- run exit=3 head=2: python -c "print(1, 2, 3, 4, sep=chr(10)); exit(3)" -->',
+    )
     assert transcripts(path)[0] == 0
     assert path.read_text().endswith("\n1\n2\n…\n```\n\nand more\n")
 

@@ -1,4 +1,5 @@
-"""Verdicts over hand-written tapes, through the producer's seam; reverse questions; what a Python caller sees."""
+"""Verdicts over hand-written tapes, through the producer's seam; reverse questions; what a Python
+caller sees."""
 
 from __future__ import annotations
 
@@ -22,23 +23,39 @@ from memfit.job import COUNTS, NEWEST, Job
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.model.modules import Model
-from memfit.plan.reverse import cheapest_gpu, cheapest_precision, largest_batch, last, longest_seq, smallest_gpu
+from memfit.plan.reverse import (
+    cheapest_gpu,
+    cheapest_precision,
+    largest_batch,
+    last,
+    longest_seq,
+    smallest_gpu,
+)
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc, Event, Free, Mark, Tape
 from memfit.units import GIB, MIB
 from memfit.words import Ask, model_of
 
 SMALL = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 8, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 MODEL = build(SMALL, name="small")
 ATTENTION, MLP, NORMS = 64 * 64 * 2 + 64 * 32 * 2, 3 * 64 * 176, 2 * 64
 TOTAL = 2 * 512 * 64 + 64 + 8 * (ATTENTION + MLP + NORMS)
 
 
 def written(*events: Event) -> Callable[..., Tape]:
-    return lambda model, job, strategy, cluster: Tape(events=events, source="handwritten", versions={"torch": "9.9"})
+    return lambda model, job, strategy, cluster: Tape(
+        events=events, source="handwritten", versions={"torch": "9.9"}
+    )
 
 
 def load(size: int) -> tuple[Event, ...]:
@@ -57,18 +74,26 @@ def held(size: int) -> Estimate:
     return estimate(MODEL, Job(), Cluster(gpu=gpu), producer=written(*load(10 * GIB)))
 
 
-# ----------------------------------------------------------------------------------------------------------- verdict
+# ----------------------------------------------------------------------------------------- verdict
 def test_the_four_numbers_and_their_parts() -> None:
     found = held(12 * GIB)
     low, high = found.context.low, found.context.high
     assert (found.memory.allocated, found.memory.reserved) == (10 * GIB, 10 * GIB)
     assert found.outside == (low + high) // 2
     assert found.device == 10 * GIB + found.outside
-    assert found.parts == {"weights": 10 * GIB, "rounding": 0, "fragmentation": 0, "context": found.outside}
+    assert found.parts == {
+        "weights": 10 * GIB,
+        "rounding": 0,
+        "fragmentation": 0,
+        "context": found.outside,
+    }
     assert sum(found.parts.values()) == found.device
     assert found.usable == (12 * GIB, 12 * GIB + 100 * MIB)
     said = spread()
-    assert (found.band.low, found.band.high) == (round(said.low * 10 * GIB) + low, round(said.high * 10 * GIB) + high)
+    assert (found.band.low, found.band.high) == (
+        round(said.low * 10 * GIB) + low,
+        round(said.high * 10 * GIB) + high,
+    )
     assert f"of {said.cases} published peaks of {said.sources} sources" in found.band.origin
     assert (found.source, found.versions) == ("handwritten", {"torch": "9.9"})
 
@@ -77,18 +102,33 @@ def test_verdicts_by_where_the_band_lies() -> None:
     whole = held(12 * GIB)
     assert held(whole.band.high).verdict == "fits"
     assert held(whole.band.high - 1).verdict == "tight"
-    needed = 10 * GIB + whole.context.low  # with less than this the run ends, whatever the allocator gives back
+    needed = (
+        10 * GIB + whole.context.low
+    )  # with less than this the run ends, whatever the allocator gives back
     assert held(needed - 100 * MIB).verdict == "tight"
     assert held(needed - 100 * MIB - 1).verdict == "no"
-    assert [held(size).fits for size in (12 * GIB, whole.band.high - 1, 10 * GIB - 500 * MIB)] == [True, True, False]
+    assert [held(size).fits for size in (12 * GIB, whole.band.high - 1, 10 * GIB - 500 * MIB)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 def test_running_out_says_where_and_for_how_much() -> None:
-    events = (*load(6 * GIB), Mark("forward", "layers.3", 1), Alloc(1, 6 * GIB, "activations", "layers.3.mlp", "silu"))
+    events = (
+        *load(6 * GIB),
+        Mark("forward", "layers.3", 1),
+        Alloc(1, 6 * GIB, "activations", "layers.3.mlp", "silu"),
+    )
     found = estimate(MODEL, Job(), Cluster(gpu=custom_gpu(8 * GIB)), producer=written(*events))
     assert found.verdict == "no"
     assert found.failure is not None
-    assert (found.failure.at.phase, found.failure.at.step, found.failure.at.where, found.failure.at.op) == (
+    assert (
+        found.failure.at.phase,
+        found.failure.at.step,
+        found.failure.at.where,
+        found.failure.at.op,
+    ) == (
         "forward",
         1,
         "layers.3.mlp",
@@ -100,18 +140,36 @@ def test_running_out_says_where_and_for_how_much() -> None:
 
 
 def test_giving_cached_blocks_back_is_tight_and_counted() -> None:
-    """3 GiB are freed and cached, 4 GiB do not fit into them: the allocator gives them back and goes on."""
-    events = (*load(GIB), Mark("forward"), Alloc(1, 3 * GIB, "activations"), Free(1), Alloc(2, 4 * GIB, "activations"))
+    """3 GiB are freed and cached, 4 GiB do not fit into them: the allocator gives them back and
+    goes on."""
+    events = (
+        *load(GIB),
+        Mark("forward"),
+        Alloc(1, 3 * GIB, "activations"),
+        Free(1),
+        Alloc(2, 4 * GIB, "activations"),
+    )
     found = estimate(MODEL, Job(), Cluster(gpu=custom_gpu(7 * GIB)), producer=written(*events))
     assert (found.memory.allocated, found.memory.reserved) == (5 * GIB, 8 * GIB)
     assert (found.verdict, found.retries, found.failure) == ("tight", 1, None)
 
 
 def test_the_longest_batch_to_come_is_a_moment_of_its_own() -> None:
-    """Its live peak is that of a run of such batches; what the shorter ones left cached does not fit it."""
-    alike, mixed = (estimate(MODEL, Job(**options), on("rtx-4090")) for options in ({"seq": 512}, {"seq": 128, "longest": 512}))
-    moments = {stretch.moment: stretch for stretch in mixed.memory.timeline if stretch.phase == "backward"}
-    assert moments["longest batch"].allocated == mixed.memory.allocated == alike.memory.allocated > moments["steady step"].allocated
+    """Its live peak is that of a run of such batches; what the shorter ones left cached does not
+    fit it."""
+    alike, mixed = (
+        estimate(MODEL, Job(**options), on("rtx-4090"))
+        for options in ({"seq": 512}, {"seq": 128, "longest": 512})
+    )
+    moments = {
+        stretch.moment: stretch for stretch in mixed.memory.timeline if stretch.phase == "backward"
+    }
+    assert (
+        moments["longest batch"].allocated
+        == mixed.memory.allocated
+        == alike.memory.allocated
+        > moments["steady step"].allocated
+    )
     assert mixed.memory.reserved is not None
     assert alike.memory.reserved is not None
     assert mixed.memory.reserved >= alike.memory.reserved
@@ -146,17 +204,27 @@ def test_options_of_the_allocator_count() -> None:
 
 def test_a_memory_fraction_is_one_of_a_gpu() -> None:
     half = Job(alloc_conf="per_process_memory_fraction:0.5")
-    assert estimate(MODEL, half, Cluster(gpu=custom_gpu(8 * GIB)), producer=written(*load(GIB))).memory.reserved == GIB
+    assert (
+        estimate(
+            MODEL, half, Cluster(gpu=custom_gpu(8 * GIB)), producer=written(*load(GIB))
+        ).memory.reserved
+        == GIB
+    )
     with pytest.raises(InputError, match="needs a GPU"):
         estimate(MODEL, half, producer=written(*load(GIB)))
 
 
 def test_several_gpus_are_refused_so_far() -> None:
     with pytest.raises(InputError, match="8 GPUs"):
-        estimate(MODEL, Job(), Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8), producer=written(*load(GIB)))
+        estimate(
+            MODEL,
+            Job(),
+            Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8),
+            producer=written(*load(GIB)),
+        )
 
 
-# -------------------------------------------------------------------------------------------------- what is said beside
+# ----------------------------------------------------------------------------- what is said beside
 @pytest.mark.parametrize(
     ("options", "count"),
     [
@@ -164,7 +232,10 @@ def test_several_gpus_are_refused_so_far() -> None:
         ({"task": "inference"}, 0),
         ({"method": "lora", "rank": 4}, 8 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 176))),
         ({"method": "lora", "rank": 4, "targets": "q_proj,v_proj"}, 8 * 4 * (64 + 64 + 64 + 32)),
-        ({"method": "lora", "rank": 4, "targets": "q_proj", "modules_to_save": "lm_head"}, 8 * 4 * 128 + 512 * 64),
+        (
+            {"method": "lora", "rank": 4, "targets": "q_proj", "modules_to_save": "lm_head"},
+            8 * 4 * 128 + 512 * 64,
+        ),
         ({"method": "freeze", "trainable": "layers.3.mlp,model.norm"}, MLP + 64),
     ],
 )
@@ -179,7 +250,9 @@ def test_the_host_holds_a_copy_unless_tensors_go_straight_to_the_gpu() -> None:
 
     largest = 512 * 64
     assert (host(), host(precision="fp32")) == (2 * TOTAL, 4 * TOTAL)
-    assert (host(method="qlora"), host(task="inference"), host(load="device_map")) == (2 * largest,) * 3
+    assert (host(method="qlora"), host(task="inference"), host(load="device_map")) == (
+        2 * largest,
+    ) * 3
     assert host(task="inference", load="host") == 2 * TOTAL
 
 
@@ -193,18 +266,28 @@ def test_what_is_assumed_is_said() -> None:
 
     assert remarks(MODEL, Job(seq=128), on("t4")) == []
     assert remarks(MODEL, Job(seq=257), on("t4")) == [("warning", "job.seq")]
-    assert remarks(MODEL, Job(task="inference", seq=200, new_tokens=57), on("t4")) == [("warning", "job.seq")]
+    assert remarks(MODEL, Job(task="inference", seq=200, new_tokens=57), on("t4")) == [
+        ("warning", "job.seq")
+    ]
     assert ("warning", "gpu") in remarks(MODEL, Job(seq=128), on("mi300x"))
-    unproven = next(gpu for gpu in all_gpus() if "memory" in gpu.unchecked and gpu.vendor == "nvidia")
+    unproven = next(
+        gpu for gpu in all_gpus() if "memory" in gpu.unchecked and gpu.vendor == "nvidia"
+    )
     assert remarks(MODEL, Job(seq=128), Cluster(gpu=unproven)) == [("warning", "gpu")]
-    experts = build({**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2})
+    experts = build(
+        {**SMALL, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+    )
     assert remarks(experts, Job(seq=128), on("t4")) == [("note", "job.router_skew")]
-    assert remarks(experts, Job(seq=128, router_skew=2.0), on("t4")) == [("note", "job.router_skew")]
+    assert remarks(experts, Job(seq=128, router_skew=2.0), on("t4")) == [
+        ("note", "job.router_skew")
+    ]
 
 
-# --------------------------------------------------------------------------------------------------- reverse questions
+# ------------------------------------------------------------------------------- reverse questions
 @given(st.integers(0, 3000), st.integers(1, 3000), st.data())
-def test_the_last_that_holds_is_found_from_anywhere(limit: int, top: int, data: st.DataObject) -> None:
+def test_the_last_that_holds_is_found_from_anywhere(
+    limit: int, top: int, data: st.DataObject
+) -> None:
     start = data.draw(st.sampled_from((1, top)) | st.integers(1, top))
     asked: list[int] = []
 
@@ -258,7 +341,8 @@ def test_the_longest_sequence_ends_with_the_positions_or_the_memory() -> None:
 
 @pytest.mark.parametrize(("field", "step"), [("batch", 1), ("seq", 64)])
 def test_the_end_is_exact_and_found_with_few_replays(field: str, step: int) -> None:
-    """A replay of a real model takes a tenth of a second: the longest sequence once took half a minute."""
+    """A replay of a real model takes a tenth of a second: the longest sequence once took half a
+    minute."""
     replays = 0
 
     def counted(*given: Any) -> Tape:
@@ -266,7 +350,10 @@ def test_the_end_is_exact_and_found_with_few_replays(field: str, step: int) -> N
         replays += 1
         return lower(*given)
 
-    model, cluster = model_of("meta-llama/Llama-3.2-1B", Ask(offline=True))[1], Cluster(gpu=find_gpu("rtx-4090"))
+    model, cluster = (
+        model_of("meta-llama/Llama-3.2-1B", Ask(offline=True))[1],
+        Cluster(gpu=find_gpu("rtx-4090")),
+    )
     job = Job(method="lora", checkpointing="full", seq=512)
     answer = {"batch": largest_batch, "seq": longest_seq}[field](model, job, cluster, counted)
     assert isinstance(answer.value, int)
@@ -292,8 +379,15 @@ def test_gaps_that_are_uneven_are_looked_beyond_and_told() -> None:
 
     def gappy(model: Model, job: Job, strategy: Any, cluster: Any) -> Tape:
         size = job.batch * 80 * MIB
-        waste = (Alloc(1, 4 * GIB, "temporaries"), Free(1), Alloc(2, 4 * GIB + 1, "temporaries")) if 34 <= job.batch < 61 else ()
-        return Tape(events=(*load(20 * MIB), Mark("forward"), Alloc(9, size, "inputs"), *waste), source="handwritten")
+        waste = (
+            (Alloc(1, 4 * GIB, "temporaries"), Free(1), Alloc(2, 4 * GIB + 1, "temporaries"))
+            if 34 <= job.batch < 61
+            else ()
+        )
+        return Tape(
+            events=(*load(20 * MIB), Mark("forward"), Alloc(9, size, "inputs"), *waste),
+            source="handwritten",
+        )
 
     answer = largest_batch(MODEL, Job(), Cluster(gpu=custom_gpu(8 * GIB)), gappy)
     assert isinstance(answer.value, int)
@@ -346,15 +440,32 @@ def test_precisions_are_tried_from_the_best_down() -> None:
     whole = cheapest_precision(MODEL, Job(seq=128), Cluster(gpu=custom_gpu(4 * GIB)))
     assert whole.value == "fp32"
     assert [name for name, _, _ in whole.tried] == ["fp32", "autocast-bf16", "bf16-master", "bf16"]
-    adapters = cheapest_precision(MODEL, Job(seq=128, method="lora", precision="fp16"), Cluster(gpu=custom_gpu(4 * GIB)))
-    assert [name for name, _, _ in adapters.tried] == ["fp32", "autocast-fp16", "fp16", "int8 weights, fp16", "nf4 weights, fp16"]
+    adapters = cheapest_precision(
+        MODEL, Job(seq=128, method="lora", precision="fp16"), Cluster(gpu=custom_gpu(4 * GIB))
+    )
+    assert [name for name, _, _ in adapters.tried] == [
+        "fp32",
+        "autocast-fp16",
+        "fp16",
+        "int8 weights, fp16",
+        "nf4 weights, fp16",
+    ]
 
 
-# ------------------------------------------------------------------------------------------------------ the public name
+# --------------------------------------------------------------------------------- the public name
 def test_the_verb_stays_in_front_of_the_module_of_its_name() -> None:
-    code = "import memfit.estimate, memfit; print(callable(memfit.estimate), memfit.Estimate.__module__, memfit.InputError.__name__)"
+    code = (
+        "import memfit.estimate, memfit; print(callable(memfit.estimate), "
+        "memfit.Estimate.__module__, memfit.InputError.__name__)"
+    )
     root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(root / "src")})
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(root / "src")},
+    )
     assert done.stdout.split() == ["True", "memfit.estimate", "InputError"]
     assert set(memfit.__all__) <= set(dir(memfit))
     with pytest.raises(AttributeError, match="nonesuch"):
@@ -362,13 +473,23 @@ def test_the_verb_stays_in_front_of_the_module_of_its_name() -> None:
 
 
 def test_python_takes_what_the_command_line_takes() -> None:
-    found = memfit.estimate(SMALL, gpu="RTX 4090", method="lora", batch=2, seq=128, targets=["q_proj", "v_proj"], longest_seq=True)
+    found = memfit.estimate(
+        SMALL,
+        gpu="RTX 4090",
+        method="lora",
+        batch=2,
+        seq=128,
+        targets=["q_proj", "v_proj"],
+        longest_seq=True,
+    )
     assert found.verdict == "fits"
     assert found.job == Job(method="lora", batch=2, seq=128, targets="q_proj,v_proj")
     assert found.gpu is not None
     assert found.gpu.id == "rtx-4090"
     assert [(answer.question, answer.value) for answer in found.answers] == [("longest_seq", 256)]
-    same = memfit.estimate(MODEL, gpu="rtx-4090", method="lora", batch=2, seq=128, targets="q_proj,v_proj")
+    same = memfit.estimate(
+        MODEL, gpu="rtx-4090", method="lora", batch=2, seq=128, targets="q_proj,v_proj"
+    )
     assert same.memory == found.memory
 
 
@@ -393,7 +514,16 @@ def test_everything_wrong_is_raised_at_once() -> None:
             by="magic",
         )
     where = [problem.where for problem in caught.value.problems]
-    assert {"bach", "by", "job.seq", "job.optimizer", "gpu", "memory", "config.hidden_size", "job.alloc_conf"} <= set(where)
+    assert {
+        "bach",
+        "by",
+        "job.seq",
+        "job.optimizer",
+        "gpu",
+        "memory",
+        "config.hidden_size",
+        "job.alloc_conf",
+    } <= set(where)
     hints = {problem.where: problem.hint for problem in caught.value.problems}
     assert "`batch`" in hints["bach"]
     assert "rtx-4090" in hints["gpu"]
@@ -420,12 +550,26 @@ def test_lists_can_be_searched() -> None:
 
 
 def test_expandable_segments_are_offered_where_they_turn_the_verdict() -> None:
-    """3 GiB come and go in front of 4 GiB: in a segment of their own they stay cached, in an expandable one their pages serve again."""
-    events = (*load(GIB), Mark("forward"), Alloc(1, 3 * GIB, "activations"), Free(1), Alloc(2, 4 * GIB, "activations"))
+    """3 GiB come and go in front of 4 GiB: in a segment of their own they stay cached, in an
+    expandable one their pages serve again."""
+    events = (
+        *load(GIB),
+        Mark("forward"),
+        Alloc(1, 3 * GIB, "activations"),
+        Free(1),
+        Alloc(2, 4 * GIB, "activations"),
+    )
     cluster = Cluster(gpu=custom_gpu(7 * GIB))
     found = estimate(MODEL, Job(seq=128), cluster, producer=written(*events))
-    assert [(problem.level, problem.message) for problem in found.problems] == [("note", "with expandable segments it fits")]
-    other = estimate(MODEL, Job(seq=128, alloc_conf="expandable_segments:True"), cluster, producer=written(*events))
+    assert [(problem.level, problem.message) for problem in found.problems] == [
+        ("note", "with expandable segments it fits")
+    ]
+    other = estimate(
+        MODEL,
+        Job(seq=128, alloc_conf="expandable_segments:True"),
+        cluster,
+        producer=written(*events),
+    )
     assert (other.verdict, other.problems) == ("fits", ())
 
 
@@ -433,29 +577,53 @@ def test_parameters_of_a_model_without_a_family_are_counted_on_the_tape() -> Non
     from memfit.words import unbuilt
 
     model = unbuilt({"model_type": "brand_new", "dtype": "bfloat16"}, "acme/new", "a test")
-    events = (*load(2_000_000), Alloc(1, 512, "buffers"), Mark("forward"), Alloc(2, 64, "weights", op="a cast"))
+    events = (
+        *load(2_000_000),
+        Alloc(1, 512, "buffers"),
+        Mark("forward"),
+        Alloc(2, 64, "weights", op="a cast"),
+    )
     found = estimate(model, Job(), producer=written(*events))
     assert found.parameters.total == found.parameters.trainable == 1_000_000
     assert found.host.size == 2_000_000
-    assert estimate(model, Job(task="inference"), producer=written(*events), total=7).parameters.total == 7
+    assert (
+        estimate(model, Job(task="inference"), producer=written(*events), total=7).parameters.total
+        == 7
+    )
 
 
 def test_a_trace_is_not_begun_where_it_would_not_end(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "brand_new", "num_hidden_layers": 1000000, "hidden_size": 64}')
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "brand_new", "num_hidden_layers": 1000000, "hidden_size": 64}'
+    )
     with pytest.raises(InputError, match="num_hidden_layers"):
         memfit.estimate(tmp_path, by="trace")
     with pytest.raises(InputError, match="too many to trace"):
         memfit.estimate(SMALL, by="trace", batch=2**20, seq=2**20)
 
 
-# -------------------------------------------------------------------------------------------------- what changes nothing
+# ---------------------------------------------------------------------------- what changes nothing
 def test_options_that_change_nothing_here_are_named() -> None:
-    found = memfit.estimate(SMALL, seq=16, rank=8, cache="static", eval_batch=4, checkpoint_every=2).problems
+    found = memfit.estimate(
+        SMALL, seq=16, rank=8, cache="static", eval_batch=4, checkpoint_every=2
+    ).problems
     assert {problem.where for problem in found if "changes nothing" in problem.message} == {
-        "job.rank", "job.cache", "job.eval_batch", "job.checkpoint_every",
-    }  # fmt: skip
+        "job.rank",
+        "job.cache",
+        "job.eval_batch",
+        "job.checkpoint_every",
+    }
     assert {problem.level for problem in found} == {"note"}
-    busy = memfit.estimate(SMALL, seq=16, method="lora", rank=8, evaluate=True, eval_batch=4, checkpointing="every", checkpoint_every=2)
+    busy = memfit.estimate(
+        SMALL,
+        seq=16,
+        method="lora",
+        rank=8,
+        evaluate=True,
+        eval_batch=4,
+        checkpointing="every",
+        checkpoint_every=2,
+    )
     assert not any("changes nothing" in problem.message for problem in busy.problems)
 
 
@@ -468,7 +636,10 @@ def test_every_conditional_option_exists_and_is_named_once() -> None:
 def test_versions_newer_than_those_read_are_a_warning_and_two_of_one_library_an_error() -> None:
     found = memfit.estimate(SMALL, seq=16, versions="transformers=99.1,torch=2.6").problems
     assert [problem.message for problem in found if problem.level == "warning"] == [
-        f"transformers 99.1 is newer than {'.'.join(map(str, NEWEST['transformers']))}, the last whose code was read"
+        (
+            f"transformers 99.1 is newer than {'.'.join(map(str, NEWEST['transformers']))}, "
+            "the last whose code was read"
+        )
     ]
     with pytest.raises(memfit.InputError, match="two versions"):
         memfit.estimate(SMALL, versions="torch=2.6,torch=2.7")

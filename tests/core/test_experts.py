@@ -15,9 +15,19 @@ from memfit.tape import Alloc, Tape
 from memfit.verbs import estimate
 
 SMALL: dict[str, Any] = {
-    "model_type": "mixtral", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-    "vocab_size": 512, "max_position_embeddings": 512, "num_local_experts": 8, "num_experts_per_tok": 2, "dtype": "bfloat16", "head_dim": 64,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "dtype": "bfloat16",
+    "head_dim": 64,
+}
 OSS = {**SMALL, "model_type": "gpt_oss"}
 
 
@@ -50,16 +60,33 @@ def test_shares_weigh_only_where_experts_are_unpacked_in_parts() -> None:
     """fp8 stacks of more than a GiB in 16 bits: the part with the busiest expert holds its rows."""
     assert "changes nothing" in said(SMALL, router_skew=2.0)["job.router_skew"][1]
     wide = {
-        **SMALL, "model_type": "qwen3_moe", "num_experts": 16, "hidden_size": 4096, "moe_intermediate_size": 8192, "num_hidden_layers": 1,
-        "decoder_sparse_step": 1, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
-    }  # fmt: skip
+        **SMALL,
+        "model_type": "qwen3_moe",
+        "num_experts": 16,
+        "hidden_size": 4096,
+        "moe_intermediate_size": 8192,
+        "num_hidden_layers": 1,
+        "decoder_sparse_step": 1,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
     job = Job(method="lora", targets="q_proj", seq=8192, batch=4, checkpointing="full")
     rows = [part_rows(lower(build(wide), job.replace(router_skew=skew))) for skew in (1.0, 8.0)]
-    assert rows == [{2**15}, {2**15 * 7 // 15 + 2**15, 2**15 * 8 // 15}]  # of 2**16; the busiest one of 16 gets a half
+    assert rows == [
+        {2**15},
+        {2**15 * 7 // 15 + 2**15, 2**15 * 8 // 15},
+    ]  # of 2**16; the busiest one of 16 gets a half
 
 
 def part_rows(tape: Tape) -> set[int]:
     """Of the products of a part of the experts, into a gradient that stands already."""
-    made = [event for event in tape.events if isinstance(event, Alloc) and event.op in ("dequantize", "grouped_mm")]
-    parts = [after for before, after in pairwise(made) if before.op == "dequantize" and before.formula[0] == 8]
+    made = [
+        event
+        for event in tape.events
+        if isinstance(event, Alloc) and event.op in ("dequantize", "grouped_mm")
+    ]
+    parts = [
+        after
+        for before, after in pairwise(made)
+        if before.op == "dequantize" and before.formula[0] == 8
+    ]
     return {int(part.formula[0]) for part in parts}

@@ -17,15 +17,27 @@ from memfit.uses import strategy_from
 from memfit.verb_plan import plan as ask
 
 AXES = {
-    "method": ("full", "lora"), "precision": ("bf16",), "optimizer": ("adamw_fused", "sgd"), "checkpointing": ("none", "full"),
-    "loss": ("plain",), "liger": (False,), "attention": ("sdpa",), "framework": ("transformers",),
-}  # fmt: skip
+    "method": ("full", "lora"),
+    "precision": ("bf16",),
+    "optimizer": ("adamw_fused", "sgd"),
+    "checkpointing": ("none", "full"),
+    "loss": ("plain",),
+    "liger": (False,),
+    "attention": ("sdpa",),
+    "framework": ("transformers",),
+}
 
 
 def asked(uses=("ddp", "fsdp"), gpus="2xrtx-3060-12gb"):
     cluster = parse_cluster(gpus)
     named = tuple(strategy_from(use.split(), cluster.gpus) for use in uses)
-    return Work(model=built("openai-community/gpt2"), job=Job(seq=256), axes=AXES, sequences=16, strategies=named), cluster
+    return Work(
+        model=built("openai-community/gpt2"),
+        job=Job(seq=256),
+        axes=AXES,
+        sequences=16,
+        strategies=named,
+    ), cluster
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +64,11 @@ def test_the_front_is_that_of_trying_all(answered):
         best = min(rest)
         found.append(best)
         limit = int((1 - STEP) * best[1])
-    left = [one for one in found if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in found)]
+    left = [
+        one
+        for one in found
+        if not any(other != one and other[0] <= one[0] and other[1] <= one[1] for other in found)
+    ]
     assert len(left) > 2
     told = [(row.estimate.time.seconds, row.estimate.band.high) for row in answered.frontier]
     assert [seconds for seconds, _ in told] == pytest.approx(sorted(seconds for seconds, _ in left))
@@ -79,9 +95,21 @@ def test_fewer_gpus_are_looked_at_unless_layouts_are_named():
 def test_money_brings_fewer_gpus_in():
     """A small step is done sooner by all of them, and cheaper by one, which waits for nobody."""
     found = ask(
-        "openai-community/gpt2", gpu="4xrtx-4090", seq=512, global_batch=16, method="full", precision="bf16", optimizer="adamw_fused",
-        checkpointing="none", loss="plain", liger=False, attention="sdpa", framework="transformers", front=True, offline=True,
-    )  # fmt: skip
+        "openai-community/gpt2",
+        gpu="4xrtx-4090",
+        seq=512,
+        global_batch=16,
+        method="full",
+        precision="bf16",
+        optimizer="adamw_fused",
+        checkpointing="none",
+        loss="plain",
+        liger=False,
+        attention="sdpa",
+        framework="transformers",
+        front=True,
+        offline=True,
+    )
     counts = [row.estimate.cluster.gpus for row in found.frontier]
     assert 4 in counts
     assert min(counts) < 4
@@ -104,7 +132,9 @@ def test_budgets_hold_for_the_front_too():
     free = frontier(plan(work, cluster, Wish()), Wish())
     middle = sorted(row.cost.hours for row in free.frontier)[len(free.frontier) // 2]
     tight = frontier(plan(work, cluster, Wish()), Wish(hours=middle))
-    assert [row.cost.hours for row in tight.frontier] == [row.cost.hours for row in free.frontier if row.cost.hours <= middle]
+    assert [row.cost.hours for row in tight.frontier] == [
+        row.cost.hours for row in free.frontier if row.cost.hours <= middle
+    ]
 
 
 def test_an_interrupt_leaves_what_was_found():

@@ -1,4 +1,5 @@
-"""FSDP2 by formulas: what stands side by side while layers are gathered and reduced, as the real code was watched to have it."""
+"""FSDP2 by formulas: what stands side by side while layers are gathered and reduced, as the real
+code was watched to have it."""
 
 from typing import Any
 
@@ -19,9 +20,15 @@ from memfit.truth.models import built
 from memfit.uses import strategy_from
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4000,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "vocab_size": 4000,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 LAYER = 4 * 256 * 256 + 3 * 256 * 512 + 2 * 256  # parameters
 EMBED, TAIL = 4000 * 256, 4000 * 256 + 256
 ROOT = EMBED + TAIL
@@ -72,7 +79,9 @@ def run(model: Model, strategy: Strategy, **options: Any) -> Tape:
     ],
     ids=str,
 )
-def test_three_buffers_stand_side_by_side_in_the_forward(model: Model, layout: dict[str, Any], buffers: int) -> None:
+def test_three_buffers_stand_side_by_side_in_the_forward(
+    model: Model, layout: dict[str, Any], buffers: int
+) -> None:
     tape = run(model, Strategy(fsdp=FSDP(size=W, **{"wrap": "layers", **layout})))
     assert peaks(tape, "communication")["forward"] == buffers
 
@@ -80,21 +89,37 @@ def test_three_buffers_stand_side_by_side_in_the_forward(model: Model, layout: d
 @pytest.mark.parametrize(
     ("layout", "replicas", "held"),
     [
-        # root, its gathered layer and copy, the input of the reduction before, and shards that five layers got: at the copy-out
+        # root, its gathered layer and copy, the input of the reduction before, and shards that five
+        # layers got: at the copy-out
         (MIXED, 1, 2 * ROOT + 2 * 2 * LAYER + 4 * LAYER + 7 * 4 * LAYER // W),
-        ({"param_dtype": "bf16", "reduce_dtype": "bf16"}, 1, 2 * ROOT + 3 * 2 * LAYER + 7 * 4 * LAYER // W),
+        (
+            {"param_dtype": "bf16", "reduce_dtype": "bf16"},
+            1,
+            2 * ROOT + 3 * 2 * LAYER + 7 * 4 * LAYER // W,
+        ),
         (MIXED, 2, 2 * ROOT + 2 * 2 * LAYER + 4 * LAYER + 7 * 4 * LAYER // 4),
-        ({"param_dtype": "bf16", "reduce_dtype": "bf16"}, 2, 2 * ROOT + 3 * 2 * LAYER + 7 * (4 + 2) * LAYER // 4),
+        (
+            {"param_dtype": "bf16", "reduce_dtype": "bf16"},
+            2,
+            2 * ROOT + 3 * 2 * LAYER + 7 * (4 + 2) * LAYER // 4,
+        ),
     ],
     ids=str,
 )
-def test_a_reduction_s_input_stays_until_the_next(model: Model, layout: dict[str, Any], replicas: int, held: int) -> None:
-    strategy = Strategy(fsdp=FSDP(size=W // replicas, wrap="layers", **layout), ddp=DDP(size=replicas) if replicas > 1 else None)
+def test_a_reduction_s_input_stays_until_the_next(
+    model: Model, layout: dict[str, Any], replicas: int, held: int
+) -> None:
+    strategy = Strategy(
+        fsdp=FSDP(size=W // replicas, wrap="layers", **layout),
+        ddp=DDP(size=replicas) if replicas > 1 else None,
+    )
     tape = run(model, strategy)
     copied: list[int] = []  # what is held when the first layer was copied out in backward
     live, phase, sizes = 0, "", dict[int, int]()
     for event in tape:
-        if type(event) is Alloc and (event.part == "communication" or (event.op in ("reduce_scatter", "to") and event.stream)):
+        if type(event) is Alloc and (
+            event.part == "communication" or (event.op in ("reduce_scatter", "to") and event.stream)
+        ):
             sizes[event.id] = event.size
             live += event.size
             if phase == "backward" and event.op == "unshard" and event.where == "model.layers.0":
@@ -107,11 +132,19 @@ def test_a_reduction_s_input_stays_until_the_next(model: Model, layout: dict[str
 
 
 def test_shards_of_all_ranks_are_the_model(model: Model) -> None:
-    """Weights, gradients and states, whatever the rank's number is; rows that fill up the last one are counted."""
+    """Weights, gradients and states, whatever the rank's number is; rows that fill up the last one
+    are counted."""
     odd = build({**CONFIG, "vocab_size": 4001})
-    held = [memory(run(odd, Strategy(fsdp=FSDP(size=W), rank=rank), seq=2, optimizer="adamw_fused")).parts for rank in range(W)]
+    held = [
+        memory(
+            run(odd, Strategy(fsdp=FSDP(size=W), rank=rank), seq=2, optimizer="adamw_fused")
+        ).parts
+        for rank in range(W)
+    ]
     assert sum(one["weights"] for one in held) == 4 * (odd.parameters + 2 * 7 * 256)
-    assert sum(one["optimizer"] for one in held) == 8 * odd.parameters + W * 4 * sum(1 for _ in odd.weights())
+    assert sum(one["optimizer"] for one in held) == 8 * odd.parameters + W * 4 * sum(
+        1 for _ in odd.weights()
+    )
     assert held[0]["optimizer"] > held[-1]["optimizer"]
 
 
@@ -121,16 +154,32 @@ def test_accumulation_without_reductions_keeps_whole_gradients(model: Model) -> 
     narrow = FSDP(size=W, wrap="layers", sync=False, param_dtype="bf16", reduce_dtype="bf16")
     assert peaks(run(model, Strategy(fsdp=narrow), accumulate=2), "gradients")["forward"] == 2 * ALL
     with_sync = FSDP(size=W, wrap="layers", param_dtype="bf16", reduce_dtype="fp32")
-    assert peaks(run(model, Strategy(fsdp=with_sync), accumulate=2), "gradients")["forward"] == 4 * ALL // W
+    assert (
+        peaks(run(model, Strategy(fsdp=with_sync), accumulate=2), "gradients")["forward"]
+        == 4 * ALL // W
+    )
 
 
 def test_adapters_alone_are_reduced(model: Model) -> None:
-    tape = run(model, Strategy(fsdp=FSDP(size=W, param_dtype="bf16", reduce_dtype="fp32")), method="lora", precision="bf16")
+    tape = run(
+        model,
+        Strategy(fsdp=FSDP(size=W, param_dtype="bf16", reduce_dtype="fp32")),
+        method="lora",
+        precision="bf16",
+    )
     adapters = 16 * (4 * (256 + 256) + 3 * (256 + 512))
-    inputs = [event.size for event in tape if type(event) is Alloc and event.op == "reduce_scatter" and not event.stream]
+    inputs = [
+        event.size
+        for event in tape
+        if type(event) is Alloc and event.op == "reduce_scatter" and not event.stream
+    ]
     assert set(inputs) == {4 * adapters}
     gathered = {
-        event.size for event in tape if type(event) is Alloc and event.op == "all_gather" and event.where.startswith("model.layers")
+        event.size
+        for event in tape
+        if type(event) is Alloc
+        and event.op == "all_gather"
+        and event.where.startswith("model.layers")
     }
     assert 2 * (LAYER + adapters) in gathered
 
@@ -142,17 +191,31 @@ def test_offloaded_shards_cost_nothing_on_the_device(model: Model) -> None:
 
 
 SHAPES: tuple[dict[str, Any], ...] = (
-    {}, {"wrap": "layers"}, {"wrap": "layers", **MIXED}, {"reshard": False}, {"reshard_to": 2}, {"sync": False}, {"prefetch": 1}, {"offload": True},
-)  # fmt: skip
+    {},
+    {"wrap": "layers"},
+    {"wrap": "layers", **MIXED},
+    {"reshard": False},
+    {"reshard_to": 2},
+    {"sync": False},
+    {"prefetch": 1},
+    {"offload": True},
+)
 JOBS: tuple[dict[str, Any], ...] = (
-    {}, {"checkpointing": "full"}, {"method": "lora"}, {"accumulate": 3, "clip": 1.0}, {"method": "qlora", "checkpointing": "full"},
-    {"precision": "autocast-bf16", "evaluate": True}, {"checkpointing": "full", "reentrant": True},
-)  # fmt: skip
+    {},
+    {"checkpointing": "full"},
+    {"method": "lora"},
+    {"accumulate": 3, "clip": 1.0},
+    {"method": "qlora", "checkpointing": "full"},
+    {"precision": "autocast-bf16", "evaluate": True},
+    {"checkpointing": "full", "reentrant": True},
+)
 
 
 @pytest.mark.parametrize("options", JOBS, ids=str)
 @pytest.mark.parametrize("layout", SHAPES, ids=str)
-def test_one_layer_stands_for_all(model: Model, layout: dict[str, Any], options: dict[str, Any]) -> None:
+def test_one_layer_stands_for_all(
+    model: Model, layout: dict[str, Any], options: dict[str, Any]
+) -> None:
     job, strategy = Job(seq=32, **options), Strategy(fsdp=FSDP(size=W, **layout), ddp=DDP(size=2))
     short, long = walked(model, job, None, strategy), walked(model, job, None, strategy, None)
     assert short is not None
@@ -162,7 +225,10 @@ def test_one_layer_stands_for_all(model: Model, layout: dict[str, Any], options:
     written = expanded(events, spans, program.entries, model.prefix)
     if written is not None:  # else every layer is walked
         assert numbered(written) == numbered(flat)
-    one, other = memory(lower(model, job, strategy, compact=True)), memory(Tape(events=flat, source="formula"))
+    one, other = (
+        memory(lower(model, job, strategy, compact=True)),
+        memory(Tape(events=flat, source="formula")),
+    )
     assert (one.allocated, one.parts, one.end) == (other.allocated, other.parts, other.end)
     assert sum(one.parts.values()) == one.allocated
 
@@ -180,7 +246,9 @@ def numbered(events: tuple[Event, ...]) -> list[Event]:
 
 
 def test_ten_thousand_ranks_are_one_tape(model: Model) -> None:
-    few, many = (run(model, Strategy(fsdp=FSDP(size=8), ddp=DDP(size=replicas))) for replicas in (2, 1250))
+    few, many = (
+        run(model, Strategy(fsdp=FSDP(size=8), ddp=DDP(size=replicas))) for replicas in (2, 1250)
+    )
     assert memory(few).parts == memory(many).parts
     assert len(few) == len(many)
 
@@ -196,19 +264,24 @@ def test_ten_thousand_ranks_are_one_tape(model: Model) -> None:
         (FSDP(size=8), {"precision": "bf16-master"}, "fp32 copies of shards"),
     ],
 )
-def test_what_is_not_known_is_refused(model: Model, layout: FSDP, options: dict[str, Any], said: str) -> None:
+def test_what_is_not_known_is_refused(
+    model: Model, layout: FSDP, options: dict[str, Any], said: str
+) -> None:
     with pytest.raises(InputError, match=said):
         lower(model, Job(**options), Strategy(fsdp=layout))
 
 
 @pytest.mark.parametrize("use", ["fsdp=4", "fsdp=2 tp=2", "fsdp=4,version=1"])
 def test_routers_that_stay_fp32_beside_other_weights_are_not_sharded_with_them(use):
-    """torch stops at them, and the trace with it: only what is trained has to be alike under FSDP2, everything under FSDP1."""
+    """torch stops at them, and the trace with it: only what is trained has to be alike under FSDP2,
+    everything under FSDP1."""
     model = built("baidu/ERNIE-4.5-21B-A3B-PT")
     strategy, cluster = strategy_from(use.split(), 4), parse_cluster("4xh100-sxm")
     with pytest.raises(InputError, match="uniform"):
         estimate(model, Job(seq=512), cluster, strategy)
-    assert estimate(model, Job(seq=512, precision="autocast-bf16"), cluster, strategy, precise=False).memory.allocated
+    assert estimate(
+        model, Job(seq=512, precision="autocast-bf16"), cluster, strategy, precise=False
+    ).memory.allocated
     adapted = Job(seq=512, method="lora", targets="q_proj,v_proj")
     if strategy.fsdp.version == 2:
         assert estimate(model, adapted, cluster, strategy, precise=False).memory.allocated

@@ -1,4 +1,5 @@
-"""FSDP1 by formulas: flat parameters, what a frozen unit keeps, layers that stand for many, and what waits for other streams."""
+"""FSDP1 by formulas: flat parameters, what a frozen unit keeps, layers that stand for many, and
+what waits for other streams."""
 
 from __future__ import annotations
 
@@ -17,41 +18,64 @@ from memfit.strategy import DDP, FSDP, Strategy
 from memfit.tape import Alloc, Comm, Free, Sync, Tape
 
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 320, "num_hidden_layers": 9, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 700, "max_position_embeddings": 512, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 320,
+    "num_hidden_layers": 9,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 700,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 MODEL = build(CONFIG)
 OLD = "transformers=4.48.1,accelerate=1.0.1,peft=0.13.2,torch=2.4.1"
 JOBS: tuple[dict[str, Any], ...] = (
-    {}, {"checkpointing": "full", "reentrant": True, "versions": OLD}, {"method": "lora", "checkpointing": "full", "reentrant": True, "versions": OLD},
-    {"precision": "bf16-autocast", "accumulate": 2}, {"method": "lora", "precision": "bf16-autocast"}, {"method": "qlora", "prepare_kbit": False},
-)  # fmt: skip
+    {},
+    {"checkpointing": "full", "reentrant": True, "versions": OLD},
+    {"method": "lora", "checkpointing": "full", "reentrant": True, "versions": OLD},
+    {"precision": "bf16-autocast", "accumulate": 2},
+    {"method": "lora", "precision": "bf16-autocast"},
+    {"method": "qlora", "prepare_kbit": False},
+)
 
 
 def tape(options: dict[str, Any], **layout: Any) -> Tape:
-    return lower(MODEL, Job(**{"batch": 2, "seq": 64, **options}), Strategy(fsdp=FSDP(**{"size": 4, "version": 1, **layout})))
+    return lower(
+        MODEL,
+        Job(**{"batch": 2, "seq": 64, **options}),
+        Strategy(fsdp=FSDP(**{"size": 4, "version": 1, **layout})),
+    )
 
 
-@pytest.mark.parametrize("layout", [{}, {"backward_prefetch": "pre", "forward_prefetch": True}, {"reshard": False, "sync": False}])
+@pytest.mark.parametrize(
+    "layout",
+    [{}, {"backward_prefetch": "pre", "forward_prefetch": True}, {"reshard": False, "sync": False}],
+)
 @pytest.mark.parametrize("options", JOBS)
 def test_one_layer_stands_for_many(options: dict[str, Any], layout: dict[str, Any]) -> None:
     strategy = Strategy(fsdp=FSDP(**{"size": 4, "version": 1, **layout}))
     job = Job(**{"batch": 2, "seq": 64, **options})
     one_by_one = walked(MODEL, job, None, strategy, None)
     assert one_by_one is not None
-    told, folded = memory(Tape(events=one_by_one.events, source="formula")), memory(lower(MODEL, job, strategy, compact=True))
+    told, folded = (
+        memory(Tape(events=one_by_one.events, source="formula")),
+        memory(lower(MODEL, job, strategy, compact=True)),
+    )
     assert (folded.allocated, folded.parts) == (told.allocated, told.parts)
 
 
 def test_a_shard_is_a_part_of_the_flat_parameter() -> None:
-    """16-bit parameters begin at multiples of 8 values; the whole is filled up to a multiple of the ranks."""
+    """16-bit parameters begin at multiples of 8 values; the whole is filled up to a multiple of the
+    ranks."""
     shards = [event.size for event in tape({}) if isinstance(event, Alloc) and event.op == "shard"]
     layer = 128 * (128 + 64 + 64 + 128) + 3 * 128 * 320 + 2 * 128
     assert sorted(shards) == sorted([2 * (2 * 700 * 128 + 128) // 4, *[2 * layer // 4] * 9])
 
 
 def test_a_frozen_layer_keeps_its_recomputed_input_and_the_gradient_of_it() -> None:
-    """`register_multi_grad_hook` holds the leaf that checkpointing made of the input, until the backward is over (torch 2.4 autograd/graph.py)."""
+    """`register_multi_grad_hook` holds the leaf that checkpointing made of the input, until the
+    backward is over (torch 2.4 autograd/graph.py)."""
     options, hidden = {**JOBS[2], "seq": 192}, 2 * 2 * 192 * 128
     alone = lower(MODEL, Job(**{"batch": 2, **options}))
     assert at_once(tape(options), hidden) >= at_once(alone, hidden) + 6
@@ -74,10 +98,16 @@ def at_once(tape: Tape, size: int) -> int:
     ("options", "layout", "part"),
     [
         ({"method": "qlora", "prepare_kbit": True}, {}, "uniform dtype"),
-        ({"method": "lora"}, {"adapters": "layer", "orig_params": False}, "share no flat parameter"),
+        (
+            {"method": "lora"},
+            {"adapters": "layer", "orig_params": False},
+            "share no flat parameter",
+        ),
     ],
 )
-def test_what_torch_does_not_flatten_is_refused(options: dict[str, Any], layout: dict[str, Any], part: str) -> None:
+def test_what_torch_does_not_flatten_is_refused(
+    options: dict[str, Any], layout: dict[str, Any], part: str
+) -> None:
     with pytest.raises(InputError, match=part):
         tape(options, **layout)
 
@@ -105,15 +135,22 @@ def test_what_was_freed_after_an_event_still_waits() -> None:
 
 @pytest.mark.parametrize("options", JOBS[:2])
 def test_every_gather_from_the_third_on_waits(options: dict[str, Any]) -> None:
-    """`limit_all_gathers`: at most two freed units wait for the GPU, in deep models as well, where one layer stands for many elsewhere."""
+    """`limit_all_gathers`: at most two freed units wait for the GPU, in deep models as well, where
+    one layer stands for many elsewhere."""
     strategy = Strategy(fsdp=FSDP(size=4, version=1))
     events = lower(MODEL, Job(**{"batch": 2, "seq": 64, **options}), strategy).events
     gathers = [
         at
         for at, event in enumerate(events)
-        if isinstance(event, Alloc) and event.op == "unshard" and event.where.startswith("model.layers")
+        if isinstance(event, Alloc)
+        and event.op == "unshard"
+        and event.where.startswith("model.layers")
     ]
     assert len(gathers) >= 2 * 9
     for before, at in itertools.pairwise(gathers[:9]):
-        waits = [event for event in events[before:at] if isinstance(event, Sync) and (event.stream, event.waits_for) == (1, 0)]
+        waits = [
+            event
+            for event in events[before:at]
+            if isinstance(event, Sync) and (event.stream, event.waits_for) == (1, 0)
+        ]
         assert waits or at in gathers[:2], f"gather {gathers.index(at)} waits for nothing"

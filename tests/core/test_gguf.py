@@ -1,4 +1,5 @@
-"""GGUF headers: the same as the gguf package writes and reads, and one clear error for each file that lies or ends too soon."""
+"""GGUF headers: the same as the gguf package writes and reads, and one clear error for each file
+that lies or ends too soon."""
 
 from __future__ import annotations
 
@@ -26,7 +27,10 @@ LLAMA = [
     pair("llama.attention.head_count", "u32", 4),
     array("tokenizer.ggml.tokens", "str", ["a", "bc", "déf"]),
 ]
-TENSORS = [tensor("token_embd.weight", [64, 3], 0, 0), tensor("blk.0.attn_q.weight", [64, 64], 8, 768)]
+TENSORS = [
+    tensor("token_embd.weight", [64, 3], 0, 0),
+    tensor("blk.0.attn_q.weight", [64, 64], 8, 768),
+]
 GOOD = whole(LLAMA, TENSORS, 768 + 4352)
 
 
@@ -69,7 +73,9 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
     pairs = [pair(kind, kind, value) for kind, value in values.items()]
     pairs += [array("list." + kind, kind, [value, value]) for kind, value in values.items()]
     metadata = reading(tmp_path, whole(pairs, [], 0)).metadata
-    assert metadata == {**values, "bool": True} | {"list." + kind: (value, value) for kind, value in {**values, "bool": True}.items()}
+    assert metadata == {**values, "bool": True} | {
+        "list." + kind: (value, value) for kind, value in {**values, "bool": True}.items()
+    }
 
 
 def test_long_values_are_stepped_over_and_long_arrays_counted(tmp_path: Path) -> None:
@@ -90,7 +96,9 @@ def test_long_values_are_stepped_over_and_long_arrays_counted(tmp_path: Path) ->
 def test_block_sizes_are_those_of_the_package() -> None:
     constants = pytest.importorskip("gguf").constants
     theirs = {kind.value: sizes for kind, sizes in constants.GGML_QUANT_SIZES.items()}
-    assert {code: (row.block, row.block_bytes) for code, row in GGML_TYPES.items() if code in theirs} == theirs
+    assert {
+        code: (row.block, row.block_bytes) for code, row in GGML_TYPES.items() if code in theirs
+    } == theirs
     for kind in constants.GGMLQuantizationType:
         name = GGML_TYPES[kind.value].name
         assert name == kind.name or (name in FORMATS and FORMATS[name] is FORMATS[kind.name])
@@ -107,7 +115,9 @@ def test_numbers_that_are_no_quantization_have_their_row_in_formats() -> None:
 def test_the_package_writes_what_we_read_and_reads_the_same(tmp_path: Path, big: bool) -> None:
     package, numpy = pytest.importorskip("gguf"), pytest.importorskip("numpy")
     path = tmp_path / "model.gguf"
-    writer = package.GGUFWriter(path, "qwen2", endianess=package.GGUFEndian.BIG if big else package.GGUFEndian.LITTLE)
+    writer = package.GGUFWriter(
+        path, "qwen2", endianess=package.GGUFEndian.BIG if big else package.GGUFEndian.LITTLE
+    )
     writer.add_name("Mine")
     writer.add_block_count(2)
     writer.add_head_count_kv([1, 2])
@@ -117,10 +127,18 @@ def test_the_package_writes_what_we_read_and_reads_the_same(tmp_path: Path, big:
     writer.add_bool("qwen2.some", True)
     writer.add_custom_alignment(64)
     writer.add_tensor("token_embd.weight", numpy.zeros((10, 256), dtype=numpy.float32))
-    types = [kind for kind in package.GGMLQuantizationType if kind.name[0] in "QITMN" and kind.name not in ("I8", "I16", "I32", "I64")]
+    types = [
+        kind
+        for kind in package.GGMLQuantizationType
+        if kind.name[0] in "QITMN" and kind.name not in ("I8", "I16", "I32", "I64")
+    ]
     for kind in types:
         block, size = package.constants.GGML_QUANT_SIZES[kind]
-        writer.add_tensor(f"blk.0.{kind.name}", numpy.zeros((3, 512 // block * size), dtype=numpy.uint8), raw_dtype=kind)
+        writer.add_tensor(
+            f"blk.0.{kind.name}",
+            numpy.zeros((3, 512 // block * size), dtype=numpy.uint8),
+            raw_dtype=kind,
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -132,7 +150,10 @@ def test_the_package_writes_what_we_read_and_reads_the_same(tmp_path: Path, big:
     assert ours.metadata["qwen2.rope.freq_base"] == 1e6
     assert ours.metadata["qwen2.some"] is True
     assert ours.lengths["tokenizer.ggml.tokens"] == 5000
-    expected = [(str(one.name), tuple(int(size) for size in reversed(one.shape)), int(one.n_bytes)) for one in theirs.tensors]
+    expected = [
+        (str(one.name), tuple(int(size) for size in reversed(one.shape)), int(one.n_bytes))
+        for one in theirs.tensors
+    ]
     assert [(one.name, one.shape, one.bytes) for one in ours.tensors] == expected
     assert len(expected) == len(types) + 1 > 25
 
@@ -165,15 +186,30 @@ def test_no_tensor_data_is_read(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**63), "keys; 262144 and 65536 are allowed"),
         (whole([], [], 0, counts=(5, 0)), "cut short, or a length in it lies"),
         (whole([], [], 0, counts=(0, 5)), "cut short, or a length in it lies"),
-        (whole([struct.pack("<Q", 2**62)], [], 0, counts=(0, 1)), "announces 4611686018427387904 bytes for a key"),
-        (whole([text(b"\xff\xfe") + struct.pack("<I", 4)], [], 8, counts=(0, 1)), "has a key at offset 32 that is not UTF-8"),
+        (
+            whole([struct.pack("<Q", 2**62)], [], 0, counts=(0, 1)),
+            "announces 4611686018427387904 bytes for a key",
+        ),
+        (
+            whole([text(b"\xff\xfe") + struct.pack("<I", 4)], [], 8, counts=(0, 1)),
+            "has a key at offset 32 that is not UTF-8",
+        ),
         (whole([text("k") + struct.pack("<I", 99)], [], 64), "has the unknown type 99 for `k`"),
-        (whole([text("k") + struct.pack("<IIQ", 9, 99, 1)], [], 64), "has the unknown type 99 for `k`"),
+        (
+            whole([text("k") + struct.pack("<IIQ", 9, 99, 1)], [], 64),
+            "has the unknown type 99 for `k`",
+        ),
         (whole([text("k") + struct.pack("<IIQ", 9, 9, 1)], [], 64), "an array of arrays"),
         (whole([array("k", "str", [], length=2**60)], [], 64), "cut short, or a length in it lies"),
         (whole([array("k", "u8", [], length=2**63)], [], 64), "cut short, or a length in it lies"),
-        (whole([text("k") + struct.pack("<IIQQ", 9, 8, 1, 2**62)], [], 64), "cut short, or a length in it lies"),
-        (whole([text("k") + struct.pack("<IQ", 8, 2**62)], [], 64), "cut short, or a length in it lies"),
+        (
+            whole([text("k") + struct.pack("<IIQQ", 9, 8, 1, 2**62)], [], 64),
+            "cut short, or a length in it lies",
+        ),
+        (
+            whole([text("k") + struct.pack("<IQ", 8, 2**62)], [], 64),
+            "cut short, or a length in it lies",
+        ),
         (whole([pair("k", "bool", 2)], [], 0), "neither 0 nor 1"),
         (whole([pair("k", "u8", 2), pair("k", "u8", 2)], [], 0), "has the key `k` twice"),
         (whole([pair("general.alignment", "u32", 0)], [], 0), "no power of two"),
@@ -181,9 +217,12 @@ def test_no_tensor_data_is_read(tmp_path: Path) -> None:
         (whole([pair("general.alignment", "str", "32")], [], 0), "no power of two"),
         (whole([], [tensor("w", [4], 0, 0, rank=5)], 64), "of 5 dimensions; 4 are allowed"),
         (whole([], [tensor("w", [], 0, 0, rank=2**31)], 64), "dimensions; 4 are allowed"),
-        (whole([], [struct.pack("<Q", 300) + b"x" * 300], 64), "announces 300 bytes for a tensor's name"),
+        (
+            whole([], [struct.pack("<Q", 300) + b"x" * 300], 64),
+            "announces 300 bytes for a tensor's name",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_lying_length_or_type_is_one_message(tmp_path: Path, content: bytes, said: str) -> None:
     messages = flaws(tmp_path, content)
     assert len(messages) == 1
@@ -202,7 +241,11 @@ def test_a_lying_length_or_type_is_one_message(tmp_path: Path, content: bytes, s
         ([tensor("w", [8], 0, 3)], 64, "at offset 3, no multiple of the alignment 32"),
         ([tensor("w", [8], 0, 2**63)], 64, "the file is cut short"),
         ([tensor("w", [8], 0, 0)], 31, "the file is cut short: its tensors need"),
-        ([tensor("w", [16], 0, 0), tensor("v", [8], 0, 32)], 96, "`v` overlaps the one before it by 32 bytes"),
+        (
+            [tensor("w", [16], 0, 0), tensor("v", [8], 0, 32)],
+            96,
+            "`v` overlaps the one before it by 32 bytes",
+        ),
         ([tensor("w", [8], 0, 0), tensor("w", [8], 0, 32)], 64, "has tensors twice: `w`"),
     ],
 )
@@ -213,23 +256,34 @@ def test_a_bad_tensor_is_named(tmp_path: Path, tensors: list[bytes], data: int, 
 
 
 def test_all_flaws_of_tensors_come_at_once(tmp_path: Path) -> None:
-    assert len(flaws(tmp_path, whole([], [tensor(f"w{index}", [8], 77, 0) for index in range(3)], 64))) == 3
-    assert flaws(tmp_path, whole([], [tensor(f"w{index}", [8], 77, 0) for index in range(50)], 64))[-1] == "and 30 more flaws of this kind"
+    assert (
+        len(flaws(tmp_path, whole([], [tensor(f"w{index}", [8], 77, 0) for index in range(3)], 64)))
+        == 3
+    )
+    assert (
+        flaws(tmp_path, whole([], [tensor(f"w{index}", [8], 77, 0) for index in range(50)], 64))[-1]
+        == "and 30 more flaws of this kind"
+    )
 
 
 def test_a_fork_that_reuses_a_type_code_with_other_blocks_is_noticed(tmp_path: Path) -> None:
-    """Type 42 takes 18 bytes for 64 values; a fork writes 34 for 128, so that its tensors lie closer together than they can."""
+    """Type 42 takes 18 bytes for 64 values; a fork writes 34 for 128, so that its tensors lie
+    closer together than they can."""
     rows = 64
     for row, fits in ((1024 // 64 * 18, True), (1024 // 128 * 34, False)):
         size = rows * row
-        content = whole([], [tensor("a", [1024, rows], 42, 0), tensor("b", [1024, rows], 42, size)], 2 * size)
+        content = whole(
+            [], [tensor("a", [1024, rows], 42, 0), tensor("b", [1024, rows], 42, size)], 2 * size
+        )
         if fits:
             assert [one.bytes for one in reading(tmp_path, content).tensors] == [size, size]
         else:
             assert "overlaps the one before it" in flaws(tmp_path, content)[0]
 
 
-@pytest.mark.parametrize("start", [b"<html>", b"version https://git-lfs.github.com/spec/v1", b"PK\x03\x04"])
+@pytest.mark.parametrize(
+    "start", [b"<html>", b"version https://git-lfs.github.com/spec/v1", b"PK\x03\x04"]
+)
 def test_another_kind_of_file_is_recognised(tmp_path: Path, start: bytes) -> None:
     with pytest.raises(SourceError) as caught:
         reading(tmp_path, start + bytes(100))
@@ -258,7 +312,13 @@ def parts(folder: Path, count: int = 3) -> list[Path]:
     paths = [folder / f"big-{part:05d}-of-{count:05d}.gguf" for part in range(1, count + 1)]
     for index, path in enumerate(paths):
         pairs = LLAMA if index == 0 else [pair("split.no", "u16", index)]
-        path.write_bytes(whole(pairs, TENSORS if index == 0 else [tensor(f"blk.0.part{index}.weight", [8], 0, 0)], 5120))
+        path.write_bytes(
+            whole(
+                pairs,
+                TENSORS if index == 0 else [tensor(f"blk.0.part{index}.weight", [8], 0, 0)],
+                5120,
+            )
+        )
     return paths
 
 
@@ -266,7 +326,12 @@ def test_a_split_model_is_read_whole_by_any_of_its_parts(tmp_path: Path) -> None
     for path in parts(tmp_path):
         tensors = read(path).tensors
         assert tensors is not None
-        assert [one.name for one in tensors] == ["token_embd.weight", "blk.0.attn_q.weight", "blk.0.part1.weight", "blk.0.part2.weight"]
+        assert [one.name for one in tensors] == [
+            "token_embd.weight",
+            "blk.0.attn_q.weight",
+            "blk.0.part1.weight",
+            "blk.0.part2.weight",
+        ]
     assert len(read(tmp_path).tensors or ()) == 4
 
 
@@ -275,7 +340,11 @@ def test_missing_parts_are_named_all_at_once(tmp_path: Path) -> None:
     paths[1].unlink()
     paths[3].unlink()
     with pytest.raises(
-        SourceError, match=r"2 of the 4 parts of the model are missing: `big-00002-of-00004\.gguf`, `big-00004-of-00004\.gguf`"
+        SourceError,
+        match=(
+            r"2 of the 4 parts of the model are missing: `big-00002-of-00004\.gguf`, "
+            r"`big-00004-of-00004\.gguf`"
+        ),
     ):
         gguf.read_file(paths[0])
 
@@ -292,7 +361,15 @@ def test_flaws_of_several_parts_come_at_once_and_no_tensor_twice(tmp_path: Path)
     assert len(caught.value.problems) == 2
 
 
-@pytest.mark.parametrize("name", ["x-00000-of-00002.gguf", "x-00003-of-00002.gguf", "x-00001-of-99999.gguf", "x-00001-of-00000.gguf"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "x-00000-of-00002.gguf",
+        "x-00003-of-00002.gguf",
+        "x-00001-of-99999.gguf",
+        "x-00001-of-00000.gguf",
+    ],
+)
 def test_impossible_part_numbers(tmp_path: Path, name: str) -> None:
     assert "impossible part numbers" in flaws(tmp_path, GOOD, name)[0]
 
@@ -346,17 +423,36 @@ def test_tying_biases_and_head_size_are_read_off_the_tensors(tmp_path: Path) -> 
         tensor("blk.0.ffn_up.bias", [64], 0, 45056),
     ]
     found = config(tmp_path, LLAMA, tensors)
-    assert (found["tie_word_embeddings"], found["attention_bias"], found["mlp_bias"], found["head_dim"]) == (False, True, True, 32)
+    assert (
+        found["tie_word_embeddings"],
+        found["attention_bias"],
+        found["mlp_bias"],
+        found["head_dim"],
+    ) == (False, True, True, 32)
 
 
 def test_values_by_layer_stay_a_list_unless_all_are_the_same(tmp_path: Path) -> None:
-    assert config(tmp_path, [*LLAMA, array("llama.attention.head_count_kv", "u32", [2, 2])])["num_key_value_heads"] == 2
-    assert config(tmp_path, [*LLAMA, array("llama.attention.head_count_kv", "u32", [2, 4])])["num_key_value_heads"] == [2, 4]
+    assert (
+        config(tmp_path, [*LLAMA, array("llama.attention.head_count_kv", "u32", [2, 2])])[
+            "num_key_value_heads"
+        ]
+        == 2
+    )
+    assert config(tmp_path, [*LLAMA, array("llama.attention.head_count_kv", "u32", [2, 4])])[
+        "num_key_value_heads"
+    ] == [2, 4]
 
 
 def test_experts_make_a_llama_a_mixtral(tmp_path: Path) -> None:
-    found = config(tmp_path, [*LLAMA, pair("llama.expert_count", "u32", 8), pair("llama.expert_used_count", "u32", 2)])
-    assert (found["model_type"], found["num_local_experts"], found["num_experts_per_tok"]) == ("mixtral", 8, 2)
+    found = config(
+        tmp_path,
+        [*LLAMA, pair("llama.expert_count", "u32", 8), pair("llama.expert_used_count", "u32", 2)],
+    )
+    assert (found["model_type"], found["num_local_experts"], found["num_experts_per_tok"]) == (
+        "mixtral",
+        8,
+        2,
+    )
 
 
 @pytest.mark.parametrize(
@@ -364,15 +460,24 @@ def test_experts_make_a_llama_a_mixtral(tmp_path: Path) -> None:
     [
         ([], "does not name its `general.architecture`"),
         ([pair("general.architecture", "u32", 3)], "does not name its"),
-        ([pair("general.architecture", "str", "qwen9")], "the GGUF architecture `qwen9` has no translation"),
+        (
+            [pair("general.architecture", "str", "qwen9")],
+            "the GGUF architecture `qwen9` has no translation",
+        ),
         ([pair("general.architecture", "str", "clip")], "it holds the vision tower"),
         ([*LLAMA, pair("general.type", "str", "adapter")], "is an adapter, not a model"),
         (LLAMA[:1], "`llama.block_count` is missing"),
-        ([*LLAMA[:3], pair("llama.attention.head_count", "u32", 0)], "`llama.attention.head_count` is `0`, no whole number from 1 on"),
+        (
+            [*LLAMA[:3], pair("llama.attention.head_count", "u32", 0)],
+            "`llama.attention.head_count` is `0`, no whole number from 1 on",
+        ),
         ([*LLAMA[:3], pair("llama.attention.head_count", "i32", -4)], "is `-4`"),
         ([*LLAMA[:3], pair("llama.attention.head_count", "f32", 4.0)], "is `4.0`"),
         ([*LLAMA[:3], pair("llama.attention.head_count", "str", "four")], "is `four`"),
-        ([*LLAMA, pair("llama.rope.freq_base", "f32", float("nan"))], "`llama.rope.freq_base` is nan"),
+        (
+            [*LLAMA, pair("llama.rope.freq_base", "f32", float("nan"))],
+            "`llama.rope.freq_base` is nan",
+        ),
     ],
 )
 def test_metadata_that_makes_no_config(tmp_path: Path, pairs: list[bytes], said: str) -> None:
@@ -430,7 +535,11 @@ def test_cut_anywhere(folder: Path) -> None:
 HEADER = len(GOOD) - 5120
 
 
-@given(flips=st.lists(st.tuples(st.integers(0, HEADER - 1), st.integers(1, 255)), min_size=1, max_size=6))
+@given(
+    flips=st.lists(
+        st.tuples(st.integers(0, HEADER - 1), st.integers(1, 255)), min_size=1, max_size=6
+    )
+)
 def test_bits_flipped(folder: Path, flips: list[tuple[int, int]]) -> None:
     content = bytearray(GOOD)
     for place, mask in flips:
@@ -451,15 +560,32 @@ VALUES = st.sampled_from([0, 1, 2, 3, 64, 2**31, 2**32 - 1])
     architecture=st.sampled_from([*gguf_config.ARCHITECTURES, "nothing"]),
     keys=st.dictionaries(
         st.sampled_from(
-            ["block_count", "embedding_length", "attention.head_count", "attention.head_count_kv", "attention.key_length", "expert_count",
-             "rope.dimension_count", "attention.value_length", "attention.kv_lora_rank", "feed_forward_length", "leading_dense_block_count"]
+            [
+                "block_count",
+                "embedding_length",
+                "attention.head_count",
+                "attention.head_count_kv",
+                "attention.key_length",
+                "expert_count",
+                "rope.dimension_count",
+                "attention.value_length",
+                "attention.kv_lora_rank",
+                "feed_forward_length",
+                "leading_dense_block_count",
+            ]
         ),
         st.tuples(st.sampled_from(["u32", "f32", "str", "array"]), VALUES),
     ),
-)  # fmt: skip
-def test_any_metadata_of_any_architecture(folder: Path, architecture: str, keys: dict[str, tuple[str, int]]) -> None:
+)
+def test_any_metadata_of_any_architecture(
+    folder: Path, architecture: str, keys: dict[str, tuple[str, int]]
+) -> None:
     pairs = [pair("general.architecture", "str", architecture)]
     for key, (kind, value) in keys.items():
         name = f"{architecture}.{key}"
-        pairs.append(array(name, "u32", [value, 1]) if kind == "array" else pair(name, kind, str(value) if kind == "str" else value))
+        pairs.append(
+            array(name, "u32", [value, 1])
+            if kind == "array"
+            else pair(name, kind, str(value) if kind == "str" else value)
+        )
     survives(folder, whole(pairs, TENSORS, 5120))

@@ -1,4 +1,5 @@
-"""Hardware: every row of the tables cited and plausible; look-ups, clusters, `auto` with a small NVML of our own."""
+"""Hardware: every row of the tables cited and plausible; look-ups, clusters, `auto` with a small
+NVML of our own."""
 
 from __future__ import annotations
 
@@ -65,7 +66,13 @@ def test_every_figure_is_cited(gpu: GPU) -> None:
 
 
 def test_every_source_is_used() -> None:
-    used = {row[key].split()[-1] for name, row in table("gpus").items() if name != "sources" for key in row if isinstance(row[key], str)}
+    used = {
+        row[key].split()[-1]
+        for name, row in table("gpus").items()
+        if name != "sources"
+        for key in row
+        if isinstance(row[key], str)
+    }
     assert set(table("gpus")["sources"]) <= used
 
 
@@ -99,22 +106,32 @@ def test_speeds_are_plausible(gpu: GPU) -> None:
     if rates["tf32"] and rates["bf16"]:
         assert rates["tf32"] <= 0.51 * rates["bf16"]
     if rates["fp32"] and rates["tf32"]:
-        assert rates["tf32"] >= 0.9 * rates["fp32"] or gpu.id == "a10g"  # a label beside a measured rate
+        assert (
+            rates["tf32"] >= 0.9 * rates["fp32"] or gpu.id == "a10g"
+        )  # a label beside a measured rate
 
 
-@pytest.mark.parametrize("gpu", [gpu for gpu in GPUS.values() if gpu.vendor == "nvidia"], ids=lambda gpu: gpu.id)
+@pytest.mark.parametrize(
+    "gpu", [gpu for gpu in GPUS.values() if gpu.vendor == "nvidia"], ids=lambda gpu: gpu.id
+)
 def test_nvidia_rows_know_their_architecture(gpu: GPU) -> None:
     assert gpu.sm is not None
     assert (6, 0) <= gpu.sm <= (12, 1)
     assert gpu.arch == f"sm_{gpu.sm[0]}{gpu.sm[1]}"
     assert gpu.sms is None or 10 <= gpu.sms <= 188
-    assert ("bf16" in gpu.rates) == (gpu.sm >= (8, 0)) or gpu.id == "gb10"  # its dense bf16 rate is not published
+    assert ("bf16" in gpu.rates) == (
+        gpu.sm >= (8, 0)
+    ) or gpu.id == "gb10"  # its dense bf16 rate is not published
     assert "fp8" not in gpu.rates or gpu.sm >= (8, 9)
     assert "fp4" not in gpu.rates or gpu.sm >= (10, 0)
     # fp32 = SMs x lanes x 2 x clock: the clock that follows must be one that chips run at
     lanes = 64 if gpu.sm < (8, 6) else 128
     if gpu.sms and "fp32" in gpu.rates:
-        assert 0.9e9 < gpu.rates["fp32"] / (gpu.sms * lanes * 2) < 2.9e9 or gpu.sm in {(6, 1), (8, 7), (10, 3)}
+        assert 0.9e9 < gpu.rates["fp32"] / (gpu.sms * lanes * 2) < 2.9e9 or gpu.sm in {
+            (6, 1),
+            (8, 7),
+            (10, 3),
+        }
 
 
 # Totals that were printed to the byte, or by torch in whole MiB: the range must hold each.
@@ -207,13 +224,21 @@ def test_a_name_of_several_is_refused_with_all_of_them(name: str, listed: str) -
     with pytest.raises(InputError) as error:
         find_gpu(name)
     count = listed.count(",") + 1
-    assert problems(error) == [(f"`{name}` may be any of {count} GPUs", "gpu", f"say which: {listed}")]
+    assert problems(error) == [
+        (f"`{name}` may be any of {count} GPUs", "gpu", f"say which: {listed}")
+    ]
 
 
 def test_a_name_that_leaves_the_memory_open_is_refused() -> None:
     with pytest.raises(InputError) as error:
         find_gpu("Apple M1 Max")
-    assert problems(error) == [("`Apple M1 Max` comes with several sizes of memory", "gpu", f"known: `m1-max-32gb`; {BY_MEMORY}")]
+    assert problems(error) == [
+        (
+            "`Apple M1 Max` comes with several sizes of memory",
+            "gpu",
+            f"known: `m1-max-32gb`; {BY_MEMORY}",
+        )
+    ]
 
 
 @pytest.mark.parametrize(
@@ -245,7 +270,14 @@ def test_custom_memory_is_taken_as_it_is() -> None:
     gpu = custom_gpu(24 * GIB)
     assert usable(gpu) == gpu.memory == 24 * GIB
     assert gpu.memory_range == (24 * GIB, 24 * GIB)
-    assert (gpu.bandwidth, gpu.rates, gpu.sm, gpu.sms, gpu.link, gpu.smi) == (None, {}, None, None, None, None)
+    assert (gpu.bandwidth, gpu.rates, gpu.sm, gpu.sms, gpu.link, gpu.smi) == (
+        None,
+        {},
+        None,
+        None,
+        None,
+        None,
+    )
     assert gpu.status == {"memory": "given"}
 
 
@@ -253,7 +285,13 @@ def test_custom_memory_is_taken_as_it_is() -> None:
 def test_custom_memory_out_of_range(memory: int) -> None:
     with pytest.raises(InputError) as error:
         custom_gpu(memory)
-    assert problems(error) == [(f"`{memory}` bytes is no amount of GPU memory", "memory", "more than 0 and at most 1024 PiB")]
+    assert problems(error) == [
+        (
+            f"`{memory}` bytes is no amount of GPU memory",
+            "memory",
+            "more than 0 and at most 1024 PiB",
+        )
+    ]
 
 
 def test_gpus_can_be_keys_and_replaced() -> None:
@@ -290,11 +328,17 @@ def test_every_link_is_cited_and_plausible(name: str) -> None:
 
 def test_every_link_source_is_used_and_links_are_linked() -> None:
     rows = {name: row for name, row in table("links").items() if name != "sources"}
-    assert {text.split()[-1] for row in rows.values() for text in row.values() if isinstance(text, str)} >= set(table("links")["sources"])
+    assert {
+        text.split()[-1] for row in rows.values() for text in row.values() if isinstance(text, str)
+    } >= set(table("links")["sources"])
     assert {"nvlink", "pcie", "xgmi", "network"} <= {link.kind for link in links().values()}
     found = find_gpu("h100-sxm").link
     assert found is not None
-    assert (found.name, found.bandwidth, found.measured["all_reduce"][8][0]) == ("nvlink4", 450e9, (512, 15.59e-6))
+    assert (found.name, found.bandwidth, found.measured["all_reduce"][8][0]) == (
+        "nvlink4",
+        450e9,
+        (512, 15.59e-6),
+    )
     assert find_gpu("rtx-3090").bridge == find_link("nvlink3-bridge")
 
 
@@ -339,13 +383,19 @@ def test_every_gpu_has_a_context(gpu: GPU) -> None:
 def test_unknown_vendors_get_a_wide_range() -> None:
     assert context(find_gpu("mi300x")) == (0, GIB, "label: no figure found for ROCm")
     low, high, _ = context(custom_gpu(24 * GIB))
-    assert all(low <= context(gpu).low and context(gpu).high <= high for gpu in GPUS.values() if gpu.sms and gpu.vendor == "nvidia")
+    assert all(
+        low <= context(gpu).low and context(gpu).high <= high
+        for gpu in GPUS.values()
+        if gpu.sms and gpu.vendor == "nvidia"
+    )
 
 
 def test_context_rows_name_gpus_and_architectures_that_exist() -> None:
     contexts = table("contexts")
     assert set(contexts["gpu"]) <= set(GPUS)
-    assert {f"{gpu.sm[0]}.{gpu.sm[1]}" for gpu in GPUS.values() if gpu.sm} <= set(contexts["threads"])
+    assert {f"{gpu.sm[0]}.{gpu.sm[1]}" for gpu in GPUS.values() if gpu.sm} <= set(
+        contexts["threads"]
+    )
     for section in ("gpu", "vendor", "desktop", "reserve"):
         for text in contexts[section].values():
             low, high, status, _ = span(text)
@@ -354,7 +404,13 @@ def test_context_rows_name_gpus_and_architectures_that_exist() -> None:
 
 
 def test_a_desktop_holds_more_under_windows() -> None:
-    assert desktop("linux").high < desktop("wsl").low < desktop("windows").low < desktop("windows").high == int(3.2 * GIB)
+    assert (
+        desktop("linux").high
+        < desktop("wsl").low
+        < desktop("windows").low
+        < desktop("windows").high
+        == int(3.2 * GIB)
+    )
 
 
 # ---------------------------------------------------------------- clusters
@@ -375,15 +431,28 @@ def test_a_desktop_holds_more_under_windows() -> None:
 )
 def test_clusters_are_read(text: str, gpu: str, per_node: int, nodes: int) -> None:
     cluster = parse_cluster(text)
-    assert (cluster.gpu.id, cluster.gpus_per_node, cluster.nodes, cluster.gpus) == (gpu, per_node, nodes, per_node * nodes)
+    assert (cluster.gpu.id, cluster.gpus_per_node, cluster.nodes, cluster.gpus) == (
+        gpu,
+        per_node,
+        nodes,
+        per_node * nodes,
+    )
     assert cluster.network is None
 
 
 @pytest.mark.parametrize(
     ("text", "per_node", "nodes"),
-    [("64xh100-sxm", 8, 8), ("8xh100-sxm", 8, 1), ("1x64xh100-sxm", 64, 1), ("12xh100-sxm", 12, 1), ("16xh100-pcie", 16, 1)],
+    [
+        ("64xh100-sxm", 8, 8),
+        ("8xh100-sxm", 8, 1),
+        ("1x64xh100-sxm", 64, 1),
+        ("12xh100-sxm", 12, 1),
+        ("16xh100-pcie", 16, 1),
+    ],
 )
-def test_more_boards_than_a_machine_carries_are_several_machines(text: str, per_node: int, nodes: int) -> None:
+def test_more_boards_than_a_machine_carries_are_several_machines(
+    text: str, per_node: int, nodes: int
+) -> None:
     cluster = parse_cluster(text)
     assert (cluster.gpus_per_node, cluster.nodes) == (per_node, nodes)
 
@@ -409,10 +478,17 @@ PER_NODE, NODES = "a whole number from 1 to 1024", "a whole number from 1 to 100
         ("9" * 60 + "x8xh200", [(f"`{'9' * 20}` is no number of nodes", NODES)]),
         (
             "0x0xh100",
-            [("`0` is no number of nodes", NODES), ("`0` is no number of GPUs per node", PER_NODE), ("`h100` may be any of 3 GPUs", H100S)],
+            [
+                ("`0` is no number of nodes", NODES),
+                ("`0` is no number of GPUs per node", PER_NODE),
+                ("`h100` may be any of 3 GPUs", H100S),
+            ],
         ),
         ("2xH100", [("`H100` may be any of 3 GPUs", H100S)]),  # two need no board
-        ("8xRTX 3080", [("`RTX 3080` may be any of 2 GPUs", "say which: `rtx-3080-10gb`, `rtx-3080-12gb`")]),  # comes on no board
+        (
+            "8xRTX 3080",
+            [("`RTX 3080` may be any of 2 GPUs", "say which: `rtx-3080-10gb`, `rtx-3080-12gb`")],
+        ),  # comes on no board
         ("2x3x4xh200", [("`2x3x4xh200` names no GPU", FORM)]),
         ("8x", [("`8x` names no GPU", FORM)]),
         ("", [("`` names no GPU", FORM)]),
@@ -506,7 +582,9 @@ class FakeNVML:
         if not device.total or (version == self.nvmlMemory_v2 and device.reserved is None):
             raise FakeError("Not Supported")
         free = device.total - (device.reserved or 0) - device.used
-        return SimpleNamespace(total=device.total, reserved=device.reserved, free=free, used=device.used)
+        return SimpleNamespace(
+            total=device.total, reserved=device.reserved, free=free, used=device.used
+        )
 
     def nvmlDeviceGetCudaComputeCapability(self, device: Device) -> tuple[int, int]:
         return device.sm
@@ -532,13 +610,24 @@ class FakeNVML:
 
 
 def card(**changes: object) -> Device:
-    return replace(Device(name="NVIDIA GeForce RTX 4090", total=24564 * MIB, reserved=484 * MIB, used=1024 * MIB), **changes)
+    return replace(
+        Device(
+            name="NVIDIA GeForce RTX 4090", total=24564 * MIB, reserved=484 * MIB, used=1024 * MIB
+        ),
+        **changes,
+    )
 
 
 def test_auto_asks_the_driver() -> None:
     nvml = FakeNVML([card()])
     gpu = auto_gpu(nvml, environ={})
-    assert (gpu.id, gpu.smi, gpu.memory, gpu.held, gpu.free) == ("rtx-4090", 24564 * MIB, 24080 * MIB, 1024 * MIB, 23056 * MIB)
+    assert (gpu.id, gpu.smi, gpu.memory, gpu.held, gpu.free) == (
+        "rtx-4090",
+        24564 * MIB,
+        24080 * MIB,
+        1024 * MIB,
+        23056 * MIB,
+    )
     assert gpu.memory_range == (24080 * MIB, 24080 * MIB)
     assert usable(gpu) == gpu.free
     assert gpu.rates == find_gpu("rtx-4090").rates
@@ -556,19 +645,36 @@ def test_auto_with_an_old_driver_takes_the_row() -> None:
 
 def test_auto_tells_cards_of_one_name_apart_by_their_total() -> None:
     for total, known in ((10240, "rtx-3080-10gb"), (12288, "rtx-3080-12gb")):
-        assert auto_gpu(FakeNVML([card(name="NVIDIA GeForce RTX 3080", total=total * MIB, sm=(8, 6))]), environ={}).id == known
+        assert (
+            auto_gpu(
+                FakeNVML([card(name="NVIDIA GeForce RTX 3080", total=total * MIB, sm=(8, 6))]),
+                environ={},
+            ).id
+            == known
+        )
 
 
 def test_auto_knows_a_card_with_ecc_switched_on() -> None:
-    gpu = auto_gpu(FakeNVML([card(name="NVIDIA RTX A6000", total=46068 * MIB, reserved=None, sm=(8, 6))]), environ={})
+    gpu = auto_gpu(
+        FakeNVML([card(name="NVIDIA RTX A6000", total=46068 * MIB, reserved=None, sm=(8, 6))]),
+        environ={},
+    )
     assert (gpu.id, gpu.sms, gpu.status["memory"]) == ("rtx-a6000", 84, "derived")
     assert gpu.memory == 46068 * MIB - reserve(46068 * MIB).high
 
 
-@pytest.mark.parametrize(("name", "total"), [("NVIDIA Frobnicator 9000", 50000), ("NVIDIA GeForce RTX 4090", 49140)])
+@pytest.mark.parametrize(
+    ("name", "total"), [("NVIDIA Frobnicator 9000", 50000), ("NVIDIA GeForce RTX 4090", 49140)]
+)
 def test_auto_guesses_nothing_of_a_card_that_no_row_describes(name: str, total: int) -> None:
     gpu = auto_gpu(FakeNVML([card(name=name, total=total * MIB, used=0)]), environ={})
-    assert (gpu.id, gpu.name, gpu.memory, gpu.sm, gpu.arch) == ("auto", name, (total - 484) * MIB, (8, 9), "sm_89")
+    assert (gpu.id, gpu.name, gpu.memory, gpu.sm, gpu.arch) == (
+        "auto",
+        name,
+        (total - 484) * MIB,
+        (8, 9),
+        "sm_89",
+    )
     assert (gpu.rates, gpu.bandwidth, gpu.sms) == ({}, None, None)
     assert context(gpu).high > GIB
 
@@ -586,11 +692,22 @@ def test_auto_with_memory_that_nobody_knows() -> None:
 
 
 def test_auto_with_several_gpus_takes_the_first_visible() -> None:
-    nvml = FakeNVML([card(uuid="GPU-aa"), card(name="Tesla T4", total=15360 * MIB, sm=(7, 5), uuid="GPU-bb"), card(uuid="GPU-cc")])
+    nvml = FakeNVML(
+        [
+            card(uuid="GPU-aa"),
+            card(name="Tesla T4", total=15360 * MIB, sm=(7, 5), uuid="GPU-bb"),
+            card(uuid="GPU-cc"),
+        ]
+    )
     assert [gpu.id for gpu in auto_gpus(nvml, environ={})] == ["rtx-4090", "t4", "rtx-4090"]
     assert auto_gpu(nvml, environ={}).id == "rtx-4090"
     assert auto_gpu(nvml, index=1, environ={}).id == "t4"
-    for visible, ids in (("1", ["t4"]), ("1,0", ["t4", "rtx-4090"]), ("GPU-b", ["t4"]), ("1,7,0", ["t4"])):
+    for visible, ids in (
+        ("1", ["t4"]),
+        ("1,0", ["t4", "rtx-4090"]),
+        ("GPU-b", ["t4"]),
+        ("1,7,0", ["t4"]),
+    ):
         assert [gpu.id for gpu in auto_gpus(nvml, environ={"CUDA_VISIBLE_DEVICES": visible})] == ids
     with pytest.raises(InputError) as error:
         auto_gpu(nvml, index=3, environ={})
@@ -601,14 +718,29 @@ def test_auto_with_several_gpus_takes_the_first_visible() -> None:
 def test_auto_with_every_gpu_hidden(visible: str) -> None:
     with pytest.raises(InputError) as error:
         auto_gpu(FakeNVML([card()]), environ={"CUDA_VISIBLE_DEVICES": visible})
-    assert problems(error) == [(f"`CUDA_VISIBLE_DEVICES={visible}` hides every GPU of this machine (1)", "gpu", "unset it")]
+    assert problems(error) == [
+        (f"`CUDA_VISIBLE_DEVICES={visible}` hides every GPU of this machine (1)", "gpu", "unset it")
+    ]
 
 
 def test_auto_sees_mig_slices_as_gpus() -> None:
-    part = Device(name="NVIDIA A100-SXM4-80GB MIG 1g.10gb", total=9728 * MIB, reserved=0, sms=14, uuid="MIG-1")
-    whole = card(name="NVIDIA A100-SXM4-80GB", total=81920 * MIB, sm=(8, 0), slices=[None, part, replace(part, uuid="MIG-2", sms=None)])
+    part = Device(
+        name="NVIDIA A100-SXM4-80GB MIG 1g.10gb", total=9728 * MIB, reserved=0, sms=14, uuid="MIG-1"
+    )
+    whole = card(
+        name="NVIDIA A100-SXM4-80GB",
+        total=81920 * MIB,
+        sm=(8, 0),
+        slices=[None, part, replace(part, uuid="MIG-2", sms=None)],
+    )
     first, second = auto_gpus(FakeNVML([whole]), environ={})
-    assert (first.id, first.memory, first.sm, first.sms, first.rates) == ("auto", 9728 * MIB, (8, 0), 14, {})
+    assert (first.id, first.memory, first.sm, first.sms, first.rates) == (
+        "auto",
+        9728 * MIB,
+        (8, 0),
+        14,
+        {},
+    )
     assert first.note == "a MIG slice: its bandwidth and rates are unknown"
     assert second.sms is None
     assert auto_gpus(FakeNVML([whole]), environ={"CUDA_VISIBLE_DEVICES": "MIG-2"}) == (second,)
@@ -616,14 +748,25 @@ def test_auto_sees_mig_slices_as_gpus() -> None:
 
 def test_auto_with_no_driver_no_gpu_or_a_failing_driver() -> None:
     for nvml, message in (
-        (FakeNVML(broken="Driver Not Loaded"), "no NVIDIA driver answers on this machine (Driver Not Loaded)"),
+        (
+            FakeNVML(broken="Driver Not Loaded"),
+            "no NVIDIA driver answers on this machine (Driver Not Loaded)",
+        ),
         (FakeNVML(), "the NVIDIA driver shows no GPU on this machine"),
-        (FakeNVML([card(slices=[])]), "the NVIDIA driver shows no GPU on this machine"),  # MIG mode without a slice
-        (FakeNVML([card()], failing="GPU is lost"), "the NVIDIA driver failed to answer (GPU is lost)"),
+        (
+            FakeNVML([card(slices=[])]),
+            "the NVIDIA driver shows no GPU on this machine",
+        ),  # MIG mode without a slice
+        (
+            FakeNVML([card()], failing="GPU is lost"),
+            "the NVIDIA driver failed to answer (GPU is lost)",
+        ),
     ):
         with pytest.raises(InputError) as error:
             auto_gpu(nvml, environ={})
-        assert problems(error) == [(message, "gpu", "name a GPU (`--gpu rtx-4090`) or give its memory (`--memory 24GiB`)")]
+        assert problems(error) == [
+            (message, "gpu", "name a GPU (`--gpu rtx-4090`) or give its memory (`--memory 24GiB`)")
+        ]
         assert nvml.open == 0
 
 
@@ -633,7 +776,9 @@ def test_auto_without_nvidia_ml_py() -> None:
         "from memfit.errors import MissingExtra\nfrom memfit.hardware import auto_gpu\n"
         "try:\n    auto_gpu()\nexcept MissingExtra as error:\n    print(error)"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines() == [
         "asking the driver for its GPUs (`--gpu auto`) needs the extra `measure`",
         "hint: pip install 'memfit[measure]'",
@@ -643,7 +788,10 @@ def test_auto_without_nvidia_ml_py() -> None:
 def test_importing_reads_no_table_and_nothing_heavy() -> None:
     script = (
         "import sys, memfit.hardware\nfrom memfit.hardware.tables import table\n"
-        "assert table.cache_info().currsize == 0\nprint(sorted({'pynvml', 'torch', 'numpy', 'yaml'} & set(sys.modules)))"
+        "assert table.cache_info().currsize == 0\nprint(sorted({'pynvml', 'torch', "
+        "'numpy', 'yaml'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,5 @@
-"""The ledger of hidden memory (docs/concepts/hidden.md) against the code: what it names exists, and every kernel's row is in it."""
+"""The ledger of hidden memory (docs/concepts/hidden.md) against the code: what it names exists, and
+every kernel's row is in it."""
 
 from __future__ import annotations
 
@@ -27,14 +28,20 @@ PLACE = re.compile(r"`([\w/.]+): (\w+)`")
 def defined(path: str) -> frozenset[str]:
     """Functions, methods, classes and constants of a file."""
     tree = ast.parse((ROOT / "src" / "memfit" / path).read_text(encoding="utf-8"))
-    found = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    found = {
+        node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    }
     targets = [
         target
         for node in tree.body
         if isinstance(node, (ast.Assign, ast.AnnAssign))
         for target in getattr(node, "targets", [getattr(node, "target", None)])
     ]
-    names = [one for target in targets for one in (target.elts if isinstance(target, ast.Tuple) else [target])]
+    names = [
+        one
+        for target in targets
+        for one in (target.elts if isinstance(target, ast.Tuple) else [target])
+    ]
     return frozenset(found | {one.id for one in names if isinstance(one, ast.Name)})
 
 
@@ -47,7 +54,9 @@ def test_a_row_leads_somewhere(row: list[str]) -> None:
         return
     assert places, what
     for file, name in places:
-        assert name in (KERNELS if file == "kernels" else defined(file)), f"{what}: {file} has no {name}"
+        assert name in (KERNELS if file == "kernels" else defined(file)), (
+            f"{what}: {file} has no {name}"
+        )
 
 
 def test_every_kernel_is_told() -> None:
@@ -90,7 +99,9 @@ def test_a_fact_leads_to_the_ledger_or_says_why_not() -> None:
         if where.startswith("not: "):
             right = len(where) > len("not: why")
         elif places:
-            right = all(what in (KERNELS if file == "kernels" else defined(file)) for file, what in places)
+            right = all(
+                what in (KERNELS if file == "kernels" else defined(file)) for file, what in places
+            )
         else:
             right = where in rows
         if not right:

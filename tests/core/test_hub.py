@@ -28,16 +28,28 @@ NAME = "acme/tiny"
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Neither the cache nor the token of whoever runs the tests; and no session that outlives its hub."""
+    """Neither the cache nor the token of whoever runs the tests; and no session that outlives its
+    hub."""
     from huggingface_hub import constants, utils
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+    for name in (
+        "HF_TOKEN",
+        "HUGGING_FACE_HUB_TOKEN",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "ALL_PROXY",
+        "http_proxy",
+        "https_proxy",
+        "all_proxy",
+    ):
         monkeypatch.delenv(name, raising=False)
     yield
-    (getattr(utils, "close_session", None) or utils.reset_sessions)()  # its name since 1.0, and before
+    (
+        getattr(utils, "close_session", None) or utils.reset_sessions
+    )()  # its name since 1.0, and before
 
 
 @pytest.fixture
@@ -80,12 +92,15 @@ def test_config_and_tensors_of_a_single_file(hub: Hub) -> None:
 
 def test_the_shards_of_an_index_are_read_side_by_side(hub: Hub) -> None:
     hub.repos[NAME] = Repo(files=sharded(40))
-    assert [one.name for one in read(hub).tensors or ()] == [f"layer.{index}" for index in range(40)]
+    assert [one.name for one in read(hub).tensors or ()] == [
+        f"layer.{index}" for index in range(40)
+    ]
 
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_weights_are_never_fetched(hub: Hub, ranges: bool) -> None:
-    """64 MiB of weights behind a header of a hundred bytes; a server without ranges is left after the first of them."""
+    """64 MiB of weights behind a header of a hundred bytes; a server without ranges is left after
+    the first of them."""
     size = 2**26
     weights = packed({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}})
     hub.repos[NAME] = Repo(files={"config.json": RAW, "model.safetensors": weights}, ranges=ranges)
@@ -97,8 +112,13 @@ def test_weights_are_never_fetched(hub: Hub, ranges: bool) -> None:
 
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_header_longer_than_the_first_request_is_fetched_in_two(hub: Hub, ranges: bool) -> None:
-    header = {f"{'x' * 100}.{index}": {"dtype": "U8", "shape": [1], "data_offsets": [index, index + 1]} for index in range(2000)}
-    hub.repos[NAME] = Repo(files={"config.json": RAW, "model.safetensors": packed(header)}, ranges=ranges)
+    header = {
+        f"{'x' * 100}.{index}": {"dtype": "U8", "shape": [1], "data_offsets": [index, index + 1]}
+        for index in range(2000)
+    }
+    hub.repos[NAME] = Repo(
+        files={"config.json": RAW, "model.safetensors": packed(header)}, ranges=ranges
+    )
     assert len(read(hub).tensors or ()) == 2000
     assert len([path for _, path, asked in hub.asked if path.endswith("model.safetensors")]) == 2
 
@@ -108,7 +128,10 @@ def test_a_repository_without_safetensors_is_a_warning(hub: Hub) -> None:
     source = read(hub)
     assert source.tensors is None
     assert [problem.level for problem in source.problems] == ["warning"]
-    assert "has no model.safetensors, so tensors are taken from the config" in source.problems[0].message
+    assert (
+        "has no model.safetensors, so tensors are taken from the config"
+        in source.problems[0].message
+    )
 
 
 def test_a_revision_and_a_renamed_repository(hub: Hub) -> None:
@@ -121,7 +144,9 @@ def test_a_revision_and_a_renamed_repository(hub: Hub) -> None:
 def test_tensors_are_of_the_commit_of_the_config(hub: Hub) -> None:
     hub.repos[NAME] = Repo(files={"config.json": RAW, "model.safetensors": packed({"w": ENTRY})})
     read(hub)
-    assert {path.split("/")[4] for method, path, _ in hub.asked if "safetensors" in path} == {COMMIT}
+    assert {path.split("/")[4] for method, path, _ in hub.asked if "safetensors" in path} == {
+        COMMIT
+    }
 
 
 def test_a_token_opens_a_private_repository(hub: Hub) -> None:
@@ -175,16 +200,26 @@ def test_a_revision_that_cannot_be_one_is_not_sent(hub: Hub, revision: str) -> N
     ("files", "card", "said"),
     [
         ({"README.md": b""}, {}, "name a repository in the transformers format"),
-        ({"b.Q8_0.gguf": b"", "a.Q4_0.gguf": b""}, {}, "it holds GGUF files; download one and name it: `a.Q4_0.gguf`, `b.Q8_0.gguf`"),
+        (
+            {"b.Q8_0.gguf": b"", "a.Q4_0.gguf": b""},
+            {},
+            "it holds GGUF files; download one and name it: `a.Q4_0.gguf`, `b.Q8_0.gguf`",
+        ),
         (
             {"adapter_config.json": b"{}"},
             {"base_model": "acme/base"},
             "it is an adapter: estimate its base model, `acme/base`, with `--method lora`",
         ),
-        ({"adapter_config.json": b"{}"}, {}, "it is an adapter: estimate its base model with `--method lora`"),
+        (
+            {"adapter_config.json": b"{}"},
+            {},
+            "it is an adapter: estimate its base model with `--method lora`",
+        ),
     ],
 )
-def test_a_repository_without_config_says_what_it_is(hub: Hub, files: dict[str, bytes], card: dict[str, object], said: str) -> None:
+def test_a_repository_without_config_says_what_it_is(
+    hub: Hub, files: dict[str, bytes], card: dict[str, object], said: str
+) -> None:
     hub.repos[NAME] = Repo(files=files, card=card)
     found = refused(hub)
     assert f"`{NAME}` has no config.json" in found
@@ -214,10 +249,15 @@ def test_a_repository_without_config_says_what_it_is(hub: Hub, files: dict[str, 
         (fake_hub.body(b""), "is empty"),
         (fake_hub.body(b"[1]"), "holds a JSON list, not an object"),
         (fake_hub.body(b"\xff\xd8\xff"), "is not UTF-8 text"),
-        (fake_hub.body(b'{"peft_type": "LORA", "base_model_name_or_path": "a/b"}'), "is the config of an adapter"),
+        (
+            fake_hub.body(b'{"peft_type": "LORA", "base_model_name_or_path": "a/b"}'),
+            "is the config of an adapter",
+        ),
     ],
 )
-def test_a_hub_that_answers_badly_is_one_sentence_in_bounded_time(hub: Hub, behaviour: Callable[..., None], said: str) -> None:
+def test_a_hub_that_answers_badly_is_one_sentence_in_bounded_time(
+    hub: Hub, behaviour: Callable[..., None], said: str
+) -> None:
     hub.repos[NAME] = Repo(behave={"config.json": behaviour})
     started = time.monotonic()
     quick = {"timeout": 0.5} if "within 0.5 s" in said else {"timeout": 5.0}
@@ -226,13 +266,16 @@ def test_a_hub_that_answers_badly_is_one_sentence_in_bounded_time(hub: Hub, beha
 
 
 def test_a_trickle_is_left_by_the_reader_itself(hub: Hub) -> None:
-    """Not only by whoever waits for it: else its thread would go on reading for as long as the other side likes."""
+    """Not only by whoever waits for it: else its thread would go on reading for as long as the
+    other side likes."""
     from memfit.model.sources import http
 
     hub.repos[NAME] = Repo(behave={"config.json": fake_hub.trickle})
     started = time.monotonic()
     with pytest.raises(http.Late):
-        http.get(f"{hub.endpoint}/{NAME}/resolve/main/config.json", headers={}, limit=1000, seconds=0.3)
+        http.get(
+            f"{hub.endpoint}/{NAME}/resolve/main/config.json", headers={}, limit=1000, seconds=0.3
+        )
     assert time.monotonic() - started < 2
 
 
@@ -244,18 +287,25 @@ def test_no_hub_at_all() -> None:
     assert "check the network, `HF_ENDPOINT` and proxies" in said
 
 
-@pytest.mark.parametrize("endpoint", ["nonsense", "ftp://127.0.0.1/", "http://", "http://127.0.0.1:99999", "http://[::1"])
+@pytest.mark.parametrize(
+    "endpoint", ["nonsense", "ftp://127.0.0.1/", "http://", "http://127.0.0.1:99999", "http://[::1"]
+)
 def test_an_endpoint_that_is_none(endpoint: str) -> None:
     with pytest.raises(SourceError, match="cannot be reached"):
         reader.read_hub(NAME, endpoint=endpoint, timeout=2.0)
 
 
-# ---------------------------------------------------------------- headers that cannot be had, or lie
+# ---------------------------------------------------------------- headers that cannot be had, or
+# lie
 
 
 @pytest.mark.parametrize("file", ["model.safetensors.index.json", "model.safetensors"])
-@pytest.mark.parametrize("behaviour", [fake_hub.silent, fake_hub.trickle, fake_hub.status(503), fake_hub.hangs_up])
-def test_headers_that_do_not_come_are_a_warning(hub: Hub, file: str, behaviour: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    "behaviour", [fake_hub.silent, fake_hub.trickle, fake_hub.status(503), fake_hub.hangs_up]
+)
+def test_headers_that_do_not_come_are_a_warning(
+    hub: Hub, file: str, behaviour: Callable[..., None]
+) -> None:
     hub.repos[NAME] = Repo(files={"config.json": RAW}, behave={file: behaviour})
     started = time.monotonic()
     source = read(hub, timeout=0.5)
@@ -276,9 +326,14 @@ def test_all_headers_together_have_a_time_limit(hub: Hub) -> None:
         return behave
 
     shards = {name: slow(name) for name in files if name.startswith("model-")}
-    hub.repos[NAME] = Repo(files={name: content for name, content in files.items() if name not in shards}, behave=shards)
+    hub.repos[NAME] = Repo(
+        files={name: content for name, content in files.items() if name not in shards},
+        behave=shards,
+    )
     started = time.monotonic()
-    source = read(hub, timeout=0.3)  # the config is quick; 160 headers by sixteen take 2.5 s, and 1.8 s are allowed
+    source = read(
+        hub, timeout=0.3
+    )  # the config is quick; 160 headers by sixteen take 2.5 s, and 1.8 s are allowed
     assert time.monotonic() - started < 5
     assert source.tensors is None
     assert "so tensors are taken from the config" in source.problems[0].message
@@ -303,13 +358,24 @@ def test_a_header_that_lies_is_an_error(hub: Hub, content: bytes, said: str) -> 
 
 def test_a_missing_or_wrong_shard_and_an_index_that_leads_elsewhere(hub: Hub) -> None:
     files = sharded()
-    hub.repos[NAME] = Repo(files={name: content for name, content in files.items() if "00002" not in name})
+    hub.repos[NAME] = Repo(
+        files={name: content for name, content in files.items() if "00002" not in name}
+    )
     source = read(hub)
     assert source.tensors is None
     assert "has no model-00002-of-00003.safetensors" in source.problems[0].message
-    hub.repos[NAME] = Repo(files={**files, "model-00002-of-00003.safetensors": packed({"other": ENTRY})})
+    hub.repos[NAME] = Repo(
+        files={**files, "model-00002-of-00003.safetensors": packed({"other": ENTRY})}
+    )
     assert "do not hold what the index says they do: `layer.1`" in refused(hub)
-    hub.repos[NAME] = Repo(files={**files, "model.safetensors.index.json": b'{"weight_map": {"w": "../../x/resolve/main/y.safetensors"}}'})
+    hub.repos[NAME] = Repo(
+        files={
+            **files,
+            "model.safetensors.index.json": (
+                b'{"weight_map": {"w": "../../x/resolve/main/y.safetensors"}}'
+            ),
+        }
+    )
     assert "no plain `*.safetensors` names" in refused(hub)
 
 
@@ -322,7 +388,10 @@ def test_what_was_read_once_is_there_offline(hub: Hub) -> None:
     asked = len(hub.asked)
     source = read(hub, offline=True)
     assert len(hub.asked) == asked
-    assert (source.config, source.tensors) == (CONFIG, None)  # the cache has the config; weights were never fetched
+    assert (source.config, source.tensors) == (
+        CONFIG,
+        None,
+    )  # the cache has the config; weights were never fetched
     assert source.origin.startswith("local cache of ")
     assert COMMIT[:12] in source.origin
     assert read(hub, offline=True, revision=COMMIT).config == CONFIG
@@ -334,7 +403,11 @@ def test_a_whole_model_in_the_cache_has_its_tensors_offline(hub: Hub) -> None:
     hub.repos[NAME] = Repo(files=sharded())
     for name in hub.repos[NAME].files:
         hf_hub_download(NAME, name, endpoint=hub.endpoint)
-    assert [one.name for one in read(hub, offline=True).tensors or ()] == ["layer.0", "layer.1", "layer.2"]
+    assert [one.name for one in read(hub, offline=True).tensors or ()] == [
+        "layer.0",
+        "layer.1",
+        "layer.2",
+    ]
 
 
 def test_the_second_time_asks_for_the_config_once(hub: Hub) -> None:
@@ -342,11 +415,17 @@ def test_the_second_time_asks_for_the_config_once(hub: Hub) -> None:
     read(hub)
     hub.asked.clear()
     read(hub)
-    assert [path for _, path, _ in hub.asked if path.endswith("config.json")] == [f"/{NAME}/resolve/main/config.json"]
+    assert [path for _, path, _ in hub.asked if path.endswith("config.json")] == [
+        f"/{NAME}/resolve/main/config.json"
+    ]
 
 
-@pytest.mark.parametrize("behaviour", [fake_hub.silent, fake_hub.status(503), fake_hub.status(429), fake_hub.hangs_up])
-def test_a_hub_in_trouble_gives_way_to_the_cache_with_a_warning(hub: Hub, behaviour: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    "behaviour", [fake_hub.silent, fake_hub.status(503), fake_hub.status(429), fake_hub.hangs_up]
+)
+def test_a_hub_in_trouble_gives_way_to_the_cache_with_a_warning(
+    hub: Hub, behaviour: Callable[..., None]
+) -> None:
     hub.repos[NAME] = Repo(files={"config.json": RAW})
     read(hub)
     hub.repos[NAME] = Repo(behave={"config.json": behaviour})
@@ -354,7 +433,9 @@ def test_a_hub_in_trouble_gives_way_to_the_cache_with_a_warning(hub: Hub, behavi
     assert source.config == CONFIG
     assert "the copy in the local cache was taken" in source.problems[-1].message
     hub.repos[NAME] = Repo(behave={"config.json": fake_hub.body(b"{")})
-    assert "is no valid JSON" in refused(hub)  # what is wrong, rather than absent, is not papered over
+    assert "is no valid JSON" in refused(
+        hub
+    )  # what is wrong, rather than absent, is not papered over
 
 
 def test_offline_and_not_in_the_cache(hub: Hub) -> None:
@@ -366,26 +447,54 @@ def test_offline_and_not_in_the_cache(hub: Hub) -> None:
 
 def in_a_process(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A fresh interpreter: huggingface_hub reads its environment when it is imported."""
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING")) and "proxy" not in name.lower()}
-    clean |= {"HF_HOME": str(tmp_path / "home"), "PYTHONPATH": os.pathsep.join(sys.path), **environment}
-    return subprocess.run([sys.executable, "-c", code], env=clean, capture_output=True, text=True, timeout=60, check=False)
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HF_", "HUGGING")) and "proxy" not in name.lower()
+    }
+    clean |= {
+        "HF_HOME": str(tmp_path / "home"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        **environment,
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=clean,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 def test_the_environment_of_huggingface_hub_is_honoured(hub: Hub, tmp_path: Path) -> None:
-    hub.repos[NAME] = Repo(files={"config.json": RAW, "model.safetensors": packed({"w": ENTRY})}, private=True)
-    code = "from memfit.model.source import read; s = read('hub:acme/tiny'); print(s.config['hidden_size'], s.tensors and len(s.tensors))"
+    hub.repos[NAME] = Repo(
+        files={"config.json": RAW, "model.safetensors": packed({"w": ENTRY})}, private=True
+    )
+    code = (
+        "from memfit.model.source import read; s = read('hub:acme/tiny'); "
+        "print(s.config['hidden_size'], s.tensors and len(s.tensors))"
+    )
     done = in_a_process(code, tmp_path, HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN)
     assert (done.stdout, done.stderr) == ("8 1\n", "")
     done = in_a_process(code, tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="1")
     assert (done.stdout, done.stderr) == ("8 None\n", "")
-    done = in_a_process(code.replace("tiny", "other"), tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="1")
-    assert "SourceError: `acme/other` is not in the local cache of the hub, and memfit is offline" in done.stderr
+    done = in_a_process(
+        code.replace("tiny", "other"), tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="1"
+    )
+    assert (
+        "SourceError: `acme/other` is not in the local cache of the hub, and memfit is offline"
+        in done.stderr
+    )
 
 
 @pytest.mark.parametrize("endpoint", ["http://[::1", "nonsense", "http://127.0.0.1:1"])
 def test_an_endpoint_of_the_environment_that_is_none(tmp_path: Path, endpoint: str) -> None:
     """huggingface_hub itself breaks on the first one, while it is imported."""
-    code = "from memfit.model.source import read\nfrom memfit.errors import SourceError\ntry: read('hub:acme/tiny')\nexcept SourceError as error: print(error)"
+    code = (
+        "from memfit.model.source import read\nfrom memfit.errors import SourceError\ntry: "
+        "read('hub:acme/tiny')\nexcept SourceError as error: print(error)"
+    )
     done = in_a_process(code, tmp_path, HF_ENDPOINT=endpoint)
     assert "HF_ENDPOINT" in done.stdout
     assert done.stderr == ""
@@ -393,7 +502,10 @@ def test_an_endpoint_of_the_environment_that_is_none(tmp_path: Path, endpoint: s
 
 def test_a_late_answer_does_not_hold_up_the_end_of_the_process(hub: Hub, tmp_path: Path) -> None:
     hub.repos[NAME] = Repo(behave={"config.json": fake_hub.silent})
-    code = "from memfit.model.source import read\ntry: read('hub:acme/tiny', timeout=0.3)\nexcept Exception as error: print(error)"
+    code = (
+        "from memfit.model.source import read\ntry: read('hub:acme/tiny', "
+        "timeout=0.3)\nexcept Exception as error: print(error)"
+    )
     started = time.monotonic()
     done = in_a_process(code, tmp_path, HF_ENDPOINT=hub.endpoint)
     assert "within 0.3 s" in done.stdout
@@ -402,7 +514,13 @@ def test_a_late_answer_does_not_hold_up_the_end_of_the_process(hub: Hub, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "spec", ["https://huggingface.co/acme/tiny", "https://huggingface.co/acme/tiny/tree/v1.0", "hub:acme/tiny@v1.0", "acme/tiny"]
+    "spec",
+    [
+        "https://huggingface.co/acme/tiny",
+        "https://huggingface.co/acme/tiny/tree/v1.0",
+        "hub:acme/tiny@v1.0",
+        "acme/tiny",
+    ],
 )
 def test_every_spelling_of_a_hub_model(hub: Hub, tmp_path: Path, spec: str) -> None:
     hub.repos[NAME] = Repo(files={"config.json": RAW})

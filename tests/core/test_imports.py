@@ -41,7 +41,12 @@ print(json.dumps(failed))
 def python(code: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": str(SRC), "PYTHONWARNINGS": "error"}
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, timeout=120, check=False
+        [sys.executable, "-c", code, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -58,8 +63,15 @@ def blocked(heavy: tuple[str, ...], names: list[str]) -> dict[str, str]:
     return failed
 
 
-# What a user's process imports before it does anything: the package, and the module of each installed command.
-@pytest.mark.parametrize("entry", ["memfit", *sorted({target.partition(":")[0] for target in PROJECT["project"]["scripts"].values()})])
+# What a user's process imports before it does anything: the package, and the module of each
+# installed command.
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "memfit",
+        *sorted({target.partition(":")[0] for target in PROJECT["project"]["scripts"].values()}),
+    ],
+)
 def test_an_entry_point_imports_nothing_heavy(entry: str) -> None:
     if entry not in modules():
         pytest.skip(f"{entry} is not written yet")

@@ -1,4 +1,5 @@
-"""Hidden buffers of kernels: worked by hand from the sources that the rows cite, and against published measurements."""
+"""Hidden buffers of kernels: worked by hand from the sources that the rows cite, and against
+published measurements."""
 
 from __future__ import annotations
 
@@ -57,7 +58,10 @@ def test_keys_are_split_only_where_the_gpu_would_idle() -> None:
     assert kernels.flash_splits(8, 32, 2048, 2048, 128) == 1
     splits = kernels.flash_splits(1, 8, 4, 8192, 128)
     assert splits > 1
-    assert kernels.flash_split_buffers(1, 8, 4, 8192, 128) == (splits * 8 * 4 * 4, splits * 8 * 4 * 4 * 128)
+    assert kernels.flash_split_buffers(1, 8, 4, 8192, 128) == (
+        splits * 8 * 4 * 4,
+        splits * 8 * 4 * 4 * 128,
+    )
     assert kernels.flash_split_buffers(8, 32, 2048, 2048, 128) == (0, 0)
 
 
@@ -70,12 +74,27 @@ def test_efficient_attention_statistics() -> None:
 def test_efficient_backward_holds_about_one_fp32_dq() -> None:
     dq = 4 * 32 * 2048 * 128
     assert dq < kernels.efficient_backward(1, 32, 2048, 2048, 128, 128) < 1.05 * dq
-    tiles, kept = 32 * 2 * (4 + 64 * 64), 6 * 64 * (128 + 128)  # 64 x 64 tiles leave dk and dv out of the registers: 200 // 32 pieces
+    tiles, kept = (
+        32 * 2 * (4 + 64 * 64),
+        6 * 64 * (128 + 128),
+    )  # 64 x 64 tiles leave dk and dv out of the registers: 200 // 32 pieces
     delta = 32 * 2048 * 4
-    assert kernels.efficient_backward(1, 32, 2048, 2048, 128, 128, capability=(8, 9)) == 32 * 4 * (tiles + kept) + delta
+    assert (
+        kernels.efficient_backward(1, 32, 2048, 2048, 128, 128, capability=(8, 9))
+        == 32 * 4 * (tiles + kept) + delta
+    )
 
 
-CALL = {"element": 2, "half": True, "head": 128, "value_head": 128, "masked": False, "causal": True, "query": 512, "key": 512}
+CALL = {
+    "element": 2,
+    "half": True,
+    "head": 128,
+    "value_head": 128,
+    "masked": False,
+    "causal": True,
+    "query": 512,
+    "key": 512,
+}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +114,14 @@ CALL = {"element": 2, "half": True, "head": 128, "value_head": 128, "masked": Fa
         ({"head": 208, "value_head": 208, "capability": (8, 9)}, "efficient"),
         ({"head": 208, "value_head": 208, "capability": (8, 9), "training": False}, "flash"),
         ({"capability": (9, 0), "allowed": ("flash", "efficient", "math", "cudnn")}, "cudnn"),
-        ({"capability": (9, 0), "torch": (2, 6), "allowed": ("flash", "efficient", "math", "cudnn")}, "flash"),
+        (
+            {
+                "capability": (9, 0),
+                "torch": (2, 6),
+                "allowed": ("flash", "efficient", "math", "cudnn"),
+            },
+            "flash",
+        ),
         ({"allowed": ("math",)}, "math"),
     ],
 )
@@ -126,13 +152,22 @@ def test_foreach_norm_keeps_a_number_per_chunk() -> None:
 @pytest.mark.parametrize(
     ("rows", "columns", "sms", "capability", "mib"),
     [
-        # What peaks of published runs hold beside tensors: Liger-Kernel's benchmarks of rms_norm (A100) and fused_add_rms_norm (H100).
-        (2048, 1024, 108, (8, 0), 16), (2048, 8192, 108, (8, 0), 108), (2048, 16384, 108, (8, 0), 112), (2048, 32768, 108, (8, 0), 112),
-        (2048, 8192, 132, (9, 0), 128), (2048, 16384, 132, (9, 0), 136), (2048, 32768, 132, (9, 0), 144),
-        (1000, 4096, 108, (8, 0), 0), (132, 4096, 132, (9, 0), 0),  # too few rows: each block sums its columns alone
+        # What peaks of published runs hold beside tensors: Liger-Kernel's benchmarks of rms_norm
+        # (A100) and fused_add_rms_norm (H100).
+        (2048, 1024, 108, (8, 0), 16),
+        (2048, 8192, 108, (8, 0), 108),
+        (2048, 16384, 108, (8, 0), 112),
+        (2048, 32768, 108, (8, 0), 112),
+        (2048, 8192, 132, (9, 0), 128),
+        (2048, 16384, 132, (9, 0), 136),
+        (2048, 32768, 132, (9, 0), 144),
+        (1000, 4096, 108, (8, 0), 0),
+        (132, 4096, 132, (9, 0), 0),  # too few rows: each block sums its columns alone
     ],
-)  # fmt: skip
-def test_sums_over_rows_share_columns(rows: int, columns: int, sms: int, capability: tuple[int, int], mib: int) -> None:
+)
+def test_sums_over_rows_share_columns(
+    rows: int, columns: int, sms: int, capability: tuple[int, int], mib: int
+) -> None:
     shares, counters = kernels.column_sum(rows, columns, sms, capability)
     assert shares == mib * 2**20
     assert counters == (4 * columns // 128 if mib else 0)
@@ -142,7 +177,9 @@ def test_sums_over_odd_and_large_matrices() -> None:
     assert kernels.column_sum(8192, 4095)[0] > 0  # one column a thread
     assert kernels.column_sum(8192, 6)[0] < 2**20
     assert kernels.column_sum(2**20, 4096) == kernels.column_sum(2**16, 4096)  # in halves of halves
-    assert kernels.column_sum(8192, 4096, 84, (8, 6))[0] < kernels.column_sum(8192, 4096, 84)[0]  # fewer threads at a time
+    assert (
+        kernels.column_sum(8192, 4096, 84, (8, 6))[0] < kernels.column_sum(8192, 4096, 84)[0]
+    )  # fewer threads at a time
 
 
 def test_sort_and_scatter_scratch_grow_with_the_input() -> None:

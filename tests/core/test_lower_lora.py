@@ -1,4 +1,5 @@
-"""Adapters in the formulas: which layers, in which dtype, what a forward keeps for them, and what is refused. Sizes by hand."""
+"""Adapters in the formulas: which layers, in which dtype, what a forward keeps for them, and what
+is refused. Sizes by hand."""
 
 from __future__ import annotations
 
@@ -15,13 +16,24 @@ from memfit.program import Program, placed
 from memfit.simulate.memory import memory
 from memfit.techniques import apply
 
-T, D, F, V, KV, R = 2 * 128, 256, 512, 1024, 128, 16  # tokens, width, feed-forward, vocabulary, keys, rank
+T, D, F, V, KV, R = (
+    2 * 128,
+    256,
+    512,
+    1024,
+    128,
+    16,
+)  # tokens, width, feed-forward, vocabulary, keys, rank
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 
 
 def program(config: dict[str, Any] | None = None, **job: Any) -> Program:
     model = build(LLAMA if config is None else config)
-    return apply(Program(model=model, job=Job(**job), entries=placed(model.layers, False), weights=model.dtype))
+    return apply(
+        Program(
+            model=model, job=Job(**job), entries=placed(model.layers, False), weights=model.dtype
+        )
+    )
 
 
 def problems(config: dict[str, Any] | None = None, **job: Any) -> str:
@@ -30,7 +42,7 @@ def problems(config: dict[str, Any] | None = None, **job: Any) -> str:
     return str(caught.value)
 
 
-# ------------------------------------------------------------------------------------------------------------ adapters
+# ---------------------------------------------------------------------------------------- adapters
 @pytest.mark.parametrize(
     ("job", "width"),
     [
@@ -44,7 +56,13 @@ def problems(config: dict[str, Any] | None = None, **job: Any) -> str:
 )
 def test_dtype_of_adapters(job: dict[str, Any], width: int) -> None:
     """PEFT makes adapters fp32 over a 16-bit base from 0.12 on, unless told otherwise."""
-    blocks = sizes([block for block in made(tape_of(method="lora", targets="k_proj", **job), "prepare") if block.part == "weights"])
+    blocks = sizes(
+        [
+            block
+            for block in made(tape_of(method="lora", targets="k_proj", **job), "prepare")
+            if block.part == "weights"
+        ]
+    )
     assert blocks == {R * D * width: 3, KV * R * width: 3}
 
 
@@ -68,8 +86,16 @@ def test_targets_are_ends_of_paths(targets: str, paths: set[str]) -> None:
     if not paths:
         assert "no linear layer is called `proj`" in problems(method="lora", targets=targets)
         return
-    made_for = {block.where for block in made(tape_of(method="lora", targets=targets), "prepare") if block.part == "weights"}
-    assert {where.partition("layers.0.")[2] or where for where in made_for if "layers.0." in where or "layers" not in where} == paths
+    made_for = {
+        block.where
+        for block in made(tape_of(method="lora", targets=targets), "prepare")
+        if block.part == "weights"
+    }
+    assert {
+        where.partition("layers.0.")[2] or where
+        for where in made_for
+        if "layers.0." in where or "layers" not in where
+    } == paths
 
 
 @pytest.mark.parametrize(
@@ -90,19 +116,28 @@ def test_targets_are_ends_of_paths(targets: str, paths: set[str]) -> None:
 )
 def test_what_an_adapter_keeps(job: dict[str, Any], kept: int) -> None:
     blocks = alive(tape_of(method="lora", targets="q_proj", **job), "backward")
-    mine = [block for block in blocks if block.where == "model.layers.1.self_attn.q_proj" and block.part == "activations"]
+    mine = [
+        block
+        for block in blocks
+        if block.where == "model.layers.1.self_attn.q_proj" and block.part == "activations"
+    ]
     assert sum(block.size for block in mine) == kept
 
 
 def test_gradients_and_states_are_the_adapters_alone() -> None:
     tape = tape_of(method="lora", targets="q_proj,o_proj")
     count = 3 * 2 * (R * D + D * R)
-    assert sum(block.size for block in alive(tape, "step") if block.part == "gradients") == 4 * count
-    assert sum(block.size for block in alive(tape, "forward", 1) if block.part == "optimizer") == 8 * count
+    assert (
+        sum(block.size for block in alive(tape, "step") if block.part == "gradients") == 4 * count
+    )
+    assert (
+        sum(block.size for block in alive(tape, "forward", 1) if block.part == "optimizer")
+        == 8 * count
+    )
     assert program(method="lora", targets="q_proj,o_proj").trainable == count
 
 
-# ---------------------------------------------------------------------------------------------- modules trained whole
+# --------------------------------------------------------------------------- modules trained whole
 @pytest.mark.parametrize("tied", [False, True])
 def test_saved_modules_are_copies(tied: bool) -> None:
     """The originals stay, frozen; a tied head becomes a matrix of its own."""
@@ -110,7 +145,9 @@ def test_saved_modules_are_copies(tied: bool) -> None:
     tape = tape_of(config, method="lora", targets="q_proj", modules_to_save="embed_tokens,lm_head")
     weights = sizes([block for block in alive(tape, "forward") if block.part == "weights"])
     assert weights[2 * V * D] == (3 if tied else 4)
-    assert sizes([block for block in alive(tape, "step") if block.part == "gradients"])[2 * V * D] == 2
+    assert (
+        sizes([block for block in alive(tape, "step") if block.part == "gradients"])[2 * V * D] == 2
+    )
     job = {"method": "lora", "targets": "q_proj", "modules_to_save": "embed_tokens,lm_head"}
     assert program(config, **job).trainable == 2 * V * D + 3 * 2 * R * D
 
@@ -121,32 +158,40 @@ def test_saved_modules_get_no_adapter() -> None:
     assert sizes(feed) == {2 * D * F: 3 * 3}
 
 
-# ------------------------------------------------------------------------------------------------------------- experts
+# ----------------------------------------------------------------------------------------- experts
 @pytest.mark.parametrize(
     ("versions", "stacks"),
     [("", True), ("transformers=4.57", False), ("peft=0.18", False)],
 )
 def test_stacked_experts(versions: str, stacks: bool) -> None:
-    """From transformers 5 and peft 0.19 on, all-linear means the stacks too: twice the rank where gate and up share one."""
+    """From transformers 5 and peft 0.19 on, all-linear means the stacks too: twice the rank where
+    gate and up share one."""
     marked = program(MIXTRAL, method="lora", versions=versions)
     adapter = marked.adapter
     assert adapter is not None
-    assert adapter.parameters == ((("down_proj", R), ("gate.weight", R), ("gate_up_proj", 2 * R)) if stacks else ())
+    assert adapter.parameters == (
+        (("down_proj", R), ("gate.weight", R), ("gate_up_proj", 2 * R)) if stacks else ()
+    )
     attention = R * (4 * D + D + KV + KV + D)
     experts = 4 * (2 * R * (D + 2 * F) + R * (F + D)) + R * (D + 4)
     assert marked.trainable == 3 * (attention + (experts if stacks else 0))
 
 
 def test_a_replaced_stack_is_made_twice_and_kept_once() -> None:
-    """W + s·B·A as large as the stack: when it is registered, and when it is used; the second stays for the products' gradients."""
+    """W + s·B·A as large as the stack: when it is registered, and when it is used; the second stays
+    for the products' gradients."""
     tape = tape_of(MIXTRAL, method="lora")
     stack = 2 * 4 * 2 * F * D
     assert sizes(made(tape, "forward", "layers.1.mlp.experts"), "baddbmm")[stack] == 2
-    kept = [block for block in alive(tape, "backward") if block.op == "baddbmm" and block.where == "model.layers.1.mlp.experts"]
+    kept = [
+        block
+        for block in alive(tape, "backward")
+        if block.op == "baddbmm" and block.where == "model.layers.1.mlp.experts"
+    ]
     assert sizes(kept) == {stack: 1, stack // 2: 1}
 
 
-# --------------------------------------------------------------------------------------------------------- refused input
+# ----------------------------------------------------------------------------------- refused input
 @pytest.mark.parametrize(
     ("config", "job", "text"),
     [
@@ -173,7 +218,7 @@ def test_names_without_meaning_pass_beside_others() -> None:
     assert program(method="lora", targets="q_proj,c_attn").trainable == 3 * 2 * R * D
 
 
-# -------------------------------------------------------------------------------------------------------- frozen models
+# ----------------------------------------------------------------------------------- frozen models
 def test_freeze_by_part_of_a_name() -> None:
     tape = tape_of(method="freeze", trainable="layers.2.mlp,norm")
     gradients = sizes([block for block in alive(tape, "step") if block.part == "gradients"])
@@ -183,25 +228,51 @@ def test_freeze_by_part_of_a_name() -> None:
 
 def test_freeze_of_some_layers_is_seen_in_compact_tapes() -> None:
     config = {**LLAMA, "num_hidden_layers": 9}
-    tapes = [tape_of(config, compact, method="freeze", trainable="layers.7.", checkpointing="full") for compact in (False, True)]
+    tapes = [
+        tape_of(config, compact, method="freeze", trainable="layers.7.", checkpointing="full")
+        for compact in (False, True)
+    ]
     assert memory(tapes[1], None).allocated == memory(tapes[0], None).allocated == peak(tapes[0])
 
 
-# ----------------------------------------------------------------------------------------------------- checkpoints, merge
+# ------------------------------------------------------------------------------ checkpoints, merge
 @pytest.mark.parametrize(
     ("versions", "reentrant", "leaf"),
-    [("", False, True), ("", True, True), ("transformers=4.57", False, False), ("transformers=4.57", True, True)],
+    [
+        ("", False, True),
+        ("", True, True),
+        ("transformers=4.57", False, False),
+        ("transformers=4.57", True, True),
+    ],
 )
 def test_when_the_embedding_becomes_a_leaf(versions: str, reentrant: bool, leaf: bool) -> None:
     """Its gradient is all that the first layer's base weights are multiplied for."""
     marked = program(method="lora", checkpointing="full", reentrant=reentrant, versions=versions)
     assert marked.input_gradients is leaf
-    tape = tape_of(method="lora", targets="v_proj", checkpointing="full", reentrant=reentrant, versions=versions)
-    first = [block for block in made(tape, "backward", "layers.0.self_attn.q_proj") if block.part == "temporaries"]
+    tape = tape_of(
+        method="lora",
+        targets="v_proj",
+        checkpointing="full",
+        reentrant=reentrant,
+        versions=versions,
+    )
+    first = [
+        block
+        for block in made(tape, "backward", "layers.0.self_attn.q_proj")
+        if block.part == "temporaries"
+    ]
     assert bool(first) is leaf
 
 
-@pytest.mark.parametrize("job", [{}, {"checkpointing": "full"}, {"modules_to_save": "lm_head", "dropout": 0.05}, {"merge": True}])
+@pytest.mark.parametrize(
+    "job",
+    [
+        {},
+        {"checkpointing": "full"},
+        {"modules_to_save": "lm_head", "dropout": 0.05},
+        {"merge": True},
+    ],
+)
 def test_compact_equals_flat(job: dict[str, Any]) -> None:
     config = {**LLAMA, "num_hidden_layers": 8}
     flat, compact = (tape_of(config, one, method="lora", **job) for one in (False, True))
@@ -217,10 +288,14 @@ def test_merging_makes_the_product_and_its_scaled_copy() -> None:
 
 
 def test_merging_stacks_takes_all_experts_at_once() -> None:
-    """The product and its scaled copy in fp32, then in the stack's dtype, beside a copy of B by expert; three layers."""
+    """The product and its scaled copy in fp32, then in the stack's dtype, beside a copy of B by
+    expert; three layers."""
     expected = Counter[int]()
     for stack, copied in ((4 * 2 * F * D, 2 * F * 4 * 2 * R), (4 * D * F, D * 4 * R)):
         expected[4 * stack] += 3 * 2
         expected[2 * stack] += 3
         expected[4 * copied] += 3
-    assert sizes(made(tape_of(MIXTRAL, method="lora", merge=True), "save", "mlp.experts", 1)) == expected
+    assert (
+        sizes(made(tape_of(MIXTRAL, method="lora", merge=True), "save", "mlp.experts", 1))
+        == expected
+    )

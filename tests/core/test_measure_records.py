@@ -1,4 +1,5 @@
-"""Records that somebody else wrote, however broken; and records beside what is predicted of them, event by event."""
+"""Records that somebody else wrote, however broken; and records beside what is predicted of them,
+event by event."""
 
 from __future__ import annotations
 
@@ -33,13 +34,37 @@ CONFIG = {
     "vocab_size": 512,
 }
 HOSTILE: list[Any] = [
-    None, True, -1, 2**70, -(2**70), 1.5, 1e300, "x", "x" * 20_000, [], [1], [[]], {}, {"a": {}}, [None] * 5, {"": None}, "../../etc/passwd", "\0",
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    2**70,
+    -(2**70),
+    1.5,
+    1e300,
+    "x",
+    "x" * 20_000,
+    [],
+    [1],
+    [[]],
+    {},
+    {"a": {}},
+    [None] * 5,
+    {"": None},
+    "../../etc/passwd",
+    "\0",
+]
 
 
 def good(**change: Any) -> dict[str, Any]:
     peak = Peak(phase="forward", step=0, allocated=5, reserved=8, seconds=1.0)
-    answer = {"result": "ok", "by": "cuda", "gpu": "NVIDIA A100-SXM4-80GB", "allocated": 7, "reserved": 8, "phases": [vars(peak)]}
+    answer = {
+        "result": "ok",
+        "by": "cuda",
+        "gpu": "NVIDIA A100-SXM4-80GB",
+        "allocated": 7,
+        "reserved": 8,
+        "phases": [vars(peak)],
+    }
     made = recorded(Case(model="m", config=CONFIG, job=Job(seq=64)), answer, 2.0)
     values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(made)))
     return {**values, **change}
@@ -62,9 +87,19 @@ def test_whatever_stands_in_a_field_is_read_or_refused(field: str) -> None:
 
 
 def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    broken = good(allocated="many", seconds=-1, by="guess", what=1, job={"bach": 1}, use=["tpp=2"], events="../x")
+    broken = good(
+        allocated="many",
+        seconds=-1,
+        by="guess",
+        what=1,
+        job={"bach": 1},
+        use=["tpp=2"],
+        events="../x",
+    )
     del broken["model"]
-    broken["phases"] = [{"phase": "lunch", "step": 0, "allocated": 2**99, "reserved": None, "seconds": 1.0}]
+    broken["phases"] = [
+        {"phase": "lunch", "step": 0, "allocated": 2**99, "reserved": None, "seconds": 1.0}
+    ]
     (tmp_path / "a.json").write_text(json.dumps(broken))
     (tmp_path / "b.json").write_text("{")
     (tmp_path / "c.json").write_text(json.dumps(good()).replace("2.0", "NaN"))
@@ -74,10 +109,21 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert said.out == ""
     for part in (
-        "`many` is not a whole number", "`-1` is not a number", "`guess` is not one of cuda, profiler", "unknown field `what`", "unknown option `bach`",
-        "unknown layout `tpp`", "`../x` is not the name of a file", "`model` is missing", "`lunch` is not one of load", "phases[0].allocated",
-        "b.json", "`NaN` is no number", "d.json", "e.json",
-    ):  # fmt: skip
+        "`many` is not a whole number",
+        "`-1` is not a number",
+        "`guess` is not one of cuda, profiler",
+        "unknown field `what`",
+        "unknown option `bach`",
+        "unknown layout `tpp`",
+        "`../x` is not the name of a file",
+        "`model` is missing",
+        "`lunch` is not one of load",
+        "phases[0].allocated",
+        "b.json",
+        "`NaN` is no number",
+        "d.json",
+        "e.json",
+    ):
         assert part in said.err, part
     assert "Traceback" not in said.err
 
@@ -106,23 +152,68 @@ def test_no_folder_and_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "cannot be read" in capsys.readouterr().err
 
 
-# -- events -------------------------------------------------------------------------------------------------------------------------------
+# -- events
+# --------------------------------------------------------------------------------------------------
 
 
-def test_flags_that_mean_nothing_about_records_are_all_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_flags_that_mean_nothing_about_records_are_all_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write(record_of(good(), "r"), tmp_path / "r.json")
-    given = ("--speed", "--regret", "--peers", "--processes", "2", "--plot", "x.svg", "--source", "x", "--confidence", "high")
+    given = (
+        "--speed",
+        "--regret",
+        "--peers",
+        "--processes",
+        "2",
+        "--plot",
+        "x.svg",
+        "--source",
+        "x",
+        "--confidence",
+        "high",
+    )
     assert main(["accuracy", str(tmp_path), *given, "--by", "feeling"]) == 2
     said = capsys.readouterr().err
     assert [line.rpartition("@ ")[2] for line in said.splitlines() if line.startswith("error")] == [
-        "speed", "regret", "confidence", "source", "peers", "processes", "plot", "by",
-    ]  # fmt: skip
-    assert main(["accuracy", "--regret", "--worst", "3", "--limit", "2", "--by", "trace", "--confidence", "none"]) == 2
+        "speed",
+        "regret",
+        "confidence",
+        "source",
+        "peers",
+        "processes",
+        "plot",
+        "by",
+    ]
+    assert (
+        main(
+            [
+                "accuracy",
+                "--regret",
+                "--worst",
+                "3",
+                "--limit",
+                "2",
+                "--by",
+                "trace",
+                "--confidence",
+                "none",
+            ]
+        )
+        == 2
+    )
     said = capsys.readouterr().err
-    assert [line.rpartition("@ ")[2] for line in said.splitlines() if line.startswith("error")] == ["worst", "limit", "by", "confidence"]
+    assert [line.rpartition("@ ")[2] for line in said.splitlines() if line.startswith("error")] == [
+        "worst",
+        "limit",
+        "by",
+        "confidence",
+    ]
 
 
-def test_some_of_the_records_as_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_some_of_the_records_as_markdown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in "abc":
         write(record_of(good(case=name), "r"), tmp_path / f"{name}.json")
     assert main(["accuracy", str(tmp_path), "--limit", "2", "--format", "markdown"]) == 0
@@ -138,7 +229,12 @@ def tape(*sizes: int, op: str = "", step: int = 0, phase: Any = "forward") -> Ta
 
 def test_what_one_side_lacks_is_named() -> None:
     found = events.compare(tape(1024, 4096, 2048, 8192, op="mm"), tape(1024, 2048, 4096, 512))
-    assert (found.events, found.same, found.bytes, found.same_bytes) == (4, 3, 15360, 7168)  # the order of two differs
+    assert (found.events, found.same, found.bytes, found.same_bytes) == (
+        4,
+        3,
+        15360,
+        7168,
+    )  # the order of two differs
     assert found.missed == (events.Kind("forward", "mm", 8192, 1),)
     assert found.extra == (events.Kind("forward", "", 512, 1),)
     assert events.compare(tape(1024), tape(1024, step=1)).same == 0
@@ -156,7 +252,10 @@ def test_a_snapshot_and_its_tape() -> None:
     )
     made = snapshot(Tape(events=first, source="handwritten"), Settings.parse("", where=""))
     entries = made["device_traces"][0]
-    begun = [Began("load", 0, 0), Began("forward", 0, 1000 * next(one["time_us"] for one in entries if one["size"] == 5000))]
+    begun = [
+        Began("load", 0, 0),
+        Began("forward", 0, 1000 * next(one["time_us"] for one in entries if one["size"] == 5000)),
+    ]
     found = history.of_snapshot(entries, begun)
     assert [one.size for one in found if isinstance(one, Alloc)] == [1000, 3000, 5000]
     assert [type(one) for one in found] == [Mark, Alloc, Alloc, Free, Mark, Alloc, Free]
@@ -171,7 +270,11 @@ def test_what_was_there_before_and_what_was_overwritten() -> None:
         {"action": "alloc", "addr": 1, "size": 700, "time_us": 4},
     ]
     found = history.of_snapshot(entries, [])
-    assert [(type(one), one.id) for one in found if isinstance(one, (Alloc, Free))] == [(Alloc, 0), (Free, 0), (Alloc, 1)]
+    assert [(type(one), one.id) for one in found if isinstance(one, (Alloc, Free))] == [
+        (Alloc, 0),
+        (Free, 0),
+        (Alloc, 1),
+    ]
 
 
 def test_events_are_read_as_they_were_written_or_refused(tmp_path: Path) -> None:
@@ -180,20 +283,31 @@ def test_events_are_read_as_they_were_written_or_refused(tmp_path: Path) -> None
     assert history.read(path) == tape(1024, 2048)
     whole = path.read_bytes()
     for broken in (
-        b"", b"x", whole[:-9], whole[:20], gzip.compress(b"{"), gzip.compress(b"[1]"), gzip.compress(b'{"events": [[9]], "words": []}'),
-        gzip.compress(gzip.decompress(whole).replace(b"1024", b"-5")), gzip.compress(gzip.decompress(whole).replace(b"1024", b'"x"')),
-    ):  # fmt: skip
+        b"",
+        b"x",
+        whole[:-9],
+        whole[:20],
+        gzip.compress(b"{"),
+        gzip.compress(b"[1]"),
+        gzip.compress(b'{"events": [[9]], "words": []}'),
+        gzip.compress(gzip.decompress(whole).replace(b"1024", b"-5")),
+        gzip.compress(gzip.decompress(whole).replace(b"1024", b'"x"')),
+    ):
         path.write_bytes(broken)
         with pytest.raises(InputError):
             history.read(path)
 
 
-# -- the table ----------------------------------------------------------------------------------------------------------------------------
+# -- the table
+# --------------------------------------------------------------------------------------------------
 
 
 def test_records_beside_what_is_predicted(tmp_path: Path) -> None:
     write(record_of(good(), "r"), tmp_path / "one.json")
-    write(record_of(good(result="oom", total=2**20, allocated=3, error="out of memory"), "r"), tmp_path / "two.json")
+    write(
+        record_of(good(result="oom", total=2**20, allocated=3, error="out of memory"), "r"),
+        tmp_path / "two.json",
+    )
     write(record_of(good(result="timeout"), "r"), tmp_path / "three.json")
     write(record_of(good(gpu="NVIDIA Nothing"), "r"), tmp_path / "four.json")
     assert len(records(tmp_path)) == 4

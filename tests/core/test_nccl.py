@@ -10,7 +10,9 @@ from memfit.units import MIB
 from memfit.uses import strategy_from
 from memfit.words import Ask, model_of
 
-H100, A100, V100, RTX = (parse_cluster(name).gpu for name in ("h100-sxm", "a100-sxm-80gb", "v100-sxm2-16gb", "rtx-4090"))
+H100, A100, V100, RTX = (
+    parse_cluster(name).gpu for name in ("h100-sxm", "a100-sxm-80gb", "v100-sxm2-16gb", "rtx-4090")
+)
 
 
 def test_one_rank_needs_none() -> None:
@@ -24,14 +26,19 @@ def test_rings_are_the_least_and_trees_come_on_top() -> None:
 
 @pytest.mark.parametrize(("ranks", "measured", "most"), [(2, 544, 544), (4, 688, 832)])
 def test_what_was_measured(ranks: int, measured: int, most: int) -> None:
-    """MiB of one group after its first all-reduce on rank 0 of four A100 on NVLink, August 2023 (NVIDIA/nccl issue 964): 24 channels of a ring and
-    32 x 8 MiB of shared buffers, and in a group of four the end of the trees; ranks in their middle hold the other end, too."""
+    """MiB of one group after its first all-reduce on rank 0 of four A100 on NVLink, August 2023
+    (NVIDIA/nccl issue 964): 24 channels of a ring and 32 x 8 MiB of shared buffers, and in a group
+    of four the end of the trees; ranks in their middle hold the other end, too."""
     assert communicator(A100, ranks, 1, (2, 1))[:2] == (measured * MIB, most * MIB)
 
 
 def test_old_versions_connect_trees_and_share_buffers_at_once() -> None:
-    """Four V100 under torch 2.0 (NCCL 2.14): 8 to 12 channels, of messages 8 to 16 with 2 MiB each; two of them: 2 to 4."""
-    assert communicator(V100, 4, 1, (2, 0))[:2] == ((8 * 14 + 8 * 2) * MIB, (12 * 36 + 16 * 2) * MIB)
+    """Four V100 under torch 2.0 (NCCL 2.14): 8 to 12 channels, of messages 8 to 16 with 2 MiB each;
+    two of them: 2 to 4."""
+    assert communicator(V100, 4, 1, (2, 0))[:2] == (
+        (8 * 14 + 8 * 2) * MIB,
+        (12 * 36 + 16 * 2) * MIB,
+    )
     assert communicator(V100, 2, 1, (2, 0))[:2] == ((2 * 12 + 2 * 2) * MIB, (4 * 12 + 4 * 2) * MIB)
     new, old, older = (communicator(H100, 8, 1, torch).low for torch in ((2, 7), (2, 6), (2, 4)))
     assert (old - new, older - old) == (16 * (2 + 8) * MIB, 768 * MIB)  # and NVLink SHARP
@@ -39,7 +46,10 @@ def test_old_versions_connect_trees_and_share_buffers_at_once() -> None:
 
 
 def test_nvlink_sharp_comes_with_hopper_and_its_size_with_the_version() -> None:
-    new, old = (communicator(H100, 8, 1, torch).low - communicator(H100, 2, 1, torch).low for torch in ((2, 13), (2, 4)))
+    new, old = (
+        communicator(H100, 8, 1, torch).low - communicator(H100, 2, 1, torch).low
+        for torch in ((2, 13), (2, 4))
+    )
     assert new == 256 * MIB
     assert old == (1024 + 16 * 2) * MIB  # and the end of the trees
 

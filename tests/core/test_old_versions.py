@@ -13,38 +13,78 @@ def test_every_family_is_answered_or_refused(version: str) -> None:
     for name, family in sorted(families().items()):
         for task in ("finetune", "inference"):
             try:
-                found = estimate(dict(family.examples[0]), versions=f"transformers={version}", seq=16, new_tokens=2, task=task)
+                found = estimate(
+                    dict(family.examples[0]),
+                    versions=f"transformers={version}",
+                    seq=16,
+                    new_tokens=2,
+                    task=task,
+                )
             except InputError as bad:
                 refused.add((name, bad.problems[0].message.partition(" for ")[0]))
             else:
                 assert found.memory.allocated > 0
-    assert refused == ({(name, "no formula") for name in ("falcon", "gpt_neox", "persimmon")} if float(version) < 4.45 else set())
+    assert refused == (
+        {(name, "no formula") for name in ("falcon", "gpt_neox", "persimmon")}
+        if float(version) < 4.45
+        else set()
+    )
 
 
 @pytest.mark.parametrize("family", ["phi", "stablelm"])
 def test_layers_pick_from_tables_of_their_own_before_4_45(family: str) -> None:
-    """Peaks of transformers 4.40.2 with torch 2.4.1 under the trace: 25,981,440 and 24,303,104 bytes."""
+    """Peaks of transformers 4.40.2 with torch 2.4.1 under the trace: 25,981,440 and 24,303,104
+    bytes."""
     config = dict(families()[family].examples[0])
     found = estimate(config, versions="transformers=4.40,torch=2.4", seq=256, batch=2)
-    assert found.memory.allocated == pytest.approx({"phi": 25_981_440, "stablelm": 24_303_104}[family], rel=2e-3)
+    assert found.memory.allocated == pytest.approx(
+        {"phi": 25_981_440, "stablelm": 24_303_104}[family], rel=2e-3
+    )
 
 
 GROUPED = {
-    "vocab_size": 1024, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
-SEEN = {  # by the trace of transformers 4.47.1 with torch 2.13: a step of two sequences of 512 tokens, and four tokens behind 1,024
-    "qwen2": (93_602_816, 23_288_320), "mistral": (91_683_328, 23_282_688), "starcoder2": (72_706_560, 22_253_056), "llama": (89_390_080, 22_234_112),
-}  # fmt: skip
+    "vocab_size": 1024,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+# by the trace of transformers 4.47.1 with torch 2.13: a step of two sequences of 512 tokens, and
+# four tokens behind 1,024
+SEEN = {
+    "qwen2": (93_602_816, 23_288_320),
+    "mistral": (91_683_328, 23_282_688),
+    "starcoder2": (72_706_560, 22_253_056),
+    "llama": (89_390_080, 22_234_112),
+}
 
 
 @pytest.mark.parametrize("family", SEEN)
 def test_groups_are_repeated_for_flash_attn(family: str) -> None:
     """But Llama's; and Mistral's logits are made fp32 by the model itself, whose own then go."""
-    config = {"model_type": family, **GROUPED} | ({} if family in ("llama", "qwen2") else {"sliding_window": None})
+    config = {"model_type": family, **GROUPED} | (
+        {} if family in ("llama", "qwen2") else {"sliding_window": None}
+    )
     versions = "transformers=4.47.1,accelerate=1.2.1,peft=0.14.0,trl=0.13.0"
     step = estimate(config, versions=versions, attention="flash-attn-2", batch=2, seq=512)
-    answer = estimate(config, versions=versions, attention="flash-attn-2", task="inference", seq=1024, new_tokens=4)
+    answer = estimate(
+        config,
+        versions=versions,
+        attention="flash-attn-2",
+        task="inference",
+        seq=1024,
+        new_tokens=4,
+    )
     assert (step.memory.allocated, answer.memory.allocated) == pytest.approx(SEEN[family], rel=1e-3)
-    newer = estimate(config, versions="transformers=4.51.3", attention="flash-attn-2", task="inference", seq=1024, new_tokens=4)
+    newer = estimate(
+        config,
+        versions="transformers=4.51.3",
+        attention="flash-attn-2",
+        task="inference",
+        seq=1024,
+        new_tokens=4,
+    )
     assert (newer.memory.allocated < 0.97 * answer.memory.allocated) is (family != "llama")

@@ -1,4 +1,5 @@
-"""Optimizers' rows: every word is known, every row cited, and the steps of some hold what their code does, counted by hand."""
+"""Optimizers' rows: every word is known, every row cited, and the steps of some hold what their
+code does, counted by hand."""
 
 from __future__ import annotations
 
@@ -13,9 +14,15 @@ from memfit.tape import Alloc, Free, Mark, Tape, check
 from memfit.verbs import estimate
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 2000, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2000,
+    "max_position_embeddings": 64,
+}
 WEIGHTS = build(CONFIG).parameters
 EMBEDDING = 2000 * 256
 
@@ -47,7 +54,9 @@ def tape(name: str, **more: object) -> Tape:
 
 def kept(found: Tape) -> int:
     """Bytes that the optimizer keeps."""
-    return sum(one.size for one in found.events if isinstance(one, Alloc) and one.part == "optimizer")
+    return sum(
+        one.size for one in found.events if isinstance(one, Alloc) and one.part == "optimizer"
+    )
 
 
 def rise(found: Tape) -> int:
@@ -77,7 +86,10 @@ def test_lists_hold_every_parameter_and_loops_hold_two() -> None:
 
 
 def test_what_is_assumed_of_a_compiled_step_is_said() -> None:
-    said = {name: [one.message for one in estimate(CONFIG, optimizer=name).problems] for name in ("adamw_torch_8bit", "adamw_8bit")}
+    said = {
+        name: [one.message for one in estimate(CONFIG, optimizer=name).problems]
+        for name in ("adamw_torch_8bit", "adamw_8bit")
+    }
     assert any("inductor" in one for one in said["adamw_torch_8bit"])
     assert not any("inductor" in one for one in said["adamw_8bit"])
 
@@ -87,11 +99,17 @@ def test_states_are_counted() -> None:
     assert kept(tape("ademamix")) == 3 * 4 * WEIGHTS
     assert kept(tape("grokadamw")) == 0  # on the host
     small = 9 * 256  # norms, too small for codes
-    assert kept(tape("adamw_torch_4bit")) == 2 * ((WEIGHTS - small) // 2 + (WEIGHTS - small) // 256 * 4 + 30 * 16 * 4 + 2 * small)
+    assert kept(tape("adamw_torch_4bit")) == 2 * (
+        (WEIGHTS - small) // 2 + (WEIGHTS - small) // 256 * 4 + 30 * 16 * 4 + 2 * small
+    )
 
 
 def test_lomo_keeps_no_gradients() -> None:
-    gradients = {one.id: one.size for one in tape("lomo").events if isinstance(one, Alloc) and one.part == "gradients"}
+    gradients = {
+        one.id: one.size
+        for one in tape("lomo").events
+        if isinstance(one, Alloc) and one.part == "gradients"
+    }
     held = most = 0
     for event in tape("lomo").events:
         if isinstance(event, Alloc):
@@ -106,4 +124,6 @@ def test_lomo_keeps_no_gradients() -> None:
 def test_galore_passes_a_whole_gradient_through_an_svd() -> None:
     side, rank = 256, 128
     svd = 4 * (2 * EMBEDDING + side * side + 2000 * rank) + 2 * rank * side
-    assert 0 <= rise(tape("galore_adamw")) - svd <= 2 * (512 * 256 + 512 * 128 + 2 * 256 * 256)  # and what is left of a layer
+    assert (
+        0 <= rise(tape("galore_adamw")) - svd <= 2 * (512 * 256 + 512 * 128 + 2 * 256 * 256)
+    )  # and what is left of a layer

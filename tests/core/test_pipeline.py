@@ -1,4 +1,5 @@
-"""Stages of a pipeline: they share the model, run their micro-batches in the order of their schedule, and hold what is in flight."""
+"""Stages of a pipeline: they share the model, run their micro-batches in the order of their
+schedule, and hold what is in flight."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,19 +21,37 @@ from memfit.tape import Alloc, Comm
 from memfit.techniques import apply
 
 SHAPE = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 16, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 MODEL = build(SHAPE, name="llama")
 JOB = Job(framework="megatron", batch=1, seq=256, loss="te")
 
 
 def program(strategy: Strategy, model: Model = MODEL, job: Job = JOB) -> Program:
-    return apply(Program(model=model, job=job, entries=placed(model.layers, False), weights=model.dtype, strategy=strategy))
+    return apply(
+        Program(
+            model=model,
+            job=job,
+            entries=placed(model.layers, False),
+            weights=model.dtype,
+            strategy=strategy,
+        )
+    )
 
 
 def stages(pp: PP, *, model: Model = MODEL, job: Job = JOB, compact: bool = True) -> list[Memory]:
-    return [memory(lower(model, job, Strategy(pp=pp, rank=rank), compact=compact)) for rank in range(pp.size)]
+    return [
+        memory(lower(model, job, Strategy(pp=pp, rank=rank), compact=compact))
+        for rank in range(pp.size)
+    ]
 
 
 def most(order: Sequence[Turn]) -> int:
@@ -57,7 +76,8 @@ def most(order: Sequence[Turn]) -> int:
         (PP(size=4), 8, [4, 3, 2, 1]),
         (PP(size=4), 2, [2, 2, 2, 1]),
         (PP(size=4, schedule="gpipe"), 8, [8, 8, 8, 8]),
-        # 2·(stages behind) + (turns - 1)·stages forwards before the first backward, and the one right before it
+        # 2·(stages behind) + (turns - 1)·stages forwards before the first backward, and the one
+        # right before it
         (PP(size=4, schedule="interleaved", virtual=2), 16, [11, 9, 7, 5]),
         (PP(size=4, schedule="interleaved", virtual=2), 4, [8, 8, 7, 5]),
     ],
@@ -74,15 +94,29 @@ def test_a_long_step_is_written_down_in_short() -> None:
 
 
 def test_interleaved_turns_are_those_of_the_papers_figure() -> None:
-    """Four ranks, two chunks each, the last rank: micro-batches 0 to 3 through its first chunk, then one of its second and back by turns."""
+    """Four ranks, two chunks each, the last rank: micro-batches 0 to 3 through its first chunk,
+    then one of its second and back by turns."""
     order = turns(PP(size=4, schedule="interleaved", virtual=2), 3, 8)
-    assert order[:6] == (Turn(True, 0, 0), Turn(True, 0, 1), Turn(True, 0, 2), Turn(True, 0, 3), Turn(True, 1, 0), Turn(False, 1, 0))
+    assert order[:6] == (
+        Turn(True, 0, 0),
+        Turn(True, 0, 1),
+        Turn(True, 0, 2),
+        Turn(True, 0, 3),
+        Turn(True, 1, 0),
+        Turn(False, 1, 0),
+    )
 
 
 def together(orders: Sequence[Sequence[Turn]], chunks: int) -> list[int]:
-    """All ranks at once, each doing its next turn as soon as what it needs has come: the micro-batch from the stage before, the gradient from
-    the one behind. Returns how many each held at most; a schedule that waits for itself never ends."""
-    size, done, held, found = len(orders), set[tuple[bool, int, int]](), [0] * len(orders), [0] * len(orders)
+    """All ranks at once, each doing its next turn as soon as what it needs has come: the
+    micro-batch from the stage before, the gradient from the one behind. Returns how many each held
+    at most; a schedule that waits for itself never ends."""
+    size, done, held, found = (
+        len(orders),
+        set[tuple[bool, int, int]](),
+        [0] * len(orders),
+        [0] * len(orders),
+    )
     left = [list(order) for order in orders]
     while any(left):
         before = sum(map(len, left))
@@ -103,23 +137,37 @@ def together(orders: Sequence[Sequence[Turn]], chunks: int) -> list[int]:
 
 
 @given(
-    size=st.integers(2, 8), virtual=st.integers(2, 4), groups=st.integers(1, 3), schedule=st.sampled_from(("1f1b", "gpipe", "interleaved"))
+    size=st.integers(2, 8),
+    virtual=st.integers(2, 4),
+    groups=st.integers(1, 3),
+    schedule=st.sampled_from(("1f1b", "gpipe", "interleaved")),
 )
 @settings(max_examples=60, deadline=None)
-def test_schedules_of_all_ranks_fit_together(size: int, virtual: int, groups: int, schedule: str) -> None:
-    """Nobody waits for ever, every micro-batch goes through every stage and back, in the order of Megatron's table, and as many are in flight
-    as is said."""
+def test_schedules_of_all_ranks_fit_together(
+    size: int, virtual: int, groups: int, schedule: str
+) -> None:
+    """Nobody waits for ever, every micro-batch goes through every stage and back, in the order of
+    Megatron's table, and as many are in flight as is said."""
     virtual, micro = (virtual, groups * size) if schedule == "interleaved" else (1, groups)
     pp = PP(size=size, schedule=schedule, virtual=virtual, micro_batches=micro)
     orders = [turns(pp, rank, micro) for rank in range(size)]
     assert together(orders, virtual) == [in_flight(pp, rank, micro) for rank in range(size)]
-    table = [(chunk, one) for group in range(0, micro, size) for chunk in range(virtual) for one in range(group, min(group + size, micro))]
+    table = [
+        (chunk, one)
+        for group in range(0, micro, size)
+        for chunk in range(virtual)
+        for one in range(group, min(group + size, micro))
+    ]
     for order in orders:
         assert [(turn.chunk, turn.micro) for turn in order if turn.forward] == table
-        assert [(virtual - 1 - turn.chunk, turn.micro) for turn in order if not turn.forward] == table
+        assert [
+            (virtual - 1 - turn.chunk, turn.micro) for turn in order if not turn.forward
+        ] == table
 
 
-@pytest.mark.parametrize("pp", [PP(size=4), PP(size=4, stages="5/5/4/2"), PP(size=2, schedule="interleaved", virtual=4)])
+@pytest.mark.parametrize(
+    "pp", [PP(size=4), PP(size=4, stages="5/5/4/2"), PP(size=2, schedule="interleaved", virtual=4)]
+)
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_stages_share_the_model(pp: PP, tied: bool) -> None:
     """Every parameter once; a tied table stands at both ends."""
@@ -133,32 +181,67 @@ def test_the_stages_share_the_model(pp: PP, tied: bool) -> None:
     assert weights == 2 * whole
 
 
-@given(size=st.integers(2, 6), virtual=st.integers(1, 3), groups=st.integers(1, 3), schedule=st.sampled_from(("bfs", "zero-bubble", "zbv")))
+@given(
+    size=st.integers(2, 6),
+    virtual=st.integers(1, 3),
+    groups=st.integers(1, 3),
+    schedule=st.sampled_from(("bfs", "zero-bubble", "zbv")),
+)
 @settings(max_examples=40, deadline=None)
-def test_every_weight_gets_its_gradient_once(size: int, virtual: int, groups: int, schedule: str) -> None:
-    """Forward, then the gradient of what came in, then those of the weights, of every micro-batch in every chunk."""
-    pp = PP(size=size, schedule=schedule, virtual=2 if schedule == "zbv" else virtual, micro_batches=groups * size)
+def test_every_weight_gets_its_gradient_once(
+    size: int, virtual: int, groups: int, schedule: str
+) -> None:
+    """Forward, then the gradient of what came in, then those of the weights, of every micro-batch
+    in every chunk."""
+    pp = PP(
+        size=size,
+        schedule=schedule,
+        virtual=2 if schedule == "zbv" else virtual,
+        micro_batches=groups * size,
+    )
     for rank in range(size):
         order = turns(pp, rank, groups * size)
         for chunk in range(pp.virtual):
             for micro in range(groups * size):
-                own = [("forward" if turn.forward else turn.part) for turn in order if (turn.chunk, turn.micro) == (chunk, micro)]
-                assert own == (["forward", "whole"] if schedule == "bfs" else ["forward", "input", "weight"])
+                own = [
+                    ("forward" if turn.forward else turn.part)
+                    for turn in order
+                    if (turn.chunk, turn.micro) == (chunk, micro)
+                ]
+                assert own == (
+                    ["forward", "whole"] if schedule == "bfs" else ["forward", "input", "weight"]
+                )
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "bfs", "interleaved", "zero-bubble", "zbv"])
 def test_short_tapes_of_torchs_stages_say_the_same(schedule: str) -> None:
-    pp = PP(size=2, schedule=schedule, virtual=1 if schedule in ("1f1b", "gpipe") else 2, micro_batches=4)
+    pp = PP(
+        size=2,
+        schedule=schedule,
+        virtual=1 if schedule in ("1f1b", "gpipe") else 2,
+        micro_batches=4,
+    )
     job = Job(batch=1, seq=128, optimizer="sgd")
     for rank in range(2):
-        short, flat = (memory(lower(MODEL, job, Strategy(pp=pp, rank=rank), compact=compact)) for compact in (True, False))
+        short, flat = (
+            memory(lower(MODEL, job, Strategy(pp=pp, rank=rank), compact=compact))
+            for compact in (True, False)
+        )
         assert short.parts == flat.parts
 
 
 def test_deferred_gradients_hold_more() -> None:
     """`zero-bubble` keeps a micro-batch's activations until its weights have their gradients."""
-    held = [memory(lower(MODEL, Job(batch=1, seq=128, optimizer="sgd"), Strategy(pp=PP(size=4, schedule=one, virtual=2, micro_batches=8), rank=2))).allocated
-            for one in ("interleaved", "zero-bubble", "bfs")]  # fmt: skip
+    held = [
+        memory(
+            lower(
+                MODEL,
+                Job(batch=1, seq=128, optimizer="sgd"),
+                Strategy(pp=PP(size=4, schedule=one, virtual=2, micro_batches=8), rank=2),
+            )
+        ).allocated
+        for one in ("interleaved", "zero-bubble", "bfs")
+    ]
     assert held[0] < held[2]
     assert held[1] < held[2]
 
@@ -166,11 +249,16 @@ def test_deferred_gradients_hold_more() -> None:
 def test_earlier_stages_hold_more() -> None:
     found = stages(PP(size=4, micro_batches=8))
     assert found[1].allocated > found[2].allocated  # the ends have tables beside their layers
-    assert found[0].parts["activations"] > found[1].parts["activations"] > found[2].parts["activations"]
+    assert (
+        found[0].parts["activations"]
+        > found[1].parts["activations"]
+        > found[2].parts["activations"]
+    )
 
 
 def test_a_micro_batch_in_flight_costs_what_a_stage_keeps() -> None:
-    """A stage in the middle with one, two and three micro-batches in flight: each step adds as much."""
+    """A stage in the middle with one, two and three micro-batches in flight: each step adds as
+    much."""
     found = [stages(PP(size=4, micro_batches=count))[1].parts["activations"] for count in (1, 2, 3)]
     assert found[1] - found[0] == found[2] - found[1] > 0
     more = [stages(PP(size=4, micro_batches=count))[1].allocated for count in (4, 5, 100)]
@@ -191,38 +279,69 @@ def test_short_tapes_say_the_same(pp: PP) -> None:
 
 
 def test_stages_pass_hidden_states_on() -> None:
-    """A received and a sent state for each micro-batch and direction, in buffers of their own; with sequence parallelism a part of each."""
+    """A received and a sent state for each micro-batch and direction, in buffers of their own; with
+    sequence parallelism a part of each."""
     for tp in (None, TP(size=2, sequence=True)):
-        tape = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=4), tp=tp, rank=4 if tp else 2))
+        tape = lower(
+            MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=4), tp=tp, rank=4 if tp else 2)
+        )
         size = 256 * 512 * 2 // (1 if tp is None else 2)
         passed = [event for event in tape if type(event) is Comm and event.group == "pp"]
         assert {event.size for event in passed} == {size}
         count = 2 * 2 * 4  # steps, directions, micro-batches
-        assert [sum(event.op == op for event in passed) for op in ("recv", "send")] == [count, count]
-        assert [event.size for event in tape if type(event) is Alloc and event.op == "recv"] == [size] * count
+        assert [sum(event.op == op for event in passed) for op in ("recv", "send")] == [
+            count,
+            count,
+        ]
+        assert [event.size for event in tape if type(event) is Alloc and event.op == "recv"] == [
+            size
+        ] * count
 
 
 @pytest.mark.parametrize("style", ["ulysses", "ring", "allgather"])
 def test_ranks_of_context_parallelism_share_the_tokens(style: str) -> None:
     """Activations shrink with the ranks; weights do not."""
-    found = [memory(lower(MODEL, JOB, Strategy(cp=CP(size=size, style=style)), compact=True)).parts for size in (1, 2, 4)]
+    found = [
+        memory(lower(MODEL, JOB, Strategy(cp=CP(size=size, style=style)), compact=True)).parts
+        for size in (1, 2, 4)
+    ]
     assert found[0]["weights"] == found[1]["weights"] == found[2]["weights"]
     for wide, half in itertools.pairwise(found):
         assert half["activations"] == pytest.approx(wide["activations"] / 2, rel=0.1)
 
 
 def test_all_to_all_buffers() -> None:
-    """Queries, keys and values go out and in, and the result back; the gradients the other way round: eight exchanges a layer and step."""
+    """Queries, keys and values go out and in, and the result back; the gradients the other way
+    round: eight exchanges a layer and step."""
     tape = lower(MODEL, JOB, Strategy(cp=CP(size=4, style="ulysses")))
-    layer = [event for event in tape if type(event) is Comm and event.op == "all_to_all" and ".7" in event.where]
+    layer = [
+        event
+        for event in tape
+        if type(event) is Comm and event.op == "all_to_all" and ".7" in event.where
+    ]
     query, key = 64 * 8 * 64 * 2, 64 * 4 * 64 * 2  # tokens, heads, size, bytes
-    assert sorted(event.size for event in layer) == sorted(2 * [query, key, key, query, query, query, key, key])
+    assert sorted(event.size for event in layer) == sorted(
+        2 * [query, key, key, query, query, query, key, key]
+    )
 
 
 def test_a_hundred_thousand_gpus_are_no_more_work() -> None:
-    """The events are those of the rank, whose share of the optimizer has fewer tensors the more ranks there are."""
-    few = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2, distributed=True)), compact=True)
-    many = lower(MODEL, JOB, Strategy(pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2**14, distributed=True)), compact=True)
+    """The events are those of the rank, whose share of the optimizer has fewer tensors the more
+    ranks there are."""
+    few = lower(
+        MODEL,
+        JOB,
+        Strategy(pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2, distributed=True)),
+        compact=True,
+    )
+    many = lower(
+        MODEL,
+        JOB,
+        Strategy(
+            pp=PP(size=4, micro_batches=8), tp=TP(size=2), ddp=DDP(size=2**14, distributed=True)
+        ),
+        compact=True,
+    )
     assert len(few) >= len(many) > len(few) * 0.9
 
 
@@ -234,7 +353,10 @@ def test_a_hundred_thousand_gpus_are_no_more_work() -> None:
         (Strategy(pp=PP(size=4, stages="4/4/8/0")), "a stage without layers"),
         (Strategy(pp=PP(size=4, stages="4/4/x/4")), "no list of layers"),
         (Strategy(pp=PP(size=4, virtual=2)), "2 stages on a rank take turns"),
-        (Strategy(pp=PP(size=4, virtual=2, schedule="interleaved", micro_batches=6)), "4 stages do not divide 6 micro-batches"),
+        (
+            Strategy(pp=PP(size=4, virtual=2, schedule="interleaved", micro_batches=6)),
+            "4 stages do not divide 6 micro-batches",
+        ),
         (Strategy(pp=PP(size=4, schedule="zero-bubble")), "no formula yet for the schedule"),
         (Strategy(pp=PP(size=4, schedule="bfs")), "no formula yet for the schedule"),
         (Strategy(pp=PP(size=4, schedule="gpipe", micro_batches=2**20)), "in flight"),
@@ -248,9 +370,15 @@ def test_pipelines_that_cannot_be_are_told(strategy: Strategy, said: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"), [({"checkpointing": "selective"}, "selective checkpoints"), ({"reentrant": True}, "a reentrant checkpoint stops")]
+    ("changes", "said"),
+    [
+        ({"checkpointing": "selective"}, "selective checkpoints"),
+        ({"reentrant": True}, "a reentrant checkpoint stops"),
+    ],
 )
-def test_checkpoints_that_a_backward_in_two_parts_does_not_go_with(changes: dict[str, object], said: str) -> None:
+def test_checkpoints_that_a_backward_in_two_parts_does_not_go_with(
+    changes: dict[str, object], said: str
+) -> None:
     job, strategy = (
         Job(**{"batch": 1, "seq": 256, "checkpointing": "full"} | changes),  # type: ignore[arg-type]
         Strategy(pp=PP(size=2, virtual=2, schedule="zero-bubble")),
@@ -260,23 +388,33 @@ def test_checkpoints_that_a_backward_in_two_parts_does_not_go_with(changes: dict
 
 
 def test_what_each_weight_has_a_checkpoint_make_again_stays() -> None:
-    """A backward in two parts holds more with checkpoints than without: each weight runs its layer again, and what others saved there stays."""
+    """A backward in two parts holds more with checkpoints than without: each weight runs its layer
+    again, and what others saved there stays."""
 
     def held(schedule: str, checkpointing: str) -> int:
         job = Job(batch=1, seq=2048, checkpointing=checkpointing, optimizer="sgd")
-        return memory(lower(MODEL, job, Strategy(pp=PP(size=2, virtual=2, schedule=schedule), rank=1))).allocated
+        return memory(
+            lower(MODEL, job, Strategy(pp=PP(size=2, virtual=2, schedule=schedule), rank=1))
+        ).allocated
 
     assert held("interleaved", "full") < held("interleaved", "none")
-    assert held("zero-bubble", "full") > held("interleaved", "full") + (held("zero-bubble", "none") - held("interleaved", "none"))
+    assert held("zero-bubble", "full") > held("interleaved", "full") + (
+        held("zero-bubble", "none") - held("interleaved", "none")
+    )
 
 
 def test_an_evaluation_holds_what_each_micro_batch_gave() -> None:
-    """No backward takes them away: the last stage has the logits of all, and other stages nothing of that size."""
+    """No backward takes them away: the last stage has the logits of all, and other stages nothing
+    of that size."""
 
     def held(micro_batches: int, rank: int) -> tuple[str, int]:
         job = Job(batch=1, seq=256, evaluate=True, eval_batch=4, optimizer="sgd")
-        found = memory(lower(MODEL, job, Strategy(pp=PP(size=2, micro_batches=micro_batches), rank=rank)))
-        return next((one.moment, one.allocated) for one in found.timeline if one.phase == "evaluate")
+        found = memory(
+            lower(MODEL, job, Strategy(pp=PP(size=2, micro_batches=micro_batches), rank=rank))
+        )
+        return next(
+            (one.moment, one.allocated) for one in found.timeline if one.phase == "evaluate"
+        )
 
     logits, states = 4 * 256 * MODEL.vocab * 2, 4 * 256 * MODEL.width * 2
     (moment, four), (_, eight) = held(4, 1), held(8, 1)
@@ -284,7 +422,11 @@ def test_an_evaluation_holds_what_each_micro_batch_gave() -> None:
     assert 4 * logits <= eight - four <= 4 * (logits + 2 * states)
     assert held(8, 0)[1] - held(4, 0)[1] <= 4 * 2 * states
     with pytest.raises(InputError, match="stops where a rank's own stages hand a gradient on"):
-        lower(MODEL, Job(batch=1, seq=256, evaluate=True), Strategy(pp=PP(size=2, virtual=2, schedule="zbv")))
+        lower(
+            MODEL,
+            Job(batch=1, seq=256, evaluate=True),
+            Strategy(pp=PP(size=2, virtual=2, schedule="zbv")),
+        )
 
 
 def test_a_stage_that_trains_nothing_is_told() -> None:

@@ -1,4 +1,5 @@
-"""Plans: the search answers as trying every candidate would, its bounds are bounds, and what cannot be is said with what can."""
+"""Plans: the search answers as trying every candidate would, its bounds are bounds, and what cannot
+be is said with what can."""
 
 import contextlib
 import gc
@@ -36,9 +37,15 @@ from memfit.verb_plan import plan as ask
 from memfit.verbs import estimate as again_of
 
 SMALL = {
-    "method": ("full", "lora"), "precision": ("bf16", "autocast-bf16"), "optimizer": ("adamw_fused", "adamw_8bit"),
-    "checkpointing": ("none", "full"), "loss": ("plain", "liger"), "liger": (False,), "attention": ("sdpa",), "framework": ("transformers",),
-}  # fmt: skip
+    "method": ("full", "lora"),
+    "precision": ("bf16", "autocast-bf16"),
+    "optimizer": ("adamw_fused", "adamw_8bit"),
+    "checkpointing": ("none", "full"),
+    "loss": ("plain", "liger"),
+    "liger": (False,),
+    "attention": ("sdpa",),
+    "framework": ("transformers",),
+}
 MODEL = "meta-llama/Llama-3.2-1B"
 
 
@@ -71,7 +78,11 @@ LEAN = {"loss": ("plain",), "optimizer": ("adamw_fused",), "precision": ("bf16",
     ("gpus", "axes", "uses"),
     [
         ("1xrtx-3060-12gb", {"method": ("full",)}, [""]),
-        ("2xrtx-3060-12gb", LEAN, ["ddp", "ddp,bucket-view", "fsdp", "fsdp,reshard=no", "fsdp,version=1"]),
+        (
+            "2xrtx-3060-12gb",
+            LEAN,
+            ["ddp", "ddp,bucket-view", "fsdp", "fsdp,reshard=no", "fsdp,version=1"],
+        ),
     ],
 )
 def test_the_search_finds_what_trying_all_finds(gpus, axes, uses):
@@ -97,7 +108,11 @@ def test_a_plan_leaves_no_walk_to_the_cycle_collector():
     gc.disable()
     try:
         before = walks()
-        found = once(work(8, SMALL, "openai-community/gpt2", strategies=(ONE,)), parse_cluster("1xl4"), Wish(each=1))
+        found = once(
+            work(8, SMALL, "openai-community/gpt2", strategies=(ONE,)),
+            parse_cluster("1xl4"),
+            Wish(each=1),
+        )
         assert found.counted.walked
         assert walks() == before
     finally:
@@ -107,7 +122,11 @@ def test_a_plan_leaves_no_walk_to_the_cycle_collector():
 @pytest.mark.parametrize("framework", ["transformers", "torchtitan", "megatron"])
 def test_what_a_layout_lacks_it_lacks_with_fewer_replicas_and_shards(framework):
     """So a space asks the techniques once for all of those sizes."""
-    own = {"framework": (framework,)} if framework == "transformers" else {"framework": (framework,), "method": ("full",)}
+    own = (
+        {"framework": (framework,)}
+        if framework == "transformers"
+        else {"framework": (framework,), "method": ("full",)}
+    )
     space = Space(work(16, {**AXES, **own}), parse_cluster("2x8xh100-sxm"))
     layouts = [one for one in dict.fromkeys(space.layouts()) if least(one) != one]
     some = random.Random(11).sample(layouts, min(80, len(layouts)))
@@ -118,13 +137,21 @@ def test_what_a_layout_lacks_it_lacks_with_fewer_replicas_and_shards(framework):
     assert any(lacking) or framework == "megatron"  # whose every setting goes with every other
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))]
+)
 def test_the_search_finds_what_trying_all_finds_in_spaces_made_by_chance(seed):
-    """Some values of each option, some of the layouts, on a GPU that is too small for a part of them."""
+    """Some values of each option, some of the layouts, on a GPU that is too small for a part of
+    them."""
     chosen = random.Random(seed)
-    axes = {name: tuple(sorted(chosen.sample(tried, min(len(tried), chosen.choice((1, 1, 2)))))) for name, tried in SMALL.items()}
+    axes = {
+        name: tuple(sorted(chosen.sample(tried, min(len(tried), chosen.choice((1, 1, 2))))))
+        for name, tried in SMALL.items()
+    }
     cluster = parse_cluster(chosen.choice(("2xrtx-3060-12gb", "4xl4", "2xa100-sxm-40gb")))
-    asked = work(8, axes, chosen.choice(("openai-community/gpt2", MODEL)), chosen.choice((256, 512, 1000)))
+    asked = work(
+        8, axes, chosen.choice(("openai-community/gpt2", MODEL)), chosen.choice((256, 512, 1000))
+    )
     one = chosen.sample(Space(asked, cluster).strategies, 6)
     space = Space(replace(asked, strategies=tuple(one)), cluster)
     known = exhaustive(space)
@@ -134,13 +161,23 @@ def test_the_search_finds_what_trying_all_finds_in_spaces_made_by_chance(seed):
 
 
 @pytest.mark.parametrize(
-    ("model", "gpus", "seed"), [(MODEL, "8xh100-sxm", 1), ("openai-community/gpt2", "2x2xl40s", 2), (MODEL, "2x8xh100-sxm", 3)]
+    ("model", "gpus", "seed"),
+    [
+        (MODEL, "8xh100-sxm", 1),
+        ("openai-community/gpt2", "2x2xl40s", 2),
+        (MODEL, "2x8xh100-sxm", 3),
+    ],
 )
 def test_bounds_are_bounds(model, gpus, seed):
     """Neither bytes nor seconds of any candidate are below what was said that they are not."""
     asked = work(32, AXES, model)
     if seed == 3:
-        own = {**AXES, "framework": ("megatron",), "method": ("full",), "optimizer": ("adam_fused", "adam")}
+        own = {
+            **AXES,
+            "framework": ("megatron",),
+            "method": ("full",),
+            "optimizer": ("adam_fused", "adam"),
+        }
         asked = work(32, own, model, seq=1024)
         asked = replace(asked, job=asked.job.replace(task="pretrain"))
     space = Space(asked, parse_cluster(gpus))
@@ -152,17 +189,27 @@ def test_bounds_are_bounds(model, gpus, seed):
         batch, times = chosen.choice(space.batches(strategy))
         job = space.work.job_of(kernels, optimizer, batch, times)
         try:
-            found = estimate(space.work.model, job, space.cluster, turned(strategy, times), precise=False)
+            found = estimate(
+                space.work.model, job, space.cluster, turned(strategy, times), precise=False
+            )
         except InputError:
             continue
         seen += 1
         like = alike(kernels, strategy)
         walked = None if like is None else bounds.walked(like, batch)
-        assert bounds.holds.least(job, strategy, (batch, times), None if walked is None else walked.room) <= found.memory.allocated
+        assert (
+            bounds.holds.least(
+                job, strategy, (batch, times), None if walked is None else walked.room
+            )
+            <= found.memory.allocated
+        )
         if like is not None and walked is not None and strategy.size("pp") > 1:
             staying = bounds.staying(like, strategy, (batch, times), walked)
             again = times * strategy.pp.virtual > under_way(strategy.pp, times)
-            assert bounds.holds.ends(job, strategy, (batch, times), staying, again=again) <= found.memory.allocated
+            assert (
+                bounds.holds.ends(job, strategy, (batch, times), staying, again=again)
+                <= found.memory.allocated
+            )
         if found.time is None:
             continue
         assert found.time.tokens == space.work.tokens
@@ -172,49 +219,85 @@ def test_bounds_are_bounds(model, gpus, seed):
         passes += 0.0 if like is None else times * batch * bounds.splitting(like, batch)
         calling = bounds.calling(kernels, strategy, times)
         share = 1.0 if walked is None else bounds.staged(like, strategy, (batch, times), walked)
-        least = max(max(floor, share * passes) + search.ledger.taken_share * calling, calling) + bounds.stepping(job, strategy)
+        least = max(
+            max(floor, share * passes) + search.ledger.taken_share * calling, calling
+        ) + bounds.stepping(job, strategy)
         assert least <= found.time.seconds * (1 + 1e-9)
 
 
 def test_what_is_kept_on_the_gpu_counts_and_what_is_on_the_host_does_not():
     """ZeRO-3 with only its weights on the host keeps copies and states on the GPU."""
-    holds, job = Bounds(built(MODEL), parse_cluster("4xh100-sxm")).holds, Job(method="full", precision="bf16", optimizer="adamw_fused")
+    holds, job = (
+        Bounds(built(MODEL), parse_cluster("4xh100-sxm")).holds,
+        Job(method="full", precision="bf16", optimizer="adamw_fused"),
+    )
     values = built(MODEL).parameters
 
     def kept(use):
         return holds.kept(job, strategy_from(use.split(), 4))
 
-    assert kept("zero=4,stage=3,offload-param=cpu").always == kept("zero=4,stage=3,offload-param=cpu").states == 12 * values // 4
+    assert (
+        kept("zero=4,stage=3,offload-param=cpu").always
+        == kept("zero=4,stage=3,offload-param=cpu").states
+        == 12 * values // 4
+    )
     assert kept("zero=4,stage=3,offload-param=cpu,offload-optimizer=cpu").always == 0
     assert kept("gemini=4").always == 0
     assert kept("fsdp=2 pp=2").waiting == 2 * kept("fsdp=2 pp=2").gradients
 
 
 @pytest.mark.parametrize(
-    ("method", "precision"), [("full", "bf16"), ("full", "autocast-bf16"), ("lora", "autocast-bf16"), ("qlora", "autocast-bf16")]
+    ("method", "precision"),
+    [
+        ("full", "bf16"),
+        ("full", "autocast-bf16"),
+        ("lora", "autocast-bf16"),
+        ("qlora", "autocast-bf16"),
+    ],
 )
 def test_what_is_known_of_one_layout_and_optimizer_bounds_others(method, precision):
     asked = work(16, {**AXES, "method": (method,), "precision": (precision,)}, MODEL)
     space, chosen = Space(asked, parse_cluster("4xh100-sxm")), random.Random(5)
     search = Search(space=space, bounds=Bounds(space.work.model, space.cluster))
-    near = [place for place, one in enumerate(space.strategies) if search.ledger.closest[place] != place]
+    near = [
+        place for place, one in enumerate(space.strategies) if search.ledger.closest[place] != place
+    ]
     assert near
-    assert all(space.strategies[search.ledger.closest[place]] == closest(space.strategies[place]) for place in near)
+    assert all(
+        space.strategies[search.ledger.closest[place]] == closest(space.strategies[place])
+        for place in near
+    )
     for _ in range(5):
-        place, kernels, optimizer = chosen.choice(near), chosen.choice(space.kernels), chosen.choice(space.optimizers)
-        (batch, times), strategy = chosen.choice(space.batches(space.strategies[place])), space.strategies[place]
+        place, kernels, optimizer = (
+            chosen.choice(near),
+            chosen.choice(space.kernels),
+            chosen.choice(space.optimizers),
+        )
+        (batch, times), strategy = (
+            chosen.choice(space.batches(space.strategies[place])),
+            space.strategies[place],
+        )
         node = Node(0.0, 2, (), kernels, None, batch, (), times, place, optimizer)
-        known = search.asking.asked(node._replace(strategy=search.ledger.closest[place], optimizer=chosen.choice(space.optimizers)))
+        known = search.asking.asked(
+            node._replace(
+                strategy=search.ledger.closest[place], optimizer=chosen.choice(space.optimizers)
+            )
+        )
         if known is None:
             continue
         room, search.ledger.usable = search.ledger.usable, 2**60
         seconds = search.asking.sooner(node)
-        found = estimate(space.work.model, search.ledger.job(node), space.cluster, strategy, precise=False)
+        found = estimate(
+            space.work.model, search.ledger.job(node), space.cluster, strategy, precise=False
+        )
         assert 0.4 * found.time.seconds < seconds <= found.time.seconds * (1 + 1e-9)
         if not strategy.offloads:
             kept = search.ledger.static(kernels, place, optimizer)[1]
             assert (
-                search.asking.passed[search.asking.passes_of(node._replace(strategy=search.ledger.closest[place]))].held + kept.states
+                search.asking.passed[
+                    search.asking.passes_of(node._replace(strategy=search.ledger.closest[place]))
+                ].held
+                + kept.states
                 <= found.memory.allocated
             )
         search.ledger.usable = room
@@ -223,25 +306,72 @@ def test_what_is_known_of_one_layout_and_optimizer_bounds_others(method, precisi
 @pytest.mark.parametrize(
     ("axes", "gpus", "tried"),
     [
-        ({"method": ("full",), "precision": ("bf16",), "loss": ("plain", "liger")}, "4xh100-sxm", None),
+        (
+            {"method": ("full",), "precision": ("bf16",), "loss": ("plain", "liger")},
+            "4xh100-sxm",
+            None,
+        ),
         ({"method": ("lora", "qlora"), "precision": ("autocast-bf16", "bf16")}, "2x2xl40s", None),
-        ({"method": ("full",), "precision": ("bf16",), "checkpointing": ("none",), "loss": ("plain",)}, "8xh100-sxm", "pp"),
-        ({"method": ("full",), "precision": ("bf16",), "framework": ("megatron",), "optimizer": ("adam",)}, "8xh100-sxm", "pp"),
+        (
+            {
+                "method": ("full",),
+                "precision": ("bf16",),
+                "checkpointing": ("none",),
+                "loss": ("plain",),
+            },
+            "8xh100-sxm",
+            "pp",
+        ),
+        (
+            {
+                "method": ("full",),
+                "precision": ("bf16",),
+                "framework": ("megatron",),
+                "optimizer": ("adam",),
+            },
+            "8xh100-sxm",
+            "pp",
+        ),
     ],
 )
 def test_what_a_layout_adds_is_no_more_for_other_kernels_and_micro_batches(axes, gpus, tried):
     asked = work(16, {**AXES, "framework": ("transformers",), **axes}, MODEL)
     space, chosen = Space(asked, parse_cluster(gpus)), random.Random(7)
-    search, seen, tight = Search(space=space, bounds=Bounds(space.work.model, space.cluster)), 0, 0.0
-    places = [place for place, one in enumerate(space.strategies) if tried is None or one.size(tried) > 1]
+    search, seen, tight = (
+        Search(space=space, bounds=Bounds(space.work.model, space.cluster)),
+        0,
+        0.0,
+    )
+    places = [
+        place for place, one in enumerate(space.strategies) if tried is None or one.size(tried) > 1
+    ]
 
     def node_of(kernels, place):
-        (batch, times), optimizer = chosen.choice(space.batches(space.strategies[place])), chosen.choice(space.optimizers)
-        return Node(0.0, 2, (), kernels, alike(kernels, space.strategies[place]), batch, (), times, place, optimizer)
+        (batch, times), optimizer = (
+            chosen.choice(space.batches(space.strategies[place])),
+            chosen.choice(space.optimizers),
+        )
+        return Node(
+            0.0,
+            2,
+            (),
+            kernels,
+            alike(kernels, space.strategies[place]),
+            batch,
+            (),
+            times,
+            place,
+            optimizer,
+        )
 
     while seen < 8:
         place, first = chosen.choice(places), chosen.choice(space.kernels)
-        like = [one for one in space.kernels if (one.method, one.precision, one.quant) == (first.method, first.precision, first.quant)]
+        like = [
+            one
+            for one in space.kernels
+            if (one.method, one.precision, one.quant)
+            == (first.method, first.precision, first.quant)
+        ]
         search.asking.asked(node_of(first, place))
         other = node_of(chosen.choice(like), place)
         found, least = search.asking.ask(other, precise=False), search.asking.later(other)
@@ -254,7 +384,11 @@ def test_what_a_layout_adds_is_no_more_for_other_kernels_and_micro_batches(axes,
 
 def test_a_plan_tells_what_it_costs_and_why_others_are_not_there():
     few = {**SMALL, "method": ("lora",), "optimizer": ("adamw_fused",), "precision": ("bf16",)}
-    found = plan(work(8, few, strategies=(ONE,)), parse_cluster("1xl4"), Wish(tokens=1e9, dollars=0.8, each=1))
+    found = plan(
+        work(8, few, strategies=(ONE,)),
+        parse_cluster("1xl4"),
+        Wish(tokens=1e9, dollars=0.8, each=1),
+    )
     assert found.fits
     assert found.counted.size > found.counted.estimated > 0
     first = found.rows[0]
@@ -267,9 +401,13 @@ def test_the_front_is_what_none_beats_in_time_and_memory_both():
     figures = [(row.estimate.time.seconds, row.estimate.device) for row in found.rows]
     assert len(figures) > 2
     best = [
-        at for at, (time, size) in enumerate(figures) if not any(a <= time and b <= size and (a, b) != (time, size) for a, b in figures)
+        at
+        for at, (time, size) in enumerate(figures)
+        if not any(a <= time and b <= size and (a, b) != (time, size) for a, b in figures)
     ]
-    assert [at for at, row in enumerate(found.rows) if any(row is one for one in found.front)] == best
+    assert [
+        at for at, row in enumerate(found.rows) if any(row is one for one in found.front)
+    ] == best
     told = data(found)["rows"]
     assert [at for at, row in enumerate(told) if row["front"]] == best
     assert sum("*" in line[:3] for line in text(found).splitlines()) == len(best)
@@ -284,9 +422,16 @@ def test_prices_are_of_gpus_on_record_and_say_when_and_who():
 
 
 QUICK = {
-    "method": "full", "precision": "bf16", "loss": "plain", "liger": False, "optimizer": "adamw_fused", "checkpointing": "none", "seq": 512, "global_batch": 16,
+    "method": "full",
+    "precision": "bf16",
+    "loss": "plain",
+    "liger": False,
+    "optimizer": "adamw_fused",
+    "checkpointing": "none",
+    "seq": 512,
+    "global_batch": 16,
     "offload": False,
-}  # fmt: skip
+}
 
 
 def test_zero_gpus_run_nothing_and_one_would():
@@ -302,7 +447,12 @@ def test_ranks_that_do_not_divide_the_heads():
     assert not found.fits
     assert found.reason == "7 ranks do not divide 32 query heads"
     assert found.nearest.fits
-    several = ask("meta-llama/Llama-3.2-1B", gpu="7xl4", use="tp", **{**QUICK, "global_batch": 28, "method": "full,qlora"})
+    several = ask(
+        "meta-llama/Llama-3.2-1B",
+        gpu="7xl4",
+        use="tp",
+        **{**QUICK, "global_batch": 28, "method": "full,qlora"},
+    )
     assert several.reason == found.reason  # of the first method, not of the last
 
 
@@ -350,7 +500,8 @@ def test_the_cheapest_machine_of_all_does_for_a_small_model():
 
 @pytest.mark.slow
 def test_the_cheapest_machine_that_works():
-    """On every machine that costs less an hour nothing fits; a budget of hours asks for a dearer one."""
+    """On every machine that costs less an hour nothing fits; a budget of hours asks for a dearer
+    one."""
     lean = {**QUICK, "loss": "liger", "liger": True, "checkpointing": "full"}
     found = ask("meta-llama/Llama-3.1-8B", gpu="cheapest", **lean)
     assert found.fits
@@ -378,9 +529,11 @@ def test_hours_that_nobody_can_meet():
 
 def test_machines_as_people_write_them():
     for words, network, gpu, nodes, each in (
-        ("8xH100", "", "h100-sxm", 1, 8), ("2x8xA100-80GB", "ib", "a100-sxm-80gb", 2, 8), ("1xRTX4090", "", "rtx-4090", 1, 1),
+        ("8xH100", "", "h100-sxm", 1, 8),
+        ("2x8xA100-80GB", "ib", "a100-sxm-80gb", 2, 8),
+        ("1xRTX4090", "", "rtx-4090", 1, 1),
         ("4x8xh100-sxm", "roce-100", "h100-sxm", 4, 8),
-    ):  # fmt: skip
+    ):
         found = gpus_of(words, network)
         assert (found.gpu.id, found.nodes, found.gpus_per_node) == (gpu, nodes, each)
     assert gpus_of("4x8xh100-sxm", "roce-100").network == find_link("roce-100")
@@ -389,17 +542,25 @@ def test_machines_as_people_write_them():
 
 
 START = (  # a runner in the background ignores the signal
-    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
+    "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "sys.argv[0] = 'memfit'; from memfit.cli import main; sys.exit(main())"
 )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_a_real_ctrl_c_ends_a_long_search_with_what_was_found():
-    """A space that takes half a minute: the signal comes as soon as the first sign of life is there, which is at once on a terminal."""
+    """A space that takes half a minute: the signal comes as soon as the first sign of life is
+    there, which is at once on a terminal."""
     words = ["plan", "meta-llama/Llama-3.1-70B", "--gpus", "128x8xh100-sxm", "--seq", "4096"]
     terminal, its_end = os.openpty()
     environment = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen([sys.executable, "-c", START, *words], stdout=subprocess.PIPE, stderr=its_end, text=True, env=environment) as run:
+    with subprocess.Popen(
+        [sys.executable, "-c", START, *words],
+        stdout=subprocess.PIPE,
+        stderr=its_end,
+        text=True,
+        env=environment,
+    ) as run:
         os.close(its_end)
         first = os.read(terminal, 4)
         run.send_signal(signal.SIGINT)
@@ -445,7 +606,11 @@ def test_the_first_row_as_a_job_file_is_answered_the_same(tmp_path):
 def test_a_search_that_has_seen_enough_is_not_interrupted():
     words = []
     cluster = parse_cluster("1xl4")
-    found = once(work(8, SMALL, "openai-community/gpt2", strategies=(ONE,)), cluster, Wish(each=3, progress=until(first, words.append)))
+    found = once(
+        work(8, SMALL, "openai-community/gpt2", strategies=(ONE,)),
+        cluster,
+        Wish(each=3, progress=until(first, words.append)),
+    )
     assert len(found.rows) == 1
     assert not found.interrupted
     assert words
@@ -462,16 +627,35 @@ def test_an_interrupt_returns_what_was_found():
     assert "interrupted" in text(found)
 
 
-@pytest.mark.parametrize(("words", "meant"), [("--liger --seq 64", True), ("--seq 64 --liger", True), ("--liger no --seq 64", False)])
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [("--liger --seq 64", True), ("--seq 64 --liger", True), ("--liger no --seq 64", False)],
+)
 def test_a_flag_alone_means_yes(words, meant, capsys):
     """As rows are written, to be asked again."""
-    lean = "--method lora --precision bf16 --optimizer sgd --checkpointing none --loss plain --attention sdpa --use ddp --json --offline"
-    assert main(["plan", "meta-llama/Llama-3.2-1B", "--gpus", "1xrtx-4090", *lean.split(), *words.split()]) == 0
+    lean = (
+        "--method lora --precision bf16 --optimizer sgd --checkpointing none --loss plain "
+        "--attention sdpa --use ddp --json --offline"
+    )
+    assert (
+        main(
+            [
+                "plan",
+                "meta-llama/Llama-3.2-1B",
+                "--gpus",
+                "1xrtx-4090",
+                *lean.split(),
+                *words.split(),
+            ]
+        )
+        == 0
+    )
     assert json.loads(capsys.readouterr().out)["rows"][0]["estimate"]["job"]["liger"] is meant
 
 
 def test_what_a_kind_needs_is_told_where_all_of_it_was_looked_at():
-    """One step at a time would fit everywhere; where a row for each method is enough, nobody asked."""
+    """One step at a time would fit everywhere; where a row for each method is enough, nobody
+    asked."""
     lean = {**QUICK, "method": "lora", "loss": "plain", "seq": 1024, "global_batch": 64, "use": ""}
     found = ask("meta-llama/Llama-3.2-1B", gpu="4xl4", top=1, **lean)
     assert found.rows
@@ -482,7 +666,8 @@ def test_what_a_kind_needs_is_told_where_all_of_it_was_looked_at():
 
 
 def test_an_interrupt_of_the_second_search_is_the_end():
-    """Where nothing fits, ways that leave checkpoints on the host are looked through, and then more GPUs."""
+    """Where nothing fits, ways that leave checkpoints on the host are looked through, and then more
+    GPUs."""
     searches = []
 
     def stop(counted):
@@ -491,8 +676,20 @@ def test_an_interrupt_of_the_second_search_is_the_end():
         if len(searches) > 1:
             raise KeyboardInterrupt
 
-    more = {"method": "lora", "checkpointing": "full", "seq": 131072, "global_batch": 1, "offload": True}
-    found = ask("meta-llama/Llama-3.2-1B", gpu="1xrtx-3060-12gb", use="zero", progress=stop, **{**QUICK, **more})
+    more = {
+        "method": "lora",
+        "checkpointing": "full",
+        "seq": 131072,
+        "global_batch": 1,
+        "offload": True,
+    }
+    found = ask(
+        "meta-llama/Llama-3.2-1B",
+        gpu="1xrtx-3060-12gb",
+        use="zero",
+        progress=stop,
+        **{**QUICK, **more},
+    )
     assert found.interrupted
     assert not found.fits
     assert found.nearest is None
@@ -513,7 +710,10 @@ def test_what_is_written_is_narrow_and_the_same_each_time():
 def test_a_row_without_a_time_says_why():
     """Nobody knows how fast a disk is."""
     told = {**QUICK, "offload": True}
-    quick, unknown = (text(ask("gpt2", gpu="1xl4", use=f"zero,stage=3,offload-optimizer={where}", **told)) for where in ("cpu", "nvme"))
+    quick, unknown = (
+        text(ask("gpt2", gpu="1xl4", use=f"zero,stage=3,offload-optimizer={where}", **told))
+        for where in ("cpu", "nvme")
+    )
     assert "zero 3" in quick
     assert "no time" not in quick
     assert "no time: how fast the disk is" in " ".join(unknown.split())
@@ -525,13 +725,18 @@ def test_what_another_judge_does_not_let_pass_is_no_row():
     first = found.rows[0]
 
     def judge(row):
-        return Checked(by="judge", device=row.estimate.device, fits=row is not first, why="out of memory")
+        return Checked(
+            by="judge", device=row.estimate.device, fits=row is not first, why="out of memory"
+        )
 
     left = judged(found, 2, judge)
     assert [row.kind for row in left.rows] == [row.kind for row in found.rows[1:]]
     assert [len(row.checked) for row in left.rows][:2] == [1, 0]
     assert "judge: it does not fit, out of memory" in text(left)
-    assert f"judge: {left.rows[0].estimate.device / 2**30:.2f} GiB (the formulas are +0.00 % off)" in text(left)
+    assert (
+        f"judge: {left.rows[0].estimate.device / 2**30:.2f} GiB (the formulas are +0.00 % off)"
+        in text(left)
+    )
     assert data(left)["rows"][0]["checked"][0]["device"] == left.rows[0].estimate.device
     none = judged(replace(found, rows=found.rows[:1]), 1, judge)
     assert not none.fits

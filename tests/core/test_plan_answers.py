@@ -1,4 +1,5 @@
-"""Plans for inference: the answer is that of trying everything, limits hold, bad input is told at once, and published speeds agree with the order."""
+"""Plans for inference: the answer is that of trying everything, limits hold, bad input is told at
+once, and published speeds agree with the order."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ SMALL = {**SHORT, "seq": LONG, "weights": "own,nf4", "cache": "dynamic,static", 
 
 
 def tried_one_by_one(gpu, requests, weights, caches):
-    """Every way with every number of sequences that the guide names, by whole estimates; what fits, with its place."""
+    """Every way with every number of sequences that the guide names, by whole estimates; what fits,
+    with its place."""
     _, model = model_of(LLAMA, Ask(offline=True))
     whole = parse_cluster(gpu)
     found = []
@@ -41,8 +43,18 @@ def tried_one_by_one(gpu, requests, weights, caches):
         strategy = ONE if size == 1 else Strategy(tp=TP(size=size))
         cluster = parse_cluster(f"{size}x{whole.gpu.id}")
 
-        def one(batch, row=row, form=form, cache=cache, strategy=strategy, cluster=cluster, groups=groups):
-            job = Job(task="inference", seq=LONG, new_tokens=32, cache=cache, quant=row.quant, batch=batch)
+        def one(
+            batch,
+            row=row,
+            form=form,
+            cache=cache,
+            strategy=strategy,
+            cluster=cluster,
+            groups=groups,
+        ):
+            job = Job(
+                task="inference", seq=LONG, new_tokens=32, cache=cache, quant=row.quant, batch=batch
+            )
             try:
                 said = estimate(form, job, cluster, strategy)
             except InputError:
@@ -50,7 +62,13 @@ def tried_one_by_one(gpu, requests, weights, caches):
             return (
                 None
                 if said.verdict != "fits"
-                else (row.name, cache, strategy.size("tp"), batch, pace(said.generation, requests or groups * batch))
+                else (
+                    row.name,
+                    cache,
+                    strategy.size("tp"),
+                    batch,
+                    pace(said.generation, requests or groups * batch),
+                )
             )
 
         batches = [-(-requests // groups)] if requests else [2**power for power in range(8)]
@@ -65,7 +83,12 @@ def tried_one_by_one(gpu, requests, weights, caches):
 
 @pytest.mark.parametrize(
     ("gpu", "goal", "requests"),
-    [("1xl4", "throughput", 0), ("2xl4", "latency", 3), ("2xl4", "throughput", 24), ("2xrtx-4090", "latency", 64)],
+    [
+        ("1xl4", "throughput", 0),
+        ("2xl4", "latency", 3),
+        ("2xl4", "throughput", 24),
+        ("2xrtx-4090", "latency", 64),
+    ],
 )
 def test_the_answer_is_that_of_trying_all(gpu, goal, requests):
     every = tried_one_by_one(gpu, requests, ("own", "nf4"), ("dynamic", "static"))
@@ -73,7 +96,10 @@ def test_the_answer_is_that_of_trying_all(gpu, goal, requests):
     first = found.rows[0]
     assert first.estimate.verdict == "fits"
     assert first.estimate.band.high <= usable(found.cluster.gpu)
-    quickest, most = min(one[-1].seconds for one in every), max(one[-1].tokens_per_second for one in every)
+    quickest, most = (
+        min(one[-1].seconds for one in every),
+        max(one[-1].tokens_per_second for one in every),
+    )
     if goal == "latency":
         assert quickest <= first.pace.seconds <= quickest * (1 + ALIKE)
     else:
@@ -81,17 +107,23 @@ def test_the_answer_is_that_of_trying_all(gpu, goal, requests):
     known = {(name, cache, size, batch): told for name, cache, size, batch, told in every}
     for row in (*found.rows, *found.trade):
         job = row.estimate.job
-        assert known[row.kind.method, job.cache, row.estimate.strategy.size("tp"), job.batch] == row.pace
+        assert (
+            known[row.kind.method, job.cache, row.estimate.strategy.size("tp"), job.batch]
+            == row.pace
+        )
     for *_, told in every:  # the front beats, or is, all
         assert any(
-            one.pace.seconds <= told.seconds and one.pace.tokens_per_second * (1 + ALIKE) >= told.tokens_per_second for one in found.trade
+            one.pace.seconds <= told.seconds
+            and one.pace.tokens_per_second * (1 + ALIKE) >= told.tokens_per_second
+            for one in found.trade
         )
     order = [(one.pace.seconds, one.pace.tokens_per_second) for one in found.trade]
     assert order == sorted(order)
 
 
 def sweeps():
-    """Of one model on one GPU, at one length of prompts: (measured, predicted) tokens a second by the form of the weights."""
+    """Of one model on one GPU, at one length of prompts: (measured, predicted) tokens a second by
+    the form of the weights."""
     found = defaultdict(dict)
     for one in speeds(source="QwenLM/Qwen3").found:
         job, stored = one.case.job, json.loads(one.case.stored or "{}")
@@ -101,12 +133,16 @@ def sweeps():
 
 
 def test_the_choice_of_weights_is_compared_with_published_speeds():
-    """Qwen's pages: 34 sweeps of two or three forms of weights. The plan's choice (of what is alike the plainest) is within 5 % of the quickest in 24
-    of them and 12.5 % behind at worst; where it errs, GPTQ's or AWQ's 4 bits are quicker than 16 or than one another, which no count of kernels tells."""
+    """Qwen's pages: 34 sweeps of two or three forms of weights. The plan's choice (of what is alike
+    the plainest) is within 5 % of the quickest in 24 of them and 12.5 % behind at worst; where it
+    errs, GPTQ's or AWQ's 4 bits are quicker than 16 or than one another, which no count of kernels
+    tells."""
     lost, right, told = [], 0, 0
     for ways in sweeps().values():
         most = max(predicted for _, predicted in ways.values())
-        choice = next(name for name in WEIGHTS if name in ways and ways[name][1] * (1 + ALIKE) >= most)
+        choice = next(
+            name for name in WEIGHTS if name in ways and ways[name][1] * (1 + ALIKE) >= most
+        )
         lost.append(1 - ways[choice][0] / max(measured for measured, _ in ways.values()))
         for one, other in combinations(ways.values(), 2):
             if max(one[1], other[1]) > min(one[1], other[1]) * (1 + ALIKE):
@@ -119,14 +155,19 @@ def test_the_choice_of_weights_is_compared_with_published_speeds():
 
 
 def test_what_is_alike_is_done_the_plainest_way():
-    """Small models wait for the host whatever their weights are: those of the checkpoint come first, and no other kernels are asked for."""
-    first = ask(LLAMA, gpu="1xh100-sxm", goal="latency", **{**SMALL, "weights": "awq-4bit,own,gptq-4bit"}).rows[0]
+    """Small models wait for the host whatever their weights are: those of the checkpoint come
+    first, and no other kernels are asked for."""
+    first = ask(
+        LLAMA, gpu="1xh100-sxm", goal="latency", **{**SMALL, "weights": "awq-4bit,own,gptq-4bit"}
+    ).rows[0]
     assert first.kind.method == "own"
     assert not first.gives_up
 
 
 def test_rows_are_those_that_memfit_answers_the_same_for(tmp_path):
-    found = ask(LLAMA, gpu="2xl4", requests="4", goal="latency", use="tp=2", **{**SMALL, "weights": "own"})
+    found = ask(
+        LLAMA, gpu="2xl4", requests="4", goal="latency", use="tp=2", **{**SMALL, "weights": "own"}
+    )
     row, file = found.rows[0], tmp_path / "job.yaml"
     file.write_text(job_file(found, row))
     said = answer(str(file))
@@ -142,15 +183,43 @@ def test_limits_hold_and_what_nobody_meets_is_told(capsys):
     assert held.rows
     assert all(row.pace.seconds <= most.seconds / 2 for row in (*held.rows, *held.trade))
     assert held.rows[0].pace.tokens_per_second < most.tokens_per_second
-    few = ["--weights", "own", "--cache", "static", "--attention", "sdpa", "--framework", "transformers"]
+    few = [
+        "--weights",
+        "own",
+        "--cache",
+        "static",
+        "--attention",
+        "sdpa",
+        "--framework",
+        "transformers",
+    ]
     assert (
-        main(["plan", LLAMA, "--task", "inference", "--gpus", "1xl4", "--seq", "512", "--new-tokens", "32", "--max-token", "1ms", *few])
+        main(
+            [
+                "plan",
+                LLAMA,
+                "--task",
+                "inference",
+                "--gpus",
+                "1xl4",
+                "--seq",
+                "512",
+                "--new-tokens",
+                "32",
+                "--max-token",
+                "1ms",
+                *few,
+            ]
+        )
         == 1
     )
     said = " ".join(capsys.readouterr().out.split())
     assert "for a token, and 0.001 s are allowed" in said
     assert "the nearest that does" in said
-    assert [what for what, _, _ in Limits(first=1e-3, tokens_per_second=1e9).broken(most)] == ["the first token", "tokens a second"]
+    assert [what for what, _, _ in Limits(first=1e-3, tokens_per_second=1e9).broken(most)] == [
+        "the first token",
+        "tokens a second",
+    ]
 
 
 def test_money_is_a_pace():
@@ -165,9 +234,23 @@ def test_money_is_a_pace():
     assert broke.nearest.rows
 
 
-@pytest.mark.parametrize(("model", "gpu"), [("Qwen/Qwen2.5-14B-Instruct", "1xrtx-4090"), ("meta-llama/Llama-3.1-70B", "1xl4")])
+@pytest.mark.parametrize(
+    ("model", "gpu"),
+    [("Qwen/Qwen2.5-14B-Instruct", "1xrtx-4090"), ("meta-llama/Llama-3.1-70B", "1xl4")],
+)
 def test_the_nearest_where_nothing_fits(model, gpu):
-    found = ask(model, gpu=gpu, **{**SHORT, "requests": "2", "goal": "latency", "cache": "static", "attention": "sdpa", "weights": "own"})
+    found = ask(
+        model,
+        gpu=gpu,
+        **{
+            **SHORT,
+            "requests": "2",
+            "goal": "latency",
+            "cache": "static",
+            "attention": "sdpa",
+            "weights": "own",
+        },
+    )
     assert not found.fits
     assert found.nearest.rows[0].estimate.verdict == "fits"
     assert any(one.needs and one.largest[0] == "weights" for one in found.dropped)
@@ -179,12 +262,20 @@ def test_no_gpus_and_far_too_many():
     none = ask(LLAMA, gpu="0xl4", **SMALL)
     assert not none.rows
     assert none.nearest.rows
-    many = ask(LLAMA, gpu="12500x8xl4", **{**SMALL, "weights": "own", "cache": "static", "goal": "latency", "requests": "7"})
+    many = ask(
+        LLAMA,
+        gpu="12500x8xl4",
+        **{**SMALL, "weights": "own", "cache": "static", "goal": "latency", "requests": "7"},
+    )
     assert many.rows
 
 
 def test_the_cheapest_machine():
-    found = ask(LLAMA, gpu="cheapest", **{**SMALL, "goal": "latency", "max_latency": "60s", "weights": "own", "cache": "static"})
+    found = ask(
+        LLAMA,
+        gpu="cheapest",
+        **{**SMALL, "goal": "latency", "max_latency": "60s", "weights": "own", "cache": "static"},
+    )
     assert found.rows
     assert found.cluster.gpus == 1
     few = {"goal": "latency", "weights": "awq-4bit", "cache": "static", "attention": "sdpa"}
@@ -204,8 +295,12 @@ def test_weights_that_are_stored_already_or_become_16_bits():
 
 
 def test_what_is_refused_is_told_of_its_own_layouts():
-    found = ask(LLAMA, gpu="4xl4", **{**SMALL, "goal": "latency", "weights": "own,int8", "cache": "static"})
-    assert [(one.method, one.layout) for one in found.dropped if one.refused] == [("int8", "tp 2, tp 4")]
+    found = ask(
+        LLAMA, gpu="4xl4", **{**SMALL, "goal": "latency", "weights": "own,int8", "cache": "static"}
+    )
+    assert [(one.method, one.layout) for one in found.dropped if one.refused] == [
+        ("int8", "tp 2, tp 4")
+    ]
     nothing = ask(LLAMA, gpu="1xa100-sxm-80gb", **{**SMALL, "weights": "fp8"})
     assert not nothing.rows
     assert "no kernels for such weights" in nothing.reason
@@ -213,7 +308,12 @@ def test_what_is_refused_is_told_of_its_own_layouts():
 
 
 def test_a_layout_without_a_size_takes_all():
-    (row,) = ask(LLAMA, gpu="2xl4", use="tp", **{**SMALL, "weights": "own", "cache": "static", "requests": "2"}).rows
+    (row,) = ask(
+        LLAMA,
+        gpu="2xl4",
+        use="tp",
+        **{**SMALL, "weights": "own", "cache": "static", "requests": "2"},
+    ).rows
     assert row.kind.layout == "tp 2"
 
 
@@ -227,7 +327,12 @@ def test_quant_is_a_form_of_weights():
 
 
 def test_less_than_ten_tokens_a_second_are_no_zero():
-    assert [rate(tokens) for tokens in (0.512, 3.26, 10.4, 2683.2)] == ["0.51", "3.3", "10", "2,683"]
+    assert [rate(tokens) for tokens in (0.512, 3.26, 10.4, 2683.2)] == [
+        "0.51",
+        "3.3",
+        "10",
+        "2,683",
+    ]
 
 
 BAD = (
@@ -235,7 +340,10 @@ BAD = (
     ({"new_tokens": 0}, "an answer of no tokens"),
     ({"goal": "fastest"}, "unknown goal `fastest`"),
     ({"requests": "-3"}, "`-3` is no number of requests"),
-    ({"requests": "as-many-as-fit", "goal": "latency"}, "the quickest answer is that of one request"),
+    (
+        {"requests": "as-many-as-fit", "goal": "latency"},
+        "the quickest answer is that of one request",
+    ),
     ({"requests": "4", "batch": "2"}, "both say how many"),
     ({"max_latency": "0s"}, "nothing takes `0s`"),
     ({"max_token": "soon"}, "`soon` is no time"),
@@ -287,7 +395,10 @@ def test_options_of_answers_are_not_for_training():
 
 
 def test_what_is_written_is_narrow_and_the_same_each_time():
-    first, again = (ask(LLAMA, gpu="1xl4", **{**SMALL, "weights": "own,int8,awq-4bit,fp8", "cache": "static"}) for _ in range(2))
+    first, again = (
+        ask(LLAMA, gpu="1xl4", **{**SMALL, "weights": "own,int8,awq-4bit,fp8", "cache": "static"})
+        for _ in range(2)
+    )
     assert text(first) == text(again)
     assert max(map(len, text(first).splitlines())) <= 80
     known = data(first)

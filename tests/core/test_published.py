@@ -1,4 +1,5 @@
-"""Published rows: understood by meaning, refused with a reason, never dropped, whatever the file holds."""
+"""Published rows: understood by meaning, refused with a reason, never dropped, whatever the file
+holds."""
 
 from __future__ import annotations
 
@@ -18,12 +19,31 @@ from memfit.truth.rows import Row, read_rows, row
 
 GIB = 2**30
 PLAIN: dict[str, Any] = {
-    "id": "made-1", "source": "someone/somewhere:table.md", "model": "mistralai/Mistral-7B-v0.1", "task": "train",
-    "engine": "TRL SFTTrainer", "engine_version": "transformers 4.48.1, torch 2.4.1+cu121; flash_attn 2.7.3", "gpu": "NVIDIA A100-SXM4-80GB",
-    "gpus": 1, "batch": 4, "seq": 4096, "dtype": "bf16", "method": "lora r=16.0 q,k,v,o", "optimizer": "AdamW", "grad_checkpointing": True,
-    "attention": "flash_attn2", "parallel": "none", "extra": {"lora_dropout": "0.1"}, "metric": "peak_allocated", "unit": "GiB", "value": 23.5,
-    "confidence": "high", "notes": "", "value_gib": 23.5, "scope": "one GPU",
-}  # fmt: skip
+    "id": "made-1",
+    "source": "someone/somewhere:table.md",
+    "model": "mistralai/Mistral-7B-v0.1",
+    "task": "train",
+    "engine": "TRL SFTTrainer",
+    "engine_version": "transformers 4.48.1, torch 2.4.1+cu121; flash_attn 2.7.3",
+    "gpu": "NVIDIA A100-SXM4-80GB",
+    "gpus": 1,
+    "batch": 4,
+    "seq": 4096,
+    "dtype": "bf16",
+    "method": "lora r=16.0 q,k,v,o",
+    "optimizer": "AdamW",
+    "grad_checkpointing": True,
+    "attention": "flash_attn2",
+    "parallel": "none",
+    "extra": {"lora_dropout": "0.1"},
+    "metric": "peak_allocated",
+    "unit": "GiB",
+    "value": 23.5,
+    "confidence": "high",
+    "notes": "",
+    "value_gib": 23.5,
+    "scope": "one GPU",
+}
 
 
 def made(**changes: Any) -> Case | Refused:
@@ -52,7 +72,15 @@ def test_a_row_of_an_unknown_publisher_is_read_by_its_words() -> None:
         int(23.5 * GIB),
         "someone/somewhere",
     )
-    assert (job.task, job.method, job.framework, job.batch, job.seq, job.rank, job.dropout) == ("finetune", "lora", "trl", 4, 4096, 16, 0.1)
+    assert (job.task, job.method, job.framework, job.batch, job.seq, job.rank, job.dropout) == (
+        "finetune",
+        "lora",
+        "trl",
+        4,
+        4096,
+        16,
+        0.1,
+    )
     assert (job.targets, job.checkpointing, job.attention, job.precision, job.optimizer) == (
         "q_proj,k_proj,v_proj,o_proj",
         "full",
@@ -60,7 +88,11 @@ def test_a_row_of_an_unknown_publisher_is_read_by_its_words() -> None:
         "bf16",
         "adamw",
     )
-    assert (job.version("transformers"), job.version("torch"), job.version("flash-attn")) == ((4, 48), (2, 4), (2, 7))
+    assert (job.version("transformers"), job.version("torch"), job.version("flash-attn")) == (
+        (4, 48),
+        (2, 4),
+        (2, 7),
+    )
     assert found.gpu is not None
     assert found.gpu.id == "a100-sxm-80gb"
 
@@ -79,7 +111,9 @@ def test_a_row_of_an_unknown_publisher_is_read_by_its_words() -> None:
         ("bf16 (weights, grads, states)", "bf16", "none", None),
     ],
 )
-def test_numbers_in_their_many_spellings(dtype: str, precision: str, quant: str, double: bool | None) -> None:
+def test_numbers_in_their_many_spellings(
+    dtype: str, precision: str, quant: str, double: bool | None
+) -> None:
     job = case(dtype=dtype).job
     assert (job.precision, job.quant) == (precision, quant)
     assert double is None or job.double_quant is double
@@ -106,11 +140,18 @@ def test_numbers_in_their_many_spellings(dtype: str, precision: str, quant: str,
             "meta-llama/Llama-2-70b-hf",
             {"quant_method": "gptq", "bits": 4, "group_size": -1},
         ),
-        ("Qwen/Qwen3-4B (FP8 variant repo)", "FP8", "Qwen/Qwen3-4B", {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+        (
+            "Qwen/Qwen3-4B (FP8 variant repo)",
+            "FP8",
+            "Qwen/Qwen3-4B",
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        ),
         ("NousResearch/Llama-2-70b-hf", "bf16", "meta-llama/Llama-2-70b-hf", None),
     ],
 )
-def test_mirrors_and_quantized_checkpoints_are_their_base(model: str, dtype: str, name: str, stored: dict[str, Any] | None) -> None:
+def test_mirrors_and_quantized_checkpoints_are_their_base(
+    model: str, dtype: str, name: str, stored: dict[str, Any] | None
+) -> None:
     found = case(model=model, dtype=dtype, method="lora r=8 q,v")
     assert found.model == name
     assert (json.loads(found.stored) if found.stored else None) == stored
@@ -130,7 +171,13 @@ def test_inference_rows_have_a_prompt_and_new_tokens() -> None:
 
 @pytest.mark.parametrize(
     ("unit", "value", "size"),
-    [("bytes", 1234567, 1234567), ("MiB", 2048, 2 * GIB), ("GB", 8.5, 8_500_000_000), ("MB", 1.5, 1_500_000), ("GiB", 1, GIB)],
+    [
+        ("bytes", 1234567, 1234567),
+        ("MiB", 2048, 2 * GIB),
+        ("GB", 8.5, 8_500_000_000),
+        ("MB", 1.5, 1_500_000),
+        ("GiB", 1, GIB),
+    ],
 )
 def test_units_mean_what_they_say(unit: str, value: float, size: int) -> None:
     assert case(unit=unit, value=value, value_gib=None).value == size
@@ -138,7 +185,9 @@ def test_units_mean_what_they_say(unit: str, value: float, size: int) -> None:
 
 def test_a_unit_that_is_not_settled_falls_back_to_what_was_settled() -> None:
     assert case(unit="unknown", value=20.8, value_gib=20.0).value == 20 * GIB
-    assert reason(unit="unknown", value=20.8, value_gib=None) == "the unit or the value is not settled"
+    assert (
+        reason(unit="unknown", value=20.8, value_gib=None) == "the unit or the value is not settled"
+    )
 
 
 def test_a_name_that_several_cards_have_is_the_smallest_and_said_so() -> None:
@@ -168,9 +217,15 @@ def test_a_name_that_several_cards_have_is_the_smallest_and_said_so() -> None:
         ({"seq": "alpaca, unpacked"}, "the length of the longest sequence is not stated"),
         ({"method": "galore rank=128"}, "the method has no formula"),
         ({"method": "lora"}, "the rank of the adapters is not stated"),
-        ({"method": "lora r=8 targets=model.layers.[\\d]+.(q|k)_proj"}, "the targets of the adapters are a pattern"),
+        (
+            {"method": "lora r=8 targets=model.layers.[\\d]+.(q|k)_proj"},
+            "the targets of the adapters are a pattern",
+        ),
         ({"optimizer": "Sophia"}, "the optimizer is not stated, or has no formula"),
-        ({"grad_checkpointing": "offload"}, "the gradient checkpointing is not stated, or has no formula"),
+        (
+            {"grad_checkpointing": "offload"},
+            "the gradient checkpointing is not stated, or has no formula",
+        ),
         ({"attention": "flex_attention"}, "the attention kernel is not stated, or has no formula"),
         ({"dtype": "hqq 2-bit"}, "the weights are quantized in a way without formula"),
         ({"dtype": None}, "the dtype is not stated"),
@@ -187,7 +242,23 @@ def test_what_cannot_be_expressed_is_named(changes: dict[str, Any], why: str) ->
     assert (found.reason if isinstance(found, Refused) else "case") == why
 
 
-@pytest.mark.parametrize("strange", [None, [], {}, "", "x" * 3000, -1, 1.5, True, {"a": {"b": []}}, [[["deep"]]], 10**40, "\x00\ud800"])
+@pytest.mark.parametrize(
+    "strange",
+    [
+        None,
+        [],
+        {},
+        "",
+        "x" * 3000,
+        -1,
+        1.5,
+        True,
+        {"a": {"b": []}},
+        [[["deep"]]],
+        10**40,
+        "\x00\ud800",
+    ],
+)
 @pytest.mark.parametrize("field", sorted(set(PLAIN) - {"id"}))
 def test_any_field_may_hold_anything(field: str, strange: Any) -> None:
     found = made(**{field: strange})
@@ -204,23 +275,46 @@ def test_readers_of_known_publishers_stand_the_same() -> None:
 
 @pytest.mark.parametrize(
     ("metric", "gib", "contradicts"),
-    [("peak_allocated", 50.0, True), ("peak_allocated", 60.0, False), ("allocated_end_of_step", 40.5, False)],
+    [
+        ("peak_allocated", 50.0, True),
+        ("peak_allocated", 60.0, False),
+        ("allocated_end_of_step", 40.5, False),
+    ],
 )
-def test_a_peak_below_what_the_stated_job_keeps_is_no_measurement_of_it(metric: str, gib: float, contradicts: bool) -> None:
-    """Full AdamW of a 7.24 B model in bf16 holds 8 bytes a parameter at its step, 53.95 GiB; after it the gradients are gone."""
+def test_a_peak_below_what_the_stated_job_keeps_is_no_measurement_of_it(
+    metric: str, gib: float, contradicts: bool
+) -> None:
+    """Full AdamW of a 7.24 B model in bf16 holds 8 bytes a parameter at its step, 53.95 GiB; after
+    it the gradients are gone."""
     found = made(method="full", metric=metric, value=gib, value_gib=gib)
     assert isinstance(found, Refused) == contradicts
-    assert not isinstance(found, Refused) or found.reason == "the figure is smaller than what the stated job keeps"
+    assert (
+        not isinstance(found, Refused)
+        or found.reason == "the figure is smaller than what the stated job keeps"
+    )
 
 
 def test_lines_that_are_no_rows_are_named(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(
-        b'{"id": "a"\n\n[1]\nnull\n"text"\n{}\n{"id": 5, "metric": NaN}\n\xff\xfe\n' + b"[" * 5000 + b"\n" + json.dumps(PLAIN).encode()
+        b'{"id": "a"\n\n[1]\nnull\n"text"\n{}\n{"id": 5, "metric": NaN}\n\xff\xfe\n'
+        + b"[" * 5000
+        + b"\n"
+        + json.dumps(PLAIN).encode()
     )
     found = list(read(path))
     assert [type(one).__name__ for one in found] == ["Refused"] * 8 + ["Case"]
-    assert [one.id for one in found] == ["line 1", "line 3", "line 4", "line 5", "line 6", "5", "line 8", "line 9", "made-1"]
+    assert [one.id for one in found] == [
+        "line 1",
+        "line 3",
+        "line 4",
+        "line 5",
+        "line 6",
+        "5",
+        "line 8",
+        "line 9",
+        "made-1",
+    ]
     assert [one.reason for one in found[:5] if isinstance(one, Refused)] == [
         "no JSON",
         "no JSON object",

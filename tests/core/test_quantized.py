@@ -18,9 +18,17 @@ from memfit.simulate.memory import memory
 from memfit.tape import Alloc
 
 SMALL: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "vocab_size": 1024, "max_position_embeddings": 128, "dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "vocab_size": 1024,
+    "max_position_embeddings": 128,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 PRODUCTS = 2 * (4 * 256 * 256 + 3 * 256 * 512)  # values in the linear layers of both layers
 REST = 2 * (2 * 1024 * 256 + 5 * 256)  # embedding, head and norms in bf16
 
@@ -59,11 +67,15 @@ def test_names_and_patterns_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"quant_method": "quip"}, {"quant_method": "gptq", "bits": 3, "group_size": 128},
-        {"quant_method": "awq", "bits": 4, "group_size": -1}, {"quant_method": "fp8", "weight_block_size": [7]},
-        {"quant_method": 5}, {}, {"bits": 4},
+        {"quant_method": "quip"},
+        {"quant_method": "gptq", "bits": 3, "group_size": 128},
+        {"quant_method": "awq", "bits": 4, "group_size": -1},
+        {"quant_method": "fp8", "weight_block_size": [7]},
+        {"quant_method": 5},
+        {},
+        {"bits": 4},
     ],
-)  # fmt: skip
+)
 def test_what_is_not_known_is_refused(settings: dict[str, Any]) -> None:
     if not settings:
         assert weights(settings) == weights(None)
@@ -73,14 +85,26 @@ def test_what_is_not_known_is_refused(settings: dict[str, Any]) -> None:
 
 
 def test_rows_hold_what_they_say() -> None:
-    assert FORMATS["gptq-4bit-g128"].bytes(4096 * 4096) == 4096 * 4096 // 2 + 4096 * 4096 // 128 * 5 // 2
+    assert (
+        FORMATS["gptq-4bit-g128"].bytes(4096 * 4096)
+        == 4096 * 4096 // 2 + 4096 * 4096 // 128 * 5 // 2
+    )
 
 
 def test_eight_bits_of_autogptq_are_older_kernels() -> None:
-    """An output of zeros in fp32, input and scales cast, the kernel, and a cast back (AutoGPTQ 0.7 qlinear_cuda_old.py), where ExLlama and GPTQModel take one;
-    for many rows bits are shifted into int32, which stand beside the int16 made of them."""
+    """An output of zeros in fp32, input and scales cast, the kernel, and a cast back (AutoGPTQ 0.7
+    qlinear_cuda_old.py), where ExLlama and GPTQModel take one; for many rows bits are shifted into
+    int32, which stand beside the int16 made of them."""
     gpu = Cluster(gpu=find_gpu("a100-sxm-80gb"))
-    eight, four = (build({**SMALL, "quantization_config": {"quant_method": "gptq", "bits": bits, "group_size": 128}}) for bits in (8, 4))
+    eight, four = (
+        build(
+            {
+                **SMALL,
+                "quantization_config": {"quant_method": "gptq", "bits": bits, "group_size": 128},
+            }
+        )
+        for bits in (8, 4)
+    )
 
     def kernels(model: Model, versions: str) -> int:
         job = Job(task="inference", seq=1, new_tokens=8, versions=versions)
@@ -92,4 +116,7 @@ def test_eight_bits_of_autogptq_are_older_kernels() -> None:
     assert kernels(eight, old) - kernels(four, old) == 2 * 7 * 4
     assert kernels(eight, new) == kernels(four, new)
     tape = lower(eight, Job(task="inference", seq=128, new_tokens=1, versions=old))
-    assert {event.size for event in tape if isinstance(event, Alloc) and event.op == "shift"} == {4 * 256 * 256, 4 * 256 * 512}
+    assert {event.size for event in tape if isinstance(event, Alloc) and event.op == "shift"} == {
+        4 * 256 * 256,
+        4 * 256 * 512,
+    }

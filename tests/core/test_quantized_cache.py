@@ -1,4 +1,5 @@
-"""The quantized cache beside the real one: sizes as optimum-quanto 0.2.7 has them under transformers 5.23, run on a CPU."""
+"""The quantized cache beside the real one: sizes as optimum-quanto 0.2.7 has them under
+transformers 5.23, run on a CPU."""
 
 from __future__ import annotations
 
@@ -12,9 +13,16 @@ from memfit.lower.quantized_cache import Packed, Pair, flushes, skipped, update
 from memfit.lower.recorder import Recorder
 
 SMALL: dict[str, Any] = {
-    "model_type": "llama", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4, "num_attention_heads": 2,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 8192, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": False,
+}
 SHAPE = (2, 4, 300, 64)  # sequences, heads, tokens, head size
 
 
@@ -26,11 +34,16 @@ def recorder() -> Recorder:
 
 
 def held(packed: Packed) -> int:
-    return sum(one.storage.size for one in (packed.data, packed.scale, packed.shift) if one.storage is not None)
+    return sum(
+        one.storage.size
+        for one in (packed.data, packed.scale, packed.shift)
+        if one.storage is not None
+    )
 
 
 def test_packed_sizes_pass_by_pass() -> None:
-    """300 tokens, then one at a time; the figures were read off the storages of QuantoQuantizedLayer."""
+    """300 tokens, then one at a time; the figures were read off the storages of
+    QuantoQuantizedLayer."""
     r = recorder()
     prompt = r.tensor(SHAPE, BF16, "k")
     pair, keys, _ = update(r, None, prompt, prompt, 4)
@@ -42,8 +55,11 @@ def test_packed_sizes_pass_by_pass() -> None:
         pair, keys, _ = update(r, pair, new, new, 4)
         seen[step] = (keys.shape[2], pair.packed[0].shape[2], held(pair.packed[1]), pair.tokens)
     assert {step: seen[step] for step in (1, 127, 128, 129)} == {
-        1: (301, 300, 86400, 301), 127: (427, 300, 86400, 427), 128: (428, 428, 123264, 428), 129: (429, 428, 123264, 429),
-    }  # fmt: skip
+        1: (301, 300, 86400, 301),
+        127: (427, 300, 86400, 427),
+        128: (428, 428, 123264, 428),
+        129: (429, 428, 123264, 429),
+    }
 
 
 @pytest.mark.parametrize("passes", [1, 127, 128, 129, 300])
@@ -55,7 +71,10 @@ def test_skipping_passes_leaves_what_walking_leaves(passes: int) -> None:
     for _ in range(passes):
         walked, _, _ = update(r, walked, new, new, 2)
     jumped = skipped(r, layers, "", 300 + passes, 2)
-    assert (jumped.tokens, [held(one) for one in jumped.packed]) == (walked.tokens, [held(one) for one in walked.packed])
+    assert (jumped.tokens, [held(one) for one in jumped.packed]) == (
+        walked.tokens,
+        [held(one) for one in walked.packed],
+    )
     assert (jumped.waiting is None) == (walked.waiting is None)
 
 
@@ -66,7 +85,9 @@ def test_the_pass_that_packs_anew_and_the_one_before_are_among_those_walked() ->
 def test_a_long_prompt_takes_a_quarter_and_the_scales() -> None:
     sizes = {}
     for cache in ("dynamic", "quantized"):
-        sizes[cache] = memfit.estimate(SMALL, task="inference", seq=4096, new_tokens=2, batch=4, cache=cache).memory.parts["kv_cache"]
+        sizes[cache] = memfit.estimate(
+            SMALL, task="inference", seq=4096, new_tokens=2, batch=4, cache=cache
+        ).memory.parts["kv_cache"]
     values = 2 * 4 * 4096 * 128 * 4  # keys and values, sequences, tokens, heads · head size, layers
     assert sizes["quantized"] == pytest.approx(values // 2 + values // 64 * 4, rel=0.01)
     assert sizes["dynamic"] == pytest.approx(2 * values, rel=0.01)
@@ -76,4 +97,8 @@ def test_what_the_backend_does_not_do_is_refused_at_once() -> None:
     config = {**SMALL, "model_type": "mistral", "sliding_window": 64}
     with pytest.raises(memfit.InputError) as caught:
         memfit.estimate(config, task="inference", cache="quantized", cache_bits=3, beams=2)
-    assert [problem.where for problem in caught.value.problems] == ["job.cache_bits", "job.cache", "job.beams"]
+    assert [problem.where for problem in caught.value.problems] == [
+        "job.cache_bits",
+        "job.cache",
+        "job.beams",
+    ]

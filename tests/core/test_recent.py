@@ -1,4 +1,5 @@
-"""What a search keeps of what it asked last: the same walk and never another's, of no more than so many events."""
+"""What a search keeps of what it asked last: the same walk and never another's, of no more than so
+many events."""
 
 from __future__ import annotations
 
@@ -14,10 +15,18 @@ from memfit.model.families import build
 from memfit.strategy import Strategy, ZeRO
 
 CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "num_hidden_layers": 4, "vocab_size": 128, "max_position_embeddings": 512, "tie_word_embeddings": False,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 4,
+    "vocab_size": 128,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
-}  # fmt: skip
+}
 SHARED = Strategy(zero=ZeRO(size=2, stage=2))
 
 

@@ -1,4 +1,5 @@
-"""Tapes through the allocator: peaks and the events that reach them, phases, streams, and how a run ends."""
+"""Tapes through the allocator: peaks and the events that reach them, phases, streams, and how a run
+ends."""
 
 from __future__ import annotations
 
@@ -24,12 +25,18 @@ def play(*events: Event, settings: Settings | None = None, capacity: int | None 
 
 def test_an_empty_tape() -> None:
     found = play(Compute("mm", 1, 1), Comm("all_reduce", 8, 2))
-    assert (found.peak_allocated, found.peak_reserved, found.allocated_at, found.reserved_at) == (0, 0, None, None)
+    assert (found.peak_allocated, found.peak_reserved, found.allocated_at, found.reserved_at) == (
+        0,
+        0,
+        None,
+        None,
+    )
     assert (dict(found.phases), found.segments, found.oom) == ({}, (), None)
 
 
 def test_peaks_and_where_they_are() -> None:
-    # allocated: 30, 50, 20, 60, 60 M; reserved: 30, 50, 50, 60 M (the 30 M serve 28 M, whose 2 M are split off; 12 M are new) …
+    # allocated: 30, 50, 20, 60, 60 M; reserved: 30, 50, 50, 60 M (the 30 M serve 28 M, whose 2 M
+    # are split off; 12 M are new) …
     found = play(
         alloc(0, 30 * M),  # 0
         alloc(1, 20 * M),  # 1: 50 M and 50 M
@@ -84,19 +91,45 @@ def test_a_tape_that_begins_with_a_mark_has_no_nameless_phase() -> None:
 
 
 def test_side_streams_delay_reuse_until_a_sync() -> None:
-    # 30 M freed while stream 1 may still read it: the next 30 M are new; after the wait the third 30 M are the first again
-    events = (alloc(0, 30 * M), Free(0, streams=(1,)), alloc(1, 30 * M), Sync(0, 1), alloc(2, 30 * M))
+    # 30 M freed while stream 1 may still read it: the next 30 M are new; after the wait the third
+    # 30 M are the first again
+    events = (
+        alloc(0, 30 * M),
+        Free(0, streams=(1,)),
+        alloc(1, 30 * M),
+        Sync(0, 1),
+        alloc(2, 30 * M),
+    )
     found = play(*events)
-    assert (found.peak_allocated, found.peak_active, found.peak_reserved) == (60 * M, 60 * M, 60 * M)
+    assert (found.peak_allocated, found.peak_active, found.peak_reserved) == (
+        60 * M,
+        60 * M,
+        60 * M,
+    )
     assert play(*events[:3], *events[4:]).peak_reserved == 90 * M
     assert play(events[0], Free(0), *events[2:]).peak_reserved == 60 * M
-    assert play(events[0], Free(0, streams=(0,)), *events[2:3]).peak_reserved == 30 * M  # its own stream
+    assert (
+        play(events[0], Free(0, streams=(0,)), *events[2:3]).peak_reserved == 30 * M
+    )  # its own stream
 
 
 def test_out_of_memory_ends_the_run() -> None:
-    found = play(alloc(0, 30 * M), Mark("forward"), alloc(1, 20 * M), Free(0), alloc(2, 50 * M), alloc(3, 512), capacity=60 * M)
+    found = play(
+        alloc(0, 30 * M),
+        Mark("forward"),
+        alloc(1, 20 * M),
+        Free(0),
+        alloc(2, 50 * M),
+        alloc(3, 512),
+        capacity=60 * M,
+    )
     assert found.oom is not None
-    assert (found.oom.event, found.oom.id, found.oom.asked, found.oom.reserved) == (4, 2, 50 * M, 20 * M)
+    assert (found.oom.event, found.oom.id, found.oom.asked, found.oom.reserved) == (
+        4,
+        2,
+        50 * M,
+        20 * M,
+    )
     assert (found.end_allocated, found.retries, found.peak_reserved) == (20 * M, 1, 50 * M)
     assert set(found.phases) == {("", 0), ("forward", 0)}
 

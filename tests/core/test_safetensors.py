@@ -1,4 +1,5 @@
-"""safetensors headers: what is read, what is refused, and that nothing but one clear error ever comes out of a broken file."""
+"""safetensors headers: what is read, what is refused, and that nothing but one clear error ever
+comes out of a broken file."""
 
 from __future__ import annotations
 
@@ -56,7 +57,10 @@ def test_formats_below_a_byte(tmp_path: Path) -> None:
         "four": {"dtype": "F4", "shape": [3, 4], "data_offsets": [0, 6]},
         "six": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [6, 9]},
     }
-    assert [(tensor.format, tensor.bytes) for tensor in reading(tmp_path, packed(header))] == [("F4", 6), ("F6_E2M3", 3)]
+    assert [(tensor.format, tensor.bytes) for tensor in reading(tmp_path, packed(header))] == [
+        ("F4", 6),
+        ("F6_E2M3", 3),
+    ]
     header["six"]["shape"] = [3]
     assert "says 2 and a fraction" in flaws(tmp_path, packed(header))[0]
 
@@ -81,7 +85,9 @@ def test_the_package_writes_what_we_read(tmp_path: Path) -> None:
     }
     save(arrays, tmp_path / "x.safetensors", metadata={"format": "pt"})
     found = {tensor.name: tensor for tensor in safetensors.read_file(tmp_path / "x.safetensors")}
-    assert {name: (one.shape, one.bytes) for name, one in found.items()} == {name: (one.shape, one.nbytes) for name, one in arrays.items()}
+    assert {name: (one.shape, one.bytes) for name, one in found.items()} == {
+        name: (one.shape, one.nbytes) for name, one in arrays.items()
+    }
     assert found["half"].format == "float16"
 
 
@@ -90,7 +96,9 @@ def test_no_more_than_the_header_is_read(tmp_path: Path) -> None:
     size = 2**40
     path = tmp_path / "huge.safetensors"
     with path.open("wb") as file:
-        file.write(packed({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}, data=0))
+        file.write(
+            packed({"w": {"dtype": "U8", "shape": [size], "data_offsets": [0, size]}}, data=0)
+        )
         try:
             file.truncate(file.tell() + size)
         except OSError:
@@ -104,10 +112,16 @@ def test_no_more_than_the_header_is_read(tmp_path: Path) -> None:
         (b"", "is empty"),
         (b"\x01\x02", "is 2 bytes, too short"),
         (bytes(8), "a header of 0 bytes, fewer than the 2"),
-        ((2**31).to_bytes(8, "little") + b"{}", "a header of 2147483648 bytes, more than the 100000000 the format allows"),
+        (
+            (2**31).to_bytes(8, "little") + b"{}",
+            "a header of 2147483648 bytes, more than the 100000000 the format allows",
+        ),
         ((2**63).to_bytes(8, "little"), "more than the 100000000"),
         (b"\xff" * 8, "more than the 100000000"),
-        ((1000).to_bytes(8, "little") + b"{}", "a header of 1000 bytes, more than the file has (10)"),
+        (
+            (1000).to_bytes(8, "little") + b"{}",
+            "a header of 1000 bytes, more than the file has (10)",
+        ),
         (packed(b"[]", 0), "does not start with a brace"),
         (packed(b"{,}", 0), "is no valid JSON"),
         (packed(b"\x00" * 64, 0), "does not start with a brace"),
@@ -163,7 +177,9 @@ def test_tensors_that_overlap_leave_holes_or_leave_the_file(tmp_path: Path) -> N
     assert "`v` overlaps the one before it by 4 bytes" in flaws(tmp_path, packed(overlapping))[0]
     holed = {**entry(), "v": {"dtype": "F32", "shape": [2], "data_offsets": [16, 24]}}
     assert "`v` leaves a hole of 8 bytes" in flaws(tmp_path, packed(holed))[0]
-    assert flaws(tmp_path, packed(entry(), data=7)) == ["the file is cut short: its tensors take 8 bytes, and 7 follow the header"]
+    assert flaws(tmp_path, packed(entry(), data=7)) == [
+        "the file is cut short: its tensors take 8 bytes, and 7 follow the header"
+    ]
     assert flaws(tmp_path, packed(entry(), data=9)) == [
         "the file is longer than its header says: its tensors take 8 bytes, and 9 follow the header"
     ]
@@ -172,7 +188,9 @@ def test_tensors_that_overlap_leave_holes_or_leave_the_file(tmp_path: Path) -> N
 def test_all_flaws_come_at_once_and_a_flood_of_them_is_counted(tmp_path: Path) -> None:
     header = {f"w{index}": {"dtype": "Q", "shape": [-1], "data_offsets": []} for index in range(3)}
     assert len(flaws(tmp_path, packed(header, 0))) == 3
-    header = {f"w{index}": {"dtype": "Q", "shape": [-1], "data_offsets": []} for index in range(1000)}
+    header = {
+        f"w{index}": {"dtype": "Q", "shape": [-1], "data_offsets": []} for index in range(1000)
+    }
     messages = flaws(tmp_path, packed(header, 0))
     assert len(messages) == 21
     assert messages[-1] == "and 980 more flaws of this kind"
@@ -193,8 +211,12 @@ def test_another_kind_of_file_is_recognised(tmp_path: Path, content: bytes, hint
     assert hint in caught.value.problems[0].hint
 
 
-@pytest.mark.parametrize("header", [b'{"a":' + b"[" * 600_000, b"{" * 300_000, b'{"a":"' + b"," * 4_000_000 + b'"}'])
-def test_a_header_of_brackets_is_refused_before_it_fills_the_memory(tmp_path: Path, header: bytes) -> None:
+@pytest.mark.parametrize(
+    "header", [b'{"a":' + b"[" * 600_000, b"{" * 300_000, b'{"a":"' + b"," * 4_000_000 + b'"}']
+)
+def test_a_header_of_brackets_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, header: bytes
+) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(packed(header, 0))
     tracemalloc.start()
@@ -209,14 +231,20 @@ def test_a_header_of_brackets_is_refused_before_it_fills_the_memory(tmp_path: Pa
 
 
 def test_the_shards_of_an_index_are_joined(tmp_path: Path) -> None:
-    assert [tensor.name for tensor in safetensors.read_index(sharded(tmp_path))] == ["layer.0", "layer.1", "layer.2"]
+    assert [tensor.name for tensor in safetensors.read_index(sharded(tmp_path))] == [
+        "layer.0",
+        "layer.1",
+        "layer.2",
+    ]
 
 
 def test_missing_shards_are_named_all_at_once(tmp_path: Path) -> None:
     path = sharded(tmp_path, skip=("model-00000.safetensors", "model-00002.safetensors"))
     with pytest.raises(SourceError, match="2 of the 3 files") as caught:
         safetensors.read_index(path)
-    assert "`model-00000.safetensors`, `model-00002.safetensors`" in caught.value.problems[0].message
+    assert (
+        "`model-00000.safetensors`, `model-00002.safetensors`" in caught.value.problems[0].message
+    )
 
 
 def test_flaws_of_several_shards_come_at_once(tmp_path: Path) -> None:
@@ -230,8 +258,16 @@ def test_flaws_of_several_shards_come_at_once(tmp_path: Path) -> None:
 
 def test_a_tensor_in_two_shards_or_not_where_the_index_says_is_an_error(tmp_path: Path) -> None:
     path = sharded(tmp_path)
-    (tmp_path / "model-00001.safetensors").write_bytes((tmp_path / "model-00000.safetensors").read_bytes())
-    with pytest.raises(SourceError, match=r"`layer\.0` lies in `model-00000\.safetensors` and again in `model-00001\.safetensors`"):
+    (tmp_path / "model-00001.safetensors").write_bytes(
+        (tmp_path / "model-00000.safetensors").read_bytes()
+    )
+    with pytest.raises(
+        SourceError,
+        match=(
+            r"`layer\.0` lies in `model-00000\.safetensors` and again in "
+            r"`model-00001\.safetensors`"
+        ),
+    ):
         safetensors.read_index(path)
     path = sharded(tmp_path)
     (tmp_path / "model-00001.safetensors").write_bytes(packed({}))
@@ -241,7 +277,17 @@ def test_a_tensor_in_two_shards_or_not_where_the_index_says_is_an_error(tmp_path
 
 @pytest.mark.parametrize(
     "name",
-    ["../../etc/passwd.safetensors", "/etc/x.safetensors", "a/b.safetensors", "..\\x.safetensors", "C:x.safetensors", "x.bin", "", 3, None],
+    [
+        "../../etc/passwd.safetensors",
+        "/etc/x.safetensors",
+        "a/b.safetensors",
+        "..\\x.safetensors",
+        "C:x.safetensors",
+        "x.bin",
+        "",
+        3,
+        None,
+    ],
 )
 def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path, name: Any) -> None:
     path = tmp_path / "model.safetensors.index.json"
@@ -250,7 +296,9 @@ def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path, name: Any) -> No
         safetensors.read_index(path)
 
 
-@pytest.mark.parametrize("content", ["{}", '{"weight_map": {}}', '{"weight_map": []}', '{"weight_map": null}'])
+@pytest.mark.parametrize(
+    "content", ["{}", '{"weight_map": {}}', '{"weight_map": []}', '{"weight_map": null}']
+)
 def test_an_index_without_a_map_is_none(tmp_path: Path, content: str) -> None:
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(content)
@@ -287,7 +335,11 @@ def test_cut_anywhere(folder: Path) -> None:
             safetensors.read_file(path)
 
 
-@given(flips=st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.integers(1, 255)), min_size=1, max_size=6))
+@given(
+    flips=st.lists(
+        st.tuples(st.integers(0, len(GOOD) - 1), st.integers(1, 255)), min_size=1, max_size=6
+    )
+)
 def test_bits_flipped(folder: Path, flips: list[tuple[int, int]]) -> None:
     content = bytearray(GOOD)
     for place, mask in flips:
@@ -305,7 +357,11 @@ JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "x"]), inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["dtype", "shape", "data_offsets", "__metadata__", "x"]),
+            inner,
+            max_size=4,
+        )
     ),
     max_leaves=12,
 )

@@ -1,4 +1,5 @@
-"""Passes that are walked once and played: event for event what a walk of every layer in every micro-batch writes."""
+"""Passes that are walked once and played: event for event what a walk of every layer in every
+micro-batch writes."""
 
 from __future__ import annotations
 
@@ -18,10 +19,23 @@ from memfit.tape import Alloc, Event, Free
 from memfit.techniques import apply
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 8, "num_attention_heads": 4, "vocab_size": 4000,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
-GEMMA = {**CONFIG, "model_type": "gemma2", "head_dim": 64, "num_key_value_heads": 2, "num_hidden_layers": 10, "tie_word_embeddings": True}
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "vocab_size": 4000,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+GEMMA = {
+    **CONFIG,
+    "model_type": "gemma2",
+    "head_dim": 64,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 10,
+    "tie_word_embeddings": True,
+}
 MIXTRAL = {
     **CONFIG,
     "model_type": "mixtral",
@@ -34,7 +48,9 @@ MIXTRAL = {
 
 def every_layer(model: Model, job: Job, strategy: Strategy) -> list[Event]:
     entries = placed(model.layers, False)
-    program = apply(Program(model=model, job=job, entries=entries, weights=model.dtype, strategy=strategy))
+    program = apply(
+        Program(model=model, job=job, entries=entries, weights=model.dtype, strategy=strategy)
+    )
     r = Recorder()
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     held = run(r, program, None)
@@ -44,7 +60,8 @@ def every_layer(model: Model, job: Job, strategy: Strategy) -> list[Event]:
 
 
 def told(events: list[Event]) -> list[Any]:
-    """With blocks numbered as they come. Blocks that go one right after the other may go in any order: how deep a graph is decides it, in Python."""
+    """With blocks numbered as they come. Blocks that go one right after the other may go in any
+    order: how deep a graph is decides it, in Python."""
     numbers: dict[int, int] = {}
     out: list[Any] = []
     for place, event in enumerate(events):
@@ -61,14 +78,28 @@ def told(events: list[Event]) -> list[Any]:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "1": {"stage": 1}, "1-overlap": {"stage": 1, "overlap": True, "contiguous": False}, "2": {}, "2-apart": {"contiguous": False},
-    "2-round": {"round_robin": True, "overlap": True}, "2-offload": {"offload_optimizer": "cpu"}, "3": {"stage": 3},
-    "3-auto": {"stage": 3, "auto": True}, "3-offload": {"stage": 3, "offload_optimizer": "cpu", "offload_param": "cpu", "max_live": 300_000},
-}  # fmt: skip
+    "1": {"stage": 1},
+    "1-overlap": {"stage": 1, "overlap": True, "contiguous": False},
+    "2": {},
+    "2-apart": {"contiguous": False},
+    "2-round": {"round_robin": True, "overlap": True},
+    "2-offload": {"offload_optimizer": "cpu"},
+    "3": {"stage": 3},
+    "3-auto": {"stage": 3, "auto": True},
+    "3-offload": {
+        "stage": 3,
+        "offload_optimizer": "cpu",
+        "offload_param": "cpu",
+        "max_live": 300_000,
+    },
+}
 JOBS: dict[str, dict[str, Any]] = {
-    "plain": {}, "accumulate": {"accumulate": 3}, "checkpointed": {"checkpointing": "every"},
-    "lora": {"method": "lora", "accumulate": 2, "checkpointing": "every", "reentrant": True}, "longest": {"longest": 64, "evaluate": True},
-}  # fmt: skip
+    "plain": {},
+    "accumulate": {"accumulate": 3},
+    "checkpointed": {"checkpointing": "every"},
+    "lora": {"method": "lora", "accumulate": 2, "checkpointing": "every", "reentrant": True},
+    "longest": {"longest": 64, "evaluate": True},
+}
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
@@ -97,8 +128,24 @@ def test_it_is_played() -> None:
 def work_of(model: Model, strategy: Strategy) -> int:
     """How many tensors come to be that have a place in a graph or a size."""
     before = Counted.made
-    program = apply(Program(model=model, job=Job(seq=32), entries=placed(model.layers, False), weights=model.dtype, strategy=strategy))
-    folded = apply(Program(model=model, job=Job(seq=32), entries=placed(model.layers, True), weights=model.dtype, strategy=strategy))
+    program = apply(
+        Program(
+            model=model,
+            job=Job(seq=32),
+            entries=placed(model.layers, False),
+            weights=model.dtype,
+            strategy=strategy,
+        )
+    )
+    folded = apply(
+        Program(
+            model=model,
+            job=Job(seq=32),
+            entries=placed(model.layers, True),
+            weights=model.dtype,
+            strategy=strategy,
+        )
+    )
     run(Counted(), program, (folded, lambda name, make: make()))
     return Counted.made - before
 

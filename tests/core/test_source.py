@@ -1,4 +1,5 @@
-"""Naming a model: what is looked for where, and one clear message for every path and file that cannot be a model."""
+"""Naming a model: what is looked for where, and one clear message for every path and file that
+cannot be a model."""
 
 from __future__ import annotations
 
@@ -18,7 +19,12 @@ from memfit.model import catalog
 from memfit.model.source import Source, read
 from memfit.model.sources import files, folder
 
-LLAMA = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "text_config": {"hidden_size": 4}}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 8,
+    "num_hidden_layers": 2,
+    "text_config": {"hidden_size": 4},
+}
 TENSOR = {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
 
 
@@ -39,7 +45,14 @@ def config_folder(path: Path, config: Any = LLAMA) -> Path:
 
 
 @pytest.mark.parametrize(
-    "spec", ["meta-llama/Llama-3.1-8B", "Llama-3.1-8B", "llama-3.1-8b", "catalog:Llama-3.1-8B", " meta-llama/llama-3.1-8b "]
+    "spec",
+    [
+        "meta-llama/Llama-3.1-8B",
+        "Llama-3.1-8B",
+        "llama-3.1-8b",
+        "catalog:Llama-3.1-8B",
+        " meta-llama/llama-3.1-8b ",
+    ],
 )
 def test_a_bundled_model_needs_no_network(spec: str) -> None:
     source = read(spec, offline=True)
@@ -117,7 +130,9 @@ def test_a_path_that_is_not_there_is_not_looked_for_on_the_hub(spec: str) -> Non
     assert "there is no such file" in refused(spec)
 
 
-def test_what_lies_here_comes_before_the_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_lies_here_comes_before_the_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     config_folder(tmp_path / "meta-llama" / "Llama-3.1-8B")
     assert read("meta-llama/Llama-3.1-8B").config == LLAMA
@@ -126,11 +141,18 @@ def test_what_lies_here_comes_before_the_catalog(tmp_path: Path, monkeypatch: py
 
 def test_a_revision_means_the_hub_since_the_catalog_has_none() -> None:
     # The hub is out of reach by `offline`; that it was asked shows in the message.
-    for spec, revision in (("meta-llama/Llama-3.1-8B@0000000", None), ("meta-llama/Llama-3.1-8B", "v9")):
+    for spec, revision in (
+        ("meta-llama/Llama-3.1-8B@0000000", None),
+        ("meta-llama/Llama-3.1-8B", "v9"),
+    ):
         assert "not in the local cache of the hub" in refused(spec, offline=True, revision=revision)
-    assert "not in the local cache of the hub" in refused("hub:no-such-org-here/no-such-model-here", offline=True)
+    assert "not in the local cache of the hub" in refused(
+        "hub:no-such-org-here/no-such-model-here", offline=True
+    )
 
-    assert "`meta-llama/Llama-3.1-8B@v9` is not in the local cache" in refused("Llama-3.1-8B", offline=True, revision="v9")
+    assert "`meta-llama/Llama-3.1-8B@v9` is not in the local cache" in refused(
+        "Llama-3.1-8B", offline=True, revision="v9"
+    )
 
 
 def test_a_revision_of_what_has_none_is_refused(tmp_path: Path) -> None:
@@ -148,7 +170,11 @@ def test_a_folder_with_config_alone(tmp_path: Path) -> None:
 
 
 def test_a_nested_text_model_is_passed_through_unchanged(tmp_path: Path) -> None:
-    config = {"model_type": "thing", "thinker_config": {"text_config": {"hidden_size": 4}}, "llm_config": {}}
+    config = {
+        "model_type": "thing",
+        "thinker_config": {"text_config": {"hidden_size": 4}},
+        "llm_config": {},
+    }
     assert read(config_folder(tmp_path, config)).config == config
 
 
@@ -169,9 +195,13 @@ def test_a_folder_with_shards(tmp_path: Path) -> None:
         assert [tensor.name for tensor in tensors] == ["layer.0", "layer.1", "layer.2"]
 
 
-def test_shards_that_were_not_downloaded_are_a_warning_for_the_folder_and_an_error_for_the_index(tmp_path: Path) -> None:
+def test_shards_that_were_not_downloaded_are_a_warning_for_the_folder_and_an_error_for_the_index(
+    tmp_path: Path,
+) -> None:
     index = sharded(config_folder(tmp_path), skip=("model-00001.safetensors",))
-    (tmp_path / "model-00002.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n")
+    (tmp_path / "model-00002.safetensors").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+    )
     source = read(tmp_path)
     assert source.tensors is None
     assert [problem.level for problem in source.problems] == ["warning"]
@@ -187,7 +217,9 @@ def test_a_broken_header_in_a_folder_is_an_error(tmp_path: Path) -> None:
 
 def test_tensors_without_config_say_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(packed(TENSOR))
-    assert "holds 1 tensors, but no config.json lies beside it" in refused(tmp_path / "model.safetensors")
+    assert "holds 1 tensors, but no config.json lies beside it" in refused(
+        tmp_path / "model.safetensors"
+    )
     said = refused(tmp_path)
     assert "has no config.json" in said
     assert "there are tensors" in said
@@ -203,7 +235,9 @@ def test_tensors_without_config_say_what_is_missing(tmp_path: Path) -> None:
         (["a.Q4_K_M.gguf", "b.Q8_0.gguf"], "has 2 GGUF models: `a.Q4_K_M.gguf`, `b.Q8_0.gguf`"),
     ],
 )
-def test_a_folder_without_config_says_what_it_is(tmp_path: Path, present: list[str], said: str) -> None:
+def test_a_folder_without_config_says_what_it_is(
+    tmp_path: Path, present: list[str], said: str
+) -> None:
     for name in present:
         (tmp_path / name).write_bytes(b"x")
     assert said in refused(tmp_path)
@@ -255,7 +289,9 @@ def test_an_index_under_another_name_is_no_config(tmp_path: Path) -> None:
         (b"\x80\x04\x95\x01\x00", "Python pickle"),
     ],
 )
-def test_a_config_that_is_none_is_one_clear_message(tmp_path: Path, content: bytes, said: str) -> None:
+def test_a_config_that_is_none_is_one_clear_message(
+    tmp_path: Path, content: bytes, said: str
+) -> None:
     (tmp_path / "config.json").write_bytes(content)
     for spec in (tmp_path, tmp_path / "config.json"):
         assert said in refused(spec)
@@ -269,7 +305,9 @@ def test_all_flaws_of_a_config_come_at_once(tmp_path: Path) -> None:
 
 
 def test_infinity_passes_where_transformers_itself_writes_it(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "mamba2", "time_step_limit": [0.0, Infinity]}')
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "mamba2", "time_step_limit": [0.0, Infinity]}'
+    )
     assert read(tmp_path).config["time_step_limit"][1] == float("inf")
 
 
@@ -286,7 +324,9 @@ def test_a_file_of_another_kind_says_which_kinds_are_read(tmp_path: Path) -> Non
     assert "name a folder, a config.json" in refused(tmp_path / "notes.txt")
 
 
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "model.safetensors.index.json", "model.gguf"])
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "model.safetensors.index.json", "model.gguf"]
+)
 def test_a_pipe_does_not_block(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)
     assert "no regular file" in refused(tmp_path / name)
@@ -327,8 +367,12 @@ def test_permission_denied(tmp_path: Path) -> None:
 
 
 def test_the_words_for_what_the_system_refuses() -> None:
-    assert "permission denied" in str(files.unreadable(Path("x"), PermissionError(errno.EACCES, "Permission denied")))
-    assert "Stale file handle" in str(files.unreadable(Path("x"), OSError(errno.ESTALE, "Stale file handle")))
+    assert "permission denied" in str(
+        files.unreadable(Path("x"), PermissionError(errno.EACCES, "Permission denied"))
+    )
+    assert "Stale file handle" in str(
+        files.unreadable(Path("x"), OSError(errno.ESTALE, "Stale file handle"))
+    )
 
 
 def test_a_path_longer_than_the_system_takes(tmp_path: Path) -> None:
@@ -349,9 +393,14 @@ def test_a_folder_of_thousands_of_files_is_no_model(tmp_path: Path) -> None:
 
 
 def test_nothing_in_a_config_is_executed(tmp_path: Path) -> None:
-    """`auto_map` names code to run; it is data like all else, and the module beside it is never imported."""
+    """`auto_map` names code to run; it is data like all else, and the module beside it is never
+    imported."""
     (tmp_path / "modeling_evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    config = {"model_type": "evil", "auto_map": {"AutoModel": "modeling_evil.Evil"}, "architectures": ["__import__('os').system('true')"]}
+    config = {
+        "model_type": "evil",
+        "auto_map": {"AutoModel": "modeling_evil.Evil"},
+        "architectures": ["__import__('os').system('true')"],
+    }
     assert read(config_folder(tmp_path, config)).config == config
     assert not (tmp_path / "ran").exists()
 

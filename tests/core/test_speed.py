@@ -1,4 +1,5 @@
-"""Predicted speeds against published ones: reading what a row says of its speed, and the record itself."""
+"""Predicted speeds against published ones: reading what a row says of its speed, and the record
+itself."""
 
 import json
 from dataclasses import replace
@@ -18,11 +19,27 @@ from memfit.truth.statistics import figures
 from memfit.verbs import speeds as asked
 
 ROW = {
-    "id": "one", "source": "foundation-model-stack/fms-acceleration:scripts/benchmarks/refs/a100_80gb.csv line 2", "model": "mistralai/Mistral-7B-v0.1",
-    "task": "train", "engine": "fms-hf-tuning / TRL SFTTrainer", "gpu": "NVIDIA A100-SXM4-80GB", "gpus": 1, "batch": 4, "seq": 4096,
-    "dtype": "weights bfloat16; no autocast", "method": "full", "optimizer": "AdamW (HF default adamw_torch)", "grad_checkpointing": True,
-    "attention": "flash_attn2", "parallel": "none", "extra": {"plugin": "", "grad_accum": 1}, "metric": "throughput_only", "confidence": "high",
-}  # fmt: skip
+    "id": "one",
+    "source": (
+        "foundation-model-stack/fms-acceleration:scripts/benchmarks/refs/a100_80gb.csv line 2"
+    ),
+    "model": "mistralai/Mistral-7B-v0.1",
+    "task": "train",
+    "engine": "fms-hf-tuning / TRL SFTTrainer",
+    "gpu": "NVIDIA A100-SXM4-80GB",
+    "gpus": 1,
+    "batch": 4,
+    "seq": 4096,
+    "dtype": "weights bfloat16; no autocast",
+    "method": "full",
+    "optimizer": "AdamW (HF default adamw_torch)",
+    "grad_checkpointing": True,
+    "attention": "flash_attn2",
+    "parallel": "none",
+    "extra": {"plugin": "", "grad_accum": 1},
+    "metric": "throughput_only",
+    "confidence": "high",
+}
 
 
 def test_a_row_without_memory_tells_a_speed():
@@ -33,29 +50,48 @@ def test_a_row_without_memory_tells_a_speed():
 
 @pytest.mark.parametrize(
     ("speed", "measured"),
-    [({"tokens_per_s": 3000}, 3000), ({"step_ms": 4000}, 4 * 4096 / 4), ({"tokens_per_s_per_gpu": 1, "step_ms": 9}, 1)],
+    [
+        ({"tokens_per_s": 3000}, 3000),
+        ({"step_ms": 4000}, 4 * 4096 / 4),
+        ({"tokens_per_s_per_gpu": 1, "step_ms": 9}, 1),
+    ],
 )
 def test_units_of_speed(speed, measured):
     assert said(Row(**ROW, speed=speed)).measured == measured
 
 
-@pytest.mark.parametrize("speed", [{}, {"samples_per_s": 3.0}, {"tokens_per_s": "fast"}, {"tokens_per_s": float("nan")}])
+@pytest.mark.parametrize(
+    "speed", [{}, {"samples_per_s": 3.0}, {"tokens_per_s": "fast"}, {"tokens_per_s": float("nan")}]
+)
 def test_what_is_no_speed_in_tokens_is_refused_by_name(speed):
     assert said(Row(**ROW, speed=speed)).reason == "the speed is not in tokens of full sequences"
 
 
 def test_serving_is_refused():
-    assert said(Row(**ROW | {"engine": "vllm"}, speed={"tokens_per_s": 1})).reason == "serving engines: not yet"
+    assert (
+        said(Row(**ROW | {"engine": "vllm"}, speed={"tokens_per_s": 1})).reason
+        == "serving engines: not yet"
+    )
 
 
 GENERATION = ROW | {
-    "source": "QwenLM/Qwen3:docs/source/benchmark/speed_benchmark.rst", "task": "inference", "engine": "transformers", "batch": 1,
-    "model": "Qwen/Qwen2.5-7B-Instruct", "seq": {"input": 6144, "new_tokens": 2048}, "dtype": "BF16",
-}  # fmt: skip
+    "source": "QwenLM/Qwen3:docs/source/benchmark/speed_benchmark.rst",
+    "task": "inference",
+    "engine": "transformers",
+    "batch": 1,
+    "model": "Qwen/Qwen2.5-7B-Instruct",
+    "seq": {"input": 6144, "new_tokens": 2048},
+    "dtype": "BF16",
+}
 
 
 @pytest.mark.parametrize(
-    ("speed", "measured"), [({"tokens_per_s": 30}, 30), ({"tok_s": 30}, 30), ({"tokens_per_s_prompt_plus_generated": 40}, 10)]
+    ("speed", "measured"),
+    [
+        ({"tokens_per_s": 30}, 30),
+        ({"tok_s": 30}, 30),
+        ({"tokens_per_s_prompt_plus_generated": 40}, 10),
+    ],
 )
 def test_generation_is_in_new_tokens(speed, measured):
     found = said(Row(**GENERATION, speed=speed))
@@ -68,7 +104,12 @@ def test_generation_is_in_new_tokens(speed, measured):
 
 
 def test_generation_that_is_compiled_or_in_other_units_is_refused_by_name():
-    assert "compiled" in said(Row(**GENERATION | {"extra": {"compile": "True"}}, speed={"tokens_per_s": 30})).reason
+    assert (
+        "compiled"
+        in said(
+            Row(**GENERATION | {"extra": {"compile": "True"}}, speed={"tokens_per_s": 30})
+        ).reason
+    )
     assert "new tokens" in said(Row(**GENERATION, speed={"seconds": 30})).reason
 
 
@@ -92,14 +133,22 @@ def test_collectives_by_hand():
     assert seconds("all_gather", 4 * large, eight, node) == pytest.approx(4 * slow)
     assert seconds("all_gather", small // 2, eight, node) == quick
     assert seconds("all_gather", large // 2, eight, node) == pytest.approx(slow / 2, rel=0.1)
-    six = seconds("all_gather", large, Group(size=6, stride=1, per_node=8), node)  # 5/6 of it travels where 7/8 did
+    six = seconds(
+        "all_gather", large, Group(size=6, stride=1, per_node=8), node
+    )  # 5/6 of it travels where 7/8 did
     assert six == pytest.approx(slow * (5 / 6) / (7 / 8), rel=0.01)
     assert seconds("all_gather", 10**9, Group(size=1, stride=1, per_node=8), node) == 0
-    two = Cluster(gpu=find_gpu("h100-sxm"), gpus_per_node=8, nodes=2, network=find_link("ethernet-100"))
+    two = Cluster(
+        gpu=find_gpu("h100-sxm"), gpus_per_node=8, nodes=2, network=find_link("ethernet-100")
+    )
     wire = PORT * 12.5e9 * 8  # eight ports of the node share the ring
-    assert seconds("all_gather", 16 * 10**9, Group(size=16, stride=1, per_node=8), two) == pytest.approx(15 * 10**9 / wire, rel=1e-3)
+    assert seconds(
+        "all_gather", 16 * 10**9, Group(size=16, stride=1, per_node=8), two
+    ) == pytest.approx(15 * 10**9 / wire, rel=1e-3)
     apart = Group(size=2, stride=8, per_node=8)  # one rank a node
-    assert seconds("all_reduce", 10**9, apart, two) == pytest.approx(2 * 10**9 / 2 / (PORT * 12.5e9), rel=1e-3)
+    assert seconds("all_reduce", 10**9, apart, two) == pytest.approx(
+        2 * 10**9 / 2 / (PORT * 12.5e9), rel=1e-3
+    )
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +159,11 @@ def record() -> Speeds:
 @pytest.mark.slow
 def test_the_record_stays_within_its_bounds(record: Speeds):
     """Not one constant is fitted to these runs."""
-    fms, training, generation = "foundation-model-stack/fms-acceleration", record.only(training=True), record.only(training=False)
+    fms, training, generation = (
+        "foundation-model-stack/fms-acceleration",
+        record.only(training=True),
+        record.only(training=False),
+    )
     assert len(training.sources()[fms]) >= 150
     assert training.figures(fms).median <= 0.06
     assert training.order(fms) >= 0.9
@@ -145,6 +198,15 @@ def test_the_first_choice_is_near_the_best_of_nine_published_sweeps_in_ten(recor
     assert sum(one.lost <= ALLOWED for one in regrets(turned)) < 0.5 * len(found)
 
 
-@pytest.mark.parametrize("speed", [{"tokens_per_s": -5}, {"step_ms": -3.0}, {"tokens_per_s_per_gpu": 0}, {"tokens_per_s_per_gpu": "x"}, {}])
+@pytest.mark.parametrize(
+    "speed",
+    [
+        {"tokens_per_s": -5},
+        {"step_ms": -3.0},
+        {"tokens_per_s_per_gpu": 0},
+        {"tokens_per_s_per_gpu": "x"},
+        {},
+    ],
+)
 def test_a_speed_that_is_none_has_no_answer(speed):
     assert isinstance(said(Row(**ROW, speed=speed)), Refused)

@@ -1,4 +1,5 @@
-"""One process's GPUs that work one after the other: who holds what, counted by hand, and the runs that ms-swift published."""
+"""One process's GPUs that work one after the other: who holds what, counted by hand, and the runs
+that ms-swift published."""
 
 from __future__ import annotations
 
@@ -18,29 +19,64 @@ from memfit.tape import Alloc
 from memfit.verb_plan import plan
 
 LLAMA = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 8,
-    "vocab_size": 4000, "max_position_embeddings": 1024, "tie_word_embeddings": False, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 4000,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
 HIDDEN = 2 * 128 * 256 * 2  # sequences x tokens x width x bytes
 LOGITS = 2 * 128 * 4000
 
 
-def held(rank: int, gpus: int = 2, layers: str = "", compact: bool = False, **options: Any) -> Memory:
+def held(
+    rank: int, gpus: int = 2, layers: str = "", compact: bool = False, **options: Any
+) -> Memory:
     strategy = Strategy(split=Split(size=gpus, layers=layers), rank=rank)
-    return memory(lower(build(LLAMA), Job(**{"batch": 2, "seq": 128, "optimizer": "sgd", **options}), strategy, compact=compact))
+    return memory(
+        lower(
+            build(LLAMA),
+            Job(**{"batch": 2, "seq": 128, "optimizer": "sgd", **options}),
+            strategy,
+            compact=compact,
+        )
+    )
 
 
 def whole(**options: Any) -> Memory:
-    return memory(lower(build(LLAMA), Job(**{"batch": 2, "seq": 128, "optimizer": "sgd", **options})))
+    return memory(
+        lower(build(LLAMA), Job(**{"batch": 2, "seq": 128, "optimizer": "sgd", **options}))
+    )
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpointing": "full"}, {"checkpointing": "full", "reentrant": True}, {"method": "lora"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"checkpointing": "full"},
+        {"checkpointing": "full", "reentrant": True},
+        {"method": "lora"},
+    ],
+)
 def test_weights_of_all_gpus_are_those_of_the_model(options: dict[str, Any]) -> None:
     apart = [held(rank, 3, "3/3/2", **options).parts["weights"] for rank in range(3)]
     assert sum(apart) == whole(**options).parts["weights"]
 
 
-@pytest.mark.parametrize("options", [{}, {"checkpointing": "full"}, {"checkpointing": "full", "reentrant": True}, {"accumulate": 4}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"checkpointing": "full"},
+        {"checkpointing": "full", "reentrant": True},
+        {"accumulate": 4},
+    ],
+)
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_compact_tape_tells_the_same(rank: int, options: dict[str, Any]) -> None:
     flat, short = (held(rank, 3, "3/3/2", compact=compact, **options) for compact in (False, True))
@@ -49,13 +85,22 @@ def test_a_compact_tape_tells_the_same(rank: int, options: dict[str, Any]) -> No
 
 def sizes(rank: int, op: str, **options: Any) -> list[int]:
     strategy = Strategy(split=Split(size=2, layers="4/4"), rank=rank)
-    tape = lower(build(LLAMA), Job(**{"batch": 2, "seq": 128, "optimizer": "sgd", **options}), strategy)
-    return [event.size for event in tape if isinstance(event, Alloc) and event.op == op and event.size in (HIDDEN, 2 * LOGITS, 4 * LOGITS)]
+    tape = lower(
+        build(LLAMA), Job(**{"batch": 2, "seq": 128, "optimizer": "sgd", **options}), strategy
+    )
+    return [
+        event.size
+        for event in tape
+        if isinstance(event, Alloc)
+        and event.op == op
+        and event.size in (HIDDEN, 2 * LOGITS, 4 * LOGITS)
+    ]
 
 
 def test_what_goes_from_one_to_the_other() -> None:
-    """In each of two steps: the first gets the logits, in fp32 too under autocast, and a gradient; the second gets hidden states, and once more
-    where its layer runs again if hooks are checkpointed, too (transformers before 5.23). No other layer of a GPU is handed anything."""
+    """In each of two steps: the first gets the logits, in fp32 too under autocast, and a gradient;
+    the second gets hidden states, and once more where its layer runs again if hooks are
+    checkpointed, too (transformers before 5.23). No other layer of a GPU is handed anything."""
     assert sizes(0, "to_device") == 2 * [2 * LOGITS, HIDDEN]
     assert sizes(0, "float", precision="bf16-autocast") == 2 * [4 * LOGITS]
     assert sizes(1, "to_device") == 2 * [HIDDEN]
@@ -72,13 +117,22 @@ def test_layers_are_dealt_with_room_for_the_head_on_the_first() -> None:
 @pytest.mark.parametrize(
     ("change", "options", "where"),
     [
-        ({"ddp": DDP(size=2)}, {}, "use ddp"), ({"fsdp": FSDP(size=2)}, {}, "use fsdp"), ({"split": Split(size=2, layers="4/5")}, {}, "use split.layers"),
-        ({"split": Split(size=2, layers="a")}, {}, "use split.layers"), ({"split": Split(size=9)}, {}, "use split"),
-        ({}, {"task": "inference"}, "job.task"), ({}, {"method": "qlora"}, "use split.layers"), ({}, {"framework": "torchtune"}, "use split"),
-        ({}, {"activation_offload": "streams"}, "job.activation_offload"), ({}, {"evaluate": True}, "job"), ({}, {"loss": "liger"}, "job.loss"),
+        ({"ddp": DDP(size=2)}, {}, "use ddp"),
+        ({"fsdp": FSDP(size=2)}, {}, "use fsdp"),
+        ({"split": Split(size=2, layers="4/5")}, {}, "use split.layers"),
+        ({"split": Split(size=2, layers="a")}, {}, "use split.layers"),
+        ({"split": Split(size=9)}, {}, "use split"),
+        ({}, {"task": "inference"}, "job.task"),
+        ({}, {"method": "qlora"}, "use split.layers"),
+        ({}, {"framework": "torchtune"}, "use split"),
+        ({}, {"activation_offload": "streams"}, "job.activation_offload"),
+        ({}, {"evaluate": True}, "job"),
+        ({}, {"loss": "liger"}, "job.loss"),
     ],
-)  # fmt: skip
-def test_what_has_no_formula_is_refused(change: dict[str, Any], options: dict[str, Any], where: str) -> None:
+)
+def test_what_has_no_formula_is_refused(
+    change: dict[str, Any], options: dict[str, Any], where: str
+) -> None:
     strategy = replace(Strategy(split=Split(size=2)), **change)
     with pytest.raises(InputError) as caught:
         lower(build(LLAMA), Job(**options), strategy)
@@ -91,15 +145,28 @@ def test_a_tied_head_is_refused() -> None:
 
 
 SWIFT: dict[str, Any] = {
-    "batch": 1, "method": "lora", "targets": "c_attn", "precision": "bf16-autocast", "attention": "flash-attn-2", "packing": False,
-    "checkpointing": "full", "reentrant": True, "accumulate": 16, "clip": 1.0, "versions": "transformers=4.36,torch=2.1", "use": "split=2",
+    "batch": 1,
+    "method": "lora",
+    "targets": "c_attn",
+    "precision": "bf16-autocast",
+    "attention": "flash-attn-2",
+    "packing": False,
+    "checkpointing": "full",
+    "reentrant": True,
+    "accumulate": 16,
+    "clip": 1.0,
+    "versions": "transformers=4.36,torch=2.1",
+    "use": "split=2",
     "gpu": "2xa100-sxm-80gb",
-}  # fmt: skip
+}
 
 
-@pytest.mark.parametrize(("seq", "gib"), [(512, (67.68, 73.07)), (1024, (70.25, 77.11)), (2048, (73.71, 78.54))])
+@pytest.mark.parametrize(
+    ("seq", "gib"), [(512, (67.68, 73.07)), (1024, (70.25, 77.11)), (2048, (73.71, 78.54))]
+)
 def test_qwen_72b_as_ms_swift_measured_it(seq: int, gib: tuple[float, float]) -> None:
-    """Reserved on both GPUs (docs/source_en/LLM/Benchmark.md at b40f31df7^), at whatever lengths up to the cap."""
+    """Reserved on both GPUs (docs/source_en/LLM/Benchmark.md at b40f31df7^), at whatever lengths up
+    to the cap."""
     found = estimate("Qwen/Qwen-72B-Chat", seq=seq, **SWIFT)
     outside = (found.device - found.held) / 2**30
     assert [one.device / 2**30 - outside for one in found.ranks] == pytest.approx(gib, rel=0.07)
@@ -112,11 +179,29 @@ def test_what_ran_out_of_memory_does_not_fit() -> None:
 def test_tensors_pass_the_host_one_at_a_time() -> None:
     """The largest is the embedding."""
     assert estimate(LLAMA, gpu="2xl4", use="split=2", batch=2, seq=128).host.size == 2 * 4000 * 256
-    assert estimate(LLAMA, gpu="2xl4", use="ddp=2", batch=2, seq=128).host.size == 2 * build(LLAMA).parameters
+    assert (
+        estimate(LLAMA, gpu="2xl4", use="ddp=2", batch=2, seq=128).host.size
+        == 2 * build(LLAMA).parameters
+    )
 
 
 def test_a_plan_may_take_it() -> None:
     """13 billion values in 16 bits, which neither GPU holds alone."""
-    named = {"method": "lora", "precision": "bf16", "checkpointing": "full", "optimizer": "adamw_fused", "liger": "no"}
-    found = plan("meta-llama/Llama-2-13b-hf", gpu="2xrtx-4090", seq=1024, global_batch=1, use="split=2", **named)
-    assert [(row.kind.layout, row.estimate.verdict, row.estimate.time) for row in found.rows] == [("split", "fits", None)]
+    named = {
+        "method": "lora",
+        "precision": "bf16",
+        "checkpointing": "full",
+        "optimizer": "adamw_fused",
+        "liger": "no",
+    }
+    found = plan(
+        "meta-llama/Llama-2-13b-hf",
+        gpu="2xrtx-4090",
+        seq=1024,
+        global_batch=1,
+        use="split=2",
+        **named,
+    )
+    assert [(row.kind.layout, row.estimate.verdict, row.estimate.time) for row in found.rows] == [
+        ("split", "fits", None)
+    ]

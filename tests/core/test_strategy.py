@@ -1,4 +1,5 @@
-"""Layouts as they are written: sizes that fill the GPUs, settings that are known, and what is said of the rest."""
+"""Layouts as they are written: sizes that fill the GPUs, settings that are known, and what is said
+of the rest."""
 
 import pytest
 
@@ -14,8 +15,16 @@ from memfit.uses import strategy_from
         (["fsdp=8", "tp=8"], 64, Strategy(fsdp=FSDP(size=8), tp=TP(size=8))),
         (["tp=2"], 8, Strategy(ddp=DDP(size=4), tp=TP(size=2))),  # the rest are replicas
         (["fsdp=4"], 8, Strategy(ddp=DDP(size=2), fsdp=FSDP(size=4))),  # HSDP
-        (["zero,stage=3,offload-param=cpu"], 4, Strategy(zero=ZeRO(size=4, stage=3, offload_param="cpu"))),
-        (["pp=4,schedule=gpipe", "ddp"], 8, Strategy(ddp=DDP(size=2), pp=PP(size=4, schedule="gpipe"))),
+        (
+            ["zero,stage=3,offload-param=cpu"],
+            4,
+            Strategy(zero=ZeRO(size=4, stage=3, offload_param="cpu")),
+        ),
+        (
+            ["pp=4,schedule=gpipe", "ddp"],
+            8,
+            Strategy(ddp=DDP(size=2), pp=PP(size=4, schedule="gpipe")),
+        ),
         (["fsdp=8,reshard=no"], None, Strategy(fsdp=FSDP(size=8, reshard=False))),
         ([], 4, Strategy(ddp=DDP(size=4))),
     ],

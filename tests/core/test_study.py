@@ -1,4 +1,5 @@
-"""The matrix of ways to fine-tune: that it is the estimates it is made of, what it recommends, and what it is when something is wrong."""
+"""The matrix of ways to fine-tune: that it is the estimates it is made of, what it recommends, and
+what it is when something is wrong."""
 
 from __future__ import annotations
 
@@ -26,9 +27,15 @@ from memfit.verb_study import matrix_of
 from memfit.words import Ask, model_of
 
 TINY = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 1000,
-    "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 FEW, ONE = parse_cluster("4xa100-sxm-80gb"), parse_cluster("v100-sxm2-32gb")
 
 
@@ -53,7 +60,9 @@ def test_every_way_is_there_once(found: Study) -> None:
 def test_a_cell_is_the_estimate(found: Study, matrix: Matrix) -> None:
     panel = found.panels[0]
     for cell in panel.cells[::7]:
-        same = estimate(matrix.models[0], matrix.job(cell.way, FEW, 64), FEW, strategy(cell.way, FEW))
+        same = estimate(
+            matrix.models[0], matrix.job(cell.way, FEW, 64), FEW, strategy(cell.way, FEW)
+        )
         assert (cell.device, cell.verdict, cell.host) == (same.device, same.verdict, same.host.size)
         assert cell.seconds == (None if same.time is None else same.time.seconds)
 
@@ -80,7 +89,14 @@ def test_what_to_begin_with() -> None:
     assert told.way is not None
     assert told.way.layout == "ZeRO-2"
     assert told.slower == pytest.approx(0.01)
-    more = default("s", [panel(quick, small, safe), panel(cell("DDP", 2, 1.0, "no"), cell("ZeRO-2", 2, 1, "no"), safe)], "")
+    more = default(
+        "s",
+        [
+            panel(quick, small, safe),
+            panel(cell("DDP", 2, 1.0, "no"), cell("ZeRO-2", 2, 1, "no"), safe),
+        ],
+        "",
+    )
     assert more.way is not None
     assert (more.way.layout, more.fits) == ("ZeRO-3", 2)
     unknown = default("s", [panel(cell("DDP", 0.9, None), safe)], "")
@@ -91,27 +107,53 @@ def test_what_to_begin_with() -> None:
 
 def run(name: str, seq: int, methods: Sequence[str], layouts: Sequence[str]) -> Study:
     model = model_of(name, Ask(offline=True))[1]
-    return study(Matrix(models=[model], clusters=[parse_cluster("8xa100-sxm-80gb")], lengths=[seq], methods=methods, layouts=layouts))
+    return study(
+        Matrix(
+            models=[model],
+            clusters=[parse_cluster("8xa100-sxm-80gb")],
+            lengths=[seq],
+            methods=methods,
+            layouts=layouts,
+        )
+    )
 
 
 @pytest.mark.slow
 def test_published_conclusions() -> None:
-    """Those of arXiv 2406.02290: ZeRO-2 with LoRA to begin with; ZeRO-3 with LoRA and checkpointing where memory is scarce or the model very
-    large; FlashAttention for long contexts."""
-    usual = run("meta-llama/Llama-2-7b-hf", 1024, ("full", "lora"), ("DDP", "ZeRO-2", "ZeRO-3")).defaults[0].way
+    """Those of arXiv 2406.02290: ZeRO-2 with LoRA to begin with; ZeRO-3 with LoRA and checkpointing
+    where memory is scarce or the model very large; FlashAttention for long contexts."""
+    usual = (
+        run("meta-llama/Llama-2-7b-hf", 1024, ("full", "lora"), ("DDP", "ZeRO-2", "ZeRO-3"))
+        .defaults[0]
+        .way
+    )
     assert usual is not None
     assert (usual.method, usual.layout, usual.attention) == ("lora", "ZeRO-2", "fused")
     scarce = run("meta-llama/Llama-2-70b-hf", 4096, ("lora",), ("ZeRO-2", "ZeRO-3")).panels[0]
-    assert {(one.way.layout, one.way.checkpointing) for one in scarce.cells if one.fits} == {("ZeRO-3", "full")}
+    assert {(one.way.layout, one.way.checkpointing) for one in scarce.cells if one.fits} == {
+        ("ZeRO-3", "full")
+    }
     long = run("meta-llama/Llama-2-7b-hf", 8192, ("lora",), ("DDP",)).panels[0]
-    assert not any(one.fits for one in long.cells if one.way.attention == "eager" and one.way.checkpointing == "none")
+    assert not any(
+        one.fits
+        for one in long.cells
+        if one.way.attention == "eager" and one.way.checkpointing == "none"
+    )
     for one in long.cells:
-        other = next(two for two in long.cells if two.way.attention == "eager" and same(one.way, two.way))
-        assert one.way.attention == "eager" or (one.device < other.device and (one.seconds or 0) <= (other.seconds or 0))
+        other = next(
+            two for two in long.cells if two.way.attention == "eager" and same(one.way, two.way)
+        )
+        assert one.way.attention == "eager" or (
+            one.device < other.device and (one.seconds or 0) <= (other.seconds or 0)
+        )
 
 
 def same(one: Way, two: Way) -> bool:
-    return (one.method, one.checkpointing, one.layout) == (two.method, two.checkpointing, two.layout)
+    return (one.method, one.checkpointing, one.layout) == (
+        two.method,
+        two.checkpointing,
+        two.layout,
+    )
 
 
 def test_interrupted(matrix: Matrix) -> None:
@@ -126,14 +168,26 @@ def test_interrupted(matrix: Matrix) -> None:
 
 
 def test_measured_figures_stand_beside() -> None:
-    """Published rows of the same model, machine, length and options; the same of one of another precision are none."""
-    given = {"gpus": "a100-sxm-80gb", "lengths": "4096", "methods": "full", "layouts": "one gpu", "offline": True, "batch": 4}
-    found = study(matrix_of(["mistralai/Mistral-7B-v0.1"], {**given, "precision": "bf16", "framework": "trl"}))
+    """Published rows of the same model, machine, length and options; the same of one of another
+    precision are none."""
+    given = {
+        "gpus": "a100-sxm-80gb",
+        "lengths": "4096",
+        "methods": "full",
+        "layouts": "one gpu",
+        "offline": True,
+        "batch": 4,
+    }
+    found = study(
+        matrix_of(["mistralai/Mistral-7B-v0.1"], {**given, "precision": "bf16", "framework": "trl"})
+    )
     rows = published(found)[("mistralai/Mistral-7B-v0.1", "a100-sxm-80gb", 1, 4096)]
     assert {one.metric for _, one in rows} == {"peak_allocated", "nvidia-smi"}
     assert {way.checkpointing for way, _ in rows} == {"full"}
     assert "measured, " in report.text(found, published(found))
-    assert not published(dataclasses.replace(found, matrix=dataclasses.replace(found.matrix, precision="")))
+    assert not published(
+        dataclasses.replace(found, matrix=dataclasses.replace(found.matrix, precision=""))
+    )
 
 
 def test_reports(found: Study) -> None:
@@ -175,7 +229,19 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     config.write_text(json.dumps(TINY))
     assert (
         main(
-            ["study", str(config), "--gpus", "2xa100-sxm-80gb", "--lengths", "32", "--methods", "lora", "--heatmap", str(picture), "--json"]
+            [
+                "study",
+                str(config),
+                "--gpus",
+                "2xa100-sxm-80gb",
+                "--lengths",
+                "32",
+                "--methods",
+                "lora",
+                "--heatmap",
+                str(picture),
+                "--json",
+            ]
         )
         == 0
     )
@@ -189,14 +255,35 @@ def test_own_records_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[
     """A record of one cell's job, and one of another length; a folder without records is told."""
     model, matrix = (
         "openai-community/gpt2",
-        matrix_of(["openai-community/gpt2"], {"gpus": "1xa100-sxm-80gb", "lengths": "64", "methods": "full"}),
+        matrix_of(
+            ["openai-community/gpt2"],
+            {"gpus": "1xa100-sxm-80gb", "lengths": "64", "methods": "full"},
+        ),
     )
     (cell, *_) = study(matrix).panels[0].cells
     for name, seq in (("same", 64), ("other", 128)):
         job = matrix.job(cell.way, matrix.clusters[0], seq)
-        answer = {"result": "ok", "by": "cuda", "gpu": "NVIDIA A100-SXM4-80GB", "allocated": 2**30 * 7 // 5, "reserved": 2**31}
-        write(recorded(Case(model=model, config={}, job=job), answer, 2.0), tmp_path / f"{name}.json")
-    words = ["study", model, "--gpus", "1xa100-sxm-80gb", "--lengths", "64", "--methods", "full", "--no-measured"]
+        answer = {
+            "result": "ok",
+            "by": "cuda",
+            "gpu": "NVIDIA A100-SXM4-80GB",
+            "allocated": 2**30 * 7 // 5,
+            "reserved": 2**31,
+        }
+        write(
+            recorded(Case(model=model, config={}, job=job), answer, 2.0), tmp_path / f"{name}.json"
+        )
+    words = [
+        "study",
+        model,
+        "--gpus",
+        "1xa100-sxm-80gb",
+        "--lengths",
+        "64",
+        "--methods",
+        "full",
+        "--no-measured",
+    ]
     assert main([*words, "--records", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert said.count("GiB measured") == 2

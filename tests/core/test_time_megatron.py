@@ -1,4 +1,5 @@
-"""Time under Megatron: Transformer Engine's products, one expert at a time, and what is done with gradients and weights once a step."""
+"""Time under Megatron: Transformer Engine's products, one expert at a time, and what is done with
+gradients and weights once a step."""
 
 import pytest
 
@@ -11,11 +12,27 @@ from memfit.strategy import DDP, EP, PP, TP, Strategy
 from memfit.tape import Comm, Compute, Event, Mark, Tape
 
 SHAPE = {
-    "model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4, "num_attention_heads": 8,
-    "num_key_value_heads": 4, "vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 4096,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 MIXTRAL = {**SHAPE, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
-JOB = Job(framework="megatron", task="pretrain", batch=1, seq=256, loss="te", precision="bf16-master", optimizer="adam_fused", clip=1.0)
+JOB = Job(
+    framework="megatron",
+    task="pretrain",
+    batch=1,
+    seq=256,
+    loss="te",
+    precision="bf16-master",
+    optimizer="adam_fused",
+    clip=1.0,
+)
 B200 = find_gpu("b200")
 CLUSTER = Cluster(gpu=B200, gpus_per_node=8)
 
@@ -41,8 +58,12 @@ def computed(tape: Tape, where: str) -> dict[str, list[Compute]]:
 def test_transformer_engine_s_products_have_a_table_where_they_were_measured():
     one = (2 * 4096 * 8192 * 28672, 2 * (4096 * 8192 + 8192 * 28672 + 4096 * 28672), "bf16")
     rate = one[0] / 2.25e15
-    assert rates(B200, "te").product(*one) == pytest.approx(rate / 0.49, rel=0.03)  # 0.474 to 0.494 in the three layouts
-    assert rates(B200).product(*one) == pytest.approx(rate / 0.542, rel=0.01)  # the mean of what lasts on two machines
+    assert rates(B200, "te").product(*one) == pytest.approx(
+        rate / 0.49, rel=0.03
+    )  # 0.474 to 0.494 in the three layouts
+    assert rates(B200).product(*one) == pytest.approx(
+        rate / 0.542, rel=0.01
+    )  # the mean of what lasts on two machines
     assert rates(B200, "te").launch == rates(B200).launch
     h100 = find_gpu("h100-sxm")
     assert rates(h100, "te").product(*one) == rates(h100).product(*one)
@@ -50,13 +71,18 @@ def test_transformer_engine_s_products_have_a_table_where_they_were_measured():
 
 @pytest.mark.parametrize("split", [1, 2])
 def test_a_product_s_two_gradients(split):
-    """Each as much as the forward's; the matrix's reads and writes a sum in fp32, and the head's product is of gathered rows."""
-    strategy = Strategy(tp=TP(size=split, sequence=True)) if split > 1 else Strategy(ddp=DDP(size=2))
+    """Each as much as the forward's; the matrix's reads and writes a sum in fp32, and the head's
+    product is of gathered rows."""
+    strategy = (
+        Strategy(tp=TP(size=split, sequence=True)) if split > 1 else Strategy(ddp=DDP(size=2))
+    )
     for where, values in (("lm_head", 4096 * 512), ("mlp.down_proj", 1024 * 512)):
         found = computed(written(strategy), where)
         count = len(found["forward"])
         assert count
-        assert [event.flops for event in found["backward"]] == [found["forward"][0].flops] * 2 * count
+        assert [event.flops for event in found["backward"]] == [
+            found["forward"][0].flops
+        ] * 2 * count
         assert found["forward"][0].flops == 2 * 256 * values // split
         inputs, matrix = found["backward"][:2]
         assert matrix.bytes - inputs.bytes == (8 - 2) * values // split
@@ -75,7 +101,8 @@ def test_experts_are_products_of_their_own():
 
 @pytest.mark.parametrize("micro", [4, 32])
 def test_gradients_are_summed_once_a_step_whatever_the_pipeline_does(micro):
-    """Check, division, sum, norm, clipping, cast and nought of 4 bytes a value, or of those of a quarter of them."""
+    """Check, division, sum, norm, clipping, cast and nought of 4 bytes a value, or of those of a
+    quarter of them."""
     strategy = Strategy(ddp=DDP(size=4, distributed=True), pp=PP(size=2))
     tape = written(strategy, job=Job(**{**vars(JOB), "accumulate": micro}))
     step, before = last_step(tape)
@@ -83,8 +110,17 @@ def test_gradients_are_summed_once_a_step_whatever_the_pipeline_does(micro):
     assert [event.op for event in sums] == ["reduce_scatter", "all_gather"]
     values = sums[0].size // 4
     swept = {event.op: event.bytes for event in step if type(event) is Compute}
-    whole = {"check_grads": 4 * values, "scale_gradients": 8 * values, "zero_grad_buffer": 4 * values}
-    assert swept == {**whole, "l2norm": values, "clip_gradients": 2 * values, "copy_parameters": 6 * (values // 4)}
+    whole = {
+        "check_grads": 4 * values,
+        "scale_gradients": 8 * values,
+        "zero_grad_buffer": 4 * values,
+    }
+    assert swept == {
+        **whole,
+        "l2norm": values,
+        "clip_gradients": 2 * values,
+        "copy_parameters": 6 * (values // 4),
+    }
     assert not any(type(event) is Comm and event.group == "dp" for event in before)
 
 

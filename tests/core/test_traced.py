@@ -1,4 +1,5 @@
-"""Kept answers of the trace: they stand beside the rows that they were given to, and beside no other question."""
+"""Kept answers of the trace: they stand beside the rows that they were given to, and beside no
+other question."""
 
 from __future__ import annotations
 

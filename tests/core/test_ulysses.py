@@ -13,13 +13,26 @@ from memfit.tape import Alloc, Comm, Tape
 from memfit.uses import strategy_from
 
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 256, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 8,
-    "num_key_value_heads": 2, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 256,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
 
 
-def written(use: str, config: dict[str, Any] = LLAMA, compact: bool = False, **options: Any) -> Tape:
-    return lower(build(config), Job(**{"batch": 2, "seq": 64, **options}), strategy_from(use.split(), None), compact=compact)
+def written(
+    use: str, config: dict[str, Any] = LLAMA, compact: bool = False, **options: Any
+) -> Tape:
+    return lower(
+        build(config),
+        Job(**{"batch": 2, "seq": 64, **options}),
+        strategy_from(use.split(), None),
+        compact=compact,
+    )
 
 
 def sent(tape: Tape) -> list[int]:
@@ -29,7 +42,8 @@ def sent(tape: Tape) -> list[int]:
 
 @pytest.mark.parametrize(("ranks", "keys"), [(2, 1), (4, 2), (8, 4)])
 def test_keys_of_fewer_heads_than_ranks_are_copied_before_they_go(ranks: int, keys: int) -> None:
-    """Of 2 sequences of 64 tokens a rank has 64 / `ranks`, in 64 values of queries and 16 of keys, in 2 bytes."""
+    """Of 2 sequences of 64 tokens a rank has 64 / `ranks`, in 64 values of queries and 16 of keys,
+    in 2 bytes."""
     whole = 2 * 64 // ranks * 2
     assert sent(written(f"cp={ranks},style=ulysses zero=1,stage=3")) == [
         64 * whole,
@@ -40,18 +54,27 @@ def test_keys_of_fewer_heads_than_ranks_are_copied_before_they_go(ranks: int, ke
 
 
 @pytest.mark.parametrize(
-    "use", ["cp=2,style=ulysses zero=4,stage=3", "cp=4,style=ulysses zero=2,stage=3", "cp=8,style=ulysses zero=1,stage=3"]
+    "use",
+    [
+        "cp=2,style=ulysses zero=4,stage=3",
+        "cp=4,style=ulysses zero=2,stage=3",
+        "cp=8,style=ulysses zero=1,stage=3",
+    ],
 )
 def test_partitions_go_over_the_ranks_of_a_sequence_too(use: str) -> None:
     parts, alone = memory(written(use)).parts, memory(written("zero=8,stage=3")).parts
-    assert [parts[name] for name in ("weights", "optimizer", "master")] == [alone[name] for name in ("weights", "optimizer", "master")]
+    assert [parts[name] for name in ("weights", "optimizer", "master")] == [
+        alone[name] for name in ("weights", "optimizer", "master")
+    ]
     ranks = {event.ranks for event in written(use) if type(event) is Comm and event.group == "zero"}
     assert ranks == {8}
 
 
 def test_gradients_travel_in_fp32() -> None:
     def bucket(use: str) -> int:
-        return max(event.size for event in written(use) if type(event) is Alloc and event.op == "bucket")
+        return max(
+            event.size for event in written(use) if type(event) is Alloc and event.op == "bucket"
+        )
 
     assert bucket("cp=2,style=ulysses zero=2,stage=3") == 2 * bucket("zero=4,stage=3")
 
@@ -69,12 +92,28 @@ def test_compact_tapes_agree(stage: int, options: dict[str, Any]) -> None:
     [
         ("cp=2,style=ulysses fsdp=2", {}, "DeepSpeed's, beside ZeRO alone"),
         ("cp=2,style=ulysses zero=2,stage=3", {"attention": "eager"}, "refuses eager attention"),
-        ("cp=2,style=ulysses zero=2,stage=3", {"attention": "math"}, "known of SDPA and flash-attn"),
+        (
+            "cp=2,style=ulysses zero=2,stage=3",
+            {"attention": "math"},
+            "known of SDPA and flash-attn",
+        ),
         ("cp=2,style=ulysses zero=2,stage=3", {"task": "inference"}, "training alone"),
-        ("cp=8,style=ulysses zero=1,stage=3", {"evaluate": True}, "8 ranks leave one query head to a group"),
+        (
+            "cp=8,style=ulysses zero=1,stage=3",
+            {"evaluate": True},
+            "8 ranks leave one query head to a group",
+        ),
         ("cp=2,style=ulysses zero=2,stage=3", {"seq": 63}, "2 ranks do not divide 63 tokens"),
-        ("cp=3,style=ulysses zero=2,stage=3", {"seq": 63}, "3 ranks do not divide 8 query and 2 key/value heads"),
-        ("cp=2,style=ulysses zero=2,stage=3", {"framework": "torchtitan"}, "no formula yet for Ulysses attention of torchtitan"),
+        (
+            "cp=3,style=ulysses zero=2,stage=3",
+            {"seq": 63},
+            "3 ranks do not divide 8 query and 2 key/value heads",
+        ),
+        (
+            "cp=2,style=ulysses zero=2,stage=3",
+            {"framework": "torchtitan"},
+            "no formula yet for Ulysses attention of torchtitan",
+        ),
         ("cp=2 zero=2,stage=3", {}, "beside `cp`"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Rows that nobody here has seen: other publishers' words for the same things, and rows broken in every way. A row is understood, or refused
-with a reason; no file brings memfit down."""
+"""Rows that nobody here has seen: other publishers' words for the same things, and rows broken in
+every way. A row is understood, or refused with a reason; no file brings memfit down."""
 
 from __future__ import annotations
 
@@ -21,12 +21,37 @@ from memfit.truth.single import Kernel
 
 GIB = 2**30
 TRAINED: dict[str, Any] = {
-    "id": "made-1", "source": "acme/bench:README.md", "model": "meta-llama/Llama-3.1-8B", "task": "train", "engine": "Hugging Face Trainer",
-    "engine_version": "transformers 4.46.2; torch 2.5.1; peft 0.13.2", "gpu": "NVIDIA A100-SXM4-80GB", "gpus": 1, "batch": 2, "seq": 2048,
-    "dtype": "bf16", "method": "lora r=16 q,k,v,o", "optimizer": "adamw_torch", "grad_checkpointing": True, "attention": "sdpa", "parallel": "none",
-    "extra": {}, "metric": "peak_allocated", "unit": "GiB", "value": 90.0, "confidence": "high", "notes": "", "scope": "one GPU",
-}  # fmt: skip
-SERVED = {"task": "inference", "method": "none", "optimizer": None, "grad_checkpointing": None, "seq": {"input": 512, "new_tokens": 64}}
+    "id": "made-1",
+    "source": "acme/bench:README.md",
+    "model": "meta-llama/Llama-3.1-8B",
+    "task": "train",
+    "engine": "Hugging Face Trainer",
+    "engine_version": "transformers 4.46.2; torch 2.5.1; peft 0.13.2",
+    "gpu": "NVIDIA A100-SXM4-80GB",
+    "gpus": 1,
+    "batch": 2,
+    "seq": 2048,
+    "dtype": "bf16",
+    "method": "lora r=16 q,k,v,o",
+    "optimizer": "adamw_torch",
+    "grad_checkpointing": True,
+    "attention": "sdpa",
+    "parallel": "none",
+    "extra": {},
+    "metric": "peak_allocated",
+    "unit": "GiB",
+    "value": 90.0,
+    "confidence": "high",
+    "notes": "",
+    "scope": "one GPU",
+}
+SERVED = {
+    "task": "inference",
+    "method": "none",
+    "optimizer": None,
+    "grad_checkpointing": None,
+    "seq": {"input": 512, "new_tokens": 64},
+}
 
 
 def made(**changes: Any) -> Case | Kernel | Refused:
@@ -99,7 +124,7 @@ def case(**changes: Any) -> TruthCase:
         ("engine", "axolotl + CutCrossEntropyPlugin", "framework", None),
         ("task", "dpo", "task", None),
     ],
-)  # fmt: skip
+)
 def test_other_words_for_the_same_things(field: str, words: Any, option: str, value: Any) -> None:
     """None: refused, rather than taken for something that it is not."""
     found = made(**{field: words})
@@ -133,8 +158,16 @@ def test_prompts_and_answers_in_other_words(seq: Any, prompt: int, new: int) -> 
         ("fsdp2", 2, Strategy(fsdp=FSDP(size=2, version=1))),
         ("FSDP SHARD_GRAD_OP", 2, Strategy(fsdp=FSDP(size=2, version=1, reshard=False))),
         ("DeepSpeed ZeRO-3", 8, Strategy(zero=ZeRO(size=8, stage=3))),
-        ("zero stage 2, optimizer offload", 4, Strategy(zero=ZeRO(size=4, stage=2, offload_optimizer="cpu"))),
-        ("zero3 + cpu offload", 4, Strategy(zero=ZeRO(size=4, stage=3, offload_optimizer="cpu", offload_param="cpu"))),
+        (
+            "zero stage 2, optimizer offload",
+            4,
+            Strategy(zero=ZeRO(size=4, stage=2, offload_optimizer="cpu")),
+        ),
+        (
+            "zero3 + cpu offload",
+            4,
+            Strategy(zero=ZeRO(size=4, stage=3, offload_optimizer="cpu", offload_param="cpu")),
+        ),
         ("tp2", 2, Strategy(tp=TP(size=2))),
         ("fsdp4 tp2", 8, Strategy(tp=TP(size=2), fsdp=FSDP(size=4, version=1))),
         ("tensor parallel 2", 8, Strategy(tp=TP(size=2), ddp=DDP(size=4))),
@@ -145,7 +178,7 @@ def test_prompts_and_answers_in_other_words(seq: Any, prompt: int, new: int) -> 
         ("ddp4", 8, None),
         ("tp3", 8, None),
     ],
-)  # fmt: skip
+)
 def test_layouts_by_their_words(parallel: str, gpus: int, strategy: Strategy | None) -> None:
     found = made(parallel=parallel, gpus=gpus, scope="per GPU")
     assert (found.strategy if isinstance(found, TruthCase) else None) == strategy
@@ -178,7 +211,9 @@ def test_versions_that_are_not_stated_are_of_the_time_of_those_that_are() -> Non
     assert found.job.version("torch") == (2, 5)
     assert "trl 0.11 is taken, the newest of 2024-10" in found.notes
     assert case(engine_version="2024-06").job.version("transformers") == (4, 42)
-    assert case(engine_version="2030-01").job.versions == case(engine_version=None).job.versions == ""
+    assert (
+        case(engine_version="2030-01").job.versions == case(engine_version=None).job.versions == ""
+    )
     assert any("no version is stated" in note for note in case(engine_version=None).notes)
 
 
@@ -191,15 +226,42 @@ def test_releases_stand_in_order() -> None:
     assert newest("transformers", "2020-01") is None
 
 
-# ------------------------------------------------------------------------------------------------------------------ broken rows
+# ------------------------------------------------------------------------------------- broken rows
 STRANGE: tuple[Any, ...] = (
-    None, True, 0, -1, 3.5, 1e30, 10**25, float("nan"), float("inf"), "", "none", "-3", "1e5", [], {}, {"input": 0}, "é\u0000", "lora r=0 q", "fsdp0",
-    "lora r=999999 all", "zero3 x0", "tp0", "ddp 0", "GPTQ g0", "bf16", "nf4", 10**12,
-)  # fmt: skip
+    None,
+    True,
+    0,
+    -1,
+    3.5,
+    1e30,
+    10**25,
+    float("nan"),
+    float("inf"),
+    "",
+    "none",
+    "-3",
+    "1e5",
+    [],
+    {},
+    {"input": 0},
+    "é\u0000",
+    "lora r=0 q",
+    "fsdp0",
+    "lora r=999999 all",
+    "zero3 x0",
+    "tp0",
+    "ddp 0",
+    "GPTQ g0",
+    "bf16",
+    "nf4",
+    10**12,
+)
 SIGNS = "0123456789,.=[](){} xq\\"
 
 
-def broken(given: dict[str, Any], others: list[dict[str, Any]], rng: random.Random) -> dict[str, Any]:
+def broken(
+    given: dict[str, Any], others: list[dict[str, Any]], rng: random.Random
+) -> dict[str, Any]:
     """A row with up to three fields gone, exchanged, cut, multiplied or strange."""
     found = dict(given)
     for _ in range(rng.randint(1, 3)):
@@ -233,16 +295,26 @@ def test_rows_broken_at_random_are_understood_or_refused(seed: int) -> None:
 
 
 def test_every_line_of_a_file_is_answered_for(tmp_path: Path) -> None:
-    """Mark of byte order, ends of lines of other systems, an id twice, a line cut in two: counted and named, never dropped."""
+    """Mark of byte order, ends of lines of other systems, an id twice, a line cut in two: counted
+    and named, never dropped."""
     good = json.dumps(TRAINED)
     path = tmp_path / "rows.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + "\r\n".join([good, good, good[:70], "", "NaN", good.replace("made-1", "made-2")]).encode())
+    path.write_bytes(
+        b"\xef\xbb\xbf"
+        + "\r\n".join([good, good, good[:70], "", "NaN", good.replace("made-1", "made-2")]).encode()
+    )
     found = list(read(path))
     assert [one.id for one in found] == ["made-1", "made-1", "line 3", "line 5", "made-2"]
-    assert [one.reason for one in found if isinstance(one, Refused)] == ["an id for the second time", "no JSON", "no JSON object"]
+    assert [one.reason for one in found if isinstance(one, Refused)] == [
+        "an id for the second time",
+        "no JSON",
+        "no JSON object",
+    ]
 
 
-def test_lines_that_are_no_rows_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_are_no_rows_are_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join([json.dumps(TRAINED), "{", "[]"]))
     assert main(["accuracy", str(path)]) == 0

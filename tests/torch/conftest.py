@@ -1,4 +1,5 @@
-"""One thread for torch: the models of these tests are too small for two, which would wait for each other most of the time."""
+"""One thread for torch: the models of these tests are too small for two, which would wait for each
+other most of the time."""
 
 from __future__ import annotations
 

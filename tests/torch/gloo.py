@@ -1,4 +1,5 @@
-"""Real ranks: as many processes on the CPU, joined by torch's gloo group, each measured by the profiler as a process of its own."""
+"""Real ranks: as many processes on the CPU, joined by torch's gloo group, each measured by the
+profiler as a process of its own."""
 
 from __future__ import annotations
 
@@ -24,9 +25,15 @@ from torch.profiler import ProfilerActivity, profile, record_function
 import torch
 
 IMPORTED = (  # for all ranks at once
-    "tests.torch.gloo", "torch.distributed.fsdp", "torch.distributed.tensor.parallel", "torch.distributed.tensor.experimental", "accelerate",
-    "transformers.models.llama.modeling_llama", "transformers.distributed.tensor_parallel", "tests.torch.zero_ready",
-)  # fmt: skip
+    "tests.torch.gloo",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.tensor.experimental",
+    "accelerate",
+    "transformers.models.llama.modeling_llama",
+    "transformers.distributed.tensor_parallel",
+    "tests.torch.zero_ready",
+)
 MOMENT = 0.002  # seconds
 PATIENCE = 120  # seconds, for all ranks of a case
 Wrap = Callable[[Any], Any]
@@ -41,13 +48,21 @@ def processes() -> Any:
 
 
 def ranks(count: int, body: Callable[..., Any], *given: Any) -> list[Any]:
-    """What `body(*given)` returns on each of `count` ranks of a gloo group; it and what it is given must be picklable."""
+    """What `body(*given)` returns on each of `count` ranks of a gloo group; it and what it is given
+    must be picklable."""
     with tempfile.TemporaryDirectory() as folder:
         return each(range(count), count, joined, str(Path(folder, "store")), body, given)
 
 
-def each(some: Iterable[int], count: int, body: Callable[..., Any], *given: Any, patience: float = PATIENCE) -> list[Any]:
-    """What `body(*given)` returns in a process for each of these ranks out of `count`, which sees what a launcher would tell it."""
+def each(
+    some: Iterable[int],
+    count: int,
+    body: Callable[..., Any],
+    *given: Any,
+    patience: float = PATIENCE,
+) -> list[Any]:
+    """What `body(*given)` returns in a process for each of these ranks out of `count`, which sees
+    what a launcher would tell it."""
     context = processes()
     found: dict[Connection, int] = {}
     started = []
@@ -83,10 +98,17 @@ def received(pipes: dict[Connection, int], patience: float) -> list[Any]:
     return [results[rank] for rank in sorted(results)]
 
 
-def told(pipe: Connection, rank: int, count: int, body: Callable[..., Any], given: tuple[Any, ...]) -> None:
+def told(
+    pipe: Connection, rank: int, count: int, body: Callable[..., Any], given: tuple[Any, ...]
+) -> None:
     """One process: what launchers tell it, its body."""
     torch.set_num_threads(1)
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count)}
+    os.environ |= {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(count),
+        "LOCAL_WORLD_SIZE": str(count),
+    }
     try:
         pipe.send((True, body(*given)))
     except Exception:  # noqa: BLE001 - told to the process that asked
@@ -107,8 +129,8 @@ def joined(store: str, body: Callable[..., Any], given: tuple[Any, ...]) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rank:
-    """What one rank held: every change that the profiler saw, and the peaks of what the dispatcher saw, without what kernels and gloo take for
-    themselves, by phase."""
+    """What one rank held: every change that the profiler saw, and the peaks of what the dispatcher
+    saw, without what kernels and gloo take for themselves, by phase."""
 
     changes: Changes
     peaks: dict[str, int]
@@ -142,16 +164,24 @@ def answered(small: Small, loop: Loop, wrap: Wrap, new: int) -> Changes:
         prompt = small.given(model, loop.batch, loop.seq)["input_ids"]
         with uncollected(), record_function("first step"):
             answer = model.generate(
-                prompt, max_new_tokens=new, do_sample=False, pad_token_id=0, use_cache=True, return_dict_in_generate=True
+                prompt,
+                max_new_tokens=new,
+                do_sample=False,
+                pad_token_id=0,
+                use_cache=True,
+                return_dict_in_generate=True,
             )
         del answer
     return changes(profiler)
 
 
 def busy() -> bool:
-    """Whether another thread of this process runs, or waits for a processor: Linux tells; elsewhere the moment must do."""
+    """Whether another thread of this process runs, or waits for a processor: Linux tells; elsewhere
+    the moment must do."""
     mine = str(threading.get_native_id())
-    return any(running(one) for one in Path("/proc/self/task").glob("*/stat") if one.parent.name != mine)
+    return any(
+        running(one) for one in Path("/proc/self/task").glob("*/stat") if one.parent.name != mine
+    )
 
 
 def running(stat: Path) -> bool:
@@ -166,16 +196,21 @@ def measured() -> Any:
 
 
 def changes(profiler: Any) -> Changes:
-    """Bytes alive before the first step are all that came and did not go since the profiler began."""
+    """Bytes alive before the first step are all that came and did not go since the profiler
+    began."""
     events = profiler.profiler.kineto_results.events()
     start = next(one.start_ns() for one in events if one.name() == "first step")
-    return split(profiler, sum(one.nbytes() for one in events if one.name() == "[memory]" and one.start_ns() < start))
+    return split(
+        profiler,
+        sum(one.nbytes() for one in events if one.name() == "[memory]" and one.start_ns() < start),
+    )
 
 
 def settled() -> None:
-    """Whoever waits for a collective waits a moment more, until this process' other threads have nothing to run. Gloo's thread lets go of a
-    collective's tensors after it has said that it is done (ProcessGroupGloo.cpp `runLoop`), and what it frees then no profiler sees: profilers
-    belong to threads."""
+    """Whoever waits for a collective waits a moment more, until this process' other threads have
+    nothing to run. Gloo's thread lets go of a collective's tensors after it has said that it is
+    done (ProcessGroupGloo.cpp `runLoop`), and what it frees then no profiler sees: profilers belong
+    to threads."""
     from torch._C._distributed_c10d import Work
     from torch.distributed import _functional_collectives as functional
     from torch.utils._python_dispatch import _disable_current_modes

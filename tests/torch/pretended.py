@@ -1,5 +1,6 @@
-"""A process of its own for what is measured on a pretended GPU (what a followed script puts in torch's place stays there), and where it and
-the script meet: what is to be measured, and what came out."""
+"""A process of its own for what is measured on a pretended GPU (what a followed script puts in
+torch's place stays there), and where it and the script meet: what is to be measured, and what came
+out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Products of 16-bit matrices on the CPU by the kernels for 32 bits. Its own, without oneDNN, are plain loops and take most of a real step's time."""
+"""Products of 16-bit matrices on the CPU by the kernels for 32 bits. Its own, without oneDNN, are
+plain loops and take most of a real step's time."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ aten = torch.ops.aten
 
 
 class Scratch:
-    """Memory for 32-bit copies, which was there before anything was measured: what is counted is what torch's own kernels ask for, their result."""
+    """Memory for 32-bit copies, which was there before anything was measured: what is counted is
+    what torch's own kernels ask for, their result."""
 
     def __init__(self, count: int) -> None:
         self.whole, self.used = torch.zeros(count), 0
@@ -30,7 +32,8 @@ class Scratch:
 
 
 def install(count: int) -> operators.Library:
-    """`mm`, `bmm` and `addmm` of CPUs for as long as what is returned lives; `count`: numbers in the operands and the result of the largest."""
+    """`mm`, `bmm` and `addmm` of CPUs for as long as what is returned lives; `count`: numbers in
+    the operands and the result of the largest."""
     scratch, library = Scratch(count), operators.Library("aten", "IMPL")
 
     def product(name: str, out: Any) -> None:

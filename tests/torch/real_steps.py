@@ -1,4 +1,5 @@
-"""Real training steps on the CPU under torch's profiler, which records every event of the allocator: the truth for a trace without a GPU."""
+"""Real training steps on the CPU under torch's profiler, which records every event of the
+allocator: the truth for a trace without a GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from memfit.tape import Alloc, Free, Mark, Tape
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Bytes alive before the first step, and every change after, in order: positive when allocated."""
+    """Bytes alive before the first step, and every change after, in order: positive when
+    allocated."""
 
     before: int
     changes: tuple[int, ...]
@@ -34,8 +36,8 @@ class Changes:
 
 @dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A plain training loop; `frozen`: parameters whose name lacks this are; `quant`: what transformers' BitsAndBytesConfig is told;
-    `head`: what is called in place of the model."""
+    """A plain training loop; `frozen`: parameters whose name lacks this are; `quant`: what
+    transformers' BitsAndBytesConfig is told; `head`: what is called in place of the model."""
 
     batch: int = 2
     seq: int = 64
@@ -60,11 +62,16 @@ def real(small: Small, loop: Loop) -> Changes:
     """The steps, written without memfit, and every change of the bytes alive."""
     gc.collect()
     gc.freeze()  # collections from here on look through what these steps make, and nothing else
-    with torch.backends.mkldnn.flags(enabled=False), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         model = adapted(built(small, loop), loop)
         trained = [one for one in model.parameters() if one.requires_grad]
         stepper = loop.optimizer(trained)
-        before = held(*weights(model), *(one for state in stepper.state.values() for one in state.values()))
+        before = held(
+            *weights(model), *(one for state in stepper.state.values() for one in state.values())
+        )
         with uncollected(), record_function("first step"):
             train(model, trained, stepper, small, loop, loop.head and loop.head(model))
             if loop.merge:
@@ -84,7 +91,8 @@ def uncollected() -> Iterator[None]:
 
 
 def built(small: Small, loop: Loop) -> Any:
-    """The model as it is made, or, where that would not be the same, as it is loaded from a file."""
+    """The model as it is made, or, where that would not be the same, as it is loaded from a
+    file."""
     import transformers
     from transformers import AutoConfig
 
@@ -92,9 +100,15 @@ def built(small: Small, loop: Loop) -> Any:
     wanted = AutoConfig.for_model(values.pop("model_type"), **values)
     model = auto.from_config(wanted, dtype=torch.float32, attn_implementation=loop.attention)
     if loop.dtype != "float32" or loop.quant is not None:
-        settings: dict[str, Any] = {"dtype": getattr(torch, loop.dtype), "attn_implementation": loop.attention}
+        settings: dict[str, Any] = {
+            "dtype": getattr(torch, loop.dtype),
+            "attn_implementation": loop.attention,
+        }
         if loop.quant is not None:
-            settings |= {"quantization_config": transformers.BitsAndBytesConfig(**loop.quant), "device_map": "cpu"}
+            settings |= {
+                "quantization_config": transformers.BitsAndBytesConfig(**loop.quant),
+                "device_map": "cpu",
+            }
         with tempfile.TemporaryDirectory() as folder:
             model.save_pretrained(folder)
             model = auto.from_pretrained(folder, **settings)
@@ -119,20 +133,30 @@ def adapted(model: Any, loop: Loop) -> Any:
     return model
 
 
-def train(model: Any, trained: list[Any], stepper: Any, small: Small, loop: Loop, wrapped: Any = None) -> None:
+def train(
+    model: Any, trained: list[Any], stepper: Any, small: Small, loop: Loop, wrapped: Any = None
+) -> None:
     """`wrapped`: the model as a library of many ranks hands it out."""
     from accelerate.utils.operations import convert_outputs_to_fp32
 
     kind = getattr(torch, loop.autocast) if loop.autocast else None
     wrapped = model if wrapped is None else wrapped
-    forward = wrapped if kind is None else convert_outputs_to_fp32(torch.autocast("cpu", dtype=kind)(wrapped))
+    forward = (
+        wrapped
+        if kind is None
+        else convert_outputs_to_fp32(torch.autocast("cpu", dtype=kind)(wrapped))
+    )
     scaler = torch.amp.GradScaler("cpu", init_scale=16.0, enabled=kind is torch.float16)
     for _ in range(loop.steps):
         if loop.zero_grad == "before_backward":
             stepper.zero_grad()
         for left in reversed(range(loop.accumulate)):
             inputs = small.given(model, loop.batch, loop.seq)
-            with wrapped.no_sync() if left and hasattr(wrapped, "no_sync") else contextlib.nullcontext():
+            with (
+                wrapped.no_sync()
+                if left and hasattr(wrapped, "no_sync")
+                else contextlib.nullcontext()
+            ):
                 outputs = forward(**inputs)
                 loss = outputs.loss
                 if not loop.keep_outputs:
@@ -161,7 +185,9 @@ def weights(model: Any) -> Iterator[Any]:
         yield getattr(one, "SCB", None)
 
 
-def generated(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: int = 4, **settings: Any) -> Changes:
+def generated(
+    config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: int = 4, **settings: Any
+) -> Changes:
     """A prompt and some tokens by `generate`, in fp32."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -175,21 +201,35 @@ def generated(config: Mapping[str, Any], *, batch: int = 2, seq: int = 64, new: 
         with record_function("first step"):
             pass
         prompt = torch.randint(1, wanted.get_text_config().vocab_size, (batch, seq))
-        answer = model.generate(prompt, max_new_tokens=new, do_sample=False, pad_token_id=0, return_dict_in_generate=True, **settings)
+        answer = model.generate(
+            prompt,
+            max_new_tokens=new,
+            do_sample=False,
+            pad_token_id=0,
+            return_dict_in_generate=True,
+            **settings,
+        )
         del answer
     return split(profiler, before)
 
 
 def held(*values: Any) -> int:
     """Bytes of the storages behind these tensors, each once."""
-    storages = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in values if isinstance(one, torch.Tensor)}
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
+        for one in values
+        if isinstance(one, torch.Tensor)
+    }
     return sum(storages.values())
 
 
 def split(profiler: Any, before: int) -> Changes:
     events = profiler.profiler.kineto_results.events()
     start = next(one.start_ns() for one in events if one.name() == "first step")
-    memory = sorted(((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"), key=lambda one: one[0])
+    memory = sorted(
+        ((one.start_ns(), one.nbytes()) for one in events if one.name() == "[memory]"),
+        key=lambda one: one[0],
+    )
     return Changes(before=before, changes=tuple(size for at, size in memory if at >= start))
 
 

@@ -24,22 +24,57 @@ from memfit.trace import trace_config
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL, transformers and PEFT
 LLAMA = {
-    "model_type": "llama", "vocab_size": 4000, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 1024,
-}  # fmt: skip
-TRL, WRAPPER, ALL = {"framework": "trl", "activation_offload": "streams"}, {"activation_offload": "wrapper"}, {"activation_offload": "all"}
-FULL, LORA, REENTRANT = {"checkpointing": "full"}, {"method": "lora"}, {"checkpointing": "full", "reentrant": True}
-PHI3, MIXTRAL = {"model_type": "phi3", "pad_token_id": 0}, {"model_type": "mixtral", "num_local_experts": 4}
+    "model_type": "llama",
+    "vocab_size": 4000,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+TRL, WRAPPER, ALL = (
+    {"framework": "trl", "activation_offload": "streams"},
+    {"activation_offload": "wrapper"},
+    {"activation_offload": "all"},
+)
+FULL, LORA, REENTRANT = (
+    {"checkpointing": "full"},
+    {"method": "lora"},
+    {"checkpointing": "full", "reentrant": True},
+)
+PHI3, MIXTRAL = (
+    {"model_type": "phi3", "pad_token_id": 0},
+    {"model_type": "mixtral", "num_local_experts": 4},
+)
 GEMMA2 = {"model_type": "gemma2", "head_dim": 64}
 OWN: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    ({}, {}), ({}, FULL), ({}, REENTRANT), ({}, LORA), ({}, LORA | FULL), ({}, LORA | REENTRANT), ({}, {"method": "qlora"} | FULL),
-    ({}, {"precision": "autocast-bf16"}), (PHI3, LORA), (MIXTRAL, {}), (GEMMA2, {"attention": "eager"}), ({}, {"checkpointing": "selective"}),
-    ({}, FULL | {"accumulate": 2}), ({}, LORA | {"packing": False, "optimizer": "adamw_8bit"}), ({}, {"longest": 512, "evaluate": True}),
-)  # fmt: skip
+    ({}, {}),
+    ({}, FULL),
+    ({}, REENTRANT),
+    ({}, LORA),
+    ({}, LORA | FULL),
+    ({}, LORA | REENTRANT),
+    ({}, {"method": "qlora"} | FULL),
+    ({}, {"precision": "autocast-bf16"}),
+    (PHI3, LORA),
+    (MIXTRAL, {}),
+    (GEMMA2, {"attention": "eager"}),
+    ({}, {"checkpointing": "selective"}),
+    ({}, FULL | {"accumulate": 2}),
+    ({}, LORA | {"packing": False, "optimizer": "adamw_8bit"}),
+    ({}, {"longest": 512, "evaluate": True}),
+)
 TORCHS: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
-    ({}, WRAPPER), ({}, WRAPPER | FULL), ({}, WRAPPER | REENTRANT | LORA), (PHI3, WRAPPER | {"method": "qlora"}), (GEMMA2, WRAPPER | {"accumulate": 2}),
-    ({}, ALL | {"precision": "autocast-bf16", "keep_outputs": True}), ({}, ALL | FULL | LORA), (MIXTRAL, ALL | {"evaluate": True}),
-)  # fmt: skip
+    ({}, WRAPPER),
+    ({}, WRAPPER | FULL),
+    ({}, WRAPPER | REENTRANT | LORA),
+    (PHI3, WRAPPER | {"method": "qlora"}),
+    (GEMMA2, WRAPPER | {"accumulate": 2}),
+    ({}, ALL | {"precision": "autocast-bf16", "keep_outputs": True}),
+    ({}, ALL | FULL | LORA),
+    (MIXTRAL, ALL | {"evaluate": True}),
+)
 
 
 def both(config: dict[str, Any], options: dict[str, Any], **more: Any) -> tuple[Tape, Tape]:
@@ -50,7 +85,11 @@ def both(config: dict[str, Any], options: dict[str, Any], **more: Any) -> tuple[
 
 
 def copied(tape: Tape, op: str) -> int:
-    return sum(event.size for event in tape if type(event) is Comm and event.group == "host" and event.op == op)
+    return sum(
+        event.size
+        for event in tape
+        if type(event) is Comm and event.group == "host" and event.op == op
+    )
 
 
 def held(ours: Tape, theirs: Tape) -> None:
@@ -79,8 +118,17 @@ def test_replicas() -> None:
 
 def test_real_steps_have_the_hooks_too() -> None:
     """On the CPU, where what leaves stays on the same side, copies and all."""
-    config = {**LLAMA, "hidden_size": 64, "intermediate_size": 160, "vocab_size": 512, "num_hidden_layers": 2}
-    cases = [Case(model="any", config=config, job=Job(batch=2, seq=32, activation_offload=kind)) for kind in ("none", "all")]
+    config = {
+        **LLAMA,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "vocab_size": 512,
+        "num_hidden_layers": 2,
+    }
+    cases = [
+        Case(model="any", config=config, job=Job(batch=2, seq=32, activation_offload=kind))
+        for kind in ("none", "all")
+    ]
     none, away = (recorded(case, run(case, "cpu", None), 1.0) for case in cases)
     assert none.allocated is not None
     assert away.allocated is not None

@@ -10,13 +10,24 @@ import pytest
 import memfit
 
 LLAMA: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512, "dtype": "bfloat16",
-}  # fmt: skip
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "dtype": "bfloat16",
+}
 
 JAPANESE: dict[str, Any] = {
-    "model_type": "gpt_neox_japanese", "hidden_size": 64, "intermediate_multiple_size": 4, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "vocab_size": 512, "max_position_embeddings": 128, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "gpt_neox_japanese",
+    "hidden_size": 64,
+    "intermediate_multiple_size": 4,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+    "dtype": "bfloat16",
+}
 
 
 def test_a_model_that_no_family_knows(tmp_path: Any) -> None:
@@ -28,11 +39,16 @@ def test_a_model_that_no_family_knows(tmp_path: Any) -> None:
 
     (tmp_path / "config.json").write_text(json.dumps(JAPANESE))
     found = memfit.estimate(tmp_path / "config.json", gpu="t4", seq=64, by="trace")
-    assert (found.source, found.verdict, found.model.family) == ("trace", "fits", "gpt_neox_japanese")
+    assert (found.source, found.verdict, found.model.family) == (
+        "trace",
+        "fits",
+        "gpt_neox_japanese",
+    )
     assert set(found.versions) >= {"torch", "transformers"}
     assert sum(found.parts.values()) == found.device
     config = AutoConfig.for_model(
-        JAPANESE["model_type"], **{key: value for key, value in JAPANESE.items() if key not in ("model_type", "dtype")}
+        JAPANESE["model_type"],
+        **{key: value for key, value in JAPANESE.items() if key not in ("model_type", "dtype")},
     )
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -47,15 +63,30 @@ def test_the_longest_batch_to_come_is_traced_as_the_formulas_have_it() -> None:
     from memfit.trace import trace_config
 
     config = {
-        "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 4, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
-    }  # fmt: skip
-    for options in ({}, {"checkpointing": "full"}, {"method": "lora", "packing": False, "accumulate": 2}):
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "max_position_embeddings": 256,
+        "tie_word_embeddings": False,
+    }
+    for options in (
+        {},
+        {"checkpointing": "full"},
+        {"method": "lora", "packing": False, "accumulate": 2},
+    ):
         job = Job(seq=64, batch=2, longest=160, **options)  # type: ignore[arg-type]
         ours, real = memory(lower(build(config), job)), memory(trace_config(config, job))
         assert abs(ours.allocated / real.allocated - 1) < 0.001
         peaks = [
-            max(one.allocated for one in memory_.timeline if one.moment == "longest batch" and one.phase == "backward")
+            max(
+                one.allocated
+                for one in memory_.timeline
+                if one.moment == "longest batch" and one.phase == "backward"
+            )
             for memory_ in (ours, real)
         ]
         assert peaks == [ours.allocated, real.allocated]
@@ -83,12 +114,22 @@ def test_what_only_formulas_cannot_do_is_no_obstacle() -> None:
 
 def test_the_class_is_that_of_the_architectures() -> None:
     bert = {
-        "model_type": "bert", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512,
-    }  # fmt: skip
+        "model_type": "bert",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 512,
+    }
     whole = memfit.estimate({**bert, "architectures": ["BertForMaskedLM"]}, by="trace", seq=32)
-    classes = memfit.estimate({**bert, "architectures": ["BertForSequenceClassification"]}, by="trace", seq=32)
+    classes = memfit.estimate(
+        {**bert, "architectures": ["BertForSequenceClassification"]}, by="trace", seq=32
+    )
     assert classes.parameters.total < whole.parameters.total
-    assert memfit.estimate(bert, by="trace", seq=32, head="classification").memory.allocated == classes.memory.allocated
+    assert (
+        memfit.estimate(bert, by="trace", seq=32, head="classification").memory.allocated
+        == classes.memory.allocated
+    )
     with pytest.raises(memfit.InputError, match="no class of kind `image-text` for `bert`"):
         memfit.estimate(bert, by="trace", seq=32, head="image-text")
     with pytest.raises(memfit.InputError, match="600 tokens are more than the 512 positions"):
@@ -106,25 +147,45 @@ def test_images_are_told() -> None:
     for seen, message in told.items():
         assert message in [problem.message for problem in found[seen].problems]
     assert found[True].memory.allocated > found[False].memory.allocated
-    with pytest.raises(memfit.InputError, match="images take 128 tokens, which are more than the 64"):
+    with pytest.raises(
+        memfit.InputError, match="images take 128 tokens, which are more than the 64"
+    ):
         memfit.estimate(LLAVA, by="trace", seq=64, images=8)
 
 
 def test_experts_of_a_model_without_formulas_are_balanced_or_skewed() -> None:
     jamba = {
-        "model_type": "jamba", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "vocab_size": 512, "num_experts": 4, "num_experts_per_tok": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 1,
-        "expert_layer_offset": 0, "use_mamba_kernels": False, "mamba_d_state": 4, "mamba_dt_rank": 4,
-    }  # fmt: skip
+        "model_type": "jamba",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 512,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "attn_layer_period": 2,
+        "attn_layer_offset": 1,
+        "expert_layer_period": 1,
+        "expert_layer_offset": 0,
+        "use_mamba_kernels": False,
+        "mamba_d_state": 4,
+        "mamba_dt_rank": 4,
+    }
     even = memfit.estimate(jamba, by="trace", seq=32)
     skewed = memfit.estimate(jamba, by="trace", seq=32, router_skew=1.5)
     message = "every expert is taken to get an equal share of the tokens"
-    assert [message in [one.message for one in found.problems] for found in (even, skewed)] == [True, False]
+    assert [message in [one.message for one in found.problems] for found in (even, skewed)] == [
+        True,
+        False,
+    ]
 
 
 def test_liger_is_run_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "liger_kernel", None)  # as where it is not
-    with pytest.raises(memfit.InputError, match="runs the Python code of `liger-kernel`, which is not installed"):
+    with pytest.raises(
+        memfit.InputError, match="runs the Python code of `liger-kernel`, which is not installed"
+    ):
         memfit.estimate({**LLAMA, "model_type": "llama"}, by="trace", seq=32, loss="liger")
 
 
@@ -136,14 +197,30 @@ def test_losses_that_transformers_has_not_are_refused() -> None:
 @pytest.mark.parametrize(
     ("stored", "options", "message"),
     [
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, {"task": "inference"}, "the trace cannot run weights stored by `gptq`"),
-        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, {"method": "lora"}, "the trace cannot run weights stored by `gptq`"),
-        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, {"task": "inference", "gpu": "h100-sxm"}, "cannot run weights stored by `fp8`"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            {"task": "inference"},
+            "the trace cannot run weights stored by `gptq`",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            {"method": "lora"},
+            "the trace cannot run weights stored by `gptq`",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128, 128]},
+            {"task": "inference", "gpu": "h100-sxm"},
+            "cannot run weights stored by `fp8`",
+        ),
         ({}, {"unsloth": "norms,rotary"}, "the trace has no kernels of Unsloth's"),
     ],
-)  # fmt: skip
-def test_what_the_trace_does_not_run_is_refused_not_left_away(stored: dict[str, Any], options: dict[str, Any], message: str) -> None:
-    config = {**LLAMA, "model_type": "llama", "hidden_size": 128} | ({"quantization_config": stored} if stored else {})
+)
+def test_what_the_trace_does_not_run_is_refused_not_left_away(
+    stored: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    config = {**LLAMA, "model_type": "llama", "hidden_size": 128} | (
+        {"quantization_config": stored} if stored else {}
+    )
     with pytest.raises(memfit.InputError, match=message):
         memfit.estimate(config, by="trace", seq=64, **options)
 
@@ -151,6 +228,12 @@ def test_what_the_trace_does_not_run_is_refused_not_left_away(stored: dict[str, 
 def test_what_is_unpacked_as_it_is_loaded_is_traced_unpacked() -> None:
     """fp8 on a GPU that has no kernels for it."""
     config = {**LLAMA, "model_type": "llama", "hidden_size": 128}
-    stored = {**config, "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    stored = {
+        **config,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+    }
     job = {"task": "inference", "seq": 64, "gpu": "a100-sxm-80gb", "by": "trace"}
-    assert memfit.estimate(stored, **job).memory.allocated == memfit.estimate(config, **job).memory.allocated
+    assert (
+        memfit.estimate(stored, **job).memory.allocated
+        == memfit.estimate(config, **job).memory.allocated
+    )

@@ -1,6 +1,8 @@
-"""Every class that transformers has for text, and for text with images or sounds, through the trace: a training step, and generation.
+"""Every class that transformers has for text, and for text with images or sounds, through the
+trace: a training step, and generation.
 
-What is refused is in `refused_classes.txt`, by name and with its reason; a class that passes from one side to the other makes this red.
+What is refused is in `refused_classes.txt`, by name and with its reason; a class that passes from
+one side to the other makes this red.
 """
 
 from __future__ import annotations
@@ -21,32 +23,67 @@ from memfit.errors import InputError  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning"),
+]
 HEADS = {
-    "causal-lm": ("CAUSAL_LM",), "image-text": ("IMAGE_TEXT_TO_TEXT",), "seq2seq-lm": ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),
-    "masked-lm": ("MASKED_LM",), "classification": ("SEQUENCE_CLASSIFICATION",), "token-classification": ("TOKEN_CLASSIFICATION",),
+    "causal-lm": ("CAUSAL_LM",),
+    "image-text": ("IMAGE_TEXT_TO_TEXT",),
+    "seq2seq-lm": ("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),
+    "masked-lm": ("MASKED_LM",),
+    "classification": ("SEQUENCE_CLASSIFICATION",),
+    "token-classification": ("TOKEN_CLASSIFICATION",),
     "question-answering": ("QUESTION_ANSWERING",),
-}  # fmt: skip
+}
 GENERATING = ("causal-lm", "image-text", "seq2seq-lm")
 READ_FROM = "5.23"
-# What these classes want of a job: cuFFT knows no bf16; fewer positions than others; kernels of one number format.
+# What these classes want of a job: cuFFT knows no bf16; fewer positions than others; kernels of one
+# number format.
 JOBS: dict[str, dict[str, Any]] = {
-    "fnet": {"precision": "fp32"}, "xlstm": {"precision": "fp32"}, "xlnet": {"precision": "fp32"}, "blip": {"seq": 256}, "florence2": {"seq": 512},
-    "git": {"seq": 512, "images": 1}, "kosmos-2.5": {"seq": 4096}, "vision-encoder-decoder": {"seq": 256}, "pp_formulanet": {"precision": "fp32"},
-    **{kind: {"seq": 4096} for kind in ("lighton_ocr", "llava_next", "llava_next_video", "llava_onevision", "mistral3", "mistral_large4")},
-    "chameleon": {"seq": 1280}, "emu3": {"seq": 3584}, "granite4_vision": {"seq": 2048},
-    "instructblip": {"seq": 256}, "instructblipvideo": {"seq": 256}, "perceiver": {"seq": 2048},
+    "fnet": {"precision": "fp32"},
+    "xlstm": {"precision": "fp32"},
+    "xlnet": {"precision": "fp32"},
+    "blip": {"seq": 256},
+    "florence2": {"seq": 512},
+    "git": {"seq": 512, "images": 1},
+    "kosmos-2.5": {"seq": 4096},
+    "vision-encoder-decoder": {"seq": 256},
+    "pp_formulanet": {"precision": "fp32"},
+    **{
+        kind: {"seq": 4096}
+        for kind in (
+            "lighton_ocr",
+            "llava_next",
+            "llava_next_video",
+            "llava_onevision",
+            "mistral3",
+            "mistral_large4",
+        )
+    },
+    "chameleon": {"seq": 1280},
+    "emu3": {"seq": 3584},
+    "granite4_vision": {"seq": 2048},
+    "instructblip": {"seq": 256},
+    "instructblipvideo": {"seq": 256},
+    "perceiver": {"seq": 2048},
     "qwen4_exp": {"seq": 256},  # it goes token by token
-}  # fmt: skip
+}
 
-TASKS = {("reformer", "inference"): {"seq": 32}}  # its table of positions ends with the sequence that it was made for
+TASKS = {
+    ("reformer", "inference"): {"seq": 32}
+}  # its table of positions ends with the sequence that it was made for
 HEADED = {("masked-lm", "reformer"): {"is_decoder": False}}
 
 
 def classes() -> list[tuple[str, str]]:
     found = []
     for head, mappings in HEADS.items():
-        kinds = dict.fromkeys(kind for one in mappings for kind in getattr(modeling_auto, f"MODEL_FOR_{one}_MAPPING_NAMES"))
+        kinds = dict.fromkeys(
+            kind
+            for one in mappings
+            for kind in getattr(modeling_auto, f"MODEL_FOR_{one}_MAPPING_NAMES")
+        )
         found += [(head, kind) for kind in kinds]
     return found
 
@@ -60,7 +97,9 @@ def tasks(head: str, kind: str) -> list[str]:
 def refused() -> dict[str, str]:
     """What is said of each, by head, model type and task."""
     found = {}
-    for line in (Path(__file__).parent / "refused_classes.txt").read_text(encoding="utf-8").splitlines():
+    for line in (
+        (Path(__file__).parent / "refused_classes.txt").read_text(encoding="utf-8").splitlines()
+    ):
         if line and not line.startswith("#"):
             name, _, message = line.partition(" | ")
             found[name.strip()] = message.strip()
@@ -76,7 +115,12 @@ def outcome(head: str, kind: str, task: str) -> str:
     try:
         trace_config(
             small(kind) | HEADED.get((head, kind), {}),
-            Job(task=task, head=head, new_tokens=4, **(options | JOBS.get(kind, {}) | TASKS.get((kind, task), {}))),
+            Job(
+                task=task,
+                head=head,
+                new_tokens=4,
+                **(options | JOBS.get(kind, {}) | TASKS.get((kind, task), {})),
+            ),
             steps=1,
         )
     except InputError as bad:
@@ -85,7 +129,10 @@ def outcome(head: str, kind: str, task: str) -> str:
     return ""
 
 
-@pytest.mark.skipif(not transformers.__version__.startswith(READ_FROM), reason=f"the table is of transformers {READ_FROM}")
+@pytest.mark.skipif(
+    not transformers.__version__.startswith(READ_FROM),
+    reason=f"the table is of transformers {READ_FROM}",
+)
 @pytest.mark.parametrize(("head", "kind"), classes())
 def test_it_is_traced_or_refused_as_told(head: str, kind: str) -> None:
     found = {task: outcome(head, kind, task) for task in tasks(head, kind)}

@@ -1,4 +1,5 @@
-"""What hooks on saved tensors are handed on two real ranks of the CPU: every byte of it beside the formulas, and which weights look like parameters."""
+"""What hooks on saved tensors are handed on two real ranks of the CPU: every byte of it beside the
+formulas, and which weights look like parameters."""
 
 from __future__ import annotations
 
@@ -20,11 +21,19 @@ from memfit.uses import strategy_from  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLOSE = 0.002  # of what is handed
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+}
 BATCH, SEQ = 2, 32
-MATRICES = 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 160) + 512 * 64  # values, the head's among them
+MATRICES = (
+    2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 160) + 512 * 64
+)  # values, the head's among them
 NORMS = 5 * 64
 
 
@@ -33,8 +42,12 @@ def handed(use: str, checkpointing: bool) -> tuple[int, int, int]:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**LLAMA), attn_implementation="eager")
-    matrices = {tuple(reversed(one.shape)) for one in model.parameters() if one.dim() == 2} - {(64, 64)}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**LLAMA), attn_implementation="eager"
+    )
+    matrices = {tuple(reversed(one.shape)) for one in model.parameters() if one.dim() == 2} - {
+        (64, 64)
+    }
     model.train()
     model.config.use_cache = False
     if checkpointing:
@@ -46,12 +59,16 @@ def handed(use: str, checkpointing: bool) -> tuple[int, int, int]:
         size = tensor.numel() * tensor.element_size()
         found[0] += size
         found[1] += size * isinstance(tensor, torch.nn.Parameter)
-        found[2] += size * (not isinstance(tensor, torch.nn.Parameter) and tuple(tensor.shape) in matrices)
+        found[2] += size * (
+            not isinstance(tensor, torch.nn.Parameter) and tuple(tensor.shape) in matrices
+        )
         return tensor
 
     tokens = torch.randint(0, 512, (BATCH, SEQ))
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        wrapped(input_ids=tokens, labels=tokens, position_ids=torch.arange(SEQ)[None]).loss.backward()
+        wrapped(
+            input_ids=tokens, labels=tokens, position_ids=torch.arange(SEQ)[None]
+        ).loss.backward()
     return found[0], found[1], found[2]
 
 
@@ -63,7 +80,9 @@ def spread(model: Any, use: str) -> Any:
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
         policy = ModuleWrapPolicy({type(model.model.layers[0])})
-        return FullyShardedDataParallel(model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu"))
+        return FullyShardedDataParallel(
+            model, auto_wrap_policy=policy, use_orig_params=True, device_id=torch.device("cpu")
+        )
     from torch.distributed.fsdp import fully_shard
 
     for layer in model.model.layers:
@@ -73,9 +92,15 @@ def spread(model: Any, use: str) -> Any:
 
 def written(use: str, checkpointing: bool) -> int:
     job = Job(
-        batch=BATCH, seq=SEQ, precision="fp32", attention="eager", activation_offload="all", checkpointing="full" if checkpointing else "none",
-        optimizer="sgd", packing=False,
-    )  # fmt: skip
+        batch=BATCH,
+        seq=SEQ,
+        precision="fp32",
+        attention="eager",
+        activation_offload="all",
+        checkpointing="full" if checkpointing else "none",
+        optimizer="sgd",
+        packing=False,
+    )
     return sent(lower(build(LLAMA), job, strategy_from([use], None)))
 
 

@@ -1,6 +1,8 @@
-"""Two and four real ranks on the CPU whose experts transformers' own plan spreads: how many bytes each holds, beside the trace and the formulas.
+"""Two and four real ranks on the CPU whose experts transformers' own plan spreads: how many bytes
+each holds, beside the trace and the formulas.
 
-Routers of random weights choose unevenly: each rank is told the choices that both producers take for granted, the experts in turn.
+Routers of random weights choose unevenly: each rank is told the choices that both producers take
+for granted, the experts in turn.
 """
 
 from __future__ import annotations
@@ -29,14 +31,25 @@ from memfit.uses import strategy_from  # noqa: E402
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.slow]
 TRACE, FORMULAS = 0.001, 0.01  # shares of the real peak
 QWEN: dict[str, Any] = {
-    "model_type": "qwen3_moe", "vocab_size": 1024, "hidden_size": 128, "intermediate_size": 256, "moe_intermediate_size": 192, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "qwen3_moe",
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 192,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True)
 class Planned:
-    """`from_pretrained(distributed_config=...)` but for the loading: transformers' own plans on a model that is there."""
+    """`from_pretrained(distributed_config=...)` but for the loading: transformers' own plans on a
+    model that is there."""
 
     ep: int
     tp: int = 1
@@ -45,7 +58,11 @@ class Planned:
         from transformers.distributed import DistributedConfig
         from transformers.distributed.utils import initialize_distributed_mesh
 
-        settings = DistributedConfig(fsdp_size=torch.distributed.get_world_size() // self.tp, tp_size=self.tp, ep_size=self.ep)
+        settings = DistributedConfig(
+            fsdp_size=torch.distributed.get_world_size() // self.tp,
+            tp_size=self.tp,
+            ep_size=self.ep,
+        )
         _, meshes = initialize_distributed_mesh(settings)
         model = type(model).maybe_distribute_model(model, settings, meshes)
         for layer in model.model.layers:
@@ -64,19 +81,46 @@ def in_turn(forward: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("use", "again"), [("fsdp=2 ep=2", False), ("fsdp=4 ep=2", True), ("fsdp=4 ep=4", False), ("tp=2 ep=2,tensor=1", False)]
+    ("use", "again"),
+    [
+        ("fsdp=2 ep=2", False),
+        ("fsdp=4 ep=2", True),
+        ("fsdp=4 ep=4", False),
+        ("tp=2 ep=2,tensor=1", False),
+    ],
 )
 def test_every_rank_holds_what_is_said(use: str, again: bool) -> None:
     strategy = strategy_from(use.split(), None)
     job = Job(
-        batch=2, seq=64, precision="fp32", optimizer="adamw_loop", clip=0.0, checkpointing="full" if again else "none", attention="eager"
+        batch=2,
+        seq=64,
+        precision="fp32",
+        optimizer="adamw_loop",
+        clip=0.0,
+        checkpointing="full" if again else "none",
+        attention="eager",
     )
-    loop = Loop(seq=64, optimizer=apart, attention="eager", checkpoint={"use_reentrant": False} if again else None)
-    real = ranks(strategy.ranks, trained, Small(config=QWEN), loop, Planned(strategy.size("ep"), strategy.size("tp")))
+    loop = Loop(
+        seq=64,
+        optimizer=apart,
+        attention="eager",
+        checkpoint={"use_reentrant": False} if again else None,
+    )
+    real = ranks(
+        strategy.ranks,
+        trained,
+        Small(config=QWEN),
+        loop,
+        Planned(strategy.size("ep"), strategy.size("tp")),
+    )
     for rank, truth in enumerate(real):
         here = replace(strategy, rank=rank)
         found = traced(trace_config(QWEN, job, device="cpu", strategy=here))
-        said = max(size for phase, size in told(lower(build(QWEN), job, here)).items() if not phase.startswith("load"))
+        said = max(
+            size
+            for phase, size in told(lower(build(QWEN), job, here)).items()
+            if not phase.startswith("load")
+        )
         assert abs(found.before - truth.changes.before) <= 2048, rank
         assert abs(found.peak - truth.changes.peak) <= TRACE * truth.changes.peak, rank
         assert abs(said - truth.peaks["steps"]) <= FORMULAS * truth.peaks["steps"], rank

@@ -17,9 +17,16 @@ from memfit.measure.record import Case, Record, records, write
 from memfit.measure.run import measure, recorded
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
 EXACT = 0.0005  # what torch and Python hold on their own account: some hundred bytes
 CAMPAIGN = """
 [[cases]]
@@ -35,12 +42,18 @@ jobs = [{ seq = 32, batch = 2, method = "lora" }]
 
 def case(**options: Any) -> Case:
     job = {name: options.pop(name) for name in list(options) if name in Job.__dataclass_fields__}
-    return Case(model="tiny", config=CONFIG, job=Job(**{"precision": "fp32", "seq": 64, **job}), **options)
+    return Case(
+        model="tiny", config=CONFIG, job=Job(**{"precision": "fp32", "seq": 64, **job}), **options
+    )
 
 
 @pytest.mark.parametrize(
     "options",
-    [{"batch": 2}, {"checkpointing": "full", "method": "lora"}, {"task": "inference", "new_tokens": 5}],
+    [
+        {"batch": 2},
+        {"checkpointing": "full", "method": "lora"},
+        {"task": "inference", "new_tokens": 5},
+    ],
     ids=lambda options: ",".join(options),
 )
 def test_a_run_holds_what_the_trace_foretells(options: dict[str, Any]) -> None:
@@ -50,7 +63,9 @@ def test_a_run_holds_what_the_trace_foretells(options: dict[str, Any]) -> None:
     assert expected is not None
     assert found.allocated is not None
     assert abs(expected.allocated / found.allocated - 1) < 0.005
-    assert {one.phase for one in found.phases} >= ({"forward", "backward", "step"} if found.step_seconds else {"prefill", "decode"})
+    assert {one.phase for one in found.phases} >= (
+        {"forward", "backward", "step"} if found.step_seconds else {"prefill", "decode"}
+    )
     assert found.tokens_per_second
     assert found.versions["torch"]
 
@@ -58,7 +73,10 @@ def test_a_run_holds_what_the_trace_foretells(options: dict[str, Any]) -> None:
 def test_one_rank_of_several_holds_its_share() -> None:
     whole, share = (measure(case(use=use), device="cpu") for use in ((), ("fsdp=4",)))
     assert share.result == "ok", share.error
-    held = {record.world: min(one.allocated for one in record.phases if one.step == 2) for record in (whole, share)}
+    held = {
+        record.world: min(one.allocated for one in record.phases if one.step == 2)
+        for record in (whole, share)
+    }
     assert held[4] < 0.6 * held[1]
 
 
@@ -75,7 +93,8 @@ def test_a_rank_holds_what_the_trace_foretells(use: str) -> None:
 
 
 def test_events_are_kept_beside_a_record_and_compared(tmp_path: Path) -> None:
-    """A folder that is not there yet; the last stage of a pipeline, event by event as the trace has it."""
+    """A folder that is not there yet; the last stage of a pipeline, event by event as the trace has
+    it."""
     folder = tmp_path / "new" / "folder"
     found = measure(case(use=("pp=2,micro_batches=4",), rank=1, history=True), folder, device="cpu")
     assert (found.result, found.error) == ("ok", "")
@@ -135,7 +154,13 @@ def test_counters_are_read_before_they_start_again() -> None:
         ("backward", 300, 997),
     ]
     assert meter.device_peak == 90
-    assert meter.figures() == {"allocated": 300, "reserved": 999, "requested": 270, "retries": 3, "total": 5000}
+    assert meter.figures() == {
+        "allocated": 300,
+        "reserved": 999,
+        "requested": 270,
+        "retries": 3,
+        "total": 5000,
+    }
 
 
 def test_the_counters_are_those_of_torch() -> None:
@@ -160,16 +185,22 @@ def test_a_campaign_runs_the_best_first_and_goes_on_where_it_stopped(tmp_path: P
     def hear(one: Case, record: Record | None) -> None:
         told.append((one.model, record is not None))
 
-    assert run(todo, tmp_path / "out", budget=5.0, limit=60.0, told=hear) == []  # too little for any case
+    assert (
+        run(todo, tmp_path / "out", budget=5.0, limit=60.0, told=hear) == []
+    )  # too little for any case
     run(todo[:1], tmp_path / "out", budget=300.0, limit=120.0, told=hear)
     run(todo, tmp_path / "out", budget=300.0, limit=120.0, told=hear)
     assert told == [("high", False), ("high", True), ("low", False), ("low", True)]
-    assert {one.model: one.result for one in records(tmp_path / "out").values()} == {"high": "ok", "low": "ok"}
+    assert {one.model: one.result for one in records(tmp_path / "out").values()} == {
+        "high": "ok",
+        "low": "ok",
+    }
     assert json.loads((tmp_path / "out" / todo[0].file).read_text())["schema"] == 2
 
 
 def test_what_was_cut_off_or_refused_is_left_for_another_call(tmp_path: Path) -> None:
-    """A campaign goes on behind a case that lacks a package; only what took its own limit is a timeout for good."""
+    """A campaign goes on behind a case that lacks a package; only what took its own limit is a
+    timeout for good."""
     todo = [case(seq=length) for length in (16, 32, 64)]
     ends = {16: "refused", 32: "timeout", 64: "timeout"}
 
@@ -182,7 +213,14 @@ def test_what_was_cut_off_or_refused_is_left_for_another_call(tmp_path: Path) ->
         return record
 
     told: list[str] = []
-    made = run(todo[:2], tmp_path, budget=50.0, limit=100.0, told=lambda _, record: told.append(record.result if record else ""), one=one)
+    made = run(
+        todo[:2],
+        tmp_path,
+        budget=50.0,
+        limit=100.0,
+        told=lambda _, record: told.append(record.result if record else ""),
+        one=one,
+    )
     assert told == ["", "error", "", "timeout"]
     assert "not installed" in made[0].error
     assert not list(tmp_path.glob("*.json"))
@@ -192,8 +230,16 @@ def test_what_was_cut_off_or_refused_is_left_for_another_call(tmp_path: Path) ->
 
 def test_what_cannot_be_measured_is_refused_all_at_once() -> None:
     with pytest.raises(InputError) as refused:
-        measure(case(liger=True, precision="bf16-master", optimizer="lion", attention="flash-attn-2"), device="cpu")
-    assert {problem.where for problem in refused.value.problems} == {"job.liger", "job.precision", "job.optimizer", "job.attention"}
+        measure(
+            case(liger=True, precision="bf16-master", optimizer="lion", attention="flash-attn-2"),
+            device="cpu",
+        )
+    assert {problem.where for problem in refused.value.problems} == {
+        "job.liger",
+        "job.precision",
+        "job.optimizer",
+        "job.attention",
+    }
     assert any("Triton" in problem.message for problem in refused.value.problems)
 
 

@@ -1,4 +1,5 @@
-"""The half of `memfit measure` that needs a GPU, run whole on one that is pretended: every call to `torch.cuda` is made, every counter read."""
+"""The half of `memfit measure` that needs a GPU, run whole on one that is pretended: every call to
+`torch.cuda` is made, every counter read."""
 
 from __future__ import annotations
 
@@ -34,7 +35,13 @@ GPU = find_gpu("a100-sxm-80gb")
 pytestmark = pytest.mark.filterwarnings("ignore")
 JOBS: dict[str, dict[str, Any]] = {
     "full": {"precision": "bf16", "seq": 64, "batch": 2},
-    "lora": {"precision": "autocast-bf16", "seq": 64, "batch": 2, "method": "lora", "checkpointing": "full"},
+    "lora": {
+        "precision": "autocast-bf16",
+        "seq": 64,
+        "batch": 2,
+        "method": "lora",
+        "checkpointing": "full",
+    },
     "generate": {"task": "inference", "seq": 64, "new_tokens": 5},
 }
 
@@ -45,7 +52,14 @@ def case_of(job: dict[str, Any], **other: Any) -> Case:
 
 def measured(case: Case, tmp_path: Path, *arguments: str) -> dict[str, Any]:
     device = cuda.Device(name=GPU.name, memory=GPU.memory, sms=GPU.sms, capability=GPU.sm)
-    found = pretended(case, script=str(SCRIPT), arguments=arguments, device=device, steps=0, scratch=str(tmp_path / "scratch"))
+    found = pretended(
+        case,
+        script=str(SCRIPT),
+        arguments=arguments,
+        device=device,
+        steps=0,
+        scratch=str(tmp_path / "scratch"),
+    )
     assert found["result"] == "ok", found.get("error")
     return found
 
@@ -70,13 +84,19 @@ def test_counters_of_a_pretended_gpu_are_those_of_the_trace(name: str, tmp_path:
 
 
 def test_the_allocators_history_becomes_a_tape(tmp_path: Path) -> None:
-    """In the format of torch's snapshots: who asked is the innermost line of Python, and phases begin where the meter marked them."""
+    """In the format of torch's snapshots: who asked is the innermost line of Python, and phases
+    begin where the meter marked them."""
     (tmp_path / "scratch").mkdir()
-    found = measured(case_of(JOBS["full"], history=True), tmp_path, str(tmp_path / "scratch" / "e.json.gz"))
+    found = measured(
+        case_of(JOBS["full"], history=True), tmp_path, str(tmp_path / "scratch" / "e.json.gz")
+    )
     assert found["events"] == "e.json.gz"
     tape = history.read(next((tmp_path / "scratch").rglob("*e.json.gz")))
     blocks = [one for one in tape if isinstance(one, Alloc)]
-    assert [(one.size, one.op) for one in blocks] == [(1000, "transformers/m.py:7 forward"), (2000, "")]
+    assert [(one.size, one.op) for one in blocks] == [
+        (1000, "transformers/m.py:7 forward"),
+        (2000, ""),
+    ]
     marks = [one.phase for one in tape if isinstance(one, Mark)]
     assert marks.count("forward") == 3
     assert tape.events[0] == blocks[0]  # before the first phase
@@ -85,7 +105,10 @@ def test_the_allocators_history_becomes_a_tape(tmp_path: Path) -> None:
 
 def test_vllm_by_its_own_signatures(tmp_path: Path) -> None:
     """The stand-in's cache fills the share of the GPU that it is told, which the counters see."""
-    case = case_of({"task": "inference", "seq": 16, "batch": 3, "new_tokens": 4}, engine="vllm,gpu_memory_utilization=0.5")
+    case = case_of(
+        {"task": "inference", "seq": 16, "batch": 3, "new_tokens": 4},
+        engine="vllm,gpu_memory_utilization=0.5",
+    )
     made = recorded(case, measured(case, tmp_path), 1.0)
     assert made.allocated is not None
     assert 0 <= made.allocated - GPU.memory // 2 <= 2**21  # a whole number of pages
@@ -95,14 +118,18 @@ def test_vllm_by_its_own_signatures(tmp_path: Path) -> None:
 
 
 class Full:
-    """A GPU on which nothing fits: `torch.cuda` as a meter sees it, whose counters go on working after an OOM."""
+    """A GPU on which nothing fits: `torch.cuda` as a meter sees it, whose counters go on working
+    after an OOM."""
 
     def __getattr__(self, name: str) -> Any:
         return {
-            "synchronize": lambda device: None, "reset_peak_memory_stats": lambda device: None, "max_memory_allocated": lambda device: 700,
-            "max_memory_reserved": lambda device: 800, "memory_stats": lambda device: {"num_alloc_retries": 1},
+            "synchronize": lambda device: None,
+            "reset_peak_memory_stats": lambda device: None,
+            "max_memory_allocated": lambda device: 700,
+            "max_memory_reserved": lambda device: 800,
+            "memory_stats": lambda device: {"num_alloc_retries": 1},
             "get_device_properties": lambda device: GPU,
-        }[name]  # fmt: skip
+        }[name]
 
 
 def test_an_oom_says_what_was_asked_for_and_what_was_free() -> None:
@@ -110,13 +137,21 @@ def test_an_oom_says_what_was_asked_for_and_what_was_free() -> None:
     from memfit.measure.child import failure
 
     text = (
-        "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of 79.25 GiB of which 1.10 GiB is free. Process 7 has "
-        "78.14 GiB memory in use. Of the allocated memory 76.03 GiB is allocated by PyTorch, and 1.32 GiB is reserved by PyTorch but unallocated."
+        "CUDA out of memory. Tried to allocate 1.96 GiB. GPU 0 has a total capacity of "
+        "79.25 GiB of which 1.10 GiB is free. Process 7 has "
+        "78.14 GiB memory in use. Of the allocated memory 76.03 GiB is allocated by "
+        "PyTorch, and 1.32 GiB is reserved by PyTorch but unallocated."
     )
     said = failure(torch.OutOfMemoryError(text))
-    assert (said["result"], said["asked"], said["free"]) == ("oom", int(1.96 * 2**30), int(1.10 * 2**30))
+    assert (said["result"], said["asked"], said["free"]) == (
+        "oom",
+        int(1.96 * 2**30),
+        int(1.10 * 2**30),
+    )
     meter = CudaMeter(torch.device("cpu"), Full(), lambda: 900)
     meter.mark("forward")
     meter.close()
-    assert [(one.phase, one.allocated, one.reserved) for one in meter.peaks] == [("forward", 700, 800)]
+    assert [(one.phase, one.allocated, one.reserved) for one in meter.peaks] == [
+        ("forward", 700, 800)
+    ]
     assert meter.device_peak == 900

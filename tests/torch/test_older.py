@@ -1,6 +1,8 @@
-"""What stands in for older versions of torch, transformers and Triton; and those versions themselves where environments are named.
+"""What stands in for older versions of torch, transformers and Triton; and those versions
+themselves where environments are named.
 
-`make older` makes some and names them in `MEMFIT_ENVIRONMENTS`; each needs torch, transformers, peft, accelerate.
+`make older` makes some and names them in `MEMFIT_ENVIRONMENTS`; each needs torch, transformers,
+peft, accelerate.
 """
 
 from __future__ import annotations
@@ -20,15 +22,31 @@ from memfit.verbs import estimate, trace  # noqa: E402
 
 ENVIRONMENTS = [one for one in os.environ.get("MEMFIT_ENVIRONMENTS", "").split(os.pathsep) if one]
 CONFIG = {
-    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 JOBS: dict[str, dict[str, Any]] = {
-    "full": {}, "lora": {"method": "lora"}, "qlora": {"method": "qlora"}, "checkpointed": {"checkpointing": "full"}, "math": {"attention": "math"},
-    "reentrant": {"checkpointing": "full", "reentrant": True, "method": "lora"}, "autocast": {"precision": "autocast-fp16", "clip": 1.0},
-    "eager": {"attention": "eager"}, "evaluated": {"evaluate": True}, "padded": {"packing": False}, "beams": {"task": "inference", "beams": 2},
-    "static": {"task": "inference", "cache": "static"}, "no cache": {"task": "inference", "cache": "none"},
-}  # fmt: skip
+    "full": {},
+    "lora": {"method": "lora"},
+    "qlora": {"method": "qlora"},
+    "checkpointed": {"checkpointing": "full"},
+    "math": {"attention": "math"},
+    "reentrant": {"checkpointing": "full", "reentrant": True, "method": "lora"},
+    "autocast": {"precision": "autocast-fp16", "clip": 1.0},
+    "eager": {"attention": "eager"},
+    "evaluated": {"evaluate": True},
+    "padded": {"packing": False},
+    "beams": {"task": "inference", "beams": 2},
+    "static": {"task": "inference", "cache": "static"},
+    "no cache": {"task": "inference", "cache": "none"},
+}
 
 
 def states(heads: int, rows: int, head: int) -> Any:
@@ -44,23 +62,38 @@ def described(one: Any) -> Any:
 def test_fused_attention_returns_what_torchs_own_meta_function_does(rows: int, keys: int) -> None:
     query, key, value = states(4, rows, 16), states(4, keys, 16), states(4, keys, 16)
     true = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value)
-    assert [described(one) for one in older.flash(query, key, value)[:6]] == [described(one) for one in true[:6]]
+    assert [described(one) for one in older.flash(query, key, value)[:6]] == [
+        described(one) for one in true[:6]
+    ]
     for sums in (False, True):
         true = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, None, sums)
-        assert [described(one) for one in older.efficient(query, key, value, None, sums)[:2]] == [described(one) for one in true[:2]]
+        assert [described(one) for one in older.efficient(query, key, value, None, sums)[:2]] == [
+            described(one) for one in true[:2]
+        ]
 
 
 def test_a_cache_of_lists_is_known_at_any_length() -> None:
-    cache = types.SimpleNamespace(key_cache=[states(2, 5, 16)] * 3, value_cache=[states(2, 5, 16)] * 3)
+    cache = types.SimpleNamespace(
+        key_cache=[states(2, 5, 16)] * 3, value_cache=[states(2, 5, 16)] * 3
+    )
     assert older.shapes(cache, 99) == [((2, 2, 99, 16), torch.bfloat16, torch.device("meta"))] * 6
     assert older.shapes(types.SimpleNamespace(conv_states=[]), 99) is None
 
 
 def test_a_cache_of_fixed_length_counts_what_it_is_given() -> None:
-    cache, update = types.SimpleNamespace(), older.updating(lambda self, keys, values, layer, cache_kwargs=None: (keys, values))
+    cache, update = (
+        types.SimpleNamespace(),
+        older.updating(lambda self, keys, values, layer, cache_kwargs=None: (keys, values)),
+    )
     update(cache, states(2, 5, 16), states(2, 5, 16), 0, {"cache_position": torch.arange(5)})
     assert cache.memfit_seen == 5
-    update(cache, states(2, 1, 16), states(2, 1, 16), 0, cache_kwargs={"cache_position": torch.tensor([7])})
+    update(
+        cache,
+        states(2, 1, 16),
+        states(2, 1, 16),
+        0,
+        cache_kwargs={"cache_position": torch.tensor([7])},
+    )
     assert cache.memfit_seen == 8
 
 
@@ -85,10 +118,20 @@ def test_every_way_of_working_runs_there(python: str, job: str) -> None:
 def test_an_answer_grows_there(python: str) -> None:
     """The cache of the last token is there, whichever way that version holds it."""
     short, long = (
-        trace(CONFIG, task="inference", batch=16, seq=8, new_tokens=tokens, gpu="a100-sxm-80gb", python=python).memory.allocated
+        trace(
+            CONFIG,
+            task="inference",
+            batch=16,
+            seq=8,
+            new_tokens=tokens,
+            gpu="a100-sxm-80gb",
+            python=python,
+        ).memory.allocated
         for tokens in (5, 400)
     )
-    assert long - short > 0.9 * 16 * 395 * 2 * 2 * 2 * 16 * 2  # batch, tokens, layers, keys and values, heads, head size, bytes
+    assert (
+        long - short > 0.9 * 16 * 395 * 2 * 2 * 2 * 16 * 2
+    )  # batch, tokens, layers, keys and values, heads, head size, bytes
 
 
 @pytest.mark.slow
@@ -96,8 +139,10 @@ def test_an_answer_grows_there(python: str) -> None:
 def test_a_script_runs_there(python: str, tmp_path: Any) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch\nmodel = torch.nn.Linear(64, 64).cuda()\noptimizer = torch.optim.AdamW(model.parameters())\n"
-        "for _ in range(3):\n    model(torch.randn(2, 64).cuda()).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n"
+        "import torch\nmodel = torch.nn.Linear(64, 64).cuda()\noptimizer = "
+        "torch.optim.AdamW(model.parameters())\n"
+        "for _ in range(3):\n    model(torch.randn(2, 64).cuda()).sum().backward()\n    "
+        "optimizer.step()\n    optimizer.zero_grad()\n"
     )
     assert trace(script, python=python).parameters.total == 64 * 64 + 64
     script.write_text("import torch\ntorch.zeros(3, device=3)\n")
@@ -121,7 +166,9 @@ def test_flash_attn_is_there_for_modules_that_import_it(monkeypatch: pytest.Monk
     with flash_older.installed(flash_attn.functions(2)):
         assert import_utils.is_flash_attn_2_available()
         assert loaded.is_flash_attn_2_available()  # type: ignore[attr-defined]
-        names = vars(importlib.import_module("flash_attn")) | vars(importlib.import_module("flash_attn.bert_padding"))
+        names = vars(importlib.import_module("flash_attn")) | vars(
+            importlib.import_module("flash_attn.bert_padding")
+        )
         assert vars(loaded)["flash_attn_varlen_func"] is names["flash_attn_varlen_func"]
     assert "flash_attn" not in sys.modules
     assert "flash_attn_func" not in vars(loaded)

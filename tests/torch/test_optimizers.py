@@ -1,4 +1,5 @@
-"""Every optimizer that torch, transformers and PEFT offer by name: answered by both producers alike, and true to real steps on the CPU."""
+"""Every optimizer that torch, transformers and PEFT offer by name: answered by both producers
+alike, and true to real steps on the CPU."""
 
 from __future__ import annotations
 
@@ -28,9 +29,15 @@ from memfit.trace import trace_config  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 2000, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 2000,
+    "max_position_embeddings": 64,
+}
 ALIASES = {"adafactor": "adafactor_torch", "sparseadam": "sparse_adam"}
 
 
@@ -42,12 +49,15 @@ def missing(name: str) -> str:
     return package if makers()[name].__name__ == "by_trainer" and find_spec(module) is None else ""
 
 
-# ---------------------------------------------------------------------------------------------------------------- names
+# ------------------------------------------------------------------------------------------- names
 def test_every_name_of_torch_has_an_answer_or_a_reason() -> None:
     classes = [
-        one for one in vars(torch.optim).values()
-        if inspect.isclass(one) and issubclass(one, torch.optim.Optimizer) and one is not torch.optim.Optimizer
-    ]  # fmt: skip
+        one
+        for one in vars(torch.optim).values()
+        if inspect.isclass(one)
+        and issubclass(one, torch.optim.Optimizer)
+        and one is not torch.optim.Optimizer
+    ]
     names = {ALIASES.get(one.__name__.lower(), one.__name__.lower()) for one in classes}
     assert len(names) > 12
     assert {name for name in names if name not in OPTIMIZERS and name not in REFUSED} == set()
@@ -56,12 +66,20 @@ def test_every_name_of_torch_has_an_answer_or_a_reason() -> None:
 def test_every_name_of_transformers_has_an_answer_or_a_reason() -> None:
     from transformers.training_args import OptimizerNames
 
-    assert {one.value for one in OptimizerNames if one.value not in OPTIMIZERS and one.value not in REFUSED} == set()
+    assert {
+        one.value
+        for one in OptimizerNames
+        if one.value not in OPTIMIZERS and one.value not in REFUSED
+    } == set()
 
 
 def test_every_name_of_peft_has_an_answer() -> None:
     optimizers = pytest.importorskip("peft.optimizers")
-    names = {found[1] for found in (re.fullmatch(r"create_(\w+)_optimizer", name) for name in dir(optimizers)) if found}
+    names = {
+        found[1]
+        for found in (re.fullmatch(r"create_(\w+)_optimizer", name) for name in dir(optimizers))
+        if found
+    }
     assert names >= {"loraplus", "lorafa"}
     assert {name for name in names if name not in OPTIMIZERS} == set()
 
@@ -111,46 +129,64 @@ def test_a_package_that_is_not_installed_is_said() -> None:
     ids=str,
 )
 def test_what_stands_beside_an_optimizer(job: dict[str, Any]) -> None:
-    """fp32 copies of what is trained, and adapters merged when all is over: the peak, and the last moment's."""
+    """fp32 copies of what is trained, and adapters merged when all is over: the peak, and the last
+    moment's."""
     options = Job(**{"batch": 1, "seq": 16, **job})
     found = compare(Case(family="llama", name=str(job), config=CONFIG, job=options))
     assert found is not None
     assert holds(found) == []
     phase = "save" if options.merge else "step"
-    ours, real = (height(memory(tape), phase) for tape in (lower(build(CONFIG), options), trace_config(CONFIG, options)))
+    ours, real = (
+        height(memory(tape), phase)
+        for tape in (lower(build(CONFIG), options), trace_config(CONFIG, options))
+    )
     assert real > 0
     assert abs(ours - real) <= 0.001 * real
 
 
-# -------------------------------------------------------------------------------------------------- formulas beside the code
+# ------------------------------------------------------------------------ formulas beside the code
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 def test_formulas_equal_the_real_code(name: str) -> None:
     if package := missing(name):
         pytest.skip(f"needs {package}")
-    job = Job(optimizer=name, batch=1, seq=16, method="lora" if OPTIMIZERS[name].adapters else "full")
+    job = Job(
+        optimizer=name, batch=1, seq=16, method="lora" if OPTIMIZERS[name].adapters else "full"
+    )
     found = compare(Case(family="llama", name=name, config=CONFIG, job=job))
     assert found is not None
     assert holds(found) == []
 
 
-@pytest.mark.parametrize("name", ["adafactor_torch", "muon", "rprop", "apollo_adamw", "galore_adamw"])
+@pytest.mark.parametrize(
+    "name", ["adafactor_torch", "muon", "rprop", "apollo_adamw", "galore_adamw"]
+)
 def test_formulas_equal_the_real_code_in_fp32_and_with_adapters(name: str) -> None:
     if package := missing(name):
         pytest.skip(f"needs {package}")
     for more in ({"precision": "fp32"}, {"method": "lora", "rank": 32}):
-        found = compare(Case(family="llama", name=name, config=CONFIG, job=Job(optimizer=name, batch=1, seq=16, **more)))
+        found = compare(
+            Case(
+                family="llama",
+                name=name,
+                config=CONFIG,
+                job=Job(optimizer=name, batch=1, seq=16, **more),
+            )
+        )
         assert found is not None
         assert holds(found) == []
 
 
-# --------------------------------------------------------------------------------------------------- real steps on the CPU
+# --------------------------------------------------------------------------- real steps on the CPU
 SHAPES = ((3000, 400), (400,), (1200, 400), (400, 1200), (1200,))
 Make = Callable[[list[Any]], Any]
 
 
 def real(make: Make, shapes: tuple[tuple[int, ...], ...]) -> Changes:
     """The second step of an optimizer over parameters alone, under the profiler."""
-    with torch.backends.mkldnn.flags(enabled=False), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         parameters = [torch.nn.Parameter(torch.rand(shape)) for shape in shapes]
         optimizer = make(parameters)
         for step in range(2):
@@ -169,7 +205,9 @@ def recorded(make: Make, shapes: tuple[tuple[int, ...], ...]) -> Changes:
     from memfit.trace import cuda, kernels_of
     from memfit.trace.recorder import Recorder
 
-    device = cuda.Device(type="cpu", name="CPU", version=tuple(int(one) for one in torch.__version__.split(".")[:2]))
+    device = cuda.Device(
+        type="cpu", name="CPU", version=tuple(int(one) for one in torch.__version__.split(".")[:2])
+    )
     kernels_of.install(device)
     recorder = Recorder(device)
     with cuda.pretended(device), recorder:
@@ -191,14 +229,32 @@ def rise(changes: Changes) -> int:
 OPTIM = torch.optim
 REAL: dict[str, Make] = {
     **{
-        f"{kind} foreach={lists}": lambda trained, kind=kind, lists=lists: getattr(OPTIM, kind)(trained, foreach=lists)  # type: ignore[misc]
-        for kind in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop", "ASGD", "SGD", "Adafactor")
+        f"{kind} foreach={lists}": lambda trained, kind=kind, lists=lists: getattr(OPTIM, kind)(
+            trained, foreach=lists
+        )  # type: ignore[misc]
+        for kind in (
+            "Adadelta",
+            "Adagrad",
+            "Adam",
+            "AdamW",
+            "Adamax",
+            "NAdam",
+            "RAdam",
+            "RMSprop",
+            "Rprop",
+            "ASGD",
+            "SGD",
+            "Adafactor",
+        )
         for lists in (False, True)
     },
-    **{f"{kind} fused": lambda trained, kind=kind: getattr(OPTIM, kind)(trained, fused=True) for kind in ("Adam", "AdamW", "SGD", "Adagrad")},  # type: ignore[misc]
+    **{
+        f"{kind} fused": lambda trained, kind=kind: getattr(OPTIM, kind)(trained, fused=True)
+        for kind in ("Adam", "AdamW", "SGD", "Adagrad")
+    },  # type: ignore[misc]
     "SGD momentum": lambda trained: OPTIM.SGD(trained, momentum=0.9),
     "Muon": lambda trained: OPTIM.Muon([one for one in trained if one.ndim == 2]),
-}  # fmt: skip
+}
 UNLISTED = {"Adafactor foreach=True"}  # its CPU kernels take scratch that a GPU does not
 
 

@@ -1,4 +1,5 @@
-"""Pipelines: our schedules beside torch's own, and real ranks on the CPU that run them, joined by gloo."""
+"""Pipelines: our schedules beside torch's own, and real ranks on the CPU that run them, joined by
+gloo."""
 
 from __future__ import annotations
 
@@ -30,16 +31,30 @@ from memfit.uses import strategy_from  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLOSE = 0.001  # of the real peak
 LLAMA: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
-    "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": False,
-}  # fmt: skip
-LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W", "whole": "B", "input": "I", "weight": "W"}
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 704,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "tie_word_embeddings": False,
+}
+LETTERS = {
+    "FORWARD": "F",
+    "FULL_BACKWARD": "B",
+    "BACKWARD_INPUT": "I",
+    "BACKWARD_WEIGHT": "W",
+    "whole": "B",
+    "input": "I",
+    "weight": "W",
+}
 JOB = Job(
     batch=2, seq=32, precision="fp32", optimizer="adamw_loop", clip=0.0, attention="eager"
 )  # whose tensors are the same on either device
 
 
-# ---------------------------------------------------------------------------------------------------------------- order of turns
+# ---------------------------------------------------------------------------------- order of turns
 def torchs(pp: PP, rank: int, micro: int) -> list[tuple[str, int, int]]:
     """What torch's own code has a rank do: (kind, stage, micro-batch)."""
     from torch.distributed.pipelining import schedules
@@ -50,10 +65,19 @@ def torchs(pp: PP, rank: int, micro: int) -> list[tuple[str, int, int]]:
     rounds = max(1, micro // pp.size)
     own = object.__new__(kind)
     vars(own).update(
-        pp_group_size=pp.size, n_local_stages=pp.virtual, _stages=[None] * pp.virtual, _n_microbatches=micro, number_of_rounds=rounds,
-        microbatches_per_round=micro // rounds, num_stages=pp.size * pp.virtual,
-    )  # fmt: skip
-    return [(LETTERS[one[1].name], one[0], one[2]) for one in own._calculate_single_rank_operations(rank) if one is not None]
+        pp_group_size=pp.size,
+        n_local_stages=pp.virtual,
+        _stages=[None] * pp.virtual,
+        _n_microbatches=micro,
+        number_of_rounds=rounds,
+        microbatches_per_round=micro // rounds,
+        num_stages=pp.size * pp.virtual,
+    )
+    return [
+        (LETTERS[one[1].name], one[0], one[2])
+        for one in own._calculate_single_rank_operations(rank)
+        if one is not None
+    ]
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
@@ -66,16 +90,21 @@ def test_turns_are_torchs(schedule: str, virtual: int, size: int) -> None:
     for micro in (size, 3 * size):
         for rank in range(size):
             ours = [
-                (LETTERS["FORWARD" if turn.forward else turn.part], placed_at(pp, rank)[turn.chunk], turn.micro)
+                (
+                    LETTERS["FORWARD" if turn.forward else turn.part],
+                    placed_at(pp, rank)[turn.chunk],
+                    turn.micro,
+                )
                 for turn in turns(pp, rank, micro, whole=True)
             ]
             assert ours == torchs(pp, rank, micro), rank
 
 
-# -------------------------------------------------------------------------------------------------------------------- real ranks
+# -------------------------------------------------------------------------------------- real ranks
 @dataclass(frozen=True)
 class Pipelined:
-    """One rank of a pipeline, alone or beside DDP or FSDP2: the model is made whole and cut, its stages run as torch's schedule has it."""
+    """One rank of a pipeline, alone or beside DDP or FSDP2: the model is made whole and cut, its
+    stages run as torch's schedule has it."""
 
     use: str
 
@@ -87,7 +116,10 @@ class Pipelined:
         from memfit.trace.spread import Spread
 
         settled()
-        small, loop = Small(config=LLAMA), Loop(batch=JOB.batch, seq=JOB.seq, attention=JOB.attention)
+        small, loop = (
+            Small(config=LLAMA),
+            Loop(batch=JOB.batch, seq=JOB.seq, attention=JOB.attention),
+        )
         strategy = replace(strategy_from(self.use.split(), None), rank=dist.get_rank())
         assert strategy.pp is not None
         spread = Spread(strategy, mesh_of(strategy, "cpu"))
@@ -97,37 +129,68 @@ class Pipelined:
             model = spread.cut(spread.split(built(small, loop)))
             optimizer = torch.optim.AdamW(model.parameters())
             schedule = stages.scheduled(model, JOB, options)
-            first, last = (any(getattr(one, name) for one in model.parts) for name in ("begins", "ends"))
+            first, last = (
+                any(getattr(one, name) for one in model.parts) for name in ("begins", "ends")
+            )
             watch.phase = "steps"
             with uncollected(), record_function("first step"):
                 for _ in range(2):
-                    ids, labels = (torch.randint(0, 2048, (JOB.batch * micro_batches(strategy.pp, JOB), JOB.seq)) for _ in range(2))
-                    schedule.step(*([ids] if first else []), target=labels if last else None, losses=[], return_outputs=False)
+                    ids, labels = (
+                        torch.randint(
+                            0, 2048, (JOB.batch * micro_batches(strategy.pp, JOB), JOB.seq)
+                        )
+                        for _ in range(2)
+                    )
+                    schedule.step(
+                        *([ids] if first else []),
+                        target=labels if last else None,
+                        losses=[],
+                        return_outputs=False,
+                    )
                     optimizer.step()
                     optimizer.zero_grad()
         return Rank(changes=changes(profiler), peaks=watch.peaks)
 
 
 REAL = (
-    "pp=2", "pp=4", "pp=2,schedule=gpipe,micro-batches=4", "pp=4,schedule=gpipe,stages=2/2/1/1", "pp=2,schedule=interleaved,virtual=2,micro-batches=4",
-    "pp=2,schedule=zero-bubble,virtual=2", "pp=2,schedule=zbv,virtual=2", "pp=2,schedule=bfs,virtual=3",
-    "pp=2 fsdp=2,wrap=layers", "pp=2 ddp=2",
-)  # fmt: skip
+    "pp=2",
+    "pp=4",
+    "pp=2,schedule=gpipe,micro-batches=4",
+    "pp=4,schedule=gpipe,stages=2/2/1/1",
+    "pp=2,schedule=interleaved,virtual=2,micro-batches=4",
+    "pp=2,schedule=zero-bubble,virtual=2",
+    "pp=2,schedule=zbv,virtual=2",
+    "pp=2,schedule=bfs,virtual=3",
+    "pp=2 fsdp=2,wrap=layers",
+    "pp=2 ddp=2",
+)
 
 
-@pytest.mark.parametrize("use", [pytest.param(use, marks=[] if place in (0, 2) else [pytest.mark.slow]) for place, use in enumerate(REAL)])
+@pytest.mark.parametrize(
+    "use",
+    [
+        pytest.param(use, marks=[] if place in (0, 2) else [pytest.mark.slow])
+        for place, use in enumerate(REAL)
+    ],
+)
 def test_every_stage_holds_what_is_said(use: str) -> None:
     strategy = strategy_from(use.split(), None)
     for rank, truth in enumerate(ranks(strategy.ranks, Pipelined(use))):
         own = replace(strategy, rank=rank)
         found = traced(trace_config(LLAMA, JOB, device="cpu", strategy=own))
-        assert abs(found.before - truth.changes.before) <= 4096, rank  # step counters, and what reading the ranks' addresses left
+        assert abs(found.before - truth.changes.before) <= 4096, (
+            rank
+        )  # step counters, and what reading the ranks' addresses left
         assert abs(found.peak - truth.changes.peak) <= CLOSE * truth.changes.peak, rank
-        said = max(size for phase, size in told(lower(build(LLAMA), JOB, own)).items() if not phase.startswith("load"))
+        said = max(
+            size
+            for phase, size in told(lower(build(LLAMA), JOB, own)).items()
+            if not phase.startswith("load")
+        )
         assert abs(said - truth.peaks["steps"]) <= CLOSE * truth.peaks["steps"], rank
 
 
-# ------------------------------------------------------------------------------------------------------------------ what is refused
+# --------------------------------------------------------------------------------- what is refused
 @pytest.mark.parametrize(
     ("use", "fields", "said"),
     [
@@ -143,15 +206,27 @@ def test_every_stage_holds_what_is_said(use: str) -> None:
         ("pp=8", {}, "8 stages are more than 6 layers"),
     ],
 )
-def test_pipelines_that_have_no_formula_are_told_by_both(use: str, fields: dict[str, Any], said: str) -> None:
+def test_pipelines_that_have_no_formula_are_told_by_both(
+    use: str, fields: dict[str, Any], said: str
+) -> None:
     job, strategy = JOB.replace(**fields), strategy_from(use.split(), None)
-    for run in (lambda: lower(build(LLAMA), job, strategy), lambda: trace_config(LLAMA, job, strategy=strategy)):
+    for run in (
+        lambda: lower(build(LLAMA), job, strategy),
+        lambda: trace_config(LLAMA, job, strategy=strategy),
+    ):
         with pytest.raises(InputError, match=said):
             run()
 
 
 def test_families_without_stages_are_told_by_both() -> None:
-    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 1000, "n_positions": 256}
+    config = {
+        "model_type": "gpt2",
+        "n_embd": 64,
+        "n_layer": 2,
+        "n_head": 4,
+        "vocab_size": 1000,
+        "n_positions": 256,
+    }
     for run in (
         lambda: lower(build(config), JOB, strategy_from(["pp=2"], None)),
         lambda: trace_config(config, JOB, strategy=strategy_from(["pp=2"], None)),

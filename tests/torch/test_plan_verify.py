@@ -1,5 +1,5 @@
-"""`memfit plan --verify`: the trace says of a row what the formulas say; what cannot be traced says why. `--measure` runs a row as it is, on a GPU
-that is pretended here, and refuses without one."""
+"""`memfit plan --verify`: the trace says of a row what the formulas say; what cannot be traced says
+why. `--measure` runs a row as it is, on a GPU that is pretended here, and refuses without one."""
 
 from pathlib import Path
 
@@ -20,16 +20,35 @@ from memfit.verb_plan import case_of, measured, plan
 from memfit.verb_plan import recorded as judged
 
 LEAN = {
-    "seq": 256, "global_batch": 8, "method": "full", "precision": "bf16", "optimizer": "adamw_fused", "checkpointing": "none", "liger": False,
+    "seq": 256,
+    "global_batch": 8,
+    "method": "full",
+    "precision": "bf16",
+    "optimizer": "adamw_fused",
+    "checkpointing": "none",
+    "liger": False,
     "loss": "plain",
-}  # fmt: skip
+}
 CONFIG = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 8192, "max_position_embeddings": 1024, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 8192,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+}
 ANSWERS = {
-    "task": "inference", "seq": 128, "new_tokens": 5, "requests": "16", "framework": "transformers", "attention": "sdpa", "cache": "static",
-}  # fmt: skip
+    "task": "inference",
+    "seq": 128,
+    "new_tokens": 5,
+    "requests": "16",
+    "framework": "transformers",
+    "attention": "sdpa",
+    "cache": "static",
+}
 SEGMENT = 2**21  # bytes: the least that the allocator takes of a GPU
 SCRIPT = str(Path(__file__).parent / "scripts" / "measured.py")
 GPU = find_gpu("a100-sxm-80gb")
@@ -55,7 +74,9 @@ def test_of_answers_too(use):
 
 
 def test_what_is_not_traced_says_why_and_stays():
-    found = plan("gpt2", gpu="2xl4", use="zero,stage=3", verify=1, **LEAN | {"method": "qlora"})  # no code cuts packed weights
+    found = plan(
+        "gpt2", gpu="2xl4", use="zero,stage=3", verify=1, **LEAN | {"method": "qlora"}
+    )  # no code cuts packed weights
     told = found.rows[0].checked[0]
     assert (told.device, told.fits) == (None, True)
     assert told.why
@@ -63,17 +84,22 @@ def test_what_is_not_traced_says_why_and_stays():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
-    ("asked", "steps"), [({**LEAN, "attention": "sdpa"}, True), ({**ANSWERS, "weights": "own", "load": "host"}, False)]
+    ("asked", "steps"),
+    [({**LEAN, "attention": "sdpa"}, True), ({**ANSWERS, "weights": "own", "load": "host"}, False)],
 )
 def test_what_a_row_measures_stands_beside_it(asked, steps, tmp_path):
     row = plan(CONFIG, gpu=f"1x{GPU.id}", **asked).rows[0]
     device = cuda.Device(name=GPU.name, memory=GPU.memory, sms=GPU.sms, capability=GPU.sm)
-    said = pretended(case_of(row), script=SCRIPT, arguments=(), device=device, steps=0, scratch=str(tmp_path))
+    said = pretended(
+        case_of(row), script=SCRIPT, arguments=(), device=device, steps=0, scratch=str(tmp_path)
+    )
     told = judged(recorded(case_of(row), said, 1.0), row)
     assert (told.by, told.fits, told.why) == ("measured", True, "")
     assert told.device - row.estimate.outside == pytest.approx(row.estimate.held, abs=SEGMENT)
     assert (told.seconds is not None) == steps
-    full = judged(recorded(case_of(row), {"result": "oom", "error": "out of memory", "by": "cuda"}, 1.0), row)
+    full = judged(
+        recorded(case_of(row), {"result": "oom", "error": "out of memory", "by": "cuda"}, 1.0), row
+    )
     assert (full.fits, full.why, full.device) == (False, "out of memory", None)
 
 

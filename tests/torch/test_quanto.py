@@ -1,4 +1,5 @@
-"""The quantized cache with the real optimum-quanto on a CPU, where that is installed (it compiles an extension at first use)."""
+"""The quantized cache with the real optimum-quanto on a CPU, where that is installed (it compiles
+an extension at first use)."""
 
 from __future__ import annotations
 
@@ -14,17 +15,33 @@ from memfit.trace import trace_config  # noqa: E402
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 LLAMA = {
-    "model_type": "llama", "vocab_size": 64, "hidden_size": 128, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 1024,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+}
 LARGE = 30_000
-PACKED = 100  # large blocks until the prompt's keys and values are packed; a CPU unpacks them by other kernels than CUDA's
+# large blocks until the prompt's keys and values are packed; a CPU unpacks them by other kernels
+# than CUDA's
+PACKED = 100
 
 
 def test_the_prompt_is_packed_as_quanto_does_it() -> None:
     job = Job(task="inference", cache="quantized", batch=4, seq=256, new_tokens=4, precision="fp32")
     found = traced(trace_config(LLAMA, job, device="cpu", decode_all=True))
-    truth = generated(LLAMA, batch=4, seq=256, new=4, cache_implementation="quantized", cache_config={"backend": "quanto", "nbits": 4})
+    truth = generated(
+        LLAMA,
+        batch=4,
+        seq=256,
+        new=4,
+        cache_implementation="quantized",
+        cache_config={"backend": "quanto", "nbits": 4},
+    )
     assert found.before == truth.before
     assert found.peak == pytest.approx(truth.peak, rel=0.005)
     assert found.allocations(LARGE)[:PACKED] == truth.allocations(LARGE)[:PACKED]

@@ -23,9 +23,18 @@ def test_pairs_are_refused_in_sentences() -> None:
     from memfit.trace import ranks
 
     quiet = 0
-    asked = [*USES, *(f"{one} {two}" for one, two in combinations(USES, 2) if one.partition("=")[0] != two.partition("=")[0])]
+    asked = [
+        *USES,
+        *(
+            f"{one} {two}"
+            for one, two in combinations(USES, 2)
+            if one.partition("=")[0] != two.partition("=")[0]
+        ),
+    ]
     for use in asked:
-        for options in TECHNIQUES.values() if " " not in use else (TECHNIQUES["full"], TECHNIQUES["qlora"]):
+        for options in (
+            TECHNIQUES.values() if " " not in use else (TECHNIQUES["full"], TECHNIQUES["qlora"])
+        ):
             job = Job(**{"batch": 1, "seq": 32, **options})
             try:
                 found = list(ranks.refusals(job, resolved(strategy_from(use.split(), None), job)))

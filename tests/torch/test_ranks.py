@@ -1,6 +1,8 @@
-"""One rank of several under torch's fake process group: what its own wrappers gather, reduce and keep, to the byte.
+"""One rank of several under torch's fake process group: what its own wrappers gather, reduce and
+keep, to the byte.
 
-The figures were recorded at torch 2.13's dispatcher with real CPU tensors under the fake group, without memfit.
+The figures were recorded at torch 2.13's dispatcher with real CPU tensors under the fake group,
+without memfit.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ def plain_model(width: int = 1024, vocabulary: int = 8000, dtype: Any = torch.fl
         def __init__(self) -> None:
             super().__init__()
             self.norm = nn.LayerNorm(width)
-            self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
+            self.up, self.down = (
+                nn.Linear(width, 4 * width, bias=False),
+                nn.Linear(4 * width, width, bias=False),
+            )
 
         def forward(self, x: Any) -> Any:
             return x + self.down(nn.functional.relu(self.up(self.norm(x))))
@@ -65,7 +70,11 @@ def traced(use: str, model: Any = None, *, micro_batches: int = 1, count: int = 
     kernels_of.install(device)
     recorder = Recorder(device)
     model = plain_model() if model is None else model
-    with cuda.pretended(device), ranks.group(strategy, "cuda") as mesh, ranks.followed(recorder, mesh):
+    with (
+        cuda.pretended(device),
+        ranks.group(strategy, "cuda") as mesh,
+        ranks.followed(recorder, mesh),
+    ):
         spread = Spread(strategy, mesh)
         with Recorder(device):
             model = spread.cut(model)
@@ -80,7 +89,11 @@ def traced(use: str, model: Any = None, *, micro_batches: int = 1, count: int = 
                         loss = model(torch.zeros(2, 8, dtype=torch.long, device="cuda"))
                         recorder.mark("backward")
                         loss.backward()
-                    steps.own(recorder, "gradients", (one.grad for one in model.parameters() if one.grad is not None))
+                    steps.own(
+                        recorder,
+                        "gradients",
+                        (one.grad for one in model.parameters() if one.grad is not None),
+                    )
                 recorder.mark("step")
                 optimizer.step()
                 steps.states(recorder, optimizer, {})
@@ -108,7 +121,8 @@ def peaks(tape: Tape, meant: Callable[[Alloc], bool]) -> dict[tuple[str, int], i
 
 
 def passing(one: Alloc) -> bool:
-    """What is gathered and reduced, and the shards of gradients that come of it on a stream of their own."""
+    """What is gathered and reduced, and the shards of gradients that come of it on a stream of
+    their own."""
     return one.part == "communication" or (one.part == "gradients" and one.stream != 0)
 
 
@@ -137,12 +151,16 @@ def test_gradients_of_an_accumulation_stay_whole_until_the_last_micro_batch() ->
     assert peaks(tape, passing)["forward", 1] == 99_098_624
     whole = peaks(tape, lambda one: one.part == "gradients")
     assert whole["forward", 1] == 266_911_744  # every parameter in fp32, what they are reduced in
-    shards = peaks(traced(f"fsdp=8,{BF16},{SUM32}", micro_batches=2), lambda one: one.part == "gradients")
+    shards = peaks(
+        traced(f"fsdp=8,{BF16},{SUM32}", micro_batches=2), lambda one: one.part == "gradients"
+    )
     assert shards["forward", 1] == 33_363_968
 
 
 def test_rows_that_ranks_do_not_divide_are_padded() -> None:
-    found = peaks(traced(f"fsdp=8,{BF16},{SUM32}", plain_model(width=1000, vocabulary=7999)), passing)
+    found = peaks(
+        traced(f"fsdp=8,{BF16},{SUM32}", plain_model(width=1000, vocabulary=7999)), passing
+    )
     assert (found["forward", 1], found["backward", 1]) == (96_008_000, 116_021_000)
 
 
@@ -151,15 +169,33 @@ def test_frozen_weights_are_gathered_and_not_reduced() -> None:
     for name, one in model.named_parameters():
         one.requires_grad_("norm" in name)
     sent = [(event.op, event.size) for event in traced("fsdp=8", model) if isinstance(event, Comm)]
-    assert set(sent) == {("allgather_base", 2 * B), ("allgather_base", 2 * R), ("reduce_scatter_base", 2 * 2048)}
+    assert set(sent) == {
+        ("allgather_base", 2 * B),
+        ("allgather_base", 2 * R),
+        ("reduce_scatter_base", 2 * 2048),
+    }
 
 
 def test_streams_and_groups_are_told() -> None:
     tape = traced(f"fsdp=4,{BF16},{SUM32} ddp=2")
-    sent = {(event.op, event.group, event.ranks, event.stream) for event in tape if isinstance(event, Comm)}
-    assert {one[:3] for one in sent} == {("allgather_base", "fsdp", 4), ("reduce_scatter_base", "fsdp", 4), ("allreduce", "ddp", 2)}
-    assert len({one[3] for one in sent} | {0}) == 4  # FSDP2's gather, reduction and all-reduction each have a stream of their own
-    gathered = {event.stream for event in tape if isinstance(event, Alloc) and event.op == "empty.memory_format" and event.stream}
+    sent = {
+        (event.op, event.group, event.ranks, event.stream)
+        for event in tape
+        if isinstance(event, Comm)
+    }
+    assert {one[:3] for one in sent} == {
+        ("allgather_base", "fsdp", 4),
+        ("reduce_scatter_base", "fsdp", 4),
+        ("allreduce", "ddp", 2),
+    }
+    assert (
+        len({one[3] for one in sent} | {0}) == 4
+    )  # FSDP2's gather, reduction and all-reduction each have a stream of their own
+    gathered = {
+        event.stream
+        for event in tape
+        if isinstance(event, Alloc) and event.op == "empty.memory_format" and event.stream
+    }
     waits = {(event.stream, event.waits_for) for event in tape if isinstance(event, Sync)}
     assert gathered
     assert any(waits_for in gathered for _, waits_for in waits)
@@ -183,10 +219,16 @@ def buckets(tape: Tape, step: int) -> list[int]:
 
 @pytest.mark.parametrize(
     ("use", "first", "rebuilt"),
-    [("ddp=8", 1, True), ("ddp=8,bucket_mb=25", 1, True), ("ddp=8,static_graph=yes", 1, False), ("ddp=8,find_unused=yes", 0, False)],
+    [
+        ("ddp=8", 1, True),
+        ("ddp=8,bucket_mb=25", 1, True),
+        ("ddp=8,static_graph=yes", 1, False),
+        ("ddp=8,find_unused=yes", 0, False),
+    ],
 )
 def test_buckets_of_ddp(use: str, first: int, rebuilt: bool) -> None:
-    """One of all parameters until the order of the gradients is known; then each is closed by the parameter that fills it."""
+    """One of all parameters until the order of the gradients is known; then each is closed by the
+    parameter that fills it."""
     tape = traced(use, count=3)
     start, later = buckets(tape, 0), buckets(tape, 1 if rebuilt else 2)
     assert sum(start) - P in (0, 26 * 4)  # `find_unused` keeps a number for each parameter
@@ -196,11 +238,15 @@ def test_buckets_of_ddp(use: str, first: int, rebuilt: bool) -> None:
     filled = sorted(later)[2:] if not first else later[1:-1]
     assert len(later) > 4
     assert all(size >= cap for size in filled)
-    assert peaks(tape, lambda one: one.part in ("communication", "gradients"))["backward", 1] >= 2 * P
+    assert (
+        peaks(tape, lambda one: one.part in ("communication", "gradients"))["backward", 1] >= 2 * P
+    )
 
 
 def test_gradients_that_are_views_of_the_buckets_cost_nothing() -> None:
     def held(use: str) -> int:
-        return peaks(traced(use, count=2), lambda one: one.part in ("weights", "communication", "gradients"))["backward", 1]
+        return peaks(
+            traced(use, count=2), lambda one: one.part in ("weights", "communication", "gradients")
+        )["backward", 1]
 
     assert (held("ddp=8"), held("ddp=8,bucket_view=yes")) == (3 * P, 2 * P)

@@ -1,4 +1,5 @@
-"""Context parallelism of one rank: torch's ring attention under the Trainer's own preparation, with FSDP2 over the same ranks."""
+"""Context parallelism of one rank: torch's ring attention under the Trainer's own preparation, with
+FSDP2 over the same ranks."""
 
 from __future__ import annotations
 
@@ -23,17 +24,26 @@ def test_weights_are_sharded_over_the_ranks_of_a_sequence_and_logits_are_of_a_pa
     rows = {
         event.size // (2 * V)
         for event in tape
-        if isinstance(event, Alloc) and event.where == "lm_head" and event.formula.endswith(f"{V}] bfloat16")
+        if isinstance(event, Alloc)
+        and event.where == "lm_head"
+        and event.formula.endswith(f"{V}] bfloat16")
     }  # type: ignore[union-attr]
     assert 2 * T // 2 in rows
     assert 2 * T not in rows
 
 
-@pytest.mark.parametrize(("style", "op"), [("allgather", "all_gather_into_tensor"), ("ring", "all_to_all_single")])
+@pytest.mark.parametrize(
+    ("style", "op"), [("allgather", "all_gather_into_tensor"), ("ring", "all_to_all_single")]
+)
 def test_keys_and_values_travel(style: str, op: str) -> None:
-    """Of every layer: the rank's keys and values in one piece, two copies gathered or one handed on."""
+    """Of every layer: the rank's keys and values in one piece, two copies gathered or one handed
+    on."""
     tape = traced(f"cp=2,style={style} fsdp=2")
-    sizes = [event.size for event in tape if isinstance(event, Comm) and event.op == op and event.group == "cp"]
+    sizes = [
+        event.size
+        for event in tape
+        if isinstance(event, Comm) and event.op == op and event.group == "cp"
+    ]
     both = 2 * (T // 2) * D * 2  # keys and values in 16 bits; heads are repeated for SDPA
     assert len(sizes) >= 2 * LAYERS
     assert min(sizes) in (both // 2, both, 2 * both)

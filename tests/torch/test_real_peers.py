@@ -1,4 +1,5 @@
-"""Other people's tools, asked as they are: those that come with the extra `trace` are here, and so are asked for real."""
+"""Other people's tools, asked as they are: those that come with the extra `trace` are here, and so
+are asked for real."""
 
 from __future__ import annotations
 
@@ -21,8 +22,13 @@ COUNT = 124_439_808  # parameters of gpt2
 
 
 def test_accelerate_says_what_its_command_does() -> None:
-    """The empty fp32 model without a head; mixed precision's largest part is Adam's two states in fp32 (commands/estimate.py)."""
-    one, model, gpu = BY_NAME["accelerate estimate-memory"], built("openai-community/gpt2"), find_gpu("t4")
+    """The empty fp32 model without a head; mixed precision's largest part is Adam's two states in
+    fp32 (commands/estimate.py)."""
+    one, model, gpu = (
+        BY_NAME["accelerate estimate-memory"],
+        built("openai-community/gpt2"),
+        find_gpu("t4"),
+    )
     assert one.installed
     assert one.estimate(model, TRAINING, gpu) == 8 * COUNT
     assert one.estimate(model, Job(precision="fp32"), gpu) == 16 * COUNT

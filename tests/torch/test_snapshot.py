@@ -1,4 +1,5 @@
-"""`--snapshot` as PyTorch's own tools read it: their summaries, plots and event lists, and sums that are the report's."""
+"""`--snapshot` as PyTorch's own tools read it: their summaries, plots and event lists, and sums
+that are the report's."""
 
 from __future__ import annotations
 
@@ -24,25 +25,37 @@ from memfit.report.timeline import curves
 from memfit.simulate.settings import Settings
 
 CONFIG: dict[str, Any] = {
-    "model_type": "llama", "vocab_size": 2048, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 1024, "dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 
 
 @pytest.fixture(scope="module", params=["", "expandable_segments:True"])
 def found(request: pytest.FixtureRequest) -> Estimate:
-    return memfit.estimate(CONFIG, gpu="a100-sxm-80gb", by="trace", seq=256, batch=4, alloc_conf=request.param)
+    return memfit.estimate(
+        CONFIG, gpu="a100-sxm-80gb", by="trace", seq=256, batch=4, alloc_conf=request.param
+    )
 
 
 @pytest.fixture
 def snapshot(found: Estimate, tmp_path: Path) -> dict[str, Any]:
     write(found, tmp_path / "run.pickle")
-    loaded: dict[str, Any] = pickle.loads((tmp_path / "run.pickle").read_bytes())  # noqa: S301 - our own
+    # Our own
+    loaded: dict[str, Any] = pickle.loads((tmp_path / "run.pickle").read_bytes())  # noqa: S301
     return loaded
 
 
 def test_torchs_tools_read_it(snapshot: dict[str, Any]) -> None:
-    """`segsum` itself asserts that blocks and gaps make up every segment, and segments what is reserved."""
+    """`segsum` itself asserts that blocks and gaps make up every segment, and segments what is
+    reserved."""
     from torch.cuda import _memory_viz as viz
 
     reserved = sum(segment["total_size"] for segment in snapshot["segments"])
@@ -52,11 +65,22 @@ def test_torchs_tools_read_it(snapshot: dict[str, Any]) -> None:
     listed = viz.trace(snapshot)
     entries = snapshot["device_traces"][0]
     assert f"{len(entries)} entries" in listed
-    assert listed.count("cudaMalloc(") == sum(entry["action"] == "segment_alloc" for entry in entries)
-    assert not re.search(r"^\w+ = MEM\[", listed, re.MULTILINE)  # every block lies in a segment that is known
-    for plot in (viz.trace_plot(snapshot), viz.trace_plot(snapshot, filter_freed=True), viz.segment_plot(snapshot)):
+    assert listed.count("cudaMalloc(") == sum(
+        entry["action"] == "segment_alloc" for entry in entries
+    )
+    assert not re.search(
+        r"^\w+ = MEM\[", listed, re.MULTILINE
+    )  # every block lies in a segment that is known
+    for plot in (
+        viz.trace_plot(snapshot),
+        viz.trace_plot(snapshot, filter_freed=True),
+        viz.segment_plot(snapshot),
+    ):
         assert "snapshot.pickle" in plot
-    for lines in (viz.memory(snapshot, format_flamegraph=str), viz.segments(snapshot, format_flamegraph=str)):
+    for lines in (
+        viz.memory(snapshot, format_flamegraph=str),
+        viz.segments(snapshot, format_flamegraph=str),
+    ):
         assert "weights" in lines
         assert all(re.fullmatch(r".+ \d+", line) for line in lines.splitlines())
 
@@ -80,14 +104,21 @@ def test_its_sums_are_the_reports(found: Estimate, snapshot: dict[str, Any]) -> 
             case "segment_free" | "segment_unmap":
                 reserved -= entry["size"]
     assert held == found.memory.reserved
-    assert highest == pytest.approx(found.memory.allocated, rel=0.01)  # without what the allocator adds by rounding up
+    assert highest == pytest.approx(
+        found.memory.allocated, rel=0.01
+    )  # without what the allocator adds by rounding up
     assert highest <= found.memory.allocated
     assert reserved == sum(segment["total_size"] for segment in snapshot["segments"])
     active = {
-        block["address"]: block["requested_size"] for one in snapshot["segments"] for block in one["blocks"] if block["requested_size"]
+        block["address"]: block["requested_size"]
+        for one in snapshot["segments"]
+        for block in one["blocks"]
+        if block["requested_size"]
     }
     assert active == live
-    frames = [entry["frames"] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"]
+    frames = [
+        entry["frames"] for entry in snapshot["device_traces"][0] if entry["action"] == "alloc"
+    ]
     assert any(stack[0]["filename"] == "model.layers.1.mlp.down_proj" for stack in frames)
 
 
@@ -95,7 +126,11 @@ def test_the_timeline_has_the_same_peaks(found: Estimate) -> None:
     drawn = curves(found.memory.tape, Settings.parse(found.job.alloc_conf, where="test"))
     assert max(drawn.reserved) == found.memory.reserved
     assert max(drawn.totals) == pytest.approx(found.memory.allocated, rel=0.001)
-    assert [(band.phase, band.step) for band in drawn.bands][:3] == [("load", 0), ("prepare", 0), ("forward", 0)]
+    assert [(band.phase, band.step) for band in drawn.bands][:3] == [
+        ("load", 0),
+        ("prepare", 0),
+        ("forward", 0),
+    ]
 
 
 PICTURES = Path(sys.prefix) / "pictures"  # matplotlib, apart from the rest (Makefile)
@@ -103,9 +138,27 @@ PICTURES = Path(sys.prefix) / "pictures"  # matplotlib, apart from the rest (Mak
 
 def drawn(folder: Path, path: str) -> subprocess.CompletedProcess[str]:
     (folder / "config.json").write_text(json.dumps(CONFIG))
-    given = [sys.executable, "-m", "memfit", "trace", "config.json", "--gpu", "rtx-4090", "--seq", "64", "--timeline", "run.png"]
+    given = [
+        sys.executable,
+        "-m",
+        "memfit",
+        "trace",
+        "config.json",
+        "--gpu",
+        "rtx-4090",
+        "--seq",
+        "64",
+        "--timeline",
+        "run.png",
+    ]
     return subprocess.run(
-        given, cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False, timeout=300
+        given,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
 
 

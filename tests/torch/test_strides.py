@@ -1,4 +1,5 @@
-"""Where values lie: views, copies and results of the formulas against torch's own, on random layouts."""
+"""Where values lie: views, copies and results of the formulas against torch's own, on random
+layouts."""
 
 from __future__ import annotations
 
@@ -29,12 +30,16 @@ def laid_out(draw: random.Random, shape: tuple[int, ...]) -> Any:
 
 def lies(tensor: Any) -> tuple[int, ...]:
     """Strides, but for dimensions of one value, which say nothing."""
-    return tuple(stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+    return tuple(
+        stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size != 1
+    )
 
 
 def same(shape: tuple[int, ...], found: Any, tensor: Any) -> bool:
     full = broadcast(shape, found, shape)
-    return tuple(stride for size, stride in zip(shape, full, strict=True) if size != 1) == lies(tensor)
+    return tuple(stride for size, stride in zip(shape, full, strict=True) if size != 1) == lies(
+        tensor
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -45,7 +50,11 @@ def test_layouts_are_torchs(seed: int) -> None:
         first, second = laid_out(draw, shape), laid_out(draw, shape)
         own, other = (normal(shape, tuple(one.stride())) for one in (first, second))
         assert (own is None) == first.is_contiguous()
-        assert same(shape, joined(shape, (shape, own), (shape, other)), first + second), (shape, first.stride(), second.stride())
+        assert same(shape, joined(shape, (shape, own), (shape, other)), first + second), (
+            shape,
+            first.stride(),
+            second.stride(),
+        )
         if 0 not in first.stride():
             assert same(shape, kept(shape, own), torch.empty_like(first)), (shape, first.stride())
 

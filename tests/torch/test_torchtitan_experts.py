@@ -1,5 +1,6 @@
-"""torchtitan's own mixture of experts on real tensors of the CPU, beside its formulas: forward and backward of one module, on one rank and with
-experts over two (another's rows are taken to be like this one's)."""
+"""torchtitan's own mixture of experts on real tensors of the CPU, beside its formulas: forward and
+backward of one module, on one rank and with experts over two (another's rows are taken to be like
+this one's)."""
 
 from __future__ import annotations
 
@@ -38,8 +39,10 @@ CONFIG = SPREADABLE["qwen3_moe"]
 
 
 def module(spread: int) -> Any:
-    """The module as torchtitan's Qwen3 builds it, in bf16, its router in fp32, for which CPUs have no autocast."""
-    name = "torchtitan.distributed.minimal_async_ep"  # Triton's kernels, of a dispatcher that is not used here
+    """The module as torchtitan's Qwen3 builds it, in bf16, its router in fp32, for which CPUs have
+    no autocast."""
+    # Triton's kernels, of a dispatcher that is not used here
+    name = "torchtitan.distributed.minimal_async_ep"
     if name not in sys.modules:
         unused = types.ModuleType(name)
         for one in ("combine_op", "dispatch_op", "init_buffer", "MinimalAsyncEPDispatchMetadata"):
@@ -52,17 +55,33 @@ def module(spread: int) -> Any:
         def _token_count_exchange(self, counts: Any, pg: Any, ep_size: int) -> Any:
             return counts.view(ep_size, -1)[:1].expand(ep_size, -1).contiguous()
 
-    width, inner, count = CONFIG["hidden_size"], CONFIG["moe_intermediate_size"], CONFIG["num_experts"] // spread
+    width, inner, count = (
+        CONFIG["hidden_size"],
+        CONFIG["moe_intermediate_size"],
+        CONFIG["num_experts"] // spread,
+    )
     still = {"weight": torch.nn.init.zeros_}
     stacks = {f"{one}": torch.nn.init.zeros_ for one in ("w1_EFD", "w2_EDF", "w3_EFD")}
     router = make.make_router_config(
-        dim=width, num_experts=CONFIG["num_experts"], gate_param_init=still, top_k=CONFIG["num_experts_per_tok"], score_func="softmax", route_norm=True
-    )  # fmt: skip
+        dim=width,
+        num_experts=CONFIG["num_experts"],
+        gate_param_init=still,
+        top_k=CONFIG["num_experts_per_tok"],
+        score_func="softmax",
+        route_norm=True,
+    )
     router._debug_force_load_balance = True
     routed = make.make_routed_experts_config(
-        dim=width, hidden_dim=inner, num_experts=count, top_k=CONFIG["num_experts_per_tok"], param_init=stacks, comm_backend="standard"
+        dim=width,
+        hidden_dim=inner,
+        num_experts=count,
+        top_k=CONFIG["num_experts_per_tok"],
+        param_init=stacks,
+        comm_backend="standard",
     )
-    made = make.make_moe_config(num_experts=CONFIG["num_experts"], router=router, routed_experts=routed).build()
+    made = make.make_moe_config(
+        num_experts=CONFIG["num_experts"], router=router, routed_experts=routed
+    ).build()
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     made.to(torch.bfloat16)
@@ -81,7 +100,8 @@ def module(spread: int) -> Any:
 
 
 def real(spread: int) -> tuple[int, int, int]:
-    """Bytes that live more than at the start: at most in the forward, after it, at most in the backward."""
+    """Bytes that live more than at the start: at most in the forward, after it, at most in the
+    backward."""
     made = module(spread)
     x = torch.randn(BATCH, SEQ, CONFIG["hidden_size"], dtype=torch.bfloat16, requires_grad=True)
     grad = torch.ones_like(x)
@@ -103,7 +123,9 @@ def written(spread: int) -> tuple[int, int, int]:
     job = Job(framework="torchtitan", batch=BATCH, seq=SEQ, task="pretrain", attention="sdpa")
     strategy = strategy_from([f"fsdp={spread}", f"ep={spread}"] if spread > 1 else [], None)
     program = programmed(build(CONFIG), job, None, strategy, False)
-    mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, MoE))
+    mixer = next(
+        block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, MoE)
+    )
     r = Recorder()
     bound = Bound(r, program, "model.layers.0")
     bound.load(mixer.weights(), ())
@@ -115,7 +137,11 @@ def written(spread: int) -> tuple[int, int, int]:
     middle = len(r.events)
     r.backward(out, grad)
     lived = list(live(r.events))
-    return max(lived[start:middle]) - lived[start - 1], lived[middle - 1] - lived[start - 1], max(lived[middle:]) - lived[start - 1]
+    return (
+        max(lived[start:middle]) - lived[start - 1],
+        lived[middle - 1] - lived[start - 1],
+        max(lived[middle:]) - lived[start - 1],
+    )
 
 
 def live(events: list[Any]) -> Iterator[int]:

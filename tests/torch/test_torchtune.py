@@ -1,7 +1,9 @@
-"""torchtune's own builders, losses and step (0.6.1), on meta tensors under the trace's recorder, against its formulas.
+"""torchtune's own builders, losses and step (0.6.1), on meta tensors under the trace's recorder,
+against its formulas.
 
-It needs torchtune with what it imports (torchao, datasets, sentencepiece …), which the tests' environment does not have; without it nothing
-runs here. Packed data is left out: FlexAttention has no kernel without data.
+It needs torchtune with what it imports (torchao, datasets, sentencepiece …), which the tests'
+environment does not have; without it nothing runs here. Packed data is left out: FlexAttention has
+no kernel without data.
 """
 
 from __future__ import annotations
@@ -21,12 +23,24 @@ pytest.importorskip("torchtune", exc_type=ImportError)
 pytestmark = pytest.mark.torch
 
 CONFIG: dict[str, Any] = {
-    "hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "vocab_size": 8192,
-    "max_position_embeddings": 4096, "tie_word_embeddings": False,
-}  # fmt: skip
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 8192,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
 SIZES: dict[str, Any] = {
-    "vocab_size": 8192, "num_layers": 4, "num_heads": 8, "num_kv_heads": 2, "embed_dim": 512, "intermediate_dim": 1408, "max_seq_len": 4096,
-}  # fmt: skip
+    "vocab_size": 8192,
+    "num_layers": 4,
+    "num_heads": 8,
+    "num_kv_heads": 2,
+    "embed_dim": 512,
+    "intermediate_dim": 1408,
+    "max_seq_len": 4096,
+}
 
 
 def model_of(name: str, job: Job) -> Any:
@@ -41,8 +55,12 @@ def model_of(name: str, job: Job) -> Any:
         if job.adapters:
             make = getattr(builders, "lora_llama3" if name == "llama" else "lora_qwen2")
             model = make(
-                lora_attn_modules=["q_proj", "v_proj"], lora_rank=job.rank, lora_alpha=16, lora_dropout=job.dropout, **SIZES
-            )  # fmt: skip
+                lora_attn_modules=["q_proj", "v_proj"],
+                lora_rank=job.rank,
+                lora_alpha=16,
+                lora_dropout=job.dropout,
+                **SIZES,
+            )
         else:
             model = getattr(builders, "llama3" if name == "llama" else "qwen2")(**SIZES)
     dtype = DTYPES[job.precision]
@@ -71,7 +89,10 @@ def traced(name: str, job: Job) -> Tape:
     if not References.known[0]:
         learn(Recorder(device))
     kernels_of.install(device)
-    model, recorder = model_of(name, job), (Recorder if job.activation_offload == "none" else away.Away)(device)
+    model, recorder = (
+        model_of(name, job),
+        (Recorder if job.activation_offload == "none" else away.Away)(device),
+    )
     loss_of: Any = torch.nn.CrossEntropyLoss(ignore_index=-100)
     if job.loss == "chunked":
         loss_of = CEWithChunkedOutputLoss()
@@ -79,7 +100,13 @@ def traced(name: str, job: Job) -> Tape:
     if job.checkpointing == "full":
         set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
     told = away.engaged(recorder, job, followed=False)
-    with cuda.pretended(device), kernels_of.forced(job.attention), told, module_stack(recorder), recorder:
+    with (
+        cuda.pretended(device),
+        kernels_of.forced(job.attention),
+        told,
+        module_stack(recorder),
+        recorder,
+    ):
         hooks = get_act_offloading_ctx_manager(model, job.activation_offload != "none")
         steps.load(recorder, model)
         steps.own(recorder, "weights", steps.weights(model))
@@ -88,7 +115,10 @@ def traced(name: str, job: Job) -> Tape:
         ignored = torch.full((job.batch, 1), -100, device="cuda")
         for step in range(2):
             recorder.mark("prepare", step=step)
-            tokens, labels = (torch.randint(0, CONFIG["vocab_size"], (job.batch, job.seq), device="cuda") for _ in range(2))
+            tokens, labels = (
+                torch.randint(0, CONFIG["vocab_size"], (job.batch, job.seq), device="cuda")
+                for _ in range(2)
+            )
             recorder.mark("forward")
             with hooks:
                 logits = model(tokens=tokens)
@@ -126,7 +156,13 @@ def traced(name: str, job: Job) -> Tape:
             "loss": "chunked",
         },
         {"method": "lora", "rank": 8, "targets": "q_proj,v_proj"},
-        {"method": "lora", "rank": 8, "targets": "q_proj,v_proj", "dropout": 0.1, "loss": "chunked"},
+        {
+            "method": "lora",
+            "rank": 8,
+            "targets": "q_proj,v_proj",
+            "dropout": 0.1,
+            "loss": "chunked",
+        },
     ],
     ids=str,
 )

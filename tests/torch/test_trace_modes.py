@@ -1,4 +1,5 @@
-"""Autocast, quantized weights and inference in a trace: lists, caches and sizes against what the libraries state."""
+"""Autocast, quantized weights and inference in a trace: lists, caches and sizes against what the
+libraries state."""
 
 from __future__ import annotations
 
@@ -31,7 +32,12 @@ def traced(config: dict[str, Any] = LLAMA, **job: Any) -> Tape:
 
 
 def blocks(tape: Tape, **wanted: Any) -> list[Alloc]:
-    return [one for one in tape.events if isinstance(one, Alloc) and all(getattr(one, key) == value for key, value in wanted.items())]
+    return [
+        one
+        for one in tape.events
+        if isinstance(one, Alloc)
+        and all(getattr(one, key) == value for key, value in wanted.items())
+    ]
 
 
 @pytest.mark.skipif(not HEADER.exists(), reason="this torch comes without its headers")
@@ -56,12 +62,16 @@ def test_autocast_lists_are_torchs(macro: str, ours: list[str]) -> None:
 def test_autocast_casts_each_weight_once_a_forward() -> None:
     tape = traced(precision="autocast-bf16", checkpointing="none")
     copies = [
-        one for one in blocks(tape, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"
+        one
+        for one in blocks(tape, op="_to_copy.default", where="model.layers.0.self_attn.q_proj")
+        if one.formula == "[64, 64] bfloat16"
     ]
     assert len(copies) == 2  # two steps
     adapted = traced(precision="autocast-bf16", method="lora", checkpointing="full")
     copies = [
-        one for one in blocks(adapted, op="_to_copy.default", where="model.layers.0.self_attn.q_proj") if one.formula == "[64, 64] bfloat16"
+        one
+        for one in blocks(adapted, op="_to_copy.default", where="model.layers.0.self_attn.q_proj")
+        if one.formula == "[64, 64] bfloat16"
     ]
     assert len(copies) == 4  # a frozen weight is not cached: again for every recomputation
 
@@ -88,7 +98,9 @@ def test_autocast_under_its_own_state() -> None:
 
 def test_outputs_become_fp32_as_accelerate_makes_them() -> None:
     tape = traced(precision="autocast-bf16")
-    assert len(blocks(tape, op="_to_copy.default", formula="[2, 64, 1000] float32")) == 4  # in the loss, and after the forward
+    assert (
+        len(blocks(tape, op="_to_copy.default", formula="[2, 64, 1000] float32")) == 4
+    )  # in the loss, and after the forward
 
 
 BIG = {**LLAMA, "hidden_size": 512, "intermediate_size": 1024}
@@ -97,7 +109,9 @@ BIG = {**LLAMA, "hidden_size": 512, "intermediate_size": 1024}
 @pytest.mark.parametrize("nested", [False, True])
 def test_a_4bit_weight_is_what_bitsandbytes_keeps(nested: bool) -> None:
     tape = traced(BIG, method="qlora", double_quant=nested)
-    kept = Counter(one.formula for one in blocks(tape, part="weights", where="model.layers.0.mlp.up_proj"))
+    kept = Counter(
+        one.formula for one in blocks(tape, part="weights", where="model.layers.0.mlp.up_proj")
+    )
     count = 512 * 1024
     assert kept[f"[{count // 2}, 1] uint8"] == 1
     if nested:
@@ -111,10 +125,16 @@ def test_a_4bit_weight_is_what_bitsandbytes_keeps(nested: bool) -> None:
 
 
 def test_old_versions_dequantize_in_the_dtype_of_the_weight() -> None:
-    new, old = (traced(BIG, method="qlora", seq=256, versions=text) for text in ("", "bitsandbytes=0.45"))
+    new, old = (
+        traced(BIG, method="qlora", seq=256, versions=text) for text in ("", "bitsandbytes=0.45")
+    )
     shape = "[1024, 512] bfloat16"
     for tape in (new, old):
-        made = [one for one in blocks(tape, op="empty.memory_format", formula=shape) if "mlp" in one.where]
+        made = [
+            one
+            for one in blocks(tape, op="empty.memory_format", formula=shape)
+            if "mlp" in one.where
+        ]
         assert made
         assert all(one.part == "temporaries" for one in made)
 
@@ -122,7 +142,9 @@ def test_old_versions_dequantize_in_the_dtype_of_the_weight() -> None:
 def test_kbit_preparation_makes_embeddings_fp32() -> None:
     tape = traced(method="qlora")
     assert len(blocks(tape, part="weights", formula="[1000, 64] float32")) == 2
-    assert not blocks(traced(method="qlora", prepare_kbit=False), part="weights", formula="[1000, 64] float32")
+    assert not blocks(
+        traced(method="qlora", prepare_kbit=False), part="weights", formula="[1000, 64] float32"
+    )
 
 
 def test_int8_keeps_its_input_for_a_frozen_weight() -> None:
@@ -133,32 +155,49 @@ def test_int8_keeps_its_input_for_a_frozen_weight() -> None:
 
 def test_quantized_conv1d() -> None:
     assert blocks(
-        traced(CONFIGS["gpt2"], method="qlora"), part="weights", where="transformer.h.0.attn.c_attn", formula=f"[{64 * 192 // 2}, 1] uint8"
+        traced(CONFIGS["gpt2"], method="qlora"),
+        part="weights",
+        where="transformer.h.0.attn.c_attn",
+        formula=f"[{64 * 192 // 2}, 1] uint8",
     )
 
 
 def test_a_dynamic_cache_grows_to_its_length() -> None:
     tape = traced(task="inference", new_tokens=40)
-    cached = [one for one in blocks(tape, part="kv_cache") if one.where == "model.layers.0.self_attn"]
+    cached = [
+        one for one in blocks(tape, part="kv_cache") if one.where == "model.layers.0.self_attn"
+    ]
     assert max(one.size for one in cached) == 2 * 2 * (64 + 40 - 1) * 16 * 2
-    steps = [event.step for event in tape.events if isinstance(event, Mark) and event.phase == "decode"]
+    steps = [
+        event.step for event in tape.events if isinstance(event, Mark) and event.phase == "decode"
+    ]
     assert max(steps) == 39
 
 
 def test_a_static_cache_is_full_from_the_start() -> None:
-    cached = blocks(traced(task="inference", new_tokens=40, cache="static"), part="kv_cache", where="model.layers.0.self_attn")
+    cached = blocks(
+        traced(task="inference", new_tokens=40, cache="static"),
+        part="kv_cache",
+        where="model.layers.0.self_attn",
+    )
     assert {one.size for one in cached if one.size > 8} == {2 * 2 * (64 + 40 - 1) * 16 * 2}
 
 
 ANSWERS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {}) for name in ("llama", "gemma2", "deepseek_v3", "gpt_oss")), *((name, {"cache": "static"}) for name in ("llama", "gemma2")),
-    ("llama", {"cache": "quantized"}), ("llama", {"cache": "none"}), ("gpt_oss", {"beams": 3}),
-]  # fmt: skip
+    *((name, {}) for name in ("llama", "gemma2", "deepseek_v3", "gpt_oss")),
+    *((name, {"cache": "static"}) for name in ("llama", "gemma2")),
+    ("llama", {"cache": "quantized"}),
+    ("llama", {"cache": "none"}),
+    ("gpt_oss", {"beams": 3}),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), ANSWERS)
-def test_skipping_the_middle_of_an_answer_changes_nothing_but_ids(name: str, options: dict[str, Any]) -> None:
-    """Every token of an answer takes the same code; the positions of a prompt, kept by `generate`, are as long as what is taken up again."""
+def test_skipping_the_middle_of_an_answer_changes_nothing_but_ids(
+    name: str, options: dict[str, Any]
+) -> None:
+    """Every token of an answer takes the same code; the positions of a prompt, kept by `generate`,
+    are as long as what is taken up again."""
     new, ids = 30, 2 * options.get("beams", 1) * (8 + 30) * 8
     job = Job(task="inference", batch=2, seq=8, new_tokens=new, **options)
     whole, skipped = (trace_config(CONFIGS[name], job, decode_all=every) for every in (True, False))
@@ -169,7 +208,8 @@ def test_skipping_the_middle_of_an_answer_changes_nothing_but_ids(name: str, opt
 
 
 def last_token(tape: Tape, new: int, larger: int) -> list[tuple[str, str, int]]:
-    """What the model allocates for the last token, in order; what is as small as a row of ids aside."""
+    """What the model allocates for the last token, in order; what is as small as a row of ids
+    aside."""
     found, on = [], False
     for event in tape.events:
         if isinstance(event, Mark):
@@ -180,20 +220,31 @@ def last_token(tape: Tape, new: int, larger: int) -> list[tuple[str, str, int]]:
 
 
 def test_the_trace_runs_every_layer() -> None:
-    """Nothing is extrapolated from a layer to the others: twice as many layers, and every further one's allocations are its own."""
+    """Nothing is extrapolated from a layer to the others: twice as many layers, and every further
+    one's allocations are its own."""
     few, many = (traced({**LLAMA, "num_hidden_layers": count}) for count in (2, 4))
-    paths = {re.match(r"model\.layers\.(\d+)", one.where) for one in many.events if isinstance(one, Alloc)}
+    paths = {
+        re.match(r"model\.layers\.(\d+)", one.where)
+        for one in many.events
+        if isinstance(one, Alloc)
+    }
     assert {found[1] for found in paths if found} == {"0", "1", "2", "3"}
 
     def inner(tape: Tape, layer: int) -> list[tuple[str, int]]:
-        return [(one.op, one.size) for one in tape.events if isinstance(one, Alloc) and one.where.startswith(f"model.layers.{layer}.")]
+        return [
+            (one.op, one.size)
+            for one in tape.events
+            if isinstance(one, Alloc) and one.where.startswith(f"model.layers.{layer}.")
+        ]
 
     assert inner(many, 1) == inner(many, 2) == inner(few, 1) != []
 
 
 def test_logits_of_the_whole_prompt_when_asked() -> None:
     def prefill(which: str) -> int:
-        return max(one.size for one in blocks(traced(task="inference", logits=which), part="logits"))
+        return max(
+            one.size for one in blocks(traced(task="inference", logits=which), part="logits")
+        )
 
     assert prefill("all") == 2 * 64 * 1000 * 2
     assert prefill("last") == 2 * 1000 * 4  # in fp32, for the choice of the token
@@ -209,18 +260,29 @@ def test_a_device_map_warms_the_allocator_up() -> None:
 
 def test_beams_widen_the_cache() -> None:
     one, four = (
-        max(block.size for block in blocks(traced(task="inference", new_tokens=4, beams=count), part="kv_cache")) for count in (1, 4)
+        max(
+            block.size
+            for block in blocks(
+                traced(task="inference", new_tokens=4, beams=count), part="kv_cache"
+            )
+        )
+        for count in (1, 4)
     )
     assert four == 4 * one
 
 
 def test_a_build_with_cuda_never_asks_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Optimizers ask `torch.accelerator` for a stream. A build of torch with CUDA would ask the driver, and there may be none."""
+    """Optimizers ask `torch.accelerator` for a stream. A build of torch with CUDA would ask the
+    driver, and there may be none."""
 
     def asked(*_: Any) -> Any:
         raise AssertionError("the driver was asked")
 
-    for name in ("_accelerator_getStream", "_accelerator_getDeviceIndex", "_accelerator_synchronizeDevice"):
+    for name in (
+        "_accelerator_getStream",
+        "_accelerator_getDeviceIndex",
+        "_accelerator_synchronizeDevice",
+    ):
         monkeypatch.setattr(torch._C, name, asked)
     with cuda.pretended(cuda.Device()):
         assert torch.accelerator.current_accelerator().type == "cuda"

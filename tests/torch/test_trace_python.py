@@ -15,9 +15,17 @@ from memfit.errors import InputError
 from memfit.verbs import trace
 
 CONFIG = {
-    "model_type": "llama", "vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "max_position_embeddings": 256, "dtype": "bfloat16", "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
 
 
 def environment(folder: Path, *paths: str) -> Path:
@@ -28,12 +36,14 @@ def environment(folder: Path, *paths: str) -> Path:
     return folder
 
 
-# What the operators of torch 2.5 and later are called; where memfit asks for one of them, there is none.
+# What the operators of torch 2.5 and later are called; where memfit asks for one of them, there is
+# none.
 OLDER = """\
 import sys
 if any(word.endswith("child.py") for word in sys.orig_argv):
     import torch
-    NEWER = ("_fused_rms_norm", "_fused_rms_norm_backward", "_grouped_mm", "_scaled_grouped_mm", "_safe_softmax")
+    NEWER = ("_fused_rms_norm", "_fused_rms_norm_backward", "_grouped_mm",
+             "_scaled_grouped_mm", "_safe_softmax")
     kind = type(torch.ops.aten)
     true = kind.__getattr__
     def found(self, name):
@@ -48,7 +58,13 @@ if any(word.endswith("child.py") for word in sys.orig_argv):
 
 def packages() -> list[str]:
     """Where this interpreter finds what is installed."""
-    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib"), *(one for one in sys.path if "site-packages" in one)})
+    return sorted(
+        {
+            sysconfig.get_path("purelib"),
+            sysconfig.get_path("platlib"),
+            *(one for one in sys.path if "site-packages" in one),
+        }
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +80,25 @@ def python_of(folder: Path) -> str:
     return str(folder / ("Scripts" if os.name == "nt" else "bin") / "python")
 
 
-def test_a_script_has_the_packages_of_the_environment_that_is_named(other: Path, tmp_path: Path) -> None:
+def test_a_script_has_the_packages_of_the_environment_that_is_named(
+    other: Path, tmp_path: Path
+) -> None:
     bare = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([python_of(other), "-c", "import memfit"], capture_output=True, text=True, check=False, env=bare)
+    done = subprocess.run(
+        [python_of(other), "-c", "import memfit"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=bare,
+    )
     if done.returncode == 0:
         pytest.skip("memfit lies among this interpreter's packages")
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\nimport only_there\nmodel = torch.nn.Linear(only_there.WIDTH, 8).cuda()\n"
-        "model(torch.randn(2, only_there.WIDTH).cuda()).sum().backward()\ntorch.optim.SGD(model.parameters(), lr=1.0).step()\n"
+        "model(torch.randn(2, "
+        "only_there.WIDTH).cuda()).sum().backward()\ntorch.optim.SGD(model.parameters(), "
+        "lr=1.0).step()\n"
     )
     with pytest.raises(InputError, match="needs the package `only_there`"):
         trace(script)
@@ -84,8 +110,10 @@ def test_a_model_is_traced_there_to_the_same_byte(other: Path) -> None:
     found = trace(CONFIG, gpu="a100-sxm-80gb", seq=64, python=str(other))
     here = memfit.estimate(CONFIG, gpu="a100-sxm-80gb", seq=64, by="trace")
     assert (found.memory.allocated, found.memory.reserved, found.memory.parts) == (
-        here.memory.allocated, here.memory.reserved, here.memory.parts,
-    )  # fmt: skip
+        here.memory.allocated,
+        here.memory.reserved,
+        here.memory.parts,
+    )
     assert found.versions == here.versions
 
 
@@ -101,8 +129,14 @@ def test_an_environment_that_lacks_what_it_takes_is_told(tmp_path: Path) -> None
             trace(CONFIG, python=named)
 
 
-@pytest.mark.parametrize("job", [{"attention": "math"}, {"method": "lora", "checkpointing": "full"}], ids=["math", "lora"])
-def test_operators_that_an_older_torch_lacks_are_not_needed(job: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "job",
+    [{"attention": "math"}, {"method": "lora", "checkpointing": "full"}],
+    ids=["math", "lora"],
+)
+def test_operators_that_an_older_torch_lacks_are_not_needed(
+    job: dict[str, str], tmp_path: Path
+) -> None:
     """Not by this model; the packages around memfit go on finding them."""
     folder = environment(tmp_path / "venv", *packages())
     (site,) = folder.glob("lib/python*/site-packages")

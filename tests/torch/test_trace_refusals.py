@@ -1,4 +1,5 @@
-"""Programs that cannot be traced, or not to an end: each is one clear message with the line of the user's code, and leaves nothing behind."""
+"""Programs that cannot be traced, or not to an end: each is one clear message with the line of the
+user's code, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -16,9 +17,14 @@ from memfit.errors import InputError, Problem
 from memfit.verbs import trace
 
 ROOT = Path(__file__).parents[2]
-MODEL = "import torch\nmodel = torch.nn.Linear(8, 8).cuda()\nout = model(torch.randn(2, 8).cuda())\n"
+MODEL = (
+    "import torch\nmodel = torch.nn.Linear(8, 8).cuda()\nout = model(torch.randn(2, 8).cuda())\n"
+)
 STEP = "out.sum().backward()\ntorch.optim.SGD(model.parameters(), lr=1.0).step()\n"
-SPIN = "while True:\n    try:\n        while True:\n            pass\n    except BaseException:\n        pass\n"
+SPIN = (
+    "while True:\n    try:\n        while True:\n            pass\n    except "
+    "BaseException:\n        pass\n"
+)
 CATCHES = """\
 optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
 while True:
@@ -41,7 +47,9 @@ class Case(NamedTuple):
 
 def cases() -> dict[str, Case]:
     found = {}
-    for block in (Path(__file__).parent / "refusals.txt").read_text(encoding="utf-8").split("\n=== ")[1:]:
+    for block in (
+        (Path(__file__).parent / "refusals.txt").read_text(encoding="utf-8").split("\n=== ")[1:]
+    ):
         head, _, program = block.partition("\n")
         name, message, line, hint = (one.strip() for one in head.split("|"))
         found[name] = Case(program, message, int(line), hint)
@@ -78,7 +86,9 @@ def test_it_is_told_in_one_message(name: str, tmp_path: Path) -> None:
     said(refused(tmp_path, case.program, offline="hub" in name), case.message, case.line, case.hint)
 
 
-def test_a_hub_that_is_not_there_is_noticed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_is_not_there_is_noticed_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "*")
     for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
@@ -87,7 +97,9 @@ def test_a_hub_that_is_not_there_is_noticed_at_once(tmp_path: Path, monkeypatch:
     said(refused(tmp_path, case.program), case.message, case.line, case.hint)
 
 
-@pytest.mark.parametrize("program", ["import time\ntime.sleep(1000)\n", "while True:\n    pass\n", SPIN])
+@pytest.mark.parametrize(
+    "program", ["import time\ntime.sleep(1000)\n", "while True:\n    pass\n", SPIN]
+)
 def test_what_loops_for_ever_is_ended(program: str, tmp_path: Path) -> None:
     start = time.monotonic()
     problem = refused(tmp_path, program, time_limit=2.0)
@@ -105,7 +117,8 @@ def test_steps_are_limited_and_a_stop_that_is_caught_is_a_stop(tmp_path: Path) -
 
 
 def test_files_and_commands_of_a_script_come_to_nothing(tmp_path: Path) -> None:
-    """It sees what it writes; when it is through, nobody else does. Not even what it deletes is gone."""
+    """It sees what it writes; when it is through, nobody else does. Not even what it deletes is
+    gone."""
     (tmp_path / "kept.txt").write_text("kept")
     script = tmp_path / "train.py"
     script.write_text(
@@ -113,7 +126,8 @@ def test_files_and_commands_of_a_script_come_to_nothing(tmp_path: Path) -> None:
         "os.chdir(os.path.dirname(os.path.abspath(__file__)))\n"
         "pathlib.Path('made/by').mkdir(parents=True)\n"
         "pathlib.Path('made/by/script.txt').write_text('x')\n"
-        "assert os.listdir('made') == ['by'] and pathlib.Path('made/by/script.txt').read_text() == 'x'\n"
+        "assert os.listdir('made') == ['by'] and "
+        "pathlib.Path('made/by/script.txt').read_text() == 'x'\n"
         "os.rename('kept.txt', 'moved.txt')\n"
         "assert not os.path.exists('kept.txt') and open('moved.txt').read() == 'kept'\n"
         "with open('moved.txt', 'a') as file:\n    file.write('!')\n"
@@ -126,18 +140,29 @@ def test_files_and_commands_of_a_script_come_to_nothing(tmp_path: Path) -> None:
     found = trace(script, steps=1)
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "kept.txt").read_text() == "kept"
-    assert any("commands that the script starts are not run" in one.message for one in found.problems)
+    assert any(
+        "commands that the script starts are not run" in one.message for one in found.problems
+    )
 
 
 def test_a_mask_that_nobody_knows_selects_everything_and_says_so(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(MODEL + "out[out > 0].sum().backward()\ntorch.optim.SGD(model.parameters(), lr=1.0).step()\n")
+    script.write_text(
+        MODEL
+        + "out[out > 0].sum().backward()\ntorch.optim.SGD(model.parameters(), lr=1.0).step()\n"
+    )
     (note,) = [one for one in trace(script, steps=1).problems if "mask" in one.message]
     assert "train.py:4: out[out > 0]" in note.where
 
 
 def command(*words: str) -> list[str]:
-    return [sys.executable, "-c", "import sys; from memfit.cli import main; sys.exit(main())", "trace", *words]
+    return [
+        sys.executable,
+        "-c",
+        "import sys; from memfit.cli import main; sys.exit(main())",
+        "trace",
+        *words,
+    ]
 
 
 def environment() -> dict[str, str]:
@@ -146,9 +171,19 @@ def environment() -> dict[str, str]:
 
 def test_the_command_line_tells_it_and_exits_with_2(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise ValueError('no such data')\n")
-    done = subprocess.run(command("train.py"), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command("train.py"),
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "error: `train.py` stops with ValueError: no such data @ train.py:1: raise ValueError('no such data')\n"
+    assert done.stderr == (
+        "error: `train.py` stops with ValueError: no such data @ train.py:1: raise "
+        "ValueError('no such data')\n"
+    )
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
@@ -158,9 +193,16 @@ def test_an_interrupt_ends_it_cleanly(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     process = subprocess.Popen(
-        command("train.py", "--show-output"), cwd=tmp_path, env={**environment(), "TMPDIR": str(scratch)}, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a runner in the background ignores it
-    )  # fmt: skip
+        command("train.py", "--show-output"),
+        cwd=tmp_path,
+        env={**environment(), "TMPDIR": str(scratch)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a runner in the background ignores it
+    )
     assert process.stderr is not None
     line = ""
     while not line.startswith("pid"):

@@ -1,4 +1,5 @@
-"""Programs of a user, run unmodified as if there were a GPU: their answers are those of the same job told to `estimate --by trace`."""
+"""Programs of a user, run unmodified as if there were a GPU: their answers are those of the same
+job told to `estimate --by trace`."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "a100-sxm-80gb"
 TOLERANCE = 0.005
 BASE: dict[str, Any] = {"batch": 2, "seq": 256, "precision": "bf16", "optimizer": "adamw"}
-ADAPTERS: dict[str, Any] = {**BASE, "method": "lora", "precision": "bf16-autocast", "targets": "q_proj,v_proj", "load": "device_map"}
+ADAPTERS: dict[str, Any] = {
+    **BASE,
+    "method": "lora",
+    "precision": "bf16-autocast",
+    "targets": "q_proj,v_proj",
+    "load": "device_map",
+}
 PREPARED: dict[str, Any] = {"prepare_kbit": True, "checkpointing": "full"}
 
 # The words that start a script, and the same job in memfit's.
@@ -30,15 +37,33 @@ JOBS: dict[str, dict[str, Any]] = {
     "scaler.py": {**BASE, "clip": 1.0, "precision": "autocast-fp16", "accumulate": 2},
     "trainer.py": {**BASE, "clip": 1.0, "precision": "autocast-bf16", "optimizer": "adamw_fused"},
     "evaluated.py": {
-        **BASE, "clip": 1.0, "precision": "fp32", "optimizer": "adamw_fused", "accumulate": 2, "checkpointing": "full", "evaluate": True,
+        **BASE,
+        "clip": 1.0,
+        "precision": "fp32",
+        "optimizer": "adamw_fused",
+        "accumulate": 2,
+        "checkpointing": "full",
+        "evaluate": True,
         "eval_batch": 4,
     },
     "compiled.py": {**BASE, "clip": 1.0},
     "mapped.py MODEL none": ADAPTERS,
-    "mapped.py MODEL nf4": {**ADAPTERS, **PREPARED, "method": "qlora", "quant": "nf4", "quant_compute": "bfloat16"},
+    "mapped.py MODEL nf4": {
+        **ADAPTERS,
+        **PREPARED,
+        "method": "qlora",
+        "quant": "nf4",
+        "quant_compute": "bfloat16",
+    },
     "mapped.py MODEL int8": {**ADAPTERS, **PREPARED, "quant": "int8"},
-    "generates.py": {"task": "inference", "precision": "bf16", "batch": 4, "seq": 128, "new_tokens": 16},
-}  # fmt: skip
+    "generates.py": {
+        "task": "inference",
+        "precision": "bf16",
+        "batch": 4,
+        "seq": 128,
+        "new_tokens": 16,
+    },
+}
 TO_THE_END = ("evaluated.py", "generates.py")
 QUICK = ("plain.py", "mapped.py MODEL nf4")
 
@@ -46,7 +71,13 @@ QUICK = ("plain.py", "mapped.py MODEL nf4")
 @pytest.fixture(scope="module")
 def config() -> dict[str, Any]:
     known: dict[str, Any] = runpy.run_path(str(SCRIPTS / "model.py"))["CONFIG"]
-    return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "tie_word_embeddings": False, **known}
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "dtype": "bfloat16",
+        "tie_word_embeddings": False,
+        **known,
+    }
 
 
 def run(words: str, model: Path, **given: Any) -> Estimate:
@@ -55,11 +86,16 @@ def run(words: str, model: Path, **given: Any) -> Estimate:
 
 
 def cases() -> list[Any]:
-    return [pytest.param(words, id=words, marks=[] if words in QUICK else [pytest.mark.slow]) for words in JOBS]
+    return [
+        pytest.param(words, id=words, marks=[] if words in QUICK else [pytest.mark.slow])
+        for words in JOBS
+    ]
 
 
 @pytest.mark.parametrize("words", cases())
-def test_a_script_is_the_job_that_it_does(words: str, config: dict[str, Any], tmp_path: Path) -> None:
+def test_a_script_is_the_job_that_it_does(
+    words: str, config: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     found = run(words, tmp_path, steps=0 if words in TO_THE_END else 3)
     wanted = memfit.estimate(config, gpu=GPU, by="trace", **JOBS[words])
@@ -70,13 +106,16 @@ def test_a_script_is_the_job_that_it_does(words: str, config: dict[str, Any], tm
     assert wanted.memory.at is not None
     assert found.memory.at.phase == wanted.memory.at.phase
     for part in {*found.memory.parts, *wanted.memory.parts}:
-        assert found.memory.parts.get(part, 0) == pytest.approx(wanted.memory.parts.get(part, 0), abs=TOLERANCE * wanted.memory.allocated)
+        assert found.memory.parts.get(part, 0) == pytest.approx(
+            wanted.memory.parts.get(part, 0), abs=TOLERANCE * wanted.memory.allocated
+        )
     if wanted.job.training:
         assert found.parameters.trainable == wanted.parameters.trainable
 
 
 def test_the_gpu_answers_what_programs_ask(tmp_path: Path) -> None:
-    """The script itself asserts what it is told; were one of them wrong, it would not reach its steps."""
+    """The script itself asserts what it is told; were one of them wrong, it would not reach its
+    steps."""
     found = run("queries.py", tmp_path)
     assert found.script is not None
     assert found.script.steps == 3
@@ -86,7 +125,8 @@ def test_the_gpu_answers_what_programs_ask(tmp_path: Path) -> None:
 def test_a_long_trace_shows_signs_of_life(tmp_path: Path) -> None:
     script, seen = tmp_path / "train.py", []
     script.write_text(
-        "import time\ntime.sleep(1)\nimport torch\nx = torch.ones(8, device='cuda', requires_grad=True)\nx.sum().backward()\n"
+        "import time\ntime.sleep(1)\nimport torch\nx = torch.ones(8, device='cuda', "
+        "requires_grad=True)\nx.sum().backward()\n"
     )
     trace(script, steps=1, progress=lambda *words: seen.append(words))
     assert seen
@@ -97,7 +137,9 @@ def test_a_long_trace_shows_signs_of_life(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     found = run("compiled.py", tmp_path)
-    notes = {one.message.partition(":")[0]: one.where for one in found.problems if one.level == "note"}
+    notes = {
+        one.message.partition(":")[0]: one.where for one in found.problems if one.level == "note"
+    }
     assert "compiled.py:7" in notes["`torch.compile` is left out"]
 
 
@@ -112,8 +154,9 @@ def test_triton_kernels_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_trl_runs_its_own_head(tmp_path: Path) -> None:
-    """Logits of 32768 words for up to 4096 tokens at a time, made twice and never whole (trl 1.16 kernels/chunked_logprob.py): the
-    512 tokens but for the first of each sequence. On a CPU the same code goes other ways."""
+    """Logits of 32768 words for up to 4096 tokens at a time, made twice and never whole (trl 1.16
+    kernels/chunked_logprob.py): the 512 tokens but for the first of each sequence. On a CPU the
+    same code goes other ways."""
     trl = pytest.importorskip("trl", reason="the program needs trl and datasets")
     pytest.importorskip("datasets", reason="the program needs trl and datasets")
     if tuple(map(int, trl.__version__.split(".")[:2])) < (1, 15):

@@ -1,4 +1,5 @@
-"""Training as CUDA would run it: what the parts hold, which kernels are chosen, what their hidden buffers are."""
+"""Training as CUDA would run it: what the parts hold, which kernels are chosen, what their hidden
+buffers are."""
 
 from __future__ import annotations
 
@@ -42,9 +43,22 @@ HOPPER = SimpleNamespace(name="H100", sm=(9, 0), sms=132, memory=85_000_000_000)
 
 
 def traced(
-    config: dict[str, Any] = LLAMA, *, layers: int | None = None, steps: int = 2, gpu: Any = None, keep_outputs: bool = False, **job: Any
+    config: dict[str, Any] = LLAMA,
+    *,
+    layers: int | None = None,
+    steps: int = 2,
+    gpu: Any = None,
+    keep_outputs: bool = False,
+    **job: Any,
 ) -> Tape:
-    tape = trace_config(config, Job(**{"batch": 2, "seq": 64} | job), layers=layers, steps=steps, gpu=gpu, keep_outputs=keep_outputs)
+    tape = trace_config(
+        config,
+        Job(**{"batch": 2, "seq": 64} | job),
+        layers=layers,
+        steps=steps,
+        gpu=gpu,
+        keep_outputs=keep_outputs,
+    )
     check(tape)
     return tape
 
@@ -77,12 +91,19 @@ def test_layers_are_alike() -> None:
 
 
 def test_a_trace_can_be_repeated() -> None:
-    assert traced(method="lora", checkpointing="full").events == traced(method="lora", checkpointing="full").events
+    assert (
+        traced(method="lora", checkpointing="full").events
+        == traced(method="lora", checkpointing="full").events
+    )
 
 
 def test_the_second_step_is_the_steady_one() -> None:
     tape = traced(steps=3)
-    ends = [index for index, event in enumerate(tape.events) if isinstance(event, Mark) and event.phase == "prepare"]
+    ends = [
+        index
+        for index, event in enumerate(tape.events)
+        if isinstance(event, Mark) and event.phase == "prepare"
+    ]
     live = [sum(-(-block.size // 512) * 512 for block in alive(tape, index)) for index in ends[1:]]
     assert live[0] == live[1]
 
@@ -92,9 +113,18 @@ def test_outputs_that_are_kept_cost_the_logits() -> None:
     assert peak(traced(keep_outputs=True))[0] - peak(traced())[0] == pytest.approx(tokens, abs=512)
 
 
-@pytest.mark.parametrize("job", [{}, {"precision": "bf16-autocast"}, {"checkpointing": "full"}, {"method": "lora", "zero_grad": "keep"}])
+@pytest.mark.parametrize(
+    "job",
+    [
+        {},
+        {"precision": "bf16-autocast"},
+        {"checkpointing": "full"},
+        {"method": "lora", "zero_grad": "keep"},
+    ],
+)
 def test_a_loop_that_keeps_outputs_by_both(job: dict[str, Any]) -> None:
-    """The peak, what stands when the optimizer begins, and what stays when the loop is over, formulas beside the real code."""
+    """The peak, what stands when the optimizer begins, and what stays when the loop is over,
+    formulas beside the real code."""
     options = Job(**{"batch": 2, "seq": 64, "optimizer": "sgd", "keep_outputs": True, **job})
     ours, real = lower(build(LLAMA), options), trace_config(LLAMA, options)
     assert memory(ours).allocated == pytest.approx(memory(real).allocated, rel=0.005)
@@ -105,13 +135,21 @@ def test_a_loop_that_keeps_outputs_by_both(job: dict[str, Any]) -> None:
 
 def test_a_tied_head_adds_a_second_gradient_of_the_embedding() -> None:
     tied = traced({**LLAMA, "tie_word_embeddings": True}, steps=1)
-    shape = [one for one in tied.events if isinstance(one, Alloc) and one.formula == "[1000, 64] bfloat16"]
+    shape = [
+        one
+        for one in tied.events
+        if isinstance(one, Alloc) and one.formula == "[1000, 64] bfloat16"
+    ]
     assert Counter(one.op for one in shape)["embedding_dense_backward.default"] == 1
     assert sum(one.op == "mm.default" for one in shape) == 1  # the head's own, added into
 
 
 def test_dropout_keeps_one_byte_a_value() -> None:
-    masks = [one for one in allocations(traced(CONFIGS["gpt2"], steps=1), "native_dropout.default") if str(one.formula).endswith("bool")]
+    masks = [
+        one
+        for one in allocations(traced(CONFIGS["gpt2"], steps=1), "native_dropout.default")
+        if str(one.formula).endswith("bool")
+    ]
     assert masks
     assert all(one.part == "activations" for one in masks)
 
@@ -120,7 +158,11 @@ def test_flash_attention_backward_holds_what_the_row_says() -> None:
     tape = traced(steps=1)
     row = kernels.flash_backward(2, 4, 2, 64, 64, 16)
     name = "_scaled_dot_product_flash_attention_backward.default: "
-    for buffer, size in (("dq_accum", row.dq_accum), ("softmax_d", row.softmax_d), ("dk_expanded", row.dk_expanded)):
+    for buffer, size in (
+        ("dq_accum", row.dq_accum),
+        ("softmax_d", row.softmax_d),
+        ("dk_expanded", row.dk_expanded),
+    ):
         assert [one.size for one in allocations(tape, name + buffer)] == [size, size]
 
 
@@ -136,26 +178,39 @@ def test_flash_attn_saves_and_holds_what_its_row_says(version: int) -> None:
     inside = [
         one.size
         for one in tape.events
-        if isinstance(one, Alloc) and one.where == "model.layers.0.self_attn" and one.op.startswith("empty.")
+        if isinstance(one, Alloc)
+        and one.where == "model.layers.0.self_attn"
+        and one.op.startswith("empty.")
     ]
     kept, held = inside[:2], inside[2:]
-    assert kept == [2 * 4 * 64 * 4, 16 if version == 2 else 4]  # statistics, and the state of random numbers or a semaphore
+    assert kept == [
+        2 * 4 * 64 * 4,
+        16 if version == 2 else 4,
+    ]  # statistics, and the state of random numbers or a semaphore
     if version == 2:
         row = kernels.flash_attn_2_backward(2, 4, 2, 64, 64, 16)
         assert held == [row.softmax_d, row.dq_accum, row.dk_expanded, row.dv_expanded]
     else:
-        assert held == [size for size in kernels.flash_attn_3_backward(2, 4, 2, 64, 64, 16, hopper=False) if size]
+        assert held == [
+            size
+            for size in kernels.flash_attn_3_backward(2, 4, 2, 64, 64, 16, hopper=False)
+            if size
+        ]
 
 
 def test_flash_attn_takes_padding_out() -> None:
     tape = traced(attention="flash-attn-2", packing=False, steps=1)
-    assert [one for one in allocations(tape, "index.Tensor") if one.formula == "[126, 4, 16] bfloat16"]  # one token of 64 is padding
+    assert [
+        one for one in allocations(tape, "index.Tensor") if one.formula == "[126, 4, 16] bfloat16"
+    ]  # one token of 64 is padding
 
 
 def test_hopper_takes_cudnn_and_larger_workspaces() -> None:
     tape = traced(gpu=HOPPER, steps=1)
     assert allocations(tape, "_scaled_dot_product_cudnn_attention.default")
-    workspaces = [one.size for one in tape.events if isinstance(one, Alloc) and "cublas workspace" in one.op]
+    workspaces = [
+        one.size for one in tape.events if isinstance(one, Alloc) and "cublas workspace" in one.op
+    ]
     assert workspaces == [32 << 20, 32 << 20]
 
 
@@ -165,14 +220,20 @@ def test_fp32_with_grouped_queries_is_left_to_the_math_kernel() -> None:
 
 def test_checkpointing_keeps_the_inputs_of_layers_only() -> None:
     config = {**LLAMA, "num_hidden_layers": 8}
-    plain, kept = (peak(traced(config, seq=256, checkpointing=mode))[0] for mode in ("none", "full"))
+    plain, kept = (
+        peak(traced(config, seq=256, checkpointing=mode))[0] for mode in ("none", "full")
+    )
     assert kept < plain
     half = peak(traced(config, seq=256, checkpointing="every", checkpoint_every=2))[0]
     assert kept < half < plain
 
 
 def test_layers_are_marked_in_both_directions() -> None:
-    marks = [(event.phase, event.where) for event in traced(steps=1).events if isinstance(event, Mark) and event.where]
+    marks = [
+        (event.phase, event.where)
+        for event in traced(steps=1).events
+        if isinstance(event, Mark) and event.where
+    ]
     assert marks == [
         ("forward", "model.layers.0"),
         ("forward", "model.layers.1"),
@@ -184,8 +245,15 @@ def test_layers_are_marked_in_both_directions() -> None:
 def test_gradients_know_their_module() -> None:
     blocks = [one for one in traced(steps=1).events if isinstance(one, Alloc)]
     grads = [one for one in blocks if one.part == "gradients"]
-    assert {one.where for one in grads} >= {"lm_head", "model.norm", "model.layers.0.self_attn.q_proj", "model.layers.1.mlp.down_proj"}
-    assert sum(one.size for one in grads) == sum(one.size for one in blocks if one.part == "weights")
+    assert {one.where for one in grads} >= {
+        "lm_head",
+        "model.norm",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.1.mlp.down_proj",
+    }
+    assert sum(one.size for one in grads) == sum(
+        one.size for one in blocks if one.part == "weights"
+    )
 
 
 def test_a_scaled_step_is_taken() -> None:
@@ -195,7 +263,9 @@ def test_a_scaled_step_is_taken() -> None:
 
 def test_routing_is_balanced_unless_a_skew_is_asked_for() -> None:
     config = CONFIGS["qwen3_moe"]
-    assert peak(traced(config))[0] == peak(traced(config, router_skew=2.0))[0]  # the grouped product does not depend on it
+    assert (
+        peak(traced(config))[0] == peak(traced(config, router_skew=2.0))[0]
+    )  # the grouped product does not depend on it
 
 
 @pytest.mark.parametrize(
@@ -243,7 +313,8 @@ def test_the_programs_own_failure_is_an_input_error() -> None:
 
 @pytest.mark.parametrize(("length", "published"), [(4000, 3.99), (8000, 15.48)])
 def test_math_attention_against_a_published_peak(length: int, published: float) -> None:
-    """ComfyUI pull request 15135: fp16, 28 query and 4 kv heads of 128, a mask and enable_gqa, GiB beyond the inputs."""
+    """ComfyUI pull request 15135: fp16, 28 query and 4 kv heads of 128, a mask and enable_gqa, GiB
+    beyond the inputs."""
     from memfit.trace import cuda, kernels_of
     from memfit.trace.recorder import Recorder
 
@@ -251,16 +322,22 @@ def test_math_attention_against_a_published_peak(length: int, published: float) 
     kernels_of.install(device)
     recorder = Recorder(device)
     with cuda.pretended(device), recorder, torch.no_grad():
-        query, key = (torch.empty(1, heads, length, 128, device="cuda", dtype=torch.float16) for heads in (28, 4))
+        query, key = (
+            torch.empty(1, heads, length, 128, device="cuda", dtype=torch.float16)
+            for heads in (28, 4)
+        )
         mask = torch.empty(1, 1, length, length, device="cuda", dtype=torch.float16)
         inputs = sum(block.size for block in recorder.blocks.values())
-        torch.nn.functional.scaled_dot_product_attention(query, key, key, attn_mask=mask, enable_gqa=True)
+        torch.nn.functional.scaled_dot_product_attention(
+            query, key, key, attn_mask=mask, enable_gqa=True
+        )
     found = peak(Tape(events=recorder.finished(), source="trace"))[0] - inputs
     assert found / 2**30 == pytest.approx(published, rel=0.01)
 
 
 def test_rms_norm_is_one_kernel_with_a_graph_and_without() -> None:
-    """Where its operands have one dtype: the result and a number a row; with a graph the input is kept, not what it is made of."""
+    """Where its operands have one dtype: the result and a number a row; with a graph the input is
+    kept, not what it is made of."""
     from memfit.trace import cuda, kernels_of
     from memfit.trace.recorder import Recorder
     from memfit.trace.rules import References, learn
@@ -269,22 +346,36 @@ def test_rms_norm_is_one_kernel_with_a_graph_and_without() -> None:
     if not References.known[0]:
         learn(Recorder(device))
     kernels_of.install(device)
-    source, weight = (torch.empty(shape, device="meta", requires_grad=True) for shape in ((64, 512), (512,)))
+    source, weight = (
+        torch.empty(shape, device="meta", requires_grad=True) for shape in ((64, 512), (512,))
+    )
     for graph in (True, False):
         recorder = Recorder(device)
         with cuda.pretended(device), torch.set_grad_enabled(graph), recorder:
             out = torch.nn.functional.rms_norm(source, (512,), weight, 1e-6)
             if graph:
                 out.sum().backward()
-        sizes = [event.size for event in recorder.finished() if isinstance(event, Alloc) and "rms_norm." in event.op]
+        sizes = [
+            event.size
+            for event in recorder.finished()
+            if isinstance(event, Alloc) and "rms_norm." in event.op
+        ]
         assert sizes[:2] == [64 * 512 * 4, 64 * 4]
         assert source.grad is not None
 
 
 def test_sums_of_many_short_rows_are_made_in_parts_by_both() -> None:
-    """Layer norms of more than 65536 tokens: a part for the weight's gradient and one for the bias', in as many places."""
+    """Layer norms of more than 65536 tokens: a part for the weight's gradient and one for the
+    bias', in as many places."""
     gpt2, job = {**CONFIGS["gpt2"], "n_positions": 1024, "vocab_size": 200}, Job(batch=80, seq=1000)
     tapes = lower(build(gpt2), job), traced(gpt2, batch=80, seq=1000)
-    parts = [[one.size for one in tape if isinstance(one, Alloc) and one.part == "workspace" and "norm" in one.op] for tape in tapes]
+    parts = [
+        [
+            one.size
+            for one in tape
+            if isinstance(one, Alloc) and one.part == "workspace" and "norm" in one.op
+        ]
+        for tape in tapes
+    ]
     assert parts[0] == parts[1] == [2500 * 64 * 2] * 20
     assert memory(tapes[0]).allocated == memory(tapes[1]).allocated

@@ -1,4 +1,5 @@
-"""Every kind of block in every way of training: a trace told to act as a CPU against real steps there, allocation by allocation."""
+"""Every kind of block in every way of training: a trace told to act as a CPU against real steps
+there, allocation by allocation."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ ADAPTERS = {"method": "lora", "rank": 8, "alpha": 16.0}
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """The options of a job, and the same for the real loop. `every`: all models go through it, not one of each kind."""
+    """The options of a job, and the same for the real loop. `every`: all models go through it, not
+    one of each kind."""
 
     job: dict[str, Any] = field(default_factory=dict)
     loop: dict[str, Any] = field(default_factory=dict)
@@ -52,36 +54,74 @@ MODES = {
     "bf16": Mode(job={"precision": "bf16"}, loop={"dtype": "bfloat16"}),
     "autocast-bf16": Mode(job={"precision": "autocast-bf16"}, loop={"autocast": "bfloat16"}),
     "autocast-fp16": Mode(job={"precision": "autocast-fp16"}, loop={"autocast": "float16"}),
-    "bf16-autocast": Mode(job={"precision": "bf16-autocast"}, loop={"autocast": "bfloat16", "dtype": "bfloat16"}),
+    "bf16-autocast": Mode(
+        job={"precision": "bf16-autocast"}, loop={"autocast": "bfloat16", "dtype": "bfloat16"}
+    ),
     "lora": Mode(job=ADAPTERS, loop={"lora": LORA}),
-    "lora-bf16": Mode(job={**ADAPTERS, "precision": "bf16"}, loop={"dtype": "bfloat16", "lora": LORA}),
+    "lora-bf16": Mode(
+        job={**ADAPTERS, "precision": "bf16"}, loop={"dtype": "bfloat16", "lora": LORA}
+    ),
     "merged": Mode(job={**ADAPTERS, "merge": True}, loop={"lora": LORA, "merge": True}),
-    "checkpointed": Mode(job={"checkpointing": "full"}, loop={"checkpoint": {"use_reentrant": False}}),
-    "reentrant": Mode(job={"checkpointing": "full", "reentrant": True}, loop={"checkpoint": {"use_reentrant": True}}),
-    "selective": Mode(job={"checkpointing": "selective"}, loop={"checkpoint": {"use_reentrant": False, "context_fn": selective.contexts}}),
+    "checkpointed": Mode(
+        job={"checkpointing": "full"}, loop={"checkpoint": {"use_reentrant": False}}
+    ),
+    "reentrant": Mode(
+        job={"checkpointing": "full", "reentrant": True},
+        loop={"checkpoint": {"use_reentrant": True}},
+    ),
+    "selective": Mode(
+        job={"checkpointing": "selective"},
+        loop={"checkpoint": {"use_reentrant": False, "context_fn": selective.contexts}},
+    ),
     "accumulated": Mode(job={"accumulate": 2}, loop={"accumulate": 2}),
-    "clipped": Mode(job={"clip": 1.0, "zero_grad": "before_backward"}, loop={"clip": 1.0, "zero_grad": "before_backward"}),
+    "clipped": Mode(
+        job={"clip": 1.0, "zero_grad": "before_backward"},
+        loop={"clip": 1.0, "zero_grad": "before_backward"},
+    ),
     "frozen": Mode(job={"method": "freeze", "trainable": "1."}, loop={"frozen": "1."}),
-    "kept": Mode(job={"keep_outputs": True, "zero_grad": "keep"}, loop={"keep_outputs": True, "zero_grad": "keep"}),
+    "kept": Mode(
+        job={"keep_outputs": True, "zero_grad": "keep"},
+        loop={"keep_outputs": True, "zero_grad": "keep"},
+    ),
     "eager": Mode(job={"attention": "eager"}, loop={"attention": "eager"}),
     "adamw_fused": optimizer("adamw_fused", lambda trained: torch.optim.AdamW(trained, fused=True)),
-    "adamw_loop": optimizer("adamw_loop", lambda trained: torch.optim.AdamW(trained, foreach=False)),
+    "adamw_loop": optimizer(
+        "adamw_loop", lambda trained: torch.optim.AdamW(trained, foreach=False)
+    ),
     "sgd": optimizer("sgd", lambda trained: torch.optim.SGD(trained, lr=1e-3)),
-    "sgd_momentum": optimizer("sgd_momentum", lambda trained: torch.optim.SGD(trained, lr=1e-3, momentum=0.9)),
+    "sgd_momentum": optimizer(
+        "sgd_momentum", lambda trained: torch.optim.SGD(trained, lr=1e-3, momentum=0.9)
+    ),
     "rmsprop": optimizer("rmsprop", torch.optim.RMSprop),
     "adagrad": optimizer("adagrad", torch.optim.Adagrad),
     "adafactor": optimizer("adafactor", adafactor),
 }
 # One of each kind of block, or more where they differ in what they keep.
 KINDS = {
-    "llama": "grouped heads, rotary, gated", "llama-biased-tied": "biases, a tied table", "mistral-window": "a sliding window", "mixtral": "experts",
-    "qwen2_moe": "a shared expert", "gemma2": "capped scores, alternating windows", "phi3": "fused projections",
-    "deepseek_v3": "latent attention, grouped experts", "gpt_oss": "sinks, biased experts", "gpt2": "learned positions, dropout",
-    "gpt_neox": "fused, parallel", "bloom": "distances in place of positions", "falcon": "one head, parallel", "olmo2": "norms behind",
-    "cohere": "parallel, scaled logits", "mamba": "a selective scan", "bamba": "a scan beside attention", "t5": "encoder and decoder, a learned bias",
-    "bert": "an encoder", "llava": "a vision tower",
-}  # fmt: skip
-CASES = [(name, mode) for mode, what in MODES.items() for name in MODELS if what.every or name in KINDS]
+    "llama": "grouped heads, rotary, gated",
+    "llama-biased-tied": "biases, a tied table",
+    "mistral-window": "a sliding window",
+    "mixtral": "experts",
+    "qwen2_moe": "a shared expert",
+    "gemma2": "capped scores, alternating windows",
+    "phi3": "fused projections",
+    "deepseek_v3": "latent attention, grouped experts",
+    "gpt_oss": "sinks, biased experts",
+    "gpt2": "learned positions, dropout",
+    "gpt_neox": "fused, parallel",
+    "bloom": "distances in place of positions",
+    "falcon": "one head, parallel",
+    "olmo2": "norms behind",
+    "cohere": "parallel, scaled logits",
+    "mamba": "a selective scan",
+    "bamba": "a scan beside attention",
+    "t5": "encoder and decoder, a learned bias",
+    "bert": "an encoder",
+    "llava": "a vision tower",
+}
+CASES = [
+    (name, mode) for mode, what in MODES.items() for name in MODELS if what.every or name in KINDS
+]
 
 
 def both(name: str, mode: Mode) -> tuple[Changes, Changes]:
@@ -99,7 +139,9 @@ def both(name: str, mode: Mode) -> tuple[Changes, Changes]:
 @pytest.mark.parametrize(("name", "mode"), CASES)
 def test_a_step(name: str, mode: str) -> None:
     found, truth = both(name, MODES[mode])
-    assert abs(found.before - truth.before) <= 256  # step counters of 4 bytes, which live on the CPU in any case
+    assert (
+        abs(found.before - truth.before) <= 256
+    )  # step counters of 4 bytes, which live on the CPU in any case
     assert abs(found.peak - truth.peak) <= WITHIN * truth.peak
     assert found.allocations(LARGE) == truth.allocations(LARGE)
 

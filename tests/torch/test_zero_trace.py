@@ -1,4 +1,5 @@
-"""What the trace says of ZeRO, and that DeepSpeed is left as it was found; the figures are in the table of layouts."""
+"""What the trace says of ZeRO, and that DeepSpeed is left as it was found; the figures are in the
+table of layouts."""
 
 from __future__ import annotations
 
@@ -34,19 +35,30 @@ THERE = find_spec("deepspeed") is not None
     ],
 )
 def test_refusals(use: str, options: dict[str, Any], told: str) -> None:
-    found = [one.message for one in ranks.refusals(Job(**options), strategy_from(use.split(), None))]
+    found = [
+        one.message for one in ranks.refusals(Job(**options), strategy_from(use.split(), None))
+    ]
     assert any(told in one for one in found), found
     assert any("which is not installed" in one for one in found) is not THERE
 
 
 @pytest.mark.skipif(not THERE, reason="DeepSpeed is not installed")
 def test_nothing_is_left_behind() -> None:
-    """Two stages one after the other in one process, as any rank; torch, the environment and DeepSpeed's groups are as before."""
+    """Two stages one after the other in one process, as any rank; torch, the environment and
+    DeepSpeed's groups are as before."""
     job = Job(batch=1, seq=32)
     before, linear, empty = set(os.environ), torch.nn.functional.linear, torch.cuda.empty_cache
     peaks = {}
-    for use in ("zero=4,stage=3,reduce-bucket=600000", "zero=4,stage=2,reduce-bucket=600000", "zero=2,stage=3,reduce-bucket=600000"):
-        tape = trace_config({**SMALL["llama"], "num_hidden_layers": 1}, job, strategy=replace(strategy_from([use], None), rank=1))
+    for use in (
+        "zero=4,stage=3,reduce-bucket=600000",
+        "zero=4,stage=2,reduce-bucket=600000",
+        "zero=2,stage=3,reduce-bucket=600000",
+    ):
+        tape = trace_config(
+            {**SMALL["llama"], "num_hidden_layers": 1},
+            job,
+            strategy=replace(strategy_from([use], None), rank=1),
+        )
         check(tape)
         assert tape.rank == 1
         assert tape.versions["deepspeed"]
@@ -55,7 +67,11 @@ def test_nothing_is_left_behind() -> None:
     from deepspeed.utils import groups
 
     assert len(set(peaks.values())) == 3
-    assert {name for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "DS_ACCELERATOR") if name in os.environ} <= before
+    assert {
+        name
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "DS_ACCELERATOR")
+        if name in os.environ
+    } <= before
     assert torch.nn.functional.linear is linear
     assert torch.cuda.empty_cache is empty
     assert comm.cdb is None

@@ -1,4 +1,5 @@
-"""Live bytes as the dispatcher sees them, on real tensors, and the same of a tape: what kernels take for themselves is in neither."""
+"""Live bytes as the dispatcher sees them, on real tensors, and the same of a tape: what kernels
+take for themselves is in neither."""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from torch.utils._pytree import tree_iter
 import torch
 from memfit.tape import Alloc, Free, Mark, Tape
 
-WITHOUT = ("FakeTensor", "AsyncCollectiveTensor")  # memory of their own: DTensor asks for shapes, and what wraps another has the other's
+WITHOUT = (
+    "FakeTensor",
+    "AsyncCollectiveTensor",
+)  # memory of their own: DTensor asks for shapes, and what wraps another has the other's
 
 
 class Watch(TorchDispatchMode):
@@ -30,7 +34,11 @@ class Watch(TorchDispatchMode):
             return NotImplemented  # the tensors in them come by
         out = func(*args, **(kwargs or {}))
         for one in tree_iter((args, kwargs, out)):
-            if isinstance(one, torch.Tensor) and one.device.type == "cpu" and type(one).__name__ not in WITHOUT:
+            if (
+                isinstance(one, torch.Tensor)
+                and one.device.type == "cpu"
+                and type(one).__name__ not in WITHOUT
+            ):
                 storage = one.untyped_storage()
                 if storage._cdata not in self.known or self.known[storage._cdata].expired():
                     self.known[storage._cdata] = StorageWeakRef(storage)
@@ -39,7 +47,9 @@ class Watch(TorchDispatchMode):
 
     def live(self) -> int:
         self.known = {key: ref for key, ref in self.known.items() if not ref.expired()}
-        storages = [torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.known.values()]
+        storages = [
+            torch.UntypedStorage._new_with_weak_ptr(ref.cdata) for ref in self.known.values()
+        ]
         return sum(storage.nbytes() for storage in storages if storage is not None)
 
 

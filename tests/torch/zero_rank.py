@@ -1,4 +1,5 @@
-"""One rank of real DeepSpeed on the CPU: each case under torch's profiler, and how many bytes were alive at most in every phase, and at its end."""
+"""One rank of real DeepSpeed on the CPU: each case under torch's profiler, and how many bytes were
+alive at most in every phase, and at its end."""
 
 from __future__ import annotations
 
@@ -20,8 +21,9 @@ LARGEST = 4_000_000  # numbers in a product of matrices and its operands
 
 
 def backend(store: str) -> None:
-    """DeepSpeed's own, which compiles a kernel of its own for sums on CPUs unless it is told that there is none. Collectives run in a thread
-    that the profiler does not see: gloo copies what NCCL does not. Without a `store` to meet at, other ranks are made up."""
+    """DeepSpeed's own, which compiles a kernel of its own for sums on CPUs unless it is told that
+    there is none. Collectives run in a thread that the profiler does not see: gloo copies what NCCL
+    does not. Without a `store` to meet at, other ranks are made up."""
     import deepspeed
     from deepspeed.comm import comm
     from deepspeed.comm.torch import TorchBackend
@@ -45,7 +47,15 @@ def backend(store: str) -> None:
 
         return call
 
-    for name in ("all_reduce", "all_gather_into_tensor", "all_gather", "reduce_scatter_tensor", "broadcast", "reduce", "all_to_all_single"):
+    for name in (
+        "all_reduce",
+        "all_gather_into_tensor",
+        "all_gather",
+        "reduce_scatter_tensor",
+        "broadcast",
+        "reduce",
+        "all_to_all_single",
+    ):
         setattr(Settled, name, settled(name))
     place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
     if store:
@@ -66,10 +76,14 @@ class Done:
 
 
 def finished(method: Any, args: list[Any], kwargs: dict[str, Any]) -> Done:
-    """The collective on copies: gloo's threads let go of what they are given a moment late, and what they free the profiler does not see."""
+    """The collective on copies: gloo's threads let go of what they are given a moment late, and
+    what they free the profiler does not see."""
     pairs: list[tuple[Any, Any]] = []
     with torch.no_grad():
-        work = method(*[copied(one, pairs) for one in args], **{name: copied(one, pairs) for name, one in kwargs.items()})
+        work = method(
+            *[copied(one, pairs) for one in args],
+            **{name: copied(one, pairs) for name, one in kwargs.items()},
+        )
         if hasattr(work, "wait"):
             work.wait()
         for original, copy in pairs:
@@ -98,7 +112,9 @@ def run(case: dict[str, Any]) -> None:
     values = dict(case["config"])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     known = told_of_partitions(case["deepspeed"])
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, case["dtype"]), attn_implementation=case["attention"])
+    model: Any = AutoModelForCausalLM.from_config(
+        config, dtype=getattr(torch, case["dtype"]), attn_implementation=case["attention"]
+    )
     if case.get("lora"):
         from peft import LoraConfig, get_peft_model
 
@@ -114,7 +130,9 @@ def run(case: dict[str, Any]) -> None:
     stepper = torch.optim.AdamW([{"params": some} for some in groups if some], foreach=True)
     mark("prepare 0")
     beside = by_heads(model, case)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=stepper, config=case["deepspeed"], **beside)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=stepper, config=case["deepspeed"], **beside
+    )
     for step in range(case["steps"]):
         for _ in range(engine.gradient_accumulation_steps()):
             given = inputs(case, config.vocab_size)
@@ -127,7 +145,9 @@ def run(case: dict[str, Any]) -> None:
             engine.step()
     mark("end 0")
     engine.destroy()
-    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None  # an engine a process is what it is made for
+    deepspeed.utils.groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = (
+        None  # an engine a process is what it is made for
+    )
     del known
 
 
@@ -138,15 +158,20 @@ def by_heads(model: Any, case: dict[str, Any]) -> dict[str, Any]:
     from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
 
     groups = UlyssesSPAttentionHF.register_with_transformers(
-        model_name_or_path=model, core_attn_implementation=case["attention"], sequence_parallel_size=case["parts"],
-        micro_batch_size=case["batch"], seq_length_is_variable=True, disable_in_eval=True,
-    )  # fmt: skip
+        model_name_or_path=model,
+        core_attn_implementation=case["attention"],
+        sequence_parallel_size=case["parts"],
+        micro_batch_size=case["batch"],
+        seq_length_is_variable=True,
+        disable_in_eval=True,
+    )
     return {"mpu": groups}
 
 
 @contextlib.contextmanager
 def as_it_was(case: dict[str, Any]) -> Iterator[None]:
-    """Groups that a process makes once, and transformers' attention, are afterwards what they were."""
+    """Groups that a process makes once, and transformers' attention, are afterwards what they
+    were."""
     if case["parts"] == 1:
         yield
         return
@@ -163,7 +188,8 @@ def as_it_was(case: dict[str, Any]) -> Iterator[None]:
 
 
 def inputs(case: dict[str, Any], words: int) -> dict[str, torch.Tensor]:
-    """A batch; of sequences in parts this rank's, with positions in the whole and shifted labels, as `UlyssesSPDataLoaderAdapter` hands them over."""
+    """A batch; of sequences in parts this rank's, with positions in the whole and shifted labels,
+    as `UlyssesSPDataLoaderAdapter` hands them over."""
     batch, seq = case["batch"], case["seq"] // case["parts"]
     ids, labels = (torch.randint(1, words, (batch, seq)) for _ in range(2))
     if case["parts"] == 1:
@@ -174,7 +200,8 @@ def inputs(case: dict[str, Any], words: int) -> dict[str, torch.Tensor]:
 
 
 def told_of_partitions(settings: dict[str, Any]) -> Any:
-    """Where transformers knows of ZeRO-3, and for as long as what is returned lives, models are made in parts."""
+    """Where transformers knows of ZeRO-3, and for as long as what is returned lives, models are
+    made in parts."""
     from transformers.integrations import HfDeepSpeedConfig
 
     return HfDeepSpeedConfig(settings) if settings["zero_optimization"]["stage"] == 3 else None
@@ -184,12 +211,19 @@ def measured(case: dict[str, Any]) -> list[tuple[str, int, int]]:
     """(phase, bytes alive at most, at its end), one after the other."""
     gc.collect()
     gc.disable()
-    with torch.backends.mkldnn.flags(enabled=False), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+    with (
+        torch.backends.mkldnn.flags(enabled=False),
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler,
+    ):
         mark("load 0")
         run(case)
     gc.enable()
     events = profiler.profiler.kineto_results.events()
-    times = [(one.start_ns(), one.name(), one.nbytes()) for one in events if one.name() == "[memory]" or one.name().startswith("phase ")]
+    times = [
+        (one.start_ns(), one.name(), one.nbytes())
+        for one in events
+        if one.name() == "[memory]" or one.name().startswith("phase ")
+    ]
     found: list[tuple[str, int, int]] = []
     phase, live, peak = "", 0, 0
     for _, name, size in sorted(times, key=lambda one: one[0]):
@@ -207,7 +241,11 @@ def cases(store: str, some: list[dict[str, Any]]) -> list[list[tuple[str, int, i
     import deepspeed
 
     warnings.simplefilter("ignore")
-    os.environ |= {"LOCAL_SIZE": os.environ["WORLD_SIZE"], "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    os.environ |= {
+        "LOCAL_SIZE": os.environ["WORLD_SIZE"],
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+    }
     deepspeed.utils.logger.setLevel(logging.ERROR)
     quick = products.install(LARGEST)
     backend(store)

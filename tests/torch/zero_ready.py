@@ -1,5 +1,6 @@
-"""DeepSpeed, where it is installed, imported as on a machine without a GPU: what the ranks of real DeepSpeed are forked from has it. What is there
-stays there: their collections need not look through it."""
+"""DeepSpeed, where it is installed, imported as on a machine without a GPU: what the ranks of real
+DeepSpeed are forked from has it. What is there stays there: their collections need not look through
+it."""
 
 import contextlib
 import gc

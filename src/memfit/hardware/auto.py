@@ -1,4 +1,5 @@
-"""The GPU of this machine, asked of the driver through NVML (nvidia-ml-py): its own total, what is reserved, what is free."""
+"""The GPU of this machine, asked of the driver through NVML (nvidia-ml-py): its own total, what is
+reserved, what is free."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from memfit.hardware.outside import reserve
 from memfit.units import MIB
 
 _OTHERWISE = "name a GPU (`--gpu rtx-4090`) or give its memory (`--memory 24GiB`)"
-# ECC takes 1/16 of GDDR6, so one card has two totals; cards of one name and another size (RTX 3080) lie further apart.
+# ECC takes 1/16 of GDDR6, so one card has two totals; cards of one name and another size (RTX 3080)
+# lie further apart.
 _SAME_CARD = 0.07
 
 
@@ -42,7 +44,11 @@ def _opened(nvml: Any) -> Iterator[None]:
     try:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
-        raise InputError.one(f"no NVIDIA driver answers on this machine ({str(error)[:80]})", where="gpu", hint=_OTHERWISE) from None
+        raise InputError.one(
+            f"no NVIDIA driver answers on this machine ({str(error)[:80]})",
+            where="gpu",
+            hint=_OTHERWISE,
+        ) from None
     try:
         yield
     finally:
@@ -52,7 +58,8 @@ def _opened(nvml: Any) -> Iterator[None]:
 def _memory(nvml: Any, handle: Any) -> tuple[int, int | None, int] | None:
     """(total, reserved or None, free), or None where the driver does not say (unified memory)."""
     try:
-        # Version 2 tells apart what the driver reserves: total less reserved is the total that CUDA shows (ggml-org/llama.cpp#23604).
+        # Version 2 tells apart what the driver reserves: total less reserved is the total that CUDA
+        # shows (ggml-org/llama.cpp#23604).
         told = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
         return int(told.total), int(told.reserved), int(told.free)
     except nvml.NVMLError:
@@ -66,7 +73,10 @@ def _memory(nvml: Any, handle: Any) -> tuple[int, int | None, int] | None:
 
 def _row(name: str, total: int) -> GPU | None:
     """The row of that name and about that size."""
-    close = [(abs(total - (gpu.smi or gpu.memory)) / (gpu.smi or gpu.memory), gpu) for gpu in variants(name)]
+    close = [
+        (abs(total - (gpu.smi or gpu.memory)) / (gpu.smi or gpu.memory), gpu)
+        for gpu in variants(name)
+    ]
     best = min(close, key=lambda pair: pair[0], default=None)
     return best[1] if best and best[0] <= _SAME_CARD else None
 
@@ -78,16 +88,34 @@ def _read(nvml: Any, handle: Any, parent: Any, driver: str) -> GPU:
     if told is None:
         known = variants(name)
         if len(known) != 1:
-            raise InputError.one(f"the driver does not say how much memory `{name[:80]}` has", where="gpu", hint=_OTHERWISE)
+            raise InputError.one(
+                f"the driver does not say how much memory `{name[:80]}` has",
+                where="gpu",
+                hint=_OTHERWISE,
+            )
         return known[0]
     total, reserved, free = told
-    row = _row(name, total) or GPU(id="auto", name=name, vendor="nvidia", memory=total, memory_range=(total, total))
+    row = _row(name, total) or GPU(
+        id="auto", name=name, vendor="nvidia", memory=total, memory_range=(total, total)
+    )
     if reserved is not None:
-        memory, how, status = total - reserved, f"less {reserved / MIB:.0f} MiB that it reserves", "log"
+        memory, how, status = (
+            total - reserved,
+            f"less {reserved / MIB:.0f} MiB that it reserves",
+            "log",
+        )
     elif row.smi and abs(total - row.smi) < total / 200:
-        memory, how, status = min(total, row.memory), f"for {row.id}: {row.cites['memory']}", row.status["memory"]
+        memory, how, status = (
+            min(total, row.memory),
+            f"for {row.id}: {row.cites['memory']}",
+            row.status["memory"],
+        )
     else:
-        memory, how, status = total - reserve(total).high, f"less what it may reserve: {reserve(total).cite}", "derived"
+        memory, how, status = (
+            total - reserve(total).high,
+            f"less what it may reserve: {reserve(total).cite}",
+            "derived",
+        )
     sm = row.sm or tuple(nvml.nvmlDeviceGetCudaComputeCapability(parent))
     return replace(
         row,
@@ -138,17 +166,29 @@ def _devices(nvml: Any) -> list[_Seen]:
         found = [(part, _slice(nvml, part, handle, driver)) for part in slices or ()]
         if slices is None:
             found = [(handle, _read(nvml, handle, handle, driver))]
-        seen += [_Seen(uuid=_text(nvml.nvmlDeviceGetUUID(one)), index=index, gpu=gpu) for one, gpu in found]
+        seen += [
+            _Seen(uuid=_text(nvml.nvmlDeviceGetUUID(one)), index=index, gpu=gpu)
+            for one, gpu in found
+        ]
     return seen
 
 
 def _visible(seen: list[_Seen], wanted: str | None) -> list[_Seen]:
-    """As CUDA reads `CUDA_VISIBLE_DEVICES`: numbers or UUID prefixes, up to the first that names nothing."""
+    """As CUDA reads `CUDA_VISIBLE_DEVICES`: numbers or UUID prefixes, up to the first that names
+    nothing."""
     if wanted is None:
         return seen
     chosen: list[_Seen] = []
     for word in (part.strip() for part in wanted.split(",")):
-        found = [one for one in seen if (str(one.index) == word if word.isdigit() else bool(word) and one.uuid.startswith(word))]
+        found = [
+            one
+            for one in seen
+            if (
+                str(one.index) == word
+                if word.isdigit()
+                else bool(word) and one.uuid.startswith(word)
+            )
+        ]
         if not found:
             break
         chosen += found
@@ -156,7 +196,8 @@ def _visible(seen: list[_Seen], wanted: str | None) -> list[_Seen]:
 
 
 def auto_gpus(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> tuple[GPU, ...]:
-    """Every GPU that a process on this machine sees, MIG slices as GPUs of their own, in the driver's order.
+    """Every GPU that a process on this machine sees, MIG slices as GPUs of their own, in the
+    driver's order.
 
     `nvml` is the `pynvml` module or anything that answers like it.
     """
@@ -166,20 +207,34 @@ def auto_gpus(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> 
         try:
             seen = _devices(nvml)
         except nvml.NVMLError as error:
-            raise InputError.one(f"the NVIDIA driver failed to answer ({str(error)[:80]})", where="gpu", hint=_OTHERWISE) from None
+            raise InputError.one(
+                f"the NVIDIA driver failed to answer ({str(error)[:80]})",
+                where="gpu",
+                hint=_OTHERWISE,
+            ) from None
     if not seen:
-        raise InputError.one("the NVIDIA driver shows no GPU on this machine", where="gpu", hint=_OTHERWISE)
+        raise InputError.one(
+            "the NVIDIA driver shows no GPU on this machine", where="gpu", hint=_OTHERWISE
+        )
     chosen = _visible(seen, wanted)
     if not chosen:
         raise InputError.one(
-            f"`CUDA_VISIBLE_DEVICES={str(wanted)[:40]}` hides every GPU of this machine ({len(seen)})", where="gpu", hint="unset it"
+            (
+                f"`CUDA_VISIBLE_DEVICES={str(wanted)[:40]}` hides every GPU of this machine "
+                f"({len(seen)})"
+            ),
+            where="gpu",
+            hint="unset it",
         )
     return tuple(one.gpu for one in chosen)
 
 
 def auto_gpu(nvml: Any = None, *, index: int = 0, environ: Mapping[str, str] | None = None) -> GPU:
-    """The GPU that a job on this machine would get: the first visible one, unless `index` says another."""
+    """The GPU that a job on this machine would get: the first visible one, unless `index` says
+    another."""
     gpus = auto_gpus(nvml, environ=environ)
     if not 0 <= index < len(gpus):
-        raise InputError.one(f"no GPU has the index `{index}`", where="gpu", hint=f"from 0 to {len(gpus) - 1}")
+        raise InputError.one(
+            f"no GPU has the index `{index}`", where="gpu", hint=f"from 0 to {len(gpus) - 1}"
+        )
     return gpus[index]

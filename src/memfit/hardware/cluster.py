@@ -1,4 +1,5 @@
-"""A cluster: so many nodes of so many equal GPUs, and the network between them. `8xh100-sxm`, `2x8xA100-80GB`, `rtx-4090`."""
+"""A cluster: so many nodes of so many equal GPUs, and the network between them. `8xh100-sxm`,
+`2x8xA100-80GB`, `rtx-4090`."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from memfit.hardware.gpu import GPU, gpu_problem, variants
 from memfit.hardware.link import Link, find_link
 
 LARGEST_NODE, MOST_NODES = 1024, 100_000  # beyond them, a figure is a slip of the pen
-BOARD = 8  # SXM modules that a machine carries at most (HGX and DGX of V100 to B300; 16 in a DGX-2 alone)
+# SXM modules that a machine carries at most (HGX and DGX of V100 to B300; 16 in a DGX-2 alone)
+BOARD = 8
 _COUNT = re.compile(r"\s*([+-]?[0-9][0-9.,]*)\s*[x×*]", re.IGNORECASE)
 _HINT = "write it like `8xh100-sxm` or, for several nodes, `2x8xh100-sxm`"
 
@@ -28,7 +30,9 @@ class Cluster:
         raise_errors(
             problem
             for problem in (
-                _count_problem(str(self.gpus_per_node), "GPUs per node", LARGEST_NODE, "cluster.gpus_per_node"),
+                _count_problem(
+                    str(self.gpus_per_node), "GPUs per node", LARGEST_NODE, "cluster.gpus_per_node"
+                ),
                 _count_problem(str(self.nodes), "nodes", MOST_NODES, "cluster.nodes"),
             )
             if problem
@@ -40,10 +44,13 @@ class Cluster:
 
     @property
     def name(self) -> str:
-        return f"{f'{self.nodes} x ' if self.nodes > 1 else ''}{self.gpus_per_node} x {self.gpu.name}"
+        return (
+            f"{f'{self.nodes} x ' if self.nodes > 1 else ''}{self.gpus_per_node} x {self.gpu.name}"
+        )
 
     def resized(self, count: int, node: int = BOARD) -> Cluster:
-        """So many GPUs of the same kind: on one node, or on whole ones of `node` where they are more."""
+        """So many GPUs of the same kind: on one node, or on whole ones of `node` where they are
+        more."""
         assert count <= node or count % node == 0, (count, node)
         return replace(self, gpus_per_node=min(count, node), nodes=max(1, count // node))
 
@@ -51,11 +58,16 @@ class Cluster:
 def _count_problem(text: str, what: str, most: int, where: str) -> Problem | None:
     if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= most:
         return None
-    return Problem(message=f"`{text[:20]}` is no number of {what}", where=where, hint=f"a whole number from 1 to {most}")
+    return Problem(
+        message=f"`{text[:20]}` is no number of {what}",
+        where=where,
+        hint=f"a whole number from 1 to {most}",
+    )
 
 
 def _pick(name: str, per_node: int, where: str) -> GPU | Problem:
-    """The GPU called `name`; of the forms of one, a node of four or more is taken to be the board that carries so many (SXM)."""
+    """The GPU called `name`; of the forms of one, a node of four or more is taken to be the board
+    that carries so many (SXM)."""
     problem = gpu_problem(name, where=where)
     found = variants(name)
     boards = [gpu for gpu in found if gpu.form == "sxm"]
@@ -74,8 +86,8 @@ def _split(text: str) -> tuple[list[str], str]:
 
 
 def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") -> Cluster:
-    """`[nodes x] [GPUs per node x] name`. All that is wrong is said at once. More boards than one carries, without a word of nodes, are
-    nodes of as many as one carries."""
+    """`[nodes x] [GPUs per node x] name`. All that is wrong is said at once. More boards than one
+    carries, without a word of nodes, are nodes of as many as one carries."""
     counts, name = _split(text[:200])
     if not name or len(counts) > 2 or len(text) > 200:
         raise InputError.one(f"`{text[:40]}` names no GPU", where=where, hint=_HINT)
@@ -92,7 +104,9 @@ def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") 
             joined = find_link(network)
         except InputError as error:
             problems += error.problems
-    raise_errors(problem for problem in (*problems, gpu if isinstance(gpu, Problem) else None) if problem)
+    raise_errors(
+        problem for problem in (*problems, gpu if isinstance(gpu, Problem) else None) if problem
+    )
     assert isinstance(gpu, GPU)
     each, some = int(per_node), int(nodes)
     if gpu.form == "sxm" and len(counts) < 2 and each > BOARD and each % BOARD == 0:

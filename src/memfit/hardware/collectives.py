@@ -1,4 +1,5 @@
-"""How long a collective takes among ranks of a cluster: as measured within a node (collectives.json), by what ports carry between nodes."""
+"""How long a collective takes among ranks of a cluster: as measured within a node
+(collectives.json), by what ports carry between nodes."""
 
 from __future__ import annotations
 
@@ -11,11 +12,13 @@ from memfit.hardware.link import Link, find_link
 
 # What a call's size must travel, as a multiple of (ranks - 1) / ranks.
 TRAFFIC = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1}
-PORT = 0.94  # of the line rate that a port was found to carry (NVIDIA/nccl-tests#290: 46 to 48 of 50 GB/s)
-# Where no network is named: a port for each GPU, as the vendor's own machines of that generation have it (DGX A100, DGX H100, DGX B200).
+# of the line rate that a port was found to carry (NVIDIA/nccl-tests#290: 46 to 48 of 50 GB/s)
+PORT = 0.94
+# Where no network is named: a port for each GPU, as the vendor's own machines of that generation
+# have it (DGX A100, DGX H100, DGX B200).
 PORTS = {7: "infiniband-edr", 8: "infiniband-hdr", 9: "infiniband-ndr", 10: "infiniband-ndr"}
-# Seconds of a call, and of each step of its ring from GPU to GPU and over the network: NVIDIA/nccl src/graph/tuning.cc `baseLat` and `hwLat`,
-# ring, protocol Simple (2.19 to 2.24).
+# Seconds of a call, and of each step of its ring from GPU to GPU and over the network: NVIDIA/nccl
+# src/graph/tuning.cc `baseLat` and `hwLat`, ring, protocol Simple (2.19 to 2.24).
 CALL, STEP, HOP = 8.4e-6, {"nvlink": 3.4e-6, "pcie": 5.7e-6}, 14e-6
 
 
@@ -38,8 +41,8 @@ class Group:
 
 
 def seconds(op: str, size: int, group: Group, cluster: Cluster) -> float | None:
-    """None where the links are not known. `size`: bytes as the call states them, the whole of what is gathered or scattered. Between nodes the
-    ring is as slow as the slower of its links."""
+    """None where the links are not known. `size`: bytes as the call states them, the whole of what
+    is gathered or scattered. Between nodes the ring is as slow as the slower of its links."""
     if group.size < 2:
         return 0.0
     inside = 0.0 if group.near < 2 else within(op, size, group.near, cluster)
@@ -48,12 +51,21 @@ def seconds(op: str, size: int, group: Group, cluster: Cluster) -> float | None:
     port = network(cluster)
     if port is None or port.bandwidth is None:
         return None
-    traffic = size * (1.0 if op in ("send", "recv", "send_recv") else TRAFFIC.get(op, 1) * (group.size - 1) / group.size)
-    return max(inside, latency(op, group, cluster, HOP + (port.latency or 0.0)) + traffic / (PORT * port.bandwidth * group.near))
+    traffic = size * (
+        1.0
+        if op in ("send", "recv", "send_recv")
+        else TRAFFIC.get(op, 1) * (group.size - 1) / group.size
+    )
+    return max(
+        inside,
+        latency(op, group, cluster, HOP + (port.latency or 0.0))
+        + traffic / (PORT * port.bandwidth * group.near),
+    )
 
 
 def latency(op: str, group: Group, cluster: Cluster, hop: float) -> float:
-    """The steps of a ring over several nodes, one behind the other, as NCCL itself counts them; an all-reduce may climb a tree instead."""
+    """The steps of a ring over several nodes, one behind the other, as NCCL itself counts them; an
+    all-reduce may climb a tree instead."""
     if op in ("send", "recv", "send_recv"):
         return CALL + hop
     near = step(cluster)
@@ -69,7 +81,8 @@ def step(cluster: Cluster) -> float:
 
 
 def within(op: str, size: int, ranks: int, cluster: Cluster) -> float | None:
-    """Among so many GPUs of a node: as measured with the next larger number of them, else what the wire gives."""
+    """Among so many GPUs of a node: as measured with the next larger number of them, else what the
+    wire gives."""
     link = cluster.gpu.link
     if link is None:
         return None
@@ -80,12 +93,19 @@ def within(op: str, size: int, ranks: int, cluster: Cluster) -> float | None:
         count = next((count for count in sorted(known) if count >= ranks), max(known))
         return along(known[count], size * share / ((count - 1) / count))
     rate = wire(link, 2 if points else ranks)
-    return None if rate is None else CALL + (ranks - 1) * step(cluster) * TRAFFIC.get(op, 1) + size * share * TRAFFIC.get(op, 1) / rate
+    return (
+        None
+        if rate is None
+        else CALL
+        + (ranks - 1) * step(cluster) * TRAFFIC.get(op, 1)
+        + size * share * TRAFFIC.get(op, 1) / rate
+    )
 
 
 def wire(link: Link, ranks: int) -> float | None:
-    """Bytes/s one way of a GPU among so many: without a switch, the links to those that do not take part lie idle. NCCL and RCCL lay rings over all
-    others (two MI300X reach 47.7 GB/s of 64, eight 312.9 of 448: links.toml)."""
+    """Bytes/s one way of a GPU among so many: without a switch, the links to those that do not take
+    part lie idle. NCCL and RCCL lay rings over all others (two MI300X reach 47.7 GB/s of 64, eight
+    312.9 of 448: links.toml)."""
     if link.peer is None:
         return link.bandwidth
     joined = link.peer * (ranks - 1)
@@ -93,7 +113,8 @@ def wire(link: Link, ranks: int) -> float | None:
 
 
 def along(points: tuple[tuple[int, float], ...], size: float) -> float:
-    """Seconds between two measured sizes, evenly on both scales; smaller calls take as long as the smallest, larger ones at the last rate."""
+    """Seconds between two measured sizes, evenly on both scales; smaller calls take as long as the
+    smallest, larger ones at the last rate."""
     if size <= points[0][0]:
         return points[0][1]
     at = min(bisect_left(points, (size, 0.0)), len(points) - 1)

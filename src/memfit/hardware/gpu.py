@@ -1,4 +1,5 @@
-"""Accelerators: rows of gpus.toml, found by any of their names. A number that is not there is unknown, never guessed."""
+"""Accelerators: rows of gpus.toml, found by any of their names. A number that is not there is
+unknown, never guessed."""
 
 from __future__ import annotations
 
@@ -17,15 +18,31 @@ from memfit.units import LARGEST
 MATHS = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4")
 BY_MEMORY = "for any other card give its memory: `--memory 24GiB`"
 # Words that say nothing: `NVIDIA GeForce RTX 4090`, `RTX 4090` and `rtx4090` are one card.
-_NOISE = frozenset({"nvidia", "geforce", "tesla", "amd", "instinct", "intel", "r", "tm", "generation", "gpu", "graphics"})
+_NOISE = frozenset(
+    {
+        "nvidia",
+        "geforce",
+        "tesla",
+        "amd",
+        "instinct",
+        "intel",
+        "r",
+        "tm",
+        "generation",
+        "gpu",
+        "graphics",
+    }
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GPU:
-    """One device as CUDA (ROCm, …) shows it: bytes, bytes/s, dense flop/s. None, or a missing rate: unknown.
+    """One device as CUDA (ROCm, …) shows it: bytes, bytes/s, dense flop/s. None, or a missing rate:
+    unknown.
 
-    `memory` is the lowest total in `memory_range`, for the total drifts with the driver; `held` is what others keep of it.
-    `status` and `cites` say for each field how it is known (log, repo, derived, label) and from where.
+    `memory` is the lowest total in `memory_range`, for the total drifts with the driver; `held` is
+    what others keep of it. `status` and `cites` say for each field how it is known (log, repo,
+    derived, label) and from where.
     """
 
     id: str
@@ -54,7 +71,8 @@ class GPU:
 
     @property
     def half(self) -> str:
-        """The 16-bit numbers that it multiplies best in: NVIDIA's know bf16 from compute capability 8.0 on."""
+        """The 16-bit numbers that it multiplies best in: NVIDIA's know bf16 from compute capability
+        8.0 on."""
         return "bf16" if self.sm is None or self.sm >= (8, 0) else "fp16"
 
     @property
@@ -78,7 +96,19 @@ def _gpu(name: str) -> GPU:
     low, high, known, cite = span(row["memory"])
     figures = {
         key: figure(row[key], sources)
-        for key in ("label", "smi", "held", "bandwidth", *MATHS, "arch", "sms", "l2", "power", "link", "bridge")
+        for key in (
+            "label",
+            "smi",
+            "held",
+            "bandwidth",
+            *MATHS,
+            "arch",
+            "sms",
+            "l2",
+            "power",
+            "link",
+            "bridge",
+        )
         if key in row
     }
 
@@ -114,13 +144,16 @@ def _gpu(name: str) -> GPU:
 
 def plain(name: str) -> str:
     """The name without case, separators and words that say nothing; `80G` is `80GB`."""
-    words = (word for word in re.split(r"[^a-z0-9]+", name[:200].lower()) if word and word not in _NOISE)
+    words = (
+        word for word in re.split(r"[^a-z0-9]+", name[:200].lower()) if word and word not in _NOISE
+    )
     return "".join(re.sub(r"^(\d+)gi?$", r"\1gb", word) for word in words)
 
 
 @cache
 def _names() -> dict[str, tuple[str, ...]]:
-    """Plain name -> the rows it may mean; a `shared` name belongs to no single one of them, even where only one is known."""
+    """Plain name -> the rows it may mean; a `shared` name belongs to no single one of them, even
+    where only one is known."""
     owners: dict[str, list[str]] = {}
     shared: dict[str, list[str]] = {}
     for key, row in table("gpus").items():
@@ -135,7 +168,9 @@ def _names() -> dict[str, tuple[str, ...]]:
     for name, keys in owners.items():
         if len(keys) > 1 or name in shared:
             raise ValueError(f"gpus.toml: `{name}` names {', '.join(keys)}")
-    return {name: tuple(keys) for name, keys in owners.items()} | {name: (*keys, "") for name, keys in shared.items()}
+    return {name: tuple(keys) for name, keys in owners.items()} | {
+        name: (*keys, "") for name, keys in shared.items()
+    }
 
 
 def all_gpus() -> tuple[GPU, ...]:
@@ -156,22 +191,38 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
         return None
     keys = _names().get(plain(name))
     if keys is None:
-        close = dict.fromkeys(key for near in nearest(plain(name), _names(), 6) for key in _names()[near] if key)
-        offer = "did you mean " + ", ".join(f"`{key}`" for key in list(close)[:3]) + "? " if close else ""
+        close = dict.fromkeys(
+            key for near in nearest(plain(name), _names(), 6) for key in _names()[near] if key
+        )
+        offer = (
+            "did you mean " + ", ".join(f"`{key}`" for key in list(close)[:3]) + "? "
+            if close
+            else ""
+        )
         return Problem(message=f"unknown GPU `{name[:80]}`", where=where, hint=offer + BY_MEMORY)
     found = variants(name)
     listed = ", ".join(f"`{gpu.id}`" for gpu in found)
     if len(keys) == 1:
         return None
     if len(found) == 1:
-        return Problem(message=f"`{name[:80]}` comes with several sizes of memory", where=where, hint=f"known: {listed}; {BY_MEMORY}")
-    return Problem(message=f"`{name[:80]}` may be any of {len(found)} GPUs", where=where, hint=f"say which: {listed}")
+        return Problem(
+            message=f"`{name[:80]}` comes with several sizes of memory",
+            where=where,
+            hint=f"known: {listed}; {BY_MEMORY}",
+        )
+    return Problem(
+        message=f"`{name[:80]}` may be any of {len(found)} GPUs",
+        where=where,
+        hint=f"say which: {listed}",
+    )
 
 
 def find_gpu(name: str, *, where: str = "gpu") -> GPU:
-    """By id, marketing name, alias or device name (`NVIDIA GeForce RTX 4090`), whatever the case and separators.
+    """By id, marketing name, alias or device name (`NVIDIA GeForce RTX 4090`), whatever the case
+    and separators.
 
-    A name that several cards answer to (`A100`, `RTX 3080`) is refused with all of them listed: their memory or speed differs.
+    A name that several cards answer to (`A100`, `RTX 3080`) is refused with all of them listed:
+    their memory or speed differs.
     """
     problem = gpu_problem(name, where=where)
     if problem:
@@ -182,6 +233,17 @@ def find_gpu(name: str, *, where: str = "gpu") -> GPU:
 def custom_gpu(memory: int, *, where: str = "memory") -> GPU:
     """A device of which only the usable memory is known: exactly `memory` bytes."""
     if not 0 < memory <= LARGEST:
-        raise InputError.one(f"`{memory}` bytes is no amount of GPU memory", where=where, hint="more than 0 and at most 1024 PiB")
+        raise InputError.one(
+            f"`{memory}` bytes is no amount of GPU memory",
+            where=where,
+            hint="more than 0 and at most 1024 PiB",
+        )
     told = {"memory": "given by the user"}
-    return GPU(id="custom", name="custom", memory=memory, memory_range=(memory, memory), status={"memory": "given"}, cites=told)
+    return GPU(
+        id="custom",
+        name="custom",
+        memory=memory,
+        memory_range=(memory, memory),
+        status={"memory": "given"},
+        cites=told,
+    )

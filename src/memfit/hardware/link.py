@@ -1,4 +1,5 @@
-"""What joins GPUs: NVLink, PCIe, XGMI inside a node, InfiniBand, RoCE, EFA, Ethernet between nodes. Rows of links.toml."""
+"""What joins GPUs: NVLink, PCIe, XGMI inside a node, InfiniBand, RoCE, EFA, Ethernet between nodes.
+Rows of links.toml."""
 
 from __future__ import annotations
 
@@ -18,9 +19,11 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Link:
-    """Bandwidths are bytes/s one way: `bandwidth` of one GPU (or port) with all of its peers at once, `peer` between two GPUs.
+    """Bandwidths are bytes/s one way: `bandwidth` of one GPU (or port) with all of its peers at
+    once, `peer` between two GPUs.
 
-    `measured[collective][gpus]` are (bytes, seconds) of calls on one node, in rising order (collectives.json). None: unknown.
+    `measured[collective][gpus]` are (bytes, seconds) of calls on one node, in rising order
+    (collectives.json). None: unknown.
     """
 
     name: str
@@ -37,7 +40,11 @@ class Link:
 
 
 def _link(name: str, row: Mapping[str, Any], sources: Mapping[str, str]) -> Link:
-    figures = {key: figure(row[key], sources) for key in ("bandwidth", "peer", "latency", "copy") if key in row}
+    figures = {
+        key: figure(row[key], sources)
+        for key in ("bandwidth", "peer", "latency", "copy")
+        if key in row
+    }
     measured = _calls().get(name, {})
     status = {key: one.status for key, one in figures.items()}
     cites = {key: one.cite for key, one in figures.items()}
@@ -67,7 +74,12 @@ def _collectives() -> dict[str, Any]:
 def _calls() -> dict[str, Measured]:
     sizes = _collectives()["bytes"]
     return {
-        link: {op: {int(gpus): tuple(zip(sizes, seconds, strict=True)) for gpus, seconds in row.items()} for op, row in ops.items()}
+        link: {
+            op: {
+                int(gpus): tuple(zip(sizes, seconds, strict=True)) for gpus, seconds in row.items()
+            }
+            for op, row in ops.items()
+        }
         for link, ops in _collectives()["seconds"].items()
     }
 

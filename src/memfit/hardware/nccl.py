@@ -1,7 +1,9 @@
-"""What NCCL takes of a GPU outside torch's allocator: buffers of every communicator that runs a collective.
+"""What NCCL takes of a GPU outside torch's allocator: buffers of every communicator that runs a
+collective.
 
-Sizes are those of NCCL's sources (2.14 to 2.30: init.cc, transport/p2p.cc, nvls.cc, net.cc); how many channels a communicator gets is its
-own search over the machine, so that figures are ranges: logs of 8 GPUs on NVLink show 16 (H800) and 24 (A100, H100) channels, of PCIe 2.
+Sizes are those of NCCL's sources (2.14 to 2.30: init.cc, transport/p2p.cc, nvls.cc, net.cc); how
+many channels a communicator gets is its own search over the machine, so that figures are ranges:
+logs of 8 GPUs on NVLink show 16 (H800) and 24 (A100, H100) channels, of PCIe 2.
 """
 
 from __future__ import annotations
@@ -10,24 +12,53 @@ from memfit.hardware.gpu import GPU
 from memfit.hardware.outside import Span
 from memfit.units import MIB
 
-RECEIVE, SEND = 10 * MIB, 2 * MIB  # a peer on a channel: LL, LL128 and SIMPLE buffers, and a head; in pages of 2 MiB
-READ = 6 * MIB  # each of the two on A100, whose GPUs read from their peers: SIMPLE lies with the sender (graph/paths.cc ncclTopoCheckP2p)
+RECEIVE, SEND = (
+    10 * MIB,
+    2 * MIB,
+)  # a peer on a channel: LL, LL128 and SIMPLE buffers, and a head; in pages of 2 MiB
+READ = (
+    6 * MIB
+    # each of the two on A100, whose GPUs read from their peers: SIMPLE lies with the sender
+    # (graph/paths.cc ncclTopoCheckP2p)
+)
 RING = RECEIVE + SEND
-# Within a node a tree is a line of GPUs. Along the ring it adds the way back to the ring's connections, which it shares: nothing between two GPUs,
-# one end at either end of the line, both in its middle (transport.cc ncclTransportP2pConnect; all 24 trees of nccl-tests#100 lie so). Where links
-# join GPUs one by one it may lie elsewhere.
+# Within a node a tree is a line of GPUs. Along the ring it adds the way back to the ring's
+# connections, which it shares: nothing between two GPUs, one end at either end of the line, both in
+# its middle (transport.cc ncclTransportP2pConnect; all 24 trees of nccl-tests#100 lie so). Where
+# links join GPUs one by one it may lie elsewhere.
 BACK, ELSEWHERE = RING, 2 * RING
-EAGER = (2, 22)  # until then trees are connected with the communicator (init.cc "Connected all trees"), and with it come
-SHARED = {(2, 16): 8 * MIB, (0, 0): 2 * MIB}  # 16 steps a channel of messages over the network, used or not (net.cc sharedBuffersInit),
-FAR = 2 * MIB  # of 512 KiB where NVLink joins all (P2P_NVL_CHUNKSIZE), of 128 KiB before and across nodes
+EAGER = (
+    2,
+    22,
+    # until then trees are connected with the communicator (init.cc "Connected all trees"), and with
+    # it come
+)
+SHARED = {
+    (2, 16): 8 * MIB,
+    (0, 0): 2 * MIB,
+}  # 16 steps a channel of messages over the network, used or not (net.cc sharedBuffersInit),
+FAR = (
+    2 * MIB
+)  # of 512 KiB where NVLink joins all (P2P_NVL_CHUNKSIZE), of 128 KiB before and across nodes
 NET = 18 * MIB  # GPUDirect RDMA: LL128 and SIMPLE both ways, LL where it receives
 NVLINK_CHANNELS, A100_CHANNELS, PCIE_CHANNELS = (16, 24), (24, 24), (2, 4)
 LINKED, PAIR = (8, 12), (2, 4)  # four V100 that six NVLinks each join, and two of them
-NVLS = {(2, 21): 256 * MIB, (0, 0): 1024 * MIB}  # on NVSwitch from sm_90 on, 8 GPUs; by version of NCCL
+NVLS = {
+    (2, 21): 256 * MIB,
+    (0, 0): 1024 * MIB,
+}  # on NVSwitch from sm_90 on, 8 GPUs; by version of NCCL
 NVLS_GPUS = 4  # fewer are left to the ring
-BUNDLED = {(2, 7): (2, 26), (2, 5): (2, 21), (2, 3): (2, 20), (2, 2): (2, 19), (2, 1): (2, 18), (0, 0): (2, 14)}  # with torch
+BUNDLED = {
+    (2, 7): (2, 26),
+    (2, 5): (2, 21),
+    (2, 3): (2, 20),
+    (2, 2): (2, 19),
+    (2, 1): (2, 18),
+    (0, 0): (2, 14),
+}  # with torch
 CITE = (
-    "derived: NCCL 2.14 to 2.30 init.cc, transport/p2p.cc, nvls.cc, net.cc; channels as logs of NVIDIA/nccl issues 892, 1189, 1259 and nccl-tests 100 "
+    "derived: NCCL 2.14 to 2.30 init.cc, transport/p2p.cc, nvls.cc, net.cc; channels as "
+    "logs of NVIDIA/nccl issues 892, 1189, 1259 and nccl-tests 100 "
     "and 228 show, groups of two and of four A100 as measured in 964"
 )
 NONE = Span(0, 0, CITE)
@@ -45,7 +76,11 @@ def communicator(gpu: GPU, ranks: int, nodes: int, torch: tuple[int, int]) -> Sp
     least, most = trees(gpu, ranks, nodes)
     low, high = few * RING, many * (RING + most)
     if nccl < EAGER:
-        shared = FAR if nodes > 1 or not nvlink else next(size for since, size in SHARED.items() if nccl >= since)
+        shared = (
+            FAR
+            if nodes > 1 or not nvlink
+            else next(size for since, size in SHARED.items() if nccl >= since)
+        )
         low, high = low + few * least + power(few) * shared, high + power(many) * shared
     if nodes > 1:
         high += many * NET
@@ -56,7 +91,8 @@ def communicator(gpu: GPU, ranks: int, nodes: int, torch: tuple[int, int]) -> Sp
 
 
 def trees(gpu: GPU, ranks: int, nodes: int) -> tuple[int, int]:
-    """What a channel's tree adds to its ring, on the rank where it is least and where it is most."""
+    """What a channel's tree adds to its ring, on the rank where it is least and where it is
+    most."""
     if nodes > 1:
         return 0, ELSEWHERE
     if ranks == 2:
@@ -75,17 +111,24 @@ def power(channels: int) -> int:
 
 
 def channels(gpu: GPU, ranks: int) -> tuple[int, int]:
-    """Over NVLink. Between V100s two for each ring that the links between them make (NVIDIA/nccl#713: six rings of four GPUs, which
-    src/graph/connect.cc takes twice; THUDM/GLM#60 has a log of eight channels)."""
+    """Over NVLink. Between V100s two for each ring that the links between them make
+    (NVIDIA/nccl#713: six rings of four GPUs, which src/graph/connect.cc takes twice; THUDM/GLM#60
+    has a log of eight channels)."""
     if meshed(gpu):
         return LINKED if ranks > 2 else PAIR
     return A100_CHANNELS if gpu.sm == (8, 0) else NVLINK_CHANNELS
 
 
-def communicators(gpu: GPU, groups: tuple[tuple[int, int], ...], per_node: int, torch: tuple[int, int]) -> Span:
-    """Of all groups that one rank is in: (ranks, distance between two neighbours in rank numbers). Where there are several, the group of
-    all ranks may run a barrier or share metrics, too."""
-    found = [communicator(gpu, ranks, spanned(ranks, stride, per_node), torch) for ranks, stride in groups if ranks > 1]
+def communicators(
+    gpu: GPU, groups: tuple[tuple[int, int], ...], per_node: int, torch: tuple[int, int]
+) -> Span:
+    """Of all groups that one rank is in: (ranks, distance between two neighbours in rank numbers).
+    Where there are several, the group of all ranks may run a barrier or share metrics, too."""
+    found = [
+        communicator(gpu, ranks, spanned(ranks, stride, per_node), torch)
+        for ranks, stride in groups
+        if ranks > 1
+    ]
     low, high = sum(one.low for one in found), sum(one.high for one in found)
     world = max((ranks * stride for ranks, stride in groups), default=1)
     if len(found) > 1 and (world, 1) not in groups:

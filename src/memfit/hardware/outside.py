@@ -1,4 +1,5 @@
-"""What a job cannot have of a GPU: what others hold, the CUDA context with its kernels, a desktop on the same card."""
+"""What a job cannot have of a GPU: what others hold, the CUDA context with its kernels, a desktop
+on the same card."""
 
 from __future__ import annotations
 
@@ -23,15 +24,18 @@ def _span(text: str) -> Span:
 
 
 def usable(gpu: GPU) -> int:
-    """Bytes a process can have in all, its context included: the lowest total known for the card, less what others hold."""
+    """Bytes a process can have in all, its context included: the lowest total known for the card,
+    less what others hold."""
     return max(0, gpu.memory - gpu.held)
 
 
 def context(gpu: GPU) -> Span:
-    """Context and loaded kernels of one process: `low` a bare context, `high` with every kernel of torch loaded.
+    """Context and loaded kernels of one process: `low` a bare context, `high` with every kernel of
+    torch loaded.
 
-    Real jobs end nearer to `low`, since kernels load as they are first used: 36 MiB more on a T4, 164 MiB on an H100.
-    A logged card comes first, then 2 KiB for each thread that the GPU can hold, then a wide range for the vendor.
+    Real jobs end nearer to `low`, since kernels load as they are first used: 36 MiB more on a T4,
+    164 MiB on an H100. A logged card comes first, then 2 KiB for each thread that the GPU can hold,
+    then a wide range for the vendor.
     """
     contexts = table("contexts")
     if gpu.id in contexts["gpu"]:

@@ -1,7 +1,8 @@
-"""What a GPU reaches of its figures: fractions that others measured, by the size of the work (rates.json, written by tools/rates.py).
+"""What a GPU reaches of its figures: fractions that others measured, by the size of the work
+(rates.json, written by tools/rates.py).
 
-A GPU that nobody measured is taken to reach what one of its kind does, as much more or less as its best matrix product on record says;
-`Rates.origin` says which."""
+A GPU that nobody measured is taken to reach what one of its kind does, as much more or less as its
+best matrix product on record says; `Rates.origin` says which."""
 
 from __future__ import annotations
 
@@ -18,38 +19,58 @@ from typing import Any, NamedTuple
 from memfit.hardware.gpu import GPU, find_gpu
 from memfit.hardware.link import find_link
 
-Reached = Mapping[int, tuple[tuple[int, float], ...]]  # by the first key, (second key, fraction) in rising order
-BACKWARD = 63 / 73  # of attention's forward rate (FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100)
-# What a second of a collective beside kernels costs them: it fills processors and moves memory. Four A100s, H100s, MI210s and MI250s that overlap
-# compute 18.9 % slower on average than without a collective, and are 10.2 % slower still where one follows the other (arXiv 2507.03114, abstract).
+Reached = Mapping[
+    int, tuple[tuple[int, float], ...]
+]  # by the first key, (second key, fraction) in rising order
+BACKWARD = (
+    63 / 73
+)  # of attention's forward rate (FlashAttention-2, arXiv 2307.08691, abstract: the best on an A100)
+# What a second of a collective beside kernels costs them: it fills processors and moves memory.
+# Four A100s, H100s, MI210s and MI250s that overlap compute 18.9 % slower on average than without a
+# collective, and are 10.2 % slower still where one follows the other (arXiv 2507.03114, abstract).
 SLOWED, ONE_BY_ONE = 0.189, 0.102
 BESIDE = SLOWED / ((1 + SLOWED) * (1 + ONE_BY_ONE) - 1)
 FAST = ("nvlink", "xgmi")  # over PCIe a collective moves too little a second to be noticed
 PINNED = 55.06 / 63  # of PCIe's rate that a copy was measured to reach (links.toml, pcie5-x16)
-# Seconds that Python, torch's dispatch and the driver need for a kernel of code that nothing compiles, on hosts of PCIe 4 and on those of PCIe 5: 25.5
-# tokens a second of Llama-7B, "heavily CPU overhead bound", on an A100 (pytorch.org/blog/accelerating-generative-ai-2), by the kernels a token of the
-# code behind it (pytorch-labs/gpt-fast@3bcaaaf of that day, model.py, generate.py decode_n_tokens; each call of torch 2.4's dispatcher that is no view):
-# 56 a layer (norms 16, rotary 18, attention by SDPA's math path 9, products 5, writes into the cache 2, copies of heads 2, sums and SiLU 4), 12 around
-# the layers, 13 to sample. 8.1 ms of Llama-3.2-1B's forward of 512 tokens without gradients, on a B200 (stas00/ml-engineering@744d01e
-# training/performance/README.md), by the 633 of transformers'. Forward and backward with checkpoints took that one 48.8 ms for 2,224 kernels: where
-# gradients are wanted, a kernel takes so much longer.
+# Seconds that Python, torch's dispatch and the driver need for a kernel of code that nothing
+# compiles, on hosts of PCIe 4 and on those of PCIe 5: 25.5 tokens a second of Llama-7B, "heavily
+# CPU overhead bound", on an A100 (pytorch.org/blog/accelerating-generative-ai-2), by the kernels a
+# token of the code behind it (pytorch-labs/gpt-fast@3bcaaaf of that day, model.py, generate.py
+# decode_n_tokens; each call of torch 2.4's dispatcher that is no view): 56 a layer (norms 16,
+# rotary 18, attention by SDPA's math path 9, products 5, writes into the cache 2, copies of heads
+# 2, sums and SiLU 4), 12 around the layers, 13 to sample. 8.1 ms of Llama-3.2-1B's forward of 512
+# tokens without gradients, on a B200 (stas00/ml-engineering@744d01e
+# training/performance/README.md), by the 633 of transformers'. Forward and backward with
+# checkpoints took that one 48.8 ms for 2,224 kernels: where gradients are wanted, a kernel takes so
+# much longer.
 GPT_FAST = 32 * 56 + 12 + 13
 LAUNCHES = {4: 1 / 25.5 / GPT_FAST, 5: 8.1e-3 / 633}
 TRAINED = (48.8e-3 / 2224) / (8.1e-3 / 633)
-HOST = {6: "pcie3-x16", 7: "pcie3-x16", 8: "pcie4-x16", 9: "pcie5-x16", 10: "pcie5-x16", 12: "pcie5-x16"}  # by architecture
+HOST = {
+    6: "pcie3-x16",
+    7: "pcie3-x16",
+    8: "pcie4-x16",
+    9: "pcie5-x16",
+    10: "pcie5-x16",
+    12: "pcie5-x16",
+}  # by architecture
 
 
 class Kernel(NamedTuple):
-    """A kernel of attention, by the table that tells its rate, and that rate's share, forward and backward, that it has."""
+    """A kernel of attention, by the table that tells its rate, and that rate's share, forward and
+    backward, that it has."""
 
     table: str
     forward: float
     backward: float
 
 
-NEWEST = Kernel("newest", 1.0, BACKWARD)  # what the table's engines ran: FlashAttention-3, cuDNN and their like on Hopper and Blackwell
-# By a job's option or by the operator on the tape. FlashAttention-2 is 1.3 to 1.5 times as fast forward and twice as fast backward as the first
-# version written in Triton, and twice as fast as xformers' cutlass kernel, which is torch's efficient attention (arXiv 2307.08691, section 4.1).
+NEWEST = Kernel(
+    "newest", 1.0, BACKWARD
+)  # what the table's engines ran: FlashAttention-3, cuDNN and their like on Hopper and Blackwell
+# By a job's option or by the operator on the tape. FlashAttention-2 is 1.3 to 1.5 times as fast
+# forward and twice as fast backward as the first version written in Triton, and twice as fast as
+# xformers' cutlass kernel, which is torch's efficient attention (arXiv 2307.08691, section 4.1).
 KERNELS: Mapping[str, Kernel] = {
     "flash-attn-3": NEWEST,
     "flash_attention": Kernel("flash_2", 1.0, BACKWARD),
@@ -73,12 +94,14 @@ class Rates:
     taken: float  # seconds that kernels lose to a second of a collective beside them
     shared: bool  # such copies take the link that collectives take
     launch: float  # seconds of the smallest product that was measured: no kernel is quicker
-    eager: float  # seconds that the host needs for a kernel where nothing is compiled and no gradient is wanted
+    # seconds that the host needs for a kernel where nothing is compiled and no gradient is wanted
+    eager: float
     measured: bool
     origin: str
 
     def rate(self, math: str) -> float:
-        """Dense flop/s; of an arithmetic that the GPU does not have, that in which it is done instead: bf16 as fp32, fewer bits as 16."""
+        """Dense flop/s; of an arithmetic that the GPU does not have, that in which it is done
+        instead: bf16 as fp32, fewer bits as 16."""
         instead = ("fp32",) if math == "bf16" else ("bf16", "fp16", "fp32")
         return self.peak.get(math) or next(self.peak[one] for one in instead if one in self.peak)
 
@@ -91,12 +114,23 @@ class Rates:
         intensity = log2(max(flops, 1) / max(moved, 1) / (rate / self.bandwidth))
         return max(self.launch, shortest / _between(self.matmul, log2(shortest * 1e6), intensity))
 
-    def attended(self, kernel: Kernel, flops: float, moved: float, math: str, shape: tuple[int, int], *, backward: bool) -> float:
+    def attended(
+        self,
+        kernel: Kernel,
+        flops: float,
+        moved: float,
+        math: str,
+        shape: tuple[int, int],
+        *,
+        backward: bool,
+    ) -> float:
         """Fused attention of so wide heads over so many tokens."""
         width, length = shape
         table, rate = self.attention[kernel.table], self.rate(math)
         column = min(table, key=lambda one: abs(log2(one / max(width, 1))))
-        reached = along(table[column], float(length)) * (kernel.backward if backward else kernel.forward)
+        reached = along(table[column], float(length)) * (
+            kernel.backward if backward else kernel.forward
+        )
         return max(self.launch, flops / rate / reached, self.moved(moved))
 
     def moved(self, moved: float) -> float:
@@ -106,15 +140,18 @@ class Rates:
 
 @cache
 def rates(gpu: GPU, library: str = "") -> Rates | None:
-    """None where the GPU's own figures are not known. `library`: whose products they are, where that is known to matter: Transformer Engine's (`te`)
-    add a matrix's gradient to a sum in fp32."""
+    """None where the GPU's own figures are not known. `library`: whose products they are, where
+    that is known to matter: Transformer Engine's (`te`) add a matrix's gradient to a sum in fp32.
+    """
     table = _table()
     best: dict[str, float] = table["best"]
     like = gpu.id if gpu.id in table["matmul"] else _like(gpu, best)
     if gpu.bandwidth is None or not gpu.rates or like is None:
         return None
     every = _by_first(table["matmul"][like]["reached"])
-    products = _by_first(table[library][like]["reached"]) if like in table.get(library, {}) else every
+    products = (
+        _by_first(table[library][like]["reached"]) if like in table.get(library, {}) else every
+    )
     smallest = min(every)
     scale = best[gpu.id] / best[like] if gpu.id != like and gpu.id in best and like in best else 1.0
     return Rates(
@@ -139,17 +176,21 @@ def rates(gpu: GPU, library: str = "") -> Rates | None:
 def _flash_2(table: Mapping[str, Any], like: str) -> list[list[float]]:
     """On architectures up to Ada's it is what was measured; newer ones run it as an H100 does."""
     own = (find_gpu(like).sm or (0, 0)) < (9, 0)
-    places: list[list[float]] = table["attention"][like]["reached"] if own else table["flash_2"]["h100-sxm"]["reached"]
+    places: list[list[float]] = (
+        table["attention"][like]["reached"] if own else table["flash_2"]["h100-sxm"]["reached"]
+    )
     return places
 
 
 def _like(gpu: GPU, best: Mapping[str, float]) -> str | None:
-    """The measured GPU of the nearest architecture; of other vendors', where their best product is on record, the nearest in arithmetic whose
-    best product is known as well."""
+    """The measured GPU of the nearest architecture; of other vendors', where their best product is
+    on record, the nearest in arithmetic whose best product is known as well."""
     known: dict[str, GPU] = {name: find_gpu(name) for name in _table()["matmul"]}
     if gpu.sm is None:
         alike = {
-            name: abs(log2(gpu.rates["bf16"] / one.rates["bf16"])) for name, one in known.items() if name in best and "bf16" in gpu.rates
+            name: abs(log2(gpu.rates["bf16"] / one.rates["bf16"]))
+            for name, one in known.items()
+            if name in best and "bf16" in gpu.rates
         }
         return min(alike, key=lambda name: alike[name]) if gpu.id in best and alike else None
     place = _place(gpu)
@@ -162,16 +203,27 @@ def _place(gpu: GPU) -> int:
 
 
 def _host(gpu: GPU) -> float | None:
-    """Over PCIe of the card's generation; a superchip has a link of its own, of which no copy was measured."""
+    """Over PCIe of the card's generation; a superchip has a link of its own, of which no copy was
+    measured."""
     generation = HOST.get(gpu.sm[0]) if gpu.sm and gpu.form in ("sxm", "pcie") else None
-    link = gpu.link if gpu.link is not None and gpu.link.kind == "pcie" else find_link(generation) if generation else None
+    link = (
+        gpu.link
+        if gpu.link is not None and gpu.link.kind == "pcie"
+        else find_link(generation)
+        if generation
+        else None
+    )
     return None if link is None or link.bandwidth is None else PINNED * link.bandwidth
 
 
 def _copy(gpu: GPU) -> float:
     """Of its bandwidth, as GPUs of its generation do; of all, where there is none."""
     known: dict[str, float] = _table()["copy"]
-    own = [fraction for name, fraction in known.items() if (other := find_gpu(name)).sm and gpu.sm and other.sm[0] == gpu.sm[0]]
+    own = [
+        fraction
+        for name, fraction in known.items()
+        if (other := find_gpu(name)).sm and gpu.sm and other.sm[0] == gpu.sm[0]
+    ]
     return float(median(own or known.values()))
 
 
@@ -183,7 +235,10 @@ def _table() -> dict[str, Any]:
 
 
 def scaled(reached: Reached, scale: float) -> Reached:
-    return {first: tuple((second, fraction * scale) for second, fraction in row) for first, row in reached.items()}
+    return {
+        first: tuple((second, fraction * scale) for second, fraction in row)
+        for first, row in reached.items()
+    }
 
 
 def _by_first(places: list[list[float]]) -> Reached:
@@ -206,4 +261,8 @@ def along(row: tuple[tuple[int, float], ...], place: float) -> float:
     """Between the two nearest places; beyond the row its end."""
     at = bisect_right(row, (place, 2.0))
     (low, below), (high, above) = row[max(at - 1, 0)], row[min(at, len(row) - 1)]
-    return below if low == high else below + (above - below) * (min(max(place, low), high) - low) / (high - low)
+    return (
+        below
+        if low == high
+        else below + (above - below) * (min(max(place, low), high) - low) / (high - low)
+    )

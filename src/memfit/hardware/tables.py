@@ -1,4 +1,5 @@
-"""The TOML tables of this folder: read once, on first use; a field is one string, `value status source`."""
+"""The TOML tables of this folder: read once, on first use; a field is one string, `value status
+source`."""
 
 from __future__ import annotations
 
@@ -9,7 +10,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-STATUSES = ("log", "repo", "derived", "label")  # printed on a real host; read in the named place; arithmetic; unchecked
+STATUSES = (
+    "log",
+    "repo",
+    "derived",
+    "label",
+)  # printed on a real host; read in the named place; arithmetic; unchecked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -33,18 +33,35 @@ class Walk(NamedTuple):
     program: Program
 
 
-def lower(model: Model, job: Job, strategy: Strategy | None = None, cluster: Cluster | None = None, *, compact: bool = False) -> Tape:
+def lower(
+    model: Model,
+    job: Job,
+    strategy: Strategy | None = None,
+    cluster: Cluster | None = None,
+    *,
+    compact: bool = False,
+) -> Tape:
     """The tape of one rank. `compact`: identical layers stand once, with a count."""
     found = (shortest if compact else full)(model, job, cluster, strategy or ONE)
-    return Tape(events=found.events, source="formula", rank=0 if strategy is None else strategy.rank, repeats=found.repeats)
+    return Tape(
+        events=found.events,
+        source="formula",
+        rank=0 if strategy is None else strategy.rank,
+        repeats=found.repeats,
+    )
 
 
-def distinct(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, every: bool = True) -> tuple[tuple[int, int], ...]:
-    """(rank, how many are like it) of the ranks whose memory differs; of partitions those among which the worst is, and the lightest;
-    not `every`: the one that is likely the worst."""
+def distinct(
+    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, *, every: bool = True
+) -> tuple[tuple[int, int], ...]:
+    """(rank, how many are like it) of the ranks whose memory differs; of partitions those among
+    which the worst is, and the lightest; not `every`: the one that is likely the worst."""
     if not job.training:
         return strategy.distinct()
-    return told_apart(strategy, lambda: programmed(model, job, cluster, strategy, True), every=every) or strategy.distinct()
+    return (
+        told_apart(strategy, lambda: programmed(model, job, cluster, strategy, True), every=every)
+        or strategy.distinct()
+    )
 
 
 def shortest(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
@@ -62,18 +79,28 @@ def waits(job: Job) -> bool:
 
 
 def unlike(model: Model, job: Job, strategy: Strategy = ONE) -> Ends:
-    """Engines that spread the work gather and free what is not one layer's; optimizers that go from parameter to parameter keep variables.
-    Where the first layer's input gets no gradient, as in adapters' training, its backward is not that of the others. Scores that a layer
-    returns and no graph keeps are freed by the next one, and the first has none before it. A norm that writes the gradient of its input
-    over that of its output changes what the last layer may add to."""
+    """Engines that spread the work gather and free what is not one layer's; optimizers that go from
+    parameter to parameter keep variables. Where the first layer's input gets no gradient, as in
+    adapters' training, its backward is not that of the others. Scores that a layer returns and no
+    graph keeps are freed by the next one, and the first has none before it. A norm that writes the
+    gradient of its input over that of its output changes what the last layer may add to."""
     optimizer = OPTIMIZERS[job.optimizer]
-    one_by_one = optimizer.order == "mixed" or optimizer.when != "after" or any("{" in rule.step for rule in optimizer.rules)
+    one_by_one = (
+        optimizer.order == "mixed"
+        or optimizer.when != "after"
+        or any("{" in rule.step for rule in optimizer.rules)
+    )
     if strategy or job.framework == "megatron" or (job.training and one_by_one):
         return BOTH
     frozen = job.training and job.method != "full"
     checkpointed = job.training and job.checkpointing != "none"
-    scores = (checkpointed or job.evaluate or not job.training) and (job.attention == "eager" or not runs_sdpa(model))
-    return Ends(frozen or scores or (checkpointed and job.checkpointing == "every"), job.liger or "norms" in job.unsloth)
+    scores = (checkpointed or job.evaluate or not job.training) and (
+        job.attention == "eager" or not runs_sdpa(model)
+    )
+    return Ends(
+        frozen or scores or (checkpointed and job.checkpointing == "every"),
+        job.liger or "norms" in job.unsloth,
+    )
 
 
 def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = ONE) -> Walk:
@@ -81,7 +108,11 @@ def full(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy = O
     if not steady(strategy) or waits(job):
         return whole(walked(model, job, cluster, strategy, None))
     found = whole(walked(model, job, cluster, strategy, BOTH))
-    flat = expanded(found.events, found.repeats, found.program.entries, model.prefix) if found.repeats else found.events
+    flat = (
+        expanded(found.events, found.repeats, found.program.entries, model.prefix)
+        if found.repeats
+        else found.events
+    )
     return (
         whole(walked(model, job, cluster, strategy, None))
         if flat is None
@@ -95,10 +126,18 @@ def whole(found: Walk | None) -> Walk:
     return found
 
 
-def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Strategy = ONE, ends: Ends | None = BOTH) -> Walk | None:
-    """Layer by layer (`ends` None), or with one layer for all that are like it but those at the ends. None where such a walk does not tell
-    what the layers have that it leaves out."""
-    compact = ends is not None and not model.stored and foldable(strategy)  # a file's blocks differ from layer to layer
+def walked(
+    model: Model,
+    job: Job,
+    cluster: Cluster | None = None,
+    strategy: Strategy = ONE,
+    ends: Ends | None = BOTH,
+) -> Walk | None:
+    """Layer by layer (`ends` None), or with one layer for all that are like it but those at the
+    ends. None where such a walk does not tell what the layers have that it leaves out."""
+    compact = (
+        ends is not None and not model.stored and foldable(strategy)
+    )  # a file's blocks differ from layer to layer
     gpu, short = None if cluster is None else cluster.gpu, ends if compact else None
     return once(
         (model, gpu),
@@ -108,7 +147,9 @@ def walked(model: Model, job: Job, cluster: Cluster | None = None, strategy: Str
     )
 
 
-def walk(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, ends: Ends | None) -> Walk | None:
+def walk(
+    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, ends: Ends | None
+) -> Walk | None:
     """The same, where it is known whether layers stand for others."""
     compact = ends is not None
     program = programmed(model, job, cluster, strategy, compact, ends or BOTH)
@@ -116,7 +157,11 @@ def walk(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, en
     r.notes = Notes() if compact and ends != BOTH else None
     r.cublas = kernels.cublas_workspace(program.capability, job.version("torch"))
     r.sums = partial(kernels.column_sum, sms=program.processors, capability=program.capability)
-    held = run(r, program, folded(model, job, cluster, strategy) if scripted(strategy) and not waits(job) else None)
+    held = run(
+        r,
+        program,
+        folded(model, job, cluster, strategy) if scripted(strategy) and not waits(job) else None,
+    )
     spans = repeats(r, program)
     events = tuple(r.events)
     r.events.clear()  # what engine and body hold of each other would keep them
@@ -124,16 +169,32 @@ def walk(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, en
     return None if spans is None else Walk(events, spans, program)
 
 
-def programmed(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy, short: bool, ends: Ends = BOTH) -> Program:
+def programmed(
+    model: Model,
+    job: Job,
+    cluster: Cluster | None,
+    strategy: Strategy,
+    short: bool,
+    ends: Ends = BOTH,
+) -> Program:
     """The job put on the model; `short`: with one layer for all that are like it."""
     every = job.checkpoint_every if job.checkpointing == "every" else 1
-    entries = placed(model.layers, short and not job.recompute_layers, every, ends=ends)  # the first layers are unlike the others then
+    entries = placed(
+        model.layers, short and not job.recompute_layers, every, ends=ends
+    )  # the first layers are unlike the others then
     gpu = cluster.gpu if cluster else None
-    return apply(Program(model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy))
+    return apply(
+        Program(
+            model=model, job=job, entries=entries, weights=model.dtype, gpu=gpu, strategy=strategy
+        )
+    )
 
 
-def folded(model: Model, job: Job, cluster: Cluster | None, strategy: Strategy) -> tuple[Program, Keep]:
-    """With one layer for all that are like it; and scripts of its passes, which those of other ranks, optimizers and accumulations are, too."""
+def folded(
+    model: Model, job: Job, cluster: Cluster | None, strategy: Strategy
+) -> tuple[Program, Keep]:
+    """With one layer for all that are like it; and scripts of its passes, which those of other
+    ranks, optimizers and accumulations are, too."""
     gpu, frozen = None if cluster is None else cluster.gpu, OPTIMIZERS[job.optimizer].freezes
     name = "script", job.replace(optimizer="sgd", accumulate=1), frozen, passing(strategy)
 

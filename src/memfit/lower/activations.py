@@ -1,7 +1,9 @@
-"""Activation functions by the names of transformers' ACT2FN: those of one kernel, and those written out in several operations.
+"""Activation functions by the names of transformers' ACT2FN: those of one kernel, and those written
+out in several operations.
 
-Expressions follow transformers 5.23 activations.py, what autograd keeps follows torch 2.13 (tools/autograd/derivatives.yaml).
-Python frees a temporary as soon as the operation that used it returns, and so does the order of statements here.
+Expressions follow transformers 5.23 activations.py, what autograd keeps follows torch 2.13
+(tools/autograd/derivatives.yaml). Python frees a temporary as soon as the operation that used it
+returns, and so does the order of statements here.
 """
 
 from __future__ import annotations
@@ -35,7 +37,13 @@ def gelu_new(x: Tensor, ctx: Context) -> Tensor:
     """0.5 x · (1 + tanh(c (x + 0.044715 x³)))."""
     r = ctx.r
     half = ops.scale(r, x)
-    return ops.mul(r, half, ops.add_scalar(r, ops.activation(r, ops.scale(r, ops.add(r, x, ops.scale(r, power(x, ctx)))), "tanh")))
+    return ops.mul(
+        r,
+        half,
+        ops.add_scalar(
+            r, ops.activation(r, ops.scale(r, ops.add(r, x, ops.scale(r, power(x, ctx)))), "tanh")
+        ),
+    )
 
 
 def gelu_fast(x: Tensor, ctx: Context) -> Tensor:
@@ -118,7 +126,8 @@ def clamp(r: Recorder, x: Tensor, bounds: int = 2) -> Tensor:
 
 
 def back_clamp(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """where((x ≥ low) and (x ≤ high), grad, 0); two masks are joined in place (FunctionsManual.cpp clamp_backward)."""
+    """where((x ≥ low) and (x ≤ high), grad, 0); two masks are joined in place (FunctionsManual.cpp
+    clamp_backward)."""
     x = node.saved[0]
     masks = [ops.laid(r.tensor(x.shape, BOOL, "clamp"), x) for _ in range(node.extra)]
     result = ops.laid(r.tensor(x.shape, g.format, "clamp"), masks[0], g)
@@ -127,7 +136,8 @@ def back_clamp(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def bloom_gelu(x: Tensor, ctx: Context) -> Tensor:
-    """A function of its own that keeps its input and does the rest again (transformers 5.23 modeling_bloom.py GeLUFunction)."""
+    """A function of its own that keeps its input and does the rest again (transformers 5.23
+    modeling_bloom.py GeLUFunction)."""
     r = ctx.r
     half = r.like(x, "bloom_gelu")
     tanh = inner_tanh(r, x)
@@ -173,12 +183,30 @@ def back_bloom_gelu(r: Recorder, node: Node, g: Tensor) -> Grads:
 ACTIVATIONS: dict[str, Run] = {
     name: partial(kernel, op=op)
     for name, op in {
-        "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "hardswish": "hardswish", "leaky_relu": "leaky_relu", "mish": "mish", "relu": "relu",
-        "relu6": "relu6", "sigmoid": "sigmoid", "silu": "silu", "swish": "silu", "tanh": "tanh",
+        "gelu": "gelu",
+        "gelu_pytorch_tanh": "gelu_tanh",
+        "hardswish": "hardswish",
+        "leaky_relu": "leaky_relu",
+        "mish": "mish",
+        "relu": "relu",
+        "relu6": "relu6",
+        "sigmoid": "sigmoid",
+        "silu": "silu",
+        "swish": "silu",
+        "tanh": "tanh",
     }.items()
-}  # fmt: skip
+}
 ACTIVATIONS |= {
-    "bloom_gelu": bloom_gelu, "gelu_10": gelu_10, "gelu_accurate": gelu_new, "gelu_fast": gelu_fast, "gelu_new": gelu_new,
-    "gelu_python": gelu_python, "gelu_python_tanh": gelu_new, "laplace": laplace, "linear": linear, "quick_gelu": quick_gelu, "relu2": relu2,
+    "bloom_gelu": bloom_gelu,
+    "gelu_10": gelu_10,
+    "gelu_accurate": gelu_new,
+    "gelu_fast": gelu_fast,
+    "gelu_new": gelu_new,
+    "gelu_python": gelu_python,
+    "gelu_python_tanh": gelu_new,
+    "laplace": laplace,
+    "linear": linear,
+    "quick_gelu": quick_gelu,
+    "relu2": relu2,
     "sqrtsoftplus": sqrtsoftplus,
-}  # fmt: skip
+}

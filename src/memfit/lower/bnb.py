@@ -1,7 +1,8 @@
 """bitsandbytes' linear layers: what undoing the packing holds, forward and backward.
 
-Both are autograd functions whose context keeps what it needs as plain attributes: no saved-tensor hook sees them, so a checkpoint
-neither drops nor counts them, and they go with the graph (bitsandbytes 0.50 autograd/_functions.py).
+Both are autograd functions whose context keeps what it needs as plain attributes: no saved-tensor
+hook sees them, so a checkpoint neither drops nor counts them, and they go with the graph
+(bitsandbytes 0.50 autograd/_functions.py).
 """
 
 from __future__ import annotations
@@ -17,14 +18,25 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 
 FUSED = (0, 50)  # the first version whose kernel multiplies by packed weights, for few rows
-FUSED_ROWS = 4  # rows that always take it; up to 1536 it depends on the GPU, and unpacking is assumed here
-NAMED = (0, 47)  # before, the first input decided the compute dtype, whatever was asked for (Linear4bit.set_compute_type)
+FUSED_ROWS = (
+    4  # rows that always take it; up to 1536 it depends on the GPU, and unpacking is assumed here
+)
+NAMED = (
+    0,
+    47,
+    # before, the first input decided the compute dtype, whatever was asked for
+    # (Linear4bit.set_compute_type)
+)
 LEAN = (0, 43)  # before, the input was kept for a gradient of the weight that never comes
 
 
 def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     assert layer.packed is not None
-    return four_bits(x, layer, layer.packed, ctx) if layer.packed.bits == 4 else eight_bits(x, layer, layer.packed, ctx)
+    return (
+        four_bits(x, layer, layer.packed, ctx)
+        if layer.packed.bits == 4
+        else eight_bits(x, layer, layer.packed, ctx)
+    )
 
 
 def four_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Tensor:
@@ -34,7 +46,9 @@ def four_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Te
     rows = x.count // x.shape[-1]
     version = ctx.job.version("bitsandbytes")
     aligned = x.shape[-1] % BLOCK == 0
-    fused = aligned and (rows <= FUSED_ROWS if version >= FUSED else rows == 1 and not (r.grad and x.needs))
+    fused = aligned and (
+        rows <= FUSED_ROWS if version >= FUSED else rows == 1 and not (r.grad and x.needs)
+    )
     if fused:
         scales = unpacked_scales(r, packed) if version < FUSED else []
         out = r.tensor((*x.shape[:-1], layer.outputs), x.format, "gemm_4bit")
@@ -60,8 +74,9 @@ def compute_format(x: Tensor, ctx: Context) -> Format:
 
 
 def unpacked_product(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Tensor:
-    """The weight unpacked, then an ordinary product. From 0.50 on it comes in the input's dtype and the scales stay beside it
-    (backends/cuda/ops.py _dequant_linear_fallback); before, it comes as it was packed and is cast."""
+    """The weight unpacked, then an ordinary product. From 0.50 on it comes in the input's dtype and
+    the scales stay beside it (backends/cuda/ops.py _dequant_linear_fallback); before, it comes as
+    it was packed and is cast."""
     r = ctx.r
     rows = x.count // x.shape[-1]
     if ctx.job.version("bitsandbytes") >= FUSED:
@@ -80,7 +95,12 @@ def unpacked_product(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context
     else:
         cast = None
     out = r.tensor((*x.shape[:-1], layer.outputs), result, "linear")
-    r.compute("linear", 2 * rows * x.shape[-1] * layer.outputs, (x.count + out.count + weight.count) * result.block_bytes, result.math)
+    r.compute(
+        "linear",
+        2 * rows * x.shape[-1] * layer.outputs,
+        (x.count + out.count + weight.count) * result.block_bytes,
+        result.math,
+    )
     del weight, scales, factor, cast
     return out
 
@@ -91,15 +111,20 @@ def back_four_bits(r: Recorder, node: Node, g: Tensor) -> Grads:
     g = ops.rows(r, g)
     weight = unpacked(r, packed, g.format)
     to_x = r.tensor(shape, g.format, "linear")
-    r.compute("linear", 2 * g.count * shape[-1], (g.count + to_x.count + weight.count) * g.format.block_bytes, g.format.math)
+    r.compute(
+        "linear",
+        2 * g.count * shape[-1],
+        (g.count + to_x.count + weight.count) * g.format.block_bytes,
+        g.format.math,
+    )
     del weight
     return (to_x if g.format is format else r.tensor(shape, format, "to"),)
 
 
 def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> Tensor:
-    """`Linear8bitLt.forward` with threshold 6: the input in fp16, then in bytes with a scale a row; its outliers are looked for (and,
-    here, not found: they would add a product as large as the output after the int32 one is gone). The input is kept, though
-    nothing asks for it."""
+    """`Linear8bitLt.forward` with threshold 6: the input in fp16, then in bytes with a scale a row;
+    its outliers are looked for (and, here, not found: they would add a product as large as the
+    output after the int32 one is gone). The input is kept, though nothing asks for it."""
     r = ctx.r
     if len(x.shape) > 3:  # bitsandbytes 0.50 backends/cuda/ops.py _int8_linear_matmul_impl
         raise InputError.one(
@@ -121,34 +146,57 @@ def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> T
     del large, found, half
     shape = (*x.shape[:-1], layer.outputs)
     product = r.tensor(shape, INT32, "int8_linear_matmul", "temporaries")
-    r.compute("int8_linear_matmul", 2 * rows[0] * rows[1] * layer.outputs, x.count + packed.weight.count + 4 * product.count, "int8")
+    r.compute(
+        "int8_linear_matmul",
+        2 * rows[0] * rows[1] * layer.outputs,
+        x.count + packed.weight.count + 4 * product.count,
+        "int8",
+    )
     half_out = r.tensor(shape, FP16, "int8_mm_dequant")
     out = half_out if x.format is FP16 else r.tensor(shape, x.format, "to")
     del product, half_out
     del values, scales
-    return r.node("int8_matmul", out, (x,), back_eight_bits, extra=(packed, x.shape, x.format, r.keep(x) if x.needs else None))
+    return r.node(
+        "int8_matmul",
+        out,
+        (x,),
+        back_eight_bits,
+        extra=(packed, x.shape, x.format, r.keep(x) if x.needs else None),
+    )
 
 
 def tiled_eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, r: Recorder) -> Tensor:
-    """As it ran before 0.45, without gradients: bytes by rows and by columns, tiles of 32 for input, weight and product, and a copy of
-    the output. The weight is laid in tiles at its first use, beside the rows (0.43 autograd/_functions.py MatMul8bitLt, nn/modules.py
+    """As it ran before 0.45, without gradients: bytes by rows and by columns, tiles of 32 for
+    input, weight and product, and a copy of the output. The weight is laid in tiles at its first
+    use, beside the rows (0.43 autograd/_functions.py MatMul8bitLt, nn/modules.py
     Linear8bitLt.forward)."""
     tokens, inputs = x.count // x.shape[-1], x.shape[-1]
     half = x if x.format is FP16 else r.tensor(x.shape, FP16, "to", "temporaries")
     scales = [r.tensor((count,), FP32, "double_quant", "temporaries") for count in (tokens, inputs)]
-    counts = r.tensor((up(tokens, 16) * (up(inputs, 256) // 256) + 1,), INT32, "double_quant", "temporaries")
+    counts = r.tensor(
+        (up(tokens, 16) * (up(inputs, 256) // 256) + 1,), INT32, "double_quant", "temporaries"
+    )
     values = [r.tensor(x.shape, INT8, "double_quant", "temporaries") for _ in ("columns", "rows")]
     del counts, half
     weight = packed.weight
     if not packed.tiled:
-        layer.weight = packed.weight = r.tensor((up(layer.outputs, 32), up(inputs, 32)), INT8, "transform", "weights")
+        layer.weight = packed.weight = r.tensor(
+            (up(layer.outputs, 32), up(inputs, 32)), INT8, "transform", "weights"
+        )
         packed.tiled = True
     tiles = r.tensor((tokens, up(inputs, 32)), INT8, "transform", "temporaries")
     product = r.tensor((tokens, up(layer.outputs, 32)), INT32, "igemmlt", "temporaries")
-    r.compute("int8_linear_matmul", 2 * tokens * inputs * layer.outputs, x.count + packed.weight.count + 4 * product.count, "int8")
+    r.compute(
+        "int8_linear_matmul",
+        2 * tokens * inputs * layer.outputs,
+        x.count + packed.weight.count + 4 * product.count,
+        "int8",
+    )
     shape = (*x.shape[:-1], layer.outputs)
     out = r.tensor(shape, FP16, "mm_dequant", "temporaries")
-    stats = [r.tensor((count,), FP32, "mm_dequant", "temporaries") for count in (tokens, layer.outputs)]
+    stats = [
+        r.tensor((count,), FP32, "mm_dequant", "temporaries") for count in (tokens, layer.outputs)
+    ]
     del stats
     cast = out if x.format is FP16 else r.tensor(shape, x.format, "to", "temporaries")
     del out
@@ -158,7 +206,8 @@ def tiled_eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, r: Recorder)
 
 
 def back_eight_bits(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """The weight once more in the input's dtype, scaled in place; the result is a view of the product."""
+    """The weight once more in the input's dtype, scaled in place; the result is a view of the
+    product."""
     packed, shape, format, _ = node.extra
     g = ops.rows(r, g)
     weight = r.tensor(packed.shape, format, "to", "temporaries")
@@ -166,6 +215,11 @@ def back_eight_bits(r: Recorder, node: Node, g: Tensor) -> Grads:
     del scale
     cast = g if g.format is format else r.tensor(g.shape, format, "to")
     to_x = r.tensor(shape, format, "linear")
-    r.compute("linear", 2 * g.count * shape[-1], (g.count + to_x.count + weight.count) * format.block_bytes, format.math)
+    r.compute(
+        "linear",
+        2 * g.count * shape[-1],
+        (g.count + to_x.count + weight.count) * format.block_bytes,
+        format.math,
+    )
     del weight, cast
     return (ops.unfolded(to_x),)

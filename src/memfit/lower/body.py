@@ -1,4 +1,5 @@
-"""The model on the device: its weights, and one forward pass from token ids to the last hidden state."""
+"""The model on the device: its weights, and one forward pass from token ids to the last hidden
+state."""
 
 from __future__ import annotations
 
@@ -29,13 +30,15 @@ from memfit.techniques.stored import stays
 if TYPE_CHECKING:
     from memfit.lower.script import Player
 
-# The torch from which a recomputation ends when all that is wanted is there again (pytorch/pytorch#96866 of 2023-03-22, after 2.0 had its branch).
+# The torch from which a recomputation ends when all that is wanted is there again
+# (pytorch/pytorch#96866 of 2023-03-22, after 2.0 had its branch).
 STOPS = (2, 1)
 Run: TypeAlias = Callable[[Tensor, Entry, Bound, Context], Tensor]
 
 
 class Body:
-    """Everything of a Program that lives on the GPU: the ends in one Bound, each entry's layer in its own."""
+    """Everything of a Program that lives on the GPU: the ends in one Bound, each entry's layer in
+    its own."""
 
     def __init__(self, r: Recorder, program: Program, engine: Engine | None = None) -> None:
         self.r, self.program, self.model = r, program, program.model
@@ -45,7 +48,9 @@ class Body:
         self.blocks: list[Storage | None] = []  # of a quantized file
         self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
         self.shared: list[Tensor] = []
-        self.batch: tuple[Tensor, ...] = ()  # what the loop's variable holds, until the next one is there
+        self.batch: tuple[
+            Tensor, ...
+        ] = ()  # what the loop's variable holds, until the next one is there
         self.outputs: list[Tensor] = []  # of the last forward, where the loop keeps them,
         self.cache: Cache | None = None  # and its keys and values
         self.player: Player | None = None  # of passes that were walked before
@@ -65,9 +70,13 @@ class Body:
             warm_up(r, self.program)
         self.ends.load(model.towers, idle_linears(model.towers))
         for tensor in self.ends.tensors.values():
-            tensor.needs = False  # text gives a tower no gradient, and so the optimizer no state of it
+            tensor.needs = (
+                False  # text gives a tower no gradient, and so the optimizer no state of it
+            )
         if self.program.quant is not None and self.program.quant.double:
-            self.shared.append(r.tensor((256,), FP32, "code", "weights"))  # bitsandbytes functional.py name2qmap: one table, made once
+            self.shared.append(
+                r.tensor((256,), FP32, "code", "weights")
+            )  # bitsandbytes functional.py name2qmap: one table, made once
         for module in model.embed:
             self.ends.load(module.weights(), module.linears())
         for entry, bound in zip(self.program.entries, self.layers, strict=True):
@@ -81,7 +90,9 @@ class Body:
         if model.headless:
             pass
         elif model.tied:
-            self.ends.tensors[f"{model.head.name}.weight"] = self.ends[f"{model.embed[0].name}.weight"]
+            self.ends.tensors[f"{model.head.name}.weight"] = self.ends[
+                f"{model.embed[0].name}.weight"
+            ]
             r.shared.add(f"{model.embed[0].name}.weight")
             self.ends.load((weight for weight in model.head.weights() if weight.role == "bias"), ())
         else:
@@ -97,10 +108,16 @@ class Body:
         return stays(self.program)
 
     def load_stored(self) -> None:
-        """The file's blocks stay as they are; the weights that the programs name are views of them, of no size of their own."""
+        """The file's blocks stay as they are; the weights that the programs name are views of them,
+        of no size of their own."""
         model, r = self.model, self.r
-        places: list[tuple[int, Bound, tuple[Module, ...]]] = [(-1, self.ends, (*model.embed, *model.final, model.head))]
-        places += [(entry.number, bound, (entry.layer,)) for entry, bound in zip(self.program.entries, self.layers, strict=True)]
+        places: list[tuple[int, Bound, tuple[Module, ...]]] = [
+            (-1, self.ends, (*model.embed, *model.final, model.head))
+        ]
+        places += [
+            (entry.number, bound, (entry.layer,))
+            for entry, bound in zip(self.program.entries, self.layers, strict=True)
+        ]
         for number, bound, modules in places:
             r.mark("load", bound.prefix)
             for weight in (weight for module in modules for weight in module.weights()):
@@ -112,8 +129,8 @@ class Body:
         self.ends.load(model.buffers, ())
 
     def adapt(self) -> None:
-        """What stands before the training of a part: packed models are prepared, then adapters are added, then copies of the modules
-        that are trained whole."""
+        """What stands before the training of a part: packed models are prepared, then adapters are
+        added, then copies of the modules that are trained whole."""
         program, r = self.program, self.r
         if program.quant is not None and program.quant.prepared:
             self.everywhere(prepare)
@@ -144,27 +161,38 @@ class Body:
         return self.run_chunk(Chunk(0, len(self.layers), True, True), ids, ctx, step)
 
     def run_chunk(self, chunk: Chunk, x: Tensor, ctx: Context, step: int) -> Tensor:
-        """From token ids to the last hidden state; or, of a pipeline's stage, the layers that it has, from what it received."""
+        """From token ids to the last hidden state; or, of a pipeline's stage, the layers that it
+        has, from what it received."""
         r = ctx.r
         phase = r.phase
         held: list[Tensor] = []
         start = self.programs.start
         if chunk.begins:
             x = self.engine.before(EMBED, x)
-            x = embedded(x, self.model, self.ends, ctx, held) if start is None else start(x, self.model, self.ends, ctx)
+            x = (
+                embedded(x, self.model, self.ends, ctx, held)
+                if start is None
+                else start(x, self.model, self.ends, ctx)
+            )
             x = self.engine.after(EMBED, x)
         if start is None:
             self.make_masks(ctx, held)
             if not versions.alone(self.program):
                 tables.make(self.model, ctx)
             self.engine.made(ctx)
-        for entry, bound in zip(self.program.entries[chunk.first : chunk.last], self.layers[chunk.first : chunk.last], strict=True):
+        for entry, bound in zip(
+            self.program.entries[chunk.first : chunk.last],
+            self.layers[chunk.first : chunk.last],
+            strict=True,
+        ):
             if r.notes is not None:
                 x = r.notes.enter(r, x, entry)
             r.mark(phase, bound.prefix, step)
             if r.notes is not None:
                 r.notes.keep(r, ctx.results)
-            with r.hooked(OnHost(r) if ctx.training and ctx.job.activation_offload == "wrapper" else r.hooks):
+            with r.hooked(
+                OnHost(r) if ctx.training and ctx.job.activation_offload == "wrapper" else r.hooks
+            ):
                 x = self.layer(x, entry, bound, ctx)
             if r.notes is not None:
                 r.notes.leave(x)
@@ -174,7 +202,14 @@ class Body:
         if chunk.ends:
             x = self.engine.before(TAIL, x)
             x = final(x, self.model, self.ends, ctx)
-        ctx.masks, ctx.tables, ctx.cos, ctx.sin, ctx.distances, ctx.unseen = {}, {}, None, None, None, None
+        ctx.masks, ctx.tables, ctx.cos, ctx.sin, ctx.distances, ctx.unseen = (
+            {},
+            {},
+            None,
+            None,
+            None,
+            None,
+        )
         ctx.results.clear()
         del held
         return x
@@ -187,45 +222,68 @@ class Body:
         if not self.engine.around:
             return self.checkpointed(wrapped, x, entry, bound, ctx)
         x = self.engine.before(bound.prefix, x)
-        return self.engine.after(bound.prefix, self.checkpointed(bare, x, entry, bound, self.engine.given(ctx)))
+        return self.engine.after(
+            bound.prefix, self.checkpointed(bare, x, entry, bound, self.engine.given(ctx))
+        )
 
     def checkpointed(self, run: Run, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
         own = narrowed(ctx, entry.layer)
         if ctx.job.reentrant or self.programs.reentrant:
-            return ctx.r.reentrant(lambda given: replayable(run, given, entry, bound, own), x, own.results)
+            return ctx.r.reentrant(
+                lambda given: replayable(run, given, entry, bound, own), x, own.results
+            )
         choices = self.programs.choices if ctx.job.checkpointing == "selective" else None
         whole = self.programs.whole or ctx.torch < STOPS
-        return ctx.r.checkpoint(lambda given: replayable(run, given, entry, bound, own), x, choices, whole)
+        return ctx.r.checkpoint(
+            lambda given: replayable(run, given, entry, bound, own), x, choices, whole
+        )
 
     def make_masks(self, ctx: Context, held: list[Tensor]) -> None:
-        """For a static cache `generate` made them, and keeps them whatever the model makes of them."""
+        """For a static cache `generate` made them, and keeps them whatever the model makes of
+        them."""
         ctx.r.where = self.model.prefix.rpartition(".")[0]
         eager = ctx.job.attention == "eager" or not runs_sdpa(self.model)
-        ctx.masks = {window: masks.build(ctx, window, eager) for window in masks.windows(self.model, asked=ctx.static)}
+        ctx.masks = {
+            window: masks.build(ctx, window, eager)
+            for window in masks.windows(self.model, asked=ctx.static)
+        }
         held += [mask for mask in ctx.masks.values() if mask is not None and ctx.static]
         ctx.unseen = masks.unseen(ctx)
         for mixer in {
-            block.mixer.style: block.mixer for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, Attention)
+            block.mixer.style: block.mixer
+            for layer, _ in self.model.kinds
+            for block in layer.blocks
+            if isinstance(block.mixer, Attention)
         }.values():
             if mixer.style in SHARED:
                 SHARED[mixer.style](mixer, self.model, ctx)
 
     def trained(self) -> list[tuple[str, list[Tensor]]]:
-        """Trained tensors by the span they belong to, in the model's order: embeddings, layer by layer, and the other end."""
+        """Trained tensors by the span they belong to, in the model's order: embeddings, layer by
+        layer, and the other end."""
         early = {weight.name for module in self.model.embed for weight in module.weights()}
         first: list[Tensor] = []
         last: list[Tensor] = []
         for tensor in self.ends.trained():
             (first if tensor.name in early else last).append(tensor)
-        return [("", first), *((bound.prefix, bound.trained()) for bound in self.layers), ("", last)]
+        return [
+            ("", first),
+            *((bound.prefix, bound.trained()) for bound in self.layers),
+            ("", last),
+        ]
 
     def free(self) -> None:
         self.ends, self.layers = Bound(self.r, self.program, ""), []
 
 
 def narrowed(ctx: Context, layer: Layer) -> Context:
-    """What a checkpoint holds beside the layer's input: the mask and the tables that this layer was given, not those of others."""
-    windows = {masks.window_of(block.mixer) for block in layer.blocks if isinstance(block.mixer, (Attention, Latent))}
+    """What a checkpoint holds beside the layer's input: the mask and the tables that this layer was
+    given, not those of others."""
+    windows = {
+        masks.window_of(block.mixer)
+        for block in layer.blocks
+        if isinstance(block.mixer, (Attention, Latent))
+    }
     given = {window > 0: ctx.tables[window > 0] for window in windows if (window > 0) in ctx.tables}
     own = replace(ctx, masks={window: ctx.masks.get(window) for window in windows}, tables=given)
     for window in windows:
@@ -244,8 +302,9 @@ def bare(x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
 
 
 def replayable(run: Run, x: Tensor, entry: Entry, bound: Bound, ctx: Context) -> Tensor:
-    """A layer within a checkpoint: when it is recomputed, it has an autocast of its own (torch/utils/checkpoint.py recompute_fn).
-    The keys and values that it returns then are what its backward keeps anyway."""
+    """A layer within a checkpoint: when it is recomputed, it has an autocast of its own
+    (torch/utils/checkpoint.py recompute_fn). The keys and values that it returns then are what its
+    backward keeps anyway."""
     if ctx.r.phase == "backward":
         ctx.cache = None
     try:

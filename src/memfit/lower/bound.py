@@ -16,7 +16,9 @@ from memfit.program import Program
 FOLLOWS = (0, 19)  # peft whose adapters take the compute dtype of 4-bit layers
 WHOLE = frozenset(
     {"granitemoe", "gpt_oss"}
-)  # families whose checkpoints hold the stacks as they are (transformers 5.23 conversion_mapping.py)
+    # families whose checkpoints hold the stacks as they are (transformers 5.23
+    # conversion_mapping.py)
+)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -46,12 +48,15 @@ class BoundLinear:
     joined: bool = False
 
 
-CHUNK = 2**25  # rows of 32 values that are unpacked at once (transformers 5.23 integrations/mxfp4.py)
+CHUNK = (
+    2**25
+)  # rows of 32 values that are unpacked at once (transformers 5.23 integrations/mxfp4.py)
 
 
 def unpacked(r: Recorder, count: int, format: Format) -> tuple[Tensor, ...]:
-    """What stands beside a stack of experts that is made of MXFP4 blocks on the GPU: the blocks, their scales, and the result before
-    it is turned; before that, indices into a table (integrations/mxfp4.py _convert_moe_packed_tensors)."""
+    """What stands beside a stack of experts that is made of MXFP4 blocks on the GPU: the blocks,
+    their scales, and the result before it is turned; before that, indices into a table
+    (integrations/mxfp4.py _convert_moe_packed_tensors)."""
     rows = count // 32
     blocks = r.tensor((rows, 16), UINT8, "load", "temporaries")
     scales = r.tensor((rows,), INT32, "sub", "temporaries")
@@ -67,8 +72,9 @@ def unpacked(r: Recorder, count: int, format: Format) -> tuple[Tensor, ...]:
 
 
 def widened(r: Recorder, weight: Weight, format: Format) -> None:
-    """What a matrix stored in fp8 passes through on the GPU, one expert at a time: itself, in fp32, times its scales, and in the end
-    (integrations/finegrained_fp8.py Fp8Dequantize._dequantize_one)."""
+    """What a matrix stored in fp8 passes through on the GPU, one expert at a time: itself, in fp32,
+    times its scales, and in the end (integrations/finegrained_fp8.py
+    Fp8Dequantize._dequantize_one)."""
     shape = weight.shape[-2:]
     stored = r.tensor(shape, FP8, "load", "temporaries")
     wide = r.tensor(shape, FP32, "to", "temporaries")
@@ -96,13 +102,21 @@ class Bound:
         """Bring every weight to the device, in the model's order."""
         packs = self.program.quantized
         quantized = (
-            {f"{linear.name}.weight": linear for linear in linears if packs(linear, self.path(linear.name))} if self.program.quant else {}
+            {
+                f"{linear.name}.weight": linear
+                for linear in linears
+                if packs(linear, self.path(linear.name))
+            }
+            if self.program.quant
+            else {}
         )
         for weight in weights:
             self.r.where = self.path(weight.name.rpartition(".")[0])
             if weight.name in quantized:
                 linear = quantized[weight.name]
-                self.packed[linear.name] = packed = pack(self.r, self.program, linear, self.format(weight))
+                self.packed[linear.name] = packed = pack(
+                    self.r, self.program, linear, self.format(weight)
+                )
                 packed.weight.name = weight.name
             else:
                 self.tensors[weight.name] = self.parameter(weight)
@@ -118,9 +132,10 @@ class Bound:
         return stack
 
     def sources(self, weight: Weight) -> Tensor | tuple[Tensor, ...] | None:
-        """What a stack of experts is made of as it is loaded straight to the GPU: checkpoints keep each expert by itself, or, where two
-        matrices lie in one stack, the two stacks that come of those (transformers 5.23 core_model_loading.py MergeModulelist,
-        Concatenate). Of one size with the stack; each kind stands as one block here."""
+        """What a stack of experts is made of as it is loaded straight to the GPU: checkpoints keep
+        each expert by itself, or, where two matrices lie in one stack, the two stacks that come of
+        those (transformers 5.23 core_model_loading.py MergeModulelist, Concatenate). Of one size
+        with the stack; each kind stands as one block here."""
         program = self.program
         if program.opened == "fp8" and program.job.mapped and self.prefix:
             widened(self.r, weight, self.format(weight))
@@ -128,7 +143,11 @@ class Bound:
             return None
         if program.opened == "mxfp4" and program.job.mapped:
             return unpacked(self.r, weight.count, self.format(weight))
-        if not program.job.mapped or program.job.version("transformers") < (5, 0) or program.model.family in WHOLE:
+        if (
+            not program.job.mapped
+            or program.job.version("transformers") < (5, 0)
+            or program.model.family in WHOLE
+        ):
             return None
         each = self.r.tensor(weight.shape, self.format(weight), "load", "temporaries")
         if not weight.name.endswith("gate_up_proj"):
@@ -150,8 +169,8 @@ class Bound:
         return ((name, tensor) for name, tensor in self.tensors.items() if name not in self.buffers)
 
     def adapt(self, linears: Iterable[Linear], idle: bool = False) -> None:
-        """Add the LoRA matrices: A is (rank, in), B is (out, rank) (peft 0.21 tuners/lora/layer.py). `idle`: what they stand beside is
-        never run."""
+        """Add the LoRA matrices: A is (rank, in), B is (out, rank) (peft 0.21
+        tuners/lora/layer.py). `idle`: what they stand beside is never run."""
         adapter = self.program.adapter
         if adapter is None:
             return
@@ -160,43 +179,72 @@ class Bound:
                 continue
             self.r.where = self.path(linear.name)
             format = self.adapter_format(linear.name)
-            a = self.r.leaf((adapter.rank, linear.inputs), format, f"{linear.name}.lora_A", "weights", not idle and not self.fixed)
-            b = self.r.leaf((linear.outputs, adapter.rank), format, f"{linear.name}.lora_B", "weights", not idle)
+            a = self.r.leaf(
+                (adapter.rank, linear.inputs),
+                format,
+                f"{linear.name}.lora_A",
+                "weights",
+                not idle and not self.fixed,
+            )
+            b = self.r.leaf(
+                (linear.outputs, adapter.rank), format, f"{linear.name}.lora_B", "weights", not idle
+            )
             if idle:
                 self.idle += [a, b]
             else:
-                self.linear(linear).adapter = Adapted(a=a, b=b, rank=adapter.rank, dropout=adapter.dropout)
+                self.linear(linear).adapter = Adapted(
+                    a=a, b=b, rank=adapter.rank, dropout=adapter.dropout
+                )
 
     def adapter_format(self, name: str) -> Format:
-        """fp32 as PEFT casts them, or else what they are beside: the weight's dtype; of 4-bit layers the compute dtype; bytes are no
-        dtype to follow, so torch's default stays (peft 0.21 tuners/tuners_utils.py _get_base_layer_device_and_dtype)."""
+        """fp32 as PEFT casts them, or else what they are beside: the weight's dtype; of 4-bit
+        layers the compute dtype; bytes are no dtype to follow, so torch's default stays (peft 0.21
+        tuners/tuners_utils.py _get_base_layer_device_and_dtype)."""
         program, packed = self.program, self.packed.get(name)
         assert program.adapter is not None
         if packed is None or program.adapter.narrow or program.adapter.format != program.weights:
             return FORMATS[program.adapter.format]
-        if packed.bits == 4 and program.job.version("peft") >= FOLLOWS and program.quant is not None:
+        if (
+            packed.bits == 4
+            and program.job.version("peft") >= FOLLOWS
+            and program.quant is not None
+        ):
             return FORMATS[program.quant.compute]
         return FP32
 
     def adapt_parameters(self) -> None:
-        """The adapters of a stack of E matrices (out, in) are (E·rank, in) and (out, E·rank), in fp32 or the stack's own dtype."""
+        """The adapters of a stack of E matrices (out, in) are (E·rank, in) and (out, E·rank), in
+        fp32 or the stack's own dtype."""
         adapter = self.program.adapter
         if adapter is None or not adapter.parameters:
             return
         for name, tensor in tuple(self.parameters()):
-            rank = next((rank for end, rank in adapter.parameters if self.path(name).endswith(f".{end}")), 0)
+            rank = next(
+                (rank for end, rank in adapter.parameters if self.path(name).endswith(f".{end}")), 0
+            )
             if rank == 0:
                 continue
             experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
             self.r.where = self.path(name.rpartition(".")[0])
             follows = adapter.format == self.program.weights and not adapter.narrow
             format = tensor.format if follows else FORMATS[adapter.format]
-            a = self.r.leaf((experts * rank, tensor.shape[-1]), format, f"{name}.lora_A", "weights", not self.fixed)
-            b = self.r.leaf((tensor.shape[-2], experts * rank), format, f"{name}.lora_B", "weights", True)
-            self.stacks[name] = Adapted(a=a, b=b, rank=rank, dropout=0.0, scaled=adapter.scaling != 1.0)
+            a = self.r.leaf(
+                (experts * rank, tensor.shape[-1]),
+                format,
+                f"{name}.lora_A",
+                "weights",
+                not self.fixed,
+            )
+            b = self.r.leaf(
+                (tensor.shape[-2], experts * rank), format, f"{name}.lora_B", "weights", True
+            )
+            self.stacks[name] = Adapted(
+                a=a, b=b, rank=rank, dropout=0.0, scaled=adapter.scaling != 1.0
+            )
 
     def copy_saved(self) -> None:
-        """Modules that are trained whole: a copy is trained, the original stays (peft 0.21 utils/other.py ModulesToSaveWrapper)."""
+        """Modules that are trained whole: a copy is trained, the original stays (peft 0.21
+        utils/other.py ModulesToSaveWrapper)."""
         adapter = self.program.adapter
         if adapter is None or not adapter.saved:
             return
@@ -233,7 +281,15 @@ class Bound:
     def trained(self) -> list[Tensor]:
         """Everything with a gradient, in the order of the model's parameters."""
         leaves = [
-            tensor for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values() if tensor.needs
+            tensor
+            for tensor in {id(tensor): tensor for tensor in self.tensors.values()}.values()
+            if tensor.needs
         ]  # a tied head stands twice
         adapters = [*(linear.adapter for linear in self.linears.values()), *self.stacks.values()]
-        return leaves + [matrix for adapter in adapters if adapter is not None for matrix in (adapter.a, adapter.b) if matrix.needs]
+        return leaves + [
+            matrix
+            for adapter in adapters
+            if adapter is not None
+            for matrix in (adapter.a, adapter.b)
+            if matrix.needs
+        ]

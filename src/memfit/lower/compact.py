@@ -1,5 +1,6 @@
-"""Where one layer was walked for many: the spans that repeat, and how their runs differ. What layers hand to each other, what all of them
-share and what one makes for all is not the same in every run; if a walk does not tell how, more layers are walked."""
+"""Where one layer was walked for many: the spans that repeat, and how their runs differ. What
+layers hand to each other, what all of them share and what one makes for all is not the same in
+every run; if a walk does not tell how, more layers are walked."""
 
 from __future__ import annotations
 
@@ -15,19 +16,26 @@ from memfit.program import Entry, Program
 from memfit.tape import NOTHING, Alloc, Free, Mark, Odd, Repeat
 
 FIRST, LAST = 0, -1  # runs
-UPWARD = ("forward", "evaluate", "prefill", "decode")  # phases whose passes go from the first layer to the last
+UPWARD = (
+    "forward",
+    "evaluate",
+    "prefill",
+    "decode",
+)  # phases whose passes go from the first layer to the last
 
 
 class StandIn(Storage):
-    """What a layer that stands for many is handed as its input: `block` in the layer that is first, in the others the output of a
-    neighbour. It is no block itself: its `Free` only says when a layer lets go of its input."""
+    """What a layer that stands for many is handed as its input: `block` in the layer that is first,
+    in the others the output of a neighbour. It is no block itself: its `Free` only says when a
+    layer lets go of its input."""
 
     __slots__ = ("block",)
     block: Storage
 
 
 class Handed(NamedTuple):
-    """What a stand-in is in the first layer, and in the others: blocks; `make` is what kind of tensor it stands in."""
+    """What a stand-in is in the first layer, and in the others: blocks; `make` is what kind of
+    tensor it stands in."""
 
     block: int
     make: tuple[Any, ...]
@@ -36,7 +44,8 @@ class Handed(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """Events from `start` up to `stop` that happen once more, from `first` on, without those at the places `gone`."""
+    """Events from `start` up to `stop` that happen once more, from `first` on, without those at the
+    places `gone`."""
 
     start: int
     stop: int
@@ -56,15 +65,19 @@ class Notes:
 
     def __init__(self) -> None:
         self.handed: dict[int, Handed] = {}  # by stand-in
-        self.borders: dict[int, tuple[Any, ...]] = {}  # by the number of the mark: the gradients on their way to another span
-        self.kept: dict[int, list[int]] = {}  # by the number of the mark: blocks that variables of a loop over layers hold
+        self.borders: dict[
+            int, tuple[Any, ...]
+        ] = {}  # by the number of the mark: the gradients on their way to another span
+        self.kept: dict[
+            int, list[int]
+        ] = {}  # by the number of the mark: blocks that variables of a loop over layers hold
         self.copies: list[Copy] = []
         self.inside = 0  # how many layers of the period that runs are still to come
         self.stand_in = -1  # for the input of that period
 
     def enter(self, r: Recorder, x: Tensor, entry: Entry) -> Tensor:
-        """The input of the next layer; a period that stands for many gets a stand-in, unless its input is a leaf, which would collect a
-        gradient."""
+        """The input of the next layer; a period that stands for many gets a stand-in, unless its
+        input is a leaf, which would collect a gradient."""
         if entry.times == 1 or self.inside:
             return x
         self.inside, self.stand_in = entry.period, -1
@@ -84,11 +97,15 @@ class Notes:
             self.inside -= 1
             handed = self.handed.get(self.stand_in)
             if self.inside == 0 and handed is not None and x.storage is not None:
-                self.handed[self.stand_in] = handed._replace(out=x.storage.id, alike=handed.make == make_of(x))
+                self.handed[self.stand_in] = handed._replace(
+                    out=x.storage.id, alike=handed.make == make_of(x)
+                )
 
     def keep(self, r: Recorder, held: Iterable[Tensor]) -> None:
         """What variables of a loop over layers hold at the mark just made."""
-        self.kept[len(r.marks) - 1] = [-1 if one.storage is None else one.storage.id for one in held]
+        self.kept[len(r.marks) - 1] = [
+            -1 if one.storage is None else one.storage.id for one in held
+        ]
 
     def cross(self, mark: int, buffers: dict[Any, Tensor]) -> None:
         """Backward goes from one span to another."""
@@ -104,8 +121,8 @@ def make_of(x: Tensor) -> tuple[Any, ...]:
 
 
 class Span(NamedTuple):
-    """Events of one group of layers: one period of them, for which one stands. `low` and `high` bound the numbers of its blocks; `since` is
-    the first one of the pass."""
+    """Events of one group of layers: one period of them, for which one stands. `low` and `high`
+    bound the numbers of its blocks; `since` is the first one of the pass."""
 
     first: int
     last: int
@@ -119,7 +136,8 @@ class Span(NamedTuple):
 
 
 def spans(r: Recorder, program: Program) -> list[Span]:
-    """Between marks. Layers that alternate repeat together, in one span: all that are marked in a row, each once."""
+    """Between marks. Layers that alternate repeat together, in one span: all that are marked in a
+    row, each once."""
     standing = groups(program)
     found: list[Span] = []
     behind = [*zip(r.marks[1:], r.marked[1:], strict=True), (len(r.events), r.next_id)]
@@ -132,14 +150,31 @@ def spans(r: Recorder, program: Program) -> list[Span]:
         if gathered:
             last, high = behind[place - 1]
             times = standing[gathered[0]][0].times
-            found.append(Span(r.marks[begin], last, times, group, phase, r.marked[begin], high, since, (begin, place)))
+            found.append(
+                Span(
+                    r.marks[begin],
+                    last,
+                    times,
+                    group,
+                    phase,
+                    r.marked[begin],
+                    high,
+                    since,
+                    (begin, place),
+                )
+            )
             gathered.clear()
 
     for place, first in enumerate(r.marks):
         mark = r.events[first]
         assert isinstance(mark, Mark)
         entry, number = standing.get(mark.where, NOBODY)
-        if number != group or mark.where in gathered or mark.phase != phase or len(gathered) == entry.period:
+        if (
+            number != group
+            or mark.where in gathered
+            or mark.phase != phase
+            or len(gathered) == entry.period
+        ):
             close(place)
             begin, group = place, number
         if mark.phase != phase:
@@ -161,13 +196,19 @@ def groups(program: Program) -> dict[str, tuple[Entry, int]]:
         entry = program.entries[at]
         if entry.times > 1:
             number += 1
-            found.update({f"{program.model.prefix}.{one.number}": (one, number) for one in program.entries[at : at + entry.period]})
+            found.update(
+                {
+                    f"{program.model.prefix}.{one.number}": (one, number)
+                    for one in program.entries[at : at + entry.period]
+                }
+            )
         at += entry.period if entry.times > 1 else 1
     return found
 
 
 def repeats(r: Recorder, program: Program) -> tuple[Repeat, ...] | None:
-    """None where the walk does not tell how runs differ. Without notes they do not: their ends were walked by themselves."""
+    """None where the walk does not tell how runs differ. Without notes they do not: their ends were
+    walked by themselves."""
     found = spans(r, program)
     if r.notes is None:
         return tuple(Repeat(span.first, span.last, span.times) for span in found)
@@ -189,7 +230,11 @@ class Ledger:
 
     def __init__(self, r: Recorder, notes: Notes, found: list[Span]) -> None:
         self.r, self.notes = r, notes
-        self.spans = [span for span in found if not any(copy.first <= span.first < copy.last for copy in notes.copies)]
+        self.spans = [
+            span
+            for span in found
+            if not any(copy.first <= span.first < copy.last for copy in notes.copies)
+        ]
         self.odd: dict[int, list[Odd]] = {span.first: [] for span in self.spans}
         self.owner = bytearray(r.next_id)
         if any(span.group >= STAND_IN for span in self.spans):
@@ -199,9 +244,13 @@ class Ledger:
         for id in notes.handed:
             self.owner[id] = STAND_IN
         self.given = {handed.block for handed in notes.handed.values()}
-        self.expected: set[int] = set()  # blocks of a span that are freed behind it once, in the name of one run
+        self.expected: set[int] = (
+            set()
+        )  # blocks of a span that are freed behind it once, in the name of one run
         self.left: set[int] = set()
-        self.gradients: list[tuple[Span, list[tuple[int, int]]]] = []  # by span of backward, those that it frees and did not make
+        self.gradients: list[
+            tuple[Span, list[tuple[int, int]]]
+        ] = []  # by span of backward, those that it frees and did not make
 
     def repeats(self) -> tuple[Repeat, ...]:
         at = 0
@@ -216,10 +265,22 @@ class Ledger:
             self.passed_down(span, gradients)
         self.made_once()
         at_home = self.expected - self.left  # freed by their own layer, or never
-        if self.left - self.expected or (at_home and any(type(event) is Free and event.id in at_home for event in self.r.events)):
+        if self.left - self.expected or (
+            at_home and any(type(event) is Free and event.id in at_home for event in self.r.events)
+        ):
             raise Unclear
-        own = [Repeat(span.first, span.last, span.times, tuple(sorted(self.odd[span.first]))) for span in self.spans]
-        return tuple(sorted([*own, *(again for copy in self.notes.copies for again in self.once_more(copy, own))]))
+        own = [
+            Repeat(span.first, span.last, span.times, tuple(sorted(self.odd[span.first])))
+            for span in self.spans
+        ]
+        return tuple(
+            sorted(
+                [
+                    *own,
+                    *(again for copy in self.notes.copies for again in self.once_more(copy, own)),
+                ]
+            )
+        )
 
     def once_more(self, copy: Copy, own: list[Repeat]) -> Iterator[Repeat]:
         """What the spans of a stretch are in its copy."""
@@ -229,7 +290,11 @@ class Ledger:
                     copy.place(first),
                     copy.place(last),
                     times,
-                    tuple(Odd(copy.place(place), run, instead) for place, run, instead in odd if place not in copy.gone),
+                    tuple(
+                        Odd(copy.place(place), run, instead)
+                        for place, run, instead in odd
+                        if place not in copy.gone
+                    ),
                 )
 
     def crossing(self, first: int, last: int, group: int) -> list[tuple[int, int, int]]:
@@ -248,8 +313,8 @@ class Ledger:
             self.left.add(id)
 
     def inside(self, span: Span) -> None:
-        """Each foreign block that is freed here is a stand-in, a first layer's input, the gradient that backward began with, or shared by
-        all layers, so that the last to run frees it."""
+        """Each foreign block that is freed here is a stand-in, a first layer's input, the gradient
+        that backward began with, or shared by all layers, so that the last to run frees it."""
         odd, backward = self.odd[span.first], span.phase == "backward"
         run = LAST if backward else FIRST
         before, after = (self.notes.kept.get(mark, []) for mark in span.marks)
@@ -260,7 +325,14 @@ class Ledger:
                 handed = self.notes.handed[id]
                 if not handed.alike or not (backward or span.phase in UPWARD):
                     raise Unclear
-                for at in (place, *(copy.place(place) for copy in self.notes.copies if copy.start <= place < copy.stop)):
+                for at in (
+                    place,
+                    *(
+                        copy.place(place)
+                        for copy in self.notes.copies
+                        if copy.start <= place < copy.stop
+                    ),
+                ):
                     self.r.events[at] = NOTHING
                 odd.append(Odd(place, run, self.neighbours(span, handed.out)))
                 continue
@@ -287,7 +359,8 @@ class Ledger:
         return Free(id)
 
     def passed_down(self, span: Span, gradients: list[tuple[int, int]]) -> None:
-        """The gradient of the layers' output is freed in the first run; the others free that of a neighbour."""
+        """The gradient of the layers' output is freed in the first run; the others free that of a
+        neighbour."""
         begin, end = (self.notes.borders.get(mark) for mark in span.marks)
         if begin is not None and begin != end:
             raise Unclear
@@ -302,7 +375,11 @@ class Ledger:
         for id in self.r.once:
             for span in self.spans:
                 if span.low <= id < span.high:
-                    place = next(at for at in range(span.first, span.last) if isinstance(event := events[at], Alloc) and event.id == id)
+                    place = next(
+                        at
+                        for at in range(span.first, span.last)
+                        if isinstance(event := events[at], Alloc) and event.id == id
+                    )
                     self.odd[span.first].append(Odd(place, FIRST, NOTHING))
 
 

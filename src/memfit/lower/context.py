@@ -16,7 +16,8 @@ from memfit.program import Program
 
 @dataclass(slots=True, kw_only=True)
 class Context:
-    """One pass: its job, its sizes, the device it runs on, and the tensors that all layers share."""
+    """One pass: its job, its sizes, the device it runs on, and the tensors that all layers
+    share."""
 
     r: Recorder
     program: Program
@@ -29,19 +30,35 @@ class Context:
     autocast: Format | None
     engine: Engine
     cache: Cache | None = None
-    positions: Tensor | None = None  # one for each token of each sequence, where the caller hands them over
+    positions: Tensor | None = (
+        None  # one for each token of each sequence, where the caller hands them over
+    )
     cos: Tensor | None = None
     sin: Tensor | None = None
-    tables: dict[bool, tuple[Tensor | None, Tensor | None]] = field(default_factory=dict)  # of layers that slide, and that do not
+    tables: dict[bool, tuple[Tensor | None, Tensor | None]] = field(
+        default_factory=dict
+    )  # of layers that slide, and that do not
     masks: dict[int, Tensor | None] = field(default_factory=dict)  # by window
     unseen: Tensor | None = None  # a mask that layers are given, and attention is not
-    outputs: list[Tensor] = field(default_factory=list)  # of the model, where the loop's variable keeps them
-    returned: list[Tensor] = field(default_factory=list)  # the logits among the model's outputs, until its caller has got them
-    held: list[Tensor] = field(default_factory=list)  # by variables of the layer that runs, until it returns
-    open: list[Tensor] = field(default_factory=list)  # by variables of a mixer that adds the residual itself
-    results: list[Tensor] = field(default_factory=list)  # what layers return beside the hidden state; their loop keeps the last tuple
+    outputs: list[Tensor] = field(
+        default_factory=list
+    )  # of the model, where the loop's variable keeps them
+    returned: list[Tensor] = field(
+        default_factory=list
+    )  # the logits among the model's outputs, until its caller has got them
+    held: list[Tensor] = field(
+        default_factory=list
+    )  # by variables of the layer that runs, until it returns
+    open: list[Tensor] = field(
+        default_factory=list
+    )  # by variables of a mixer that adds the residual itself
+    results: list[Tensor] = field(
+        default_factory=list
+    )  # what layers return beside the hidden state; their loop keeps the last tuple
     distances: Tensor | None = None  # added to the scores of every layer
-    casts: dict[str, dict[int, Tensor]] = field(default_factory=dict)  # autocast's cache of cast weights, by the span that made them
+    casts: dict[str, dict[int, Tensor]] = field(
+        default_factory=dict
+    )  # autocast's cache of cast weights, by the span that made them
 
     @property
     def job(self) -> Job:
@@ -57,15 +74,21 @@ class Context:
 
     @property
     def shifted(self) -> bool:
-        """Labels come shifted from whoever cuts sequences, before they are cut (transformers 5.23 trainer.py
-        `_prepare_context_parallel_inputs`; deepspeed 0.19.8 UlyssesSPDataLoaderAdapter, of batches to train on alone)."""
+        """Labels come shifted from whoever cuts sequences, before they are cut (transformers 5.23
+        trainer.py `_prepare_context_parallel_inputs`; deepspeed 0.19.8 UlyssesSPDataLoaderAdapter,
+        of batches to train on alone)."""
         cp = self.program.strategy.cp
-        return cp is not None and cp.size > 1 and not self.program.engine and (self.training or cp.style != "ulysses")
+        return (
+            cp is not None
+            and cp.size > 1
+            and not self.program.engine
+            and (self.training or cp.style != "ulysses")
+        )
 
     @property
     def decoding(self) -> bool:
-        """A pass of `generate` after the prompt's, for which it changes the experts' code; a beam search does not (generation/utils.py
-        _sample, _optimize_model_for_decode)."""
+        """A pass of `generate` after the prompt's, for which it changes the experts' code; a beam
+        search does not (generation/utils.py _sample, _optimize_model_for_decode)."""
         return self.r.phase == "decode" and self.job.beams == 1
 
     @property
@@ -82,7 +105,8 @@ class Context:
 
 
 def leave_autocast(ctx: Context) -> None:
-    """The outermost autocast ends, and with it the cache of cast weights; those of a layer go in its own span."""
+    """The outermost autocast ends, and with it the cache of cast weights; those of a layer go in
+    its own span."""
     r, span = ctx.r, ctx.r.span
     for where in list(ctx.casts):
         r.mark(r.phase, where, r.at)
@@ -104,6 +128,15 @@ def context(
     """The context of a pass over `shape` = (sequences, tokens)."""
     autocast = FORMATS[program.autocast] if program.autocast else None
     return Context(
-        r=r, program=program, programs=programs, engine=engine or Engine(r, program), batch=Dim(shape[0], "B"), tokens=Dim(shape[1], "S"),
-        keys=keys, training=training, format=FORMATS[program.hidden], autocast=autocast, cache=cache,
-    )  # fmt: skip
+        r=r,
+        program=program,
+        programs=programs,
+        engine=engine or Engine(r, program),
+        batch=Dim(shape[0], "B"),
+        tokens=Dim(shape[1], "S"),
+        keys=keys,
+        training=training,
+        format=FORMATS[program.hidden],
+        autocast=autocast,
+        cache=cache,
+    )

@@ -1,7 +1,9 @@
-"""A backward in two parts, as zero-bubble schedules have it: first the gradients of what a stage received, later those of its weights.
+"""A backward in two parts, as zero-bubble schedules have it: first the gradients of what a stage
+received, later those of its weights.
 
-The first part keeps the graph and the gradient of every node that has a weight; the second runs those nodes once more, weight by weight in the model's order,
-and the graph goes from its end towards its beginning as they do (torch 2.13 distributed/pipelining/_backward.py).
+The first part keeps the graph and the gradient of every node that has a weight; the second runs
+those nodes once more, weight by weight in the model's order, and the graph goes from its end
+towards its beginning as they do (torch 2.13 distributed/pipelining/_backward.py).
 """
 
 from __future__ import annotations
@@ -40,7 +42,11 @@ def inputs(r: Recorder, root: Tensor, gradient: Tensor, received: Tensor) -> Wai
         if node.span != r.span:
             r.mark(r.phase, node.span, r.at)
         r.where = node.where
-        came = {slot: buffers.pop((id(node), slot)) for slot in range(node.outputs) if (id(node), slot) in buffers}
+        came = {
+            slot: buffers.pop((id(node), slot))
+            for slot in range(node.outputs)
+            if (id(node), slot) in buffers
+        }
         if node.op in FLAT:
             came[0] = ops.rows(r, came[0])
         if any(trained(target) for target in node.inputs if id(target) not in leads):
@@ -65,10 +71,14 @@ def inputs(r: Recorder, root: Tensor, gradient: Tensor, received: Tensor) -> Wai
 
 
 def weights(r: Recorder, waiting: Waiting, order: Sequence[Tensor]) -> None:
-    """In the order of the model's weights; a node that has several comes with the first of them. A gradient that is added to another stays in a
-    variable until the next one has been made."""
+    """In the order of the model's weights; a node that has several comes with the first of them. A
+    gradient that is added to another stays in a variable until the next one has been made."""
     place = {id(leaf): number for number, leaf in enumerate(order)}
-    waiting.sort(key=lambda one: -min(place[weight_of(target)] for target in one[0].inputs if trained(target)))
+    waiting.sort(
+        key=lambda one: (
+            -min(place[weight_of(target)] for target in one[0].inputs if trained(target))
+        )
+    )
     former: list[Tensor] = []
     node, gradient = None, None
     while waiting:
@@ -80,15 +90,20 @@ def weights(r: Recorder, waiting: Waiting, order: Sequence[Tensor]) -> None:
         wanted = [trained(target) for target in node.inputs]
         made = run(r, node, {0: gradient}, wanted, set())
         node.saved, node.spare, node.frame = (), [], None
-        fresh = [pair for target, result in zip(node.inputs, made, strict=True) if result is not None for pair in down(r, target, result)]
+        fresh = [
+            pair
+            for target, result in zip(node.inputs, made, strict=True)
+            if result is not None
+            for pair in down(r, target, result)
+        ]
         del made
         former = [take(r, leaf, result) for leaf, result in fresh]
         del fresh
     del former
 
 
-# In which a layer of the families that stages are known for makes its modules; what stands beside these comes last (transformers 5.23
-# models/llama/modeling_llama.py LlamaDecoderLayer).
+# In which a layer of the families that stages are known for makes its modules; what stands beside
+# these comes last (transformers 5.23 models/llama/modeling_llama.py LlamaDecoderLayer).
 MODULES = ("self_attn", "mlp")
 
 
@@ -127,8 +142,9 @@ def down(r: Recorder, target: Target, result: Tensor) -> list[tuple[Tensor, Tens
 
 
 def recomputed(r: Recorder, node: Node, again: set[int]) -> tuple[Any, ...]:
-    """What the node saved. A checkpoint is run again for each backward that comes by (`again` has those that this one met), and what that makes for
-    nodes which this one leaves out stays with them until they go (torch 2.13 utils/checkpoint.py unpack_hook, by `_current_graph_task_id`)."""
+    """What the node saved. A checkpoint is run again for each backward that comes by (`again` has
+    those that this one met), and what that makes for nodes which this one leaves out stays with
+    them until they go (torch 2.13 utils/checkpoint.py unpack_hook, by `_current_graph_task_id`)."""
     frame = node.frame
     if frame is None:
         return node.saved
@@ -149,7 +165,9 @@ def recomputed(r: Recorder, node: Node, again: set[int]) -> tuple[Any, ...]:
     return node.spare.pop()
 
 
-def run(r: Recorder, node: Node, came: dict[int, Tensor], wanted: list[bool], again: set[int]) -> list[Tensor | None]:
+def run(
+    r: Recorder, node: Node, came: dict[int, Tensor], wanted: list[bool], again: set[int]
+) -> list[Tensor | None]:
     """The gradients that are wanted, of a node that keeps what it saved."""
     saved = recomputed(r, node, again)
     double = Node(
@@ -160,7 +178,12 @@ def run(r: Recorder, node: Node, came: dict[int, Tensor], wanted: list[bool], ag
         tuple(one if want else None for one, want in zip(node.inputs, wanted, strict=True)),
         node.slots,
     )
-    double.extra, double.span, double.outputs, double.saved = node.extra, node.span, node.outputs, saved
+    double.extra, double.span, double.outputs, double.saved = (
+        node.extra,
+        node.span,
+        node.outputs,
+        saved,
+    )
     if node.op in PRODUCTS:
         first, second = saved
         double.saved = first if wanted[1] else None, second if wanted[0] else None
@@ -181,7 +204,11 @@ def leading(root: Node, received: Tensor) -> dict[int, Node | Tensor]:
         elif id(node) not in known:
             known[id(node)] = False
             stack.append((node, True))
-            stack += [(target, False) for target in node.inputs if isinstance(target, Node) and id(target) not in known]
+            stack += [
+                (target, False)
+                for target in node.inputs
+                if isinstance(target, Node) and id(target) not in known
+            ]
     return found
 
 
@@ -191,7 +218,8 @@ def weight_of(target: Target) -> int:
 
 
 def trained(target: Target) -> bool:
-    """Is it a weight, or what was made of one? Nodes that lead to what was received are not asked."""
+    """Is it a weight, or what was made of one? Nodes that lead to what was received are not
+    asked."""
     if isinstance(target, Node):
         return len(target.inputs) == 1 and trained(target.inputs[0])
     return target is not None and bool(target.name)

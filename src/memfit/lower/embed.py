@@ -11,17 +11,21 @@ from memfit.lower.norms import norm
 from memfit.lower.tensors import Dim, Tensor
 from memfit.model.modules import Attention, Embedding, Linear, Model, Norm
 
-# Code that calls what dropout leaves of the embedding by the embedding's own name, and so lets go of the latter.
+# Code that calls what dropout leaves of the embedding by the embedding's own name, and so lets go
+# of the latter.
 RENAMED = frozenset({"phi"})
 
 
 def embedded(ids: Tensor, model: Model, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
-    """The sum of tokens and positions. `held`: what variables of the model's forward keep until it returns."""
+    """The sum of tokens and positions. `held`: what variables of the model's forward keep until it
+    returns."""
     r = ctx.r
     x, places = looked_up(ids, model.embed[0], bound, ctx), None  # type: ignore[arg-type]
     held.append(x)
     positions = ctx.positions
-    if positions is None and not any(isinstance(module, Embedding) and module.style == "counted" for module in model.embed):
+    if positions is None and not any(
+        isinstance(module, Embedding) and module.style == "counted" for module in model.embed
+    ):
         positions = r.tensor((1, ctx.tokens), INT64, "arange", "inputs")
     for module in model.embed[1:]:
         r.where = module.name
@@ -50,7 +54,11 @@ def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Ten
     ctx.r.where = module.name
     weight = bound[f"{module.name}.weight"]
     ids = ctx.engine.enter((weight,), ids)
-    x = split.table(ids, weight, ctx) if split.shares(module, ctx) else ops.embedding(ctx.r, ids, weight)
+    x = (
+        split.table(ids, weight, ctx)
+        if split.shares(module, ctx)
+        else ops.embedding(ctx.r, ids, weight)
+    )
     x = ops.scale(ctx.r, x) if module.scaled and not module.outside else x
     if ctx.program.input_gradients:
         x.needs = True  # enable_input_require_grads: the output becomes a leaf
@@ -64,7 +72,9 @@ def replicated(x: Tensor, ctx: Context) -> Tensor:
     return x if size == 1 else rows.gathered(x, size, ctx.r)
 
 
-def learned(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
+def learned(
+    module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]
+) -> Tensor:
     """One row for all sequences, and the variable `position_embeds` holds it."""
     assert positions is not None
     weight = bound[f"{module.name}.weight"]
@@ -73,9 +83,11 @@ def learned(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Cont
     return held[-1]
 
 
-def counted(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
-    """Places counted along an attention mask of ones, so that every sequence has its own (transformers 5.23 modeling_opt.py
-    OPTDecoder.forward)."""
+def counted(
+    module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]
+) -> Tensor:
+    """Places counted along an attention mask of ones, so that every sequence has its own
+    (transformers 5.23 modeling_opt.py OPTDecoder.forward)."""
     r, shape = ctx.r, (ctx.batch, Dim(ctx.tokens, "S"))
     held.append(r.tensor((ctx.batch, ctx.keys), FP32, "ones", "inputs"))
     if ctx.positions is None:
@@ -83,17 +95,27 @@ def counted(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Cont
     return learned(module, r.tensor(shape, INT64, "add", "inputs"), bound, ctx, held)
 
 
-def beside_mask(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
-    """One row for all, beside an attention mask of ones that is made all the same (transformers 5.23 modeling_biogpt.py
-    BioGptModel.forward)."""
+def beside_mask(
+    module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]
+) -> Tensor:
+    """One row for all, beside an attention mask of ones that is made all the same (transformers
+    5.23 modeling_biogpt.py BioGptModel.forward)."""
     held.append(ctx.r.tensor((ctx.batch, ctx.keys), FP32, "ones", "inputs"))
     return learned(module, positions, bound, ctx, held)
 
 
-def sinusoidal(module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]) -> Tensor:
-    """Rows of a table that is a buffer: no gradient, and no variable (transformers 5.23 modeling_xglm.py)."""
+def sinusoidal(
+    module: Embedding, positions: Tensor | None, bound: Bound, ctx: Context, held: list[Tensor]
+) -> Tensor:
+    """Rows of a table that is a buffer: no gradient, and no variable (transformers 5.23
+    modeling_xglm.py)."""
     table = bound[f"{module.name}.weights"]
     return ctx.r.tensor((1, ctx.tokens, module.width), table.format, "index_select")
 
 
-POSITIONS = {"learned": learned, "counted": counted, "beside_mask": beside_mask, "sinusoidal": sinusoidal}
+POSITIONS = {
+    "learned": learned,
+    "counted": counted,
+    "beside_mask": beside_mask,
+    "sinusoidal": sinusoidal,
+}

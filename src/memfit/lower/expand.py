@@ -1,5 +1,6 @@
-"""A compact tape written out: spans that stand for several layers repeat under new numbers, event for event as if every layer had been
-walked. Where a tape does not say how its layers hang together, the answer is None, and they are walked."""
+"""A compact tape written out: spans that stand for several layers repeat under new numbers, event
+for event as if every layer had been walked. Where a tape does not say how its layers hang together,
+the answer is None, and they are walked."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ Copies: TypeAlias = "list[int]"  # the numbers of one block of the middle layer,
 
 
 class Group(NamedTuple):
-    """Like layers in a row: the first period, `times` in the middle for which one stands, and the last."""
+    """Like layers in a row: the first period, `times` in the middle for which one stands, and the
+    last."""
 
     first: int
     period: int
@@ -27,8 +29,9 @@ class Group(NamedTuple):
 
 
 class Born(NamedTuple):
-    """Where a layer's block comes from: the group, the layer's number, in which pass and how often the layer had run in it, and which of the
-    blocks of its kind it is. A first layer may have blocks that others lack (a workspace), so that counting all would mislead."""
+    """Where a layer's block comes from: the group, the layer's number, in which pass and how often
+    the layer had run in it, and which of the blocks of its kind it is. A first layer may have
+    blocks that others lack (a workspace), so that counting all would mislead."""
 
     group: Group
     number: int
@@ -41,7 +44,9 @@ class Unclear(Exception):
     """The compact tape does not say which layer's block is meant."""
 
 
-def expanded(events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> tuple[Line, ...] | None:
+def expanded(
+    events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str
+) -> tuple[Line, ...] | None:
     try:
         return tuple(Expansion(events, repeats, entries, prefix).run())
     except Unclear:
@@ -50,7 +55,8 @@ def expanded(events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequenc
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A block freed in the middle that a neighbour made: the middle's own block like it, and by how many copies that is away."""
+    """A block freed in the middle that a neighbour made: the middle's own block like it, and by how
+    many copies that is away."""
 
     like: Copies
     end: int  # the neighbour's, where there is no copy so far
@@ -58,16 +64,26 @@ class Given:
 
 
 class Expansion:
-    def __init__(self, events: Sequence[Line], repeats: Sequence[Repeat], entries: Sequence[Entry], prefix: str) -> None:
+    def __init__(
+        self,
+        events: Sequence[Line],
+        repeats: Sequence[Repeat],
+        entries: Sequence[Entry],
+        prefix: str,
+    ) -> None:
         self.events, self.repeats, self.prefix = events, repeats, prefix
         self.groups = dict(grouped(entries, prefix))
         self.born: dict[int, Born] = {}
-        self.blocks: dict[tuple[int, tuple[int, int], tuple[Any, ...]], list[int]] = {}  # by layer, visit and kind
+        self.blocks: dict[
+            tuple[int, tuple[int, int], tuple[Any, ...]], list[int]
+        ] = {}  # by layer, visit and kind
         self.fresh = 0
         self.once: dict[int, int] = {}  # new numbers of blocks that stand once
         self.many: dict[int, Copies] = {}
         self.out: list[Line] = []
-        self.names: dict[tuple[tuple[str, ...], int], dict[str, str]] = {}  # by what a span goes through, and copy: paths as they will be
+        self.names: dict[
+            tuple[tuple[str, ...], int], dict[str, str]
+        ] = {}  # by what a span goes through, and copy: paths as they will be
         self.note()
 
     def note(self) -> None:
@@ -125,14 +141,15 @@ class Expansion:
         return self.once[id] if id in self.once else self.nearest(id, third)
 
     def nearest(self, id: int, third: int) -> int:
-        """A block of the middle that its first or last neighbour frees, or that is freed when no layer runs: then the one made last."""
+        """A block of the middle that its first or last neighbour frees, or that is freed when no
+        layer runs: then the one made last."""
         copies = self.many.get(id, [-1])
         number = max(copies) if third == -1 else copies[-1 if third == 2 else 0]
         if number < 0:
             raise Unclear
         return number
 
-    # --------------------------------------------------------------------------------------------------- the middle
+    # ---------------------------------------------------------------------------------- the middle
     def repeat(self, first: int, last: int, times: int) -> None:
         span = self.events[first:last]
         mark = span[0]
@@ -144,7 +161,8 @@ class Expansion:
             self.write(steps, copy, self.names.setdefault((marks, copy), {}))
 
     def rising(self, first: int, mark: Mark) -> bool:
-        """Do the layers run from the first to the last? Their neighbour that ran just before says so."""
+        """Do the layers run from the first to the last? Their neighbour that ran just before says
+        so."""
         _, group = self.groups[mark.where]
         for event in reversed(self.events[:first]):
             if type(event) is Mark:
@@ -169,14 +187,19 @@ class Expansion:
             raise Unclear
         third = born.group.third(born.number)
         number = born.number + born.group.period * (1 if third == 0 else -born.group.times)
-        like, mine = (self.blocks.get((one, born.visit, born.kind), []) for one in (number, born.number))
-        # The layer that runs first may make one more, in front: what is fetched ahead for the others.
+        like, mine = (
+            self.blocks.get((one, born.visit, born.kind), []) for one in (number, born.number)
+        )
+        # The layer that runs first may make one more, in front: what is fetched ahead for the
+        # others.
         place = born.place + len(like) - len(mine)
         if place < 0:
             raise Unclear
         return event, Given(self.many[like[place]], self.once.get(id, -1), -1 if third == 0 else 1)
 
-    def write(self, steps: Sequence[tuple[Line, Copies | Given | None]], copy: int, names: dict[str, str]) -> None:
+    def write(
+        self, steps: Sequence[tuple[Line, Copies | Given | None]], copy: int, names: dict[str, str]
+    ) -> None:
         """The events of one layer of the middle."""
         add, new, fresh, old, here = self.out.append, tuple.__new__, self.fresh, "", ""
 
@@ -190,12 +213,27 @@ class Expansion:
                 number = place[copy] if type(place) is list else found(place, copy)
                 if number < 0:
                     raise Unclear
-                add(new(Free, (number, event[1])))  # by place and without the names of fields: this is a third of all the time
+                add(
+                    new(Free, (number, event[1]))
+                )  # by place and without the names of fields: this is a third of all the time
             elif type(event) is Alloc:
                 assert type(place) is list
                 _, size, part, where, op, formula, stream = event
                 place[copy] = fresh
-                add(new(Alloc, (fresh, size, part, names.get(where) or renamed(where), op, formula, stream)))
+                add(
+                    new(
+                        Alloc,
+                        (
+                            fresh,
+                            size,
+                            part,
+                            names.get(where) or renamed(where),
+                            op,
+                            formula,
+                            stream,
+                        ),
+                    )
+                )
                 fresh += 1
             elif type(event) is Mark:
                 own, group = self.groups[event.where]
@@ -203,14 +241,37 @@ class Expansion:
                 add(new(Mark, (event[0], renamed(old), event[2])))
             elif type(event) is Compute:
                 op, flops, size, math, where, stream, kernels = event
-                add(new(Compute, (op, flops, size, math, names.get(where) or renamed(where), stream, kernels)))
+                add(
+                    new(
+                        Compute,
+                        (
+                            op,
+                            flops,
+                            size,
+                            math,
+                            names.get(where) or renamed(where),
+                            stream,
+                            kernels,
+                        ),
+                    )
+                )
             elif type(event) is Comm:
                 add(event._replace(where=names.get(event.where) or renamed(event.where)))
             elif type(event) is Told:
                 act, where, name, leaves, block = event
-                leaves = tuple(leaf and (names.get(leaf[0]) or renamed(leaf[0]), leaf[1]) for leaf in leaves)
+                leaves = tuple(
+                    leaf and (names.get(leaf[0]) or renamed(leaf[0]), leaf[1]) for leaf in leaves
+                )
                 number = -1 if block < 0 else found(place, copy)
-                add(Told(act, names.get(where) or renamed(where), name and (names.get(name) or renamed(name)), leaves, number))
+                add(
+                    Told(
+                        act,
+                        names.get(where) or renamed(where),
+                        name and (names.get(name) or renamed(name)),
+                        leaves,
+                        number,
+                    )
+                )
             else:
                 add(event)
         self.fresh = fresh

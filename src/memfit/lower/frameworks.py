@@ -1,4 +1,5 @@
-"""Frameworks: whose code runs a model's pieces, and how its loop differs. transformers' stand here, every other's in a file of its own."""
+"""Frameworks: whose code runs a model's pieces, and how its loop differs. transformers' stand here,
+every other's in a file of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +16,15 @@ from memfit.lower.norms import NORMS
 from memfit.lower.programs import Programs
 from memfit.program import Program
 
-TRANSFORMERS = Programs(norms=NORMS, attention=ATTENTION, mlps=MLPS, moes=MOES, orders=ORDERS, losses=LOSSES, choices=choices)
+TRANSFORMERS = Programs(
+    norms=NORMS,
+    attention=ATTENTION,
+    mlps=MLPS,
+    moes=MOES,
+    orders=ORDERS,
+    losses=LOSSES,
+    choices=choices,
+)
 # Each has a file, loaded when it is asked for, which says in `PROGRAMS` what it runs.
 OWN = ("torchtune", "torchtitan", "litgpt", "megatron")
 
@@ -23,13 +32,19 @@ OWN = ("torchtune", "torchtitan", "litgpt", "megatron")
 def programs_of(program: Program) -> Programs:
     """Who runs this job's model."""
     name = program.job.framework
-    programs: Programs = import_module(f"memfit.lower.{name}").PROGRAMS if name in OWN else versions.changed(TRANSFORMERS, program)
+    programs: Programs = (
+        import_module(f"memfit.lower.{name}").PROGRAMS
+        if name in OWN
+        else versions.changed(TRANSFORMERS, program)
+    )
     if name not in OWN:
         programs = trl.headed(programs, program)
     if program.job.unsloth:
         from memfit.lower import unsloth
 
-        programs = unsloth.overlay(programs, frozenset(name.strip() for name in program.job.unsloth.split(",")))
+        programs = unsloth.overlay(
+            programs, frozenset(name.strip() for name in program.job.unsloth.split(","))
+        )
     if program.job.liger:
         programs = liger.overlay(programs, program.model.family)
     if name not in OWN and versions.alone(program):

@@ -13,8 +13,9 @@ FUSED_SINCE = (2, 9)  # torch
 
 
 def rms_norm(x: Tensor, weight: Tensor, ctx: Context) -> Tensor:
-    """`F.rms_norm`: one kernel from 2.9 on where the dtypes agree, else a composite in fp32 whose result is cast before it is
-    weighed (ATen/native/layer_norm.cpp). Autocast runs it in fp32 (ATen/autocast_mode.h fp32 list)."""
+    """`F.rms_norm`: one kernel from 2.9 on where the dtypes agree, else a composite in fp32 whose
+    result is cast before it is weighed (ATen/native/layer_norm.cpp). Autocast runs it in fp32
+    (ATen/autocast_mode.h fp32 list)."""
     r = ctx.r
     if ctx.autocast is not None:
         x, weight = ops.cast(r, x, FP32), ops.cast(r, weight, FP32)
@@ -30,16 +31,27 @@ def fused_rms_norm(r: Recorder, x: Tensor, weight: Tensor, processors: int) -> T
     x = ops.packed(r, x)
     out = r.tensor(x.shape, x.format, "rms_norm")
     rows = r.tensor((*x.shape[:-1], 1), FP32, "rms_norm")
-    return r.node("rms_norm", out, (x, weight), back_rms_norm, (x, weight, rows), (x.shape, processors))
+    return r.node(
+        "rms_norm", out, (x, weight), back_rms_norm, (x, weight, rows), (x.shape, processors)
+    )
 
 
 def back_rms_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """The input's gradient, the weight's, and for many short rows the partial sums of the latter."""
+    """The input's gradient, the weight's, and for many short rows the partial sums of the
+    latter."""
     shape, processors = node.extra
     width = shape[-1]
     to_x = r.tensor(shape, g.format, "rms_norm") if node.inputs[0] is not None else None
-    to_weight = r.tensor((width,), g.format, "rms_norm", ops.grad_part(node, 1)) if node.inputs[1] is not None else None
-    partial = kernels.norm_backward(g.count // width, width, g.format.block_bytes, processors) if to_weight is not None else 0
+    to_weight = (
+        r.tensor((width,), g.format, "rms_norm", ops.grad_part(node, 1))
+        if node.inputs[1] is not None
+        else None
+    )
+    partial = (
+        kernels.norm_backward(g.count // width, width, g.format.block_bytes, processors)
+        if to_weight is not None
+        else 0
+    )
     held = r.scratch(partial, "rms_norm")
     del held
     return to_x, to_weight

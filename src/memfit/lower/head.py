@@ -44,7 +44,8 @@ def logits(x: Tensor, model: Model, bound: Bound, ctx: Context, *, capped: bool 
 
 
 def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:
-    """fp32 logits, labels padded and shifted, cross-entropy (transformers 5.23 loss/loss_utils.py ForCausalLMLoss)."""
+    """fp32 logits, labels padded and shifted, cross-entropy (transformers 5.23 loss/loss_utils.py
+    ForCausalLMLoss)."""
     r = ctx.r
     part, r.part = r.part, "logits"
     wide = ops.cast(r, scores, FP32)
@@ -60,4 +61,6 @@ def targets(labels: Tensor, ctx: Context, part: Part = "logits") -> tuple[Tensor
     if ctx.shifted:
         return labels, labels
     padded = ops.integers(ctx.r, (ctx.batch, ctx.tokens + 1), "pad", part)
-    return padded, ops.integers(ctx.r, (ctx.batch, ctx.tokens), "contiguous", part) if ctx.batch > 1 else padded
+    return padded, ops.integers(
+        ctx.r, (ctx.batch, ctx.tokens), "contiguous", part
+    ) if ctx.batch > 1 else padded

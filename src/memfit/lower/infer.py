@@ -1,4 +1,5 @@
-"""Generation with transformers: prefill of the prompt, then one token after another until the last."""
+"""Generation with transformers: prefill of the prompt, then one token after another until the
+last."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ WALKED = 12  # decoding steps written one by one; of more, evenly spaced ones an
 
 @dataclass(slots=True, kw_only=True)
 class Said:
-    """What `generate` holds between passes: the tokens so far, their positions, and the scores that the last one was chosen by."""
+    """What `generate` holds between passes: the tokens so far, their positions, and the scores that
+    the last one was chosen by."""
 
     rows: Dim
     ids: Tensor
@@ -27,7 +29,9 @@ class Said:
     beams: int = 1
     scores: list[Tensor] = field(default_factory=list)
     sequences: list[Tensor] = field(default_factory=list)
-    held: list[Tensor] = field(default_factory=list)  # from the start: single numbers, and the first positions
+    held: list[Tensor] = field(
+        default_factory=list
+    )  # from the start: single numbers, and the first positions
     small: list[Tensor] = field(default_factory=list)  # of the last choice
 
     @property
@@ -36,7 +40,8 @@ class Said:
 
 
 def infer(r: Recorder, program: Program) -> tuple[object, ...]:
-    """The tape of one `generate` call, or of one forward pass where nothing is generated; returns what is held before it returns."""
+    """The tape of one `generate` call, or of one forward pass where nothing is generated; returns
+    what is held before it returns."""
     job = program.job
     if job.cache == "quantized":
         quantized_cache.check(program)
@@ -45,7 +50,11 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     r.grad = False
     prompt = ops.integers(r, (Dim(job.batch, "B"), Dim(job.seq, "S")), "inputs")
     kind = versions.growing(program) if job.cache == "dynamic" or job.new_tokens == 0 else job.cache
-    cache = Cache(kind=kind, limit=job.seq + job.new_tokens - 1, bits=job.cache_bits) if job.cache != "none" else None
+    cache = (
+        Cache(kind=kind, limit=job.seq + job.new_tokens - 1, bits=job.cache_bits)
+        if job.cache != "none"
+        else None
+    )
     if job.new_tokens == 0:
         r.mark("prefill")
         return body, prompt, cache, passed(program, body, prompt, None, cache, 0)
@@ -58,24 +67,43 @@ def infer(r: Recorder, program: Program) -> tuple[object, ...]:
     for step in walked(job):
         r.mark("decode", "", step)
         if said.length < job.seq + step:
-            said.ids, said.positions = (ops.integers(r, (said.rows, job.seq + step), "cat") for _ in range(2))
+            said.ids, said.positions = (
+                ops.integers(r, (said.rows, job.seq + step), "cat") for _ in range(2)
+            )
         if cache is not None:
             skip_to(r, cache, job.seq + step - 1, step)
             r.mark("decode", "", step)
-        given = ops.integers(r, (said.rows, said.length), "clone") if cache is None else newest(said.ids)
+        given = (
+            ops.integers(r, (said.rows, said.length), "clone")
+            if cache is None
+            else newest(said.ids)
+        )
         generated(program, body, given, said, cache, step)
     return body, cache, prompt, said
 
 
 def spoken(r: Recorder, job: Job, prompt: Tensor) -> Said:
-    """The prompt as `generate` keeps it: once for each beam, with positions counted along its mask of ones."""
+    """The prompt as `generate` keeps it: once for each beam, with positions counted along its mask
+    of ones."""
     rows = Dim(job.batch * job.beams, "B")
     ids = prompt if job.beams == 1 else ops.integers(r, (rows, job.seq), "repeat_interleave")
     held = [ops.integers(r, (1,), one) for one in ("pad", "end")]
-    said = Said(rows=rows, ids=ids, positions=ops.integers(r, (rows, job.seq), "positions"), beams=job.beams, held=held)
+    said = Said(
+        rows=rows,
+        ids=ids,
+        positions=ops.integers(r, (rows, job.seq), "positions"),
+        beams=job.beams,
+        held=held,
+    )
     held += [said.positions, ops.integers(r, (rows,), "ones")]
-    if job.beams > 1:  # running_sequences and sequences, as long as they will get (generation/utils.py _beam_search)
-        said.sequences = [ops.integers(r, (rows, job.seq + job.new_tokens), "full") for _ in range(2)]
+    if (
+        job.beams > 1
+        # running_sequences and sequences, as long as they will get (generation/utils.py
+        # _beam_search)
+    ):
+        said.sequences = [
+            ops.integers(r, (rows, job.seq + job.new_tokens), "full") for _ in range(2)
+        ]
     return said
 
 
@@ -99,13 +127,16 @@ def decoded(new_tokens: int) -> list[int]:
 
 
 def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
-    """Bring a growing cache to what it is before this pass, where passes in between were not walked; behind a window it grows no more."""
+    """Bring a growing cache to what it is before this pass, where passes in between were not
+    walked; behind a window it grows no more."""
     if cache.kind == "static":
         return
     if cache.kind == "quantized":
         for where in [where for where, pair in cache.packed.items() if pair.tokens < length]:
             r.mark("decode", where, step)
-            cache.packed[where] = quantized_cache.skipped(r, cache.packed, where, length, cache.bits)
+            cache.packed[where] = quantized_cache.skipped(
+                r, cache.packed, where, length, cache.bits
+            )
         return
     for where in list(cache.past):
         r.mark("decode", where, step)
@@ -116,12 +147,17 @@ def skip_to(r: Recorder, cache: Cache, length: int, step: int) -> None:
         if 0 < shapes[0][0][-2] < room - (room == window):
             r.mark("decode", where, step)
             del cache.layers[where]  # first: no pass holds it beside both of the new ones
-            whole = [r.tensor((*shape[:-2], room, shape[-1]), format, "cat", "kv_cache") for shape, format in shapes]
+            whole = [
+                r.tensor((*shape[:-2], room, shape[-1]), format, "cat", "kv_cache")
+                for shape, format in shapes
+            ]
             cache.layers[where] = (last(whole[0], window), last(whole[1], window))
             del whole
 
 
-def generated(program: Program, body: Body, ids: Tensor, said: Said, cache: Cache | None, step: int) -> None:
+def generated(
+    program: Program, body: Body, ids: Tensor, said: Said, cache: Cache | None, step: int
+) -> None:
     """One pass and the choice of the next token."""
     positions = said.positions if ids.shape[1] > 1 else newest(said.positions)
     scores = passed(program, body, ids, positions, cache, step)
@@ -132,12 +168,27 @@ def generated(program: Program, body: Body, ids: Tensor, said: Said, cache: Cach
         reordered(body.r, cache, step)
 
 
-def passed(program: Program, body: Body, ids: Tensor, positions: Tensor | None, cache: Cache | None, step: int) -> Tensor:
+def passed(
+    program: Program,
+    body: Body,
+    ids: Tensor,
+    positions: Tensor | None,
+    cache: Cache | None,
+    step: int,
+) -> Tensor:
     """One pass from tokens to logits: those of the last one, or of all."""
     r, job = body.r, program.job
     rows, tokens = Dim(ids.shape[0], "B"), ids.shape[1]
     past = positions is not None and cache is not None
-    ctx = context(r, program, body.programs, (rows, tokens), keys=job.seq + step if past else tokens, training=False, cache=cache)
+    ctx = context(
+        r,
+        program,
+        body.programs,
+        (rows, tokens),
+        keys=job.seq + step if past else tokens,
+        training=False,
+        cache=cache,
+    )
     ctx.positions = positions
     if cache is not None:
         cache.seen = ctx.keys - tokens
@@ -151,19 +202,23 @@ def passed(program: Program, body: Body, ids: Tensor, positions: Tensor | None, 
 
 
 def chosen(r: Recorder, scores: Tensor, said: Said) -> None:
-    """The last position copied to fp32, which the loop's variable holds until the next copy, then argmax (generation/utils.py
-    _sample)."""
+    """The last position copied to fp32, which the loop's variable holds until the next copy, then
+    argmax (generation/utils.py _sample)."""
     said.scores = [r.tensor((said.rows, scores.shape[-1]), FP32, "to", "logits")]
     chosen = ops.integers(r, (said.rows,), "argmax")
     said.ids = ops.integers(r, (said.rows, said.length + 1), "cat")
     done = r.tensor((said.rows,), BOOL, "eq")
-    said.small = [chosen, ops.integers(r, (said.rows,), "and"), *(ops.integers(r, (said.rows, 1), "clone") for _ in range(2))]
+    said.small = [
+        chosen,
+        ops.integers(r, (said.rows,), "and"),
+        *(ops.integers(r, (said.rows, 1), "clone") for _ in range(2)),
+    ]
     del done
 
 
 def chosen_beams(r: Recorder, scores: Tensor, said: Said) -> None:
-    """Log-probabilities are added to those of each beam; twice as many candidates are gathered as there are beams, then merged
-    with the finished ones (generation/utils.py _beam_search)."""
+    """Log-probabilities are added to those of each beam; twice as many candidates are gathered as
+    there are beams, then merged with the finished ones (generation/utils.py _beam_search)."""
     shape, length = (said.rows, scores.shape[-1]), said.sequences[0].shape[1]
     wide = r.tensor(shape, FP32, "to", "logits")
     said.scores[:1] = [wide]
@@ -182,7 +237,8 @@ def chosen_beams(r: Recorder, scores: Tensor, said: Said) -> None:
 
 
 def reordered(r: Recorder, cache: Cache, step: int) -> None:
-    """Every layer's keys, then its values, are picked anew by beam (cache_utils.py reorder_cache)."""
+    """Every layer's keys, then its values, are picked anew by beam (cache_utils.py
+    reorder_cache)."""
     phase = r.phase
     for where in list(cache.layers):
         r.mark(phase, where, step)
@@ -190,6 +246,9 @@ def reordered(r: Recorder, cache: Cache, step: int) -> None:
         shapes = keys.shape, values.shape
         fresh = r.tensor(shapes[0], keys.format, "index_select", "kv_cache")
         del keys
-        cache.layers[where] = (fresh, r.tensor(shapes[1], values.format, "index_select", "kv_cache"))
+        cache.layers[where] = (
+            fresh,
+            r.tensor(shapes[1], values.format, "index_select", "kv_cache"),
+        )
         del values, fresh
     r.mark(phase, "", step)

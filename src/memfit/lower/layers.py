@@ -20,7 +20,9 @@ def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
             return ctx.programs.layer(x, layer, bound, ctx)
         if layer.parallel:
             second = layer.blocks[-1].mixer
-            return PARALLEL.get(second.style if isinstance(second, MLP) else "", side_by_side)(x, layer, bound, ctx)
+            return PARALLEL.get(second.style if isinstance(second, MLP) else "", side_by_side)(
+                x, layer, bound, ctx
+            )
         for block in layer.blocks:
             x = ctx.programs.orders[block.order](x, block, bound, ctx)
         return x
@@ -33,7 +35,9 @@ def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     """x + mixer(norm(x))."""
     mixer = block.mixer
-    if isinstance(mixer, MLP) and not mixer.name and block.norm is not None:  # the layer's own variable, overwritten step by step
+    if (
+        isinstance(mixer, MLP) and not mixer.name and block.norm is not None
+    ):  # the layer's own variable, overwritten step by step
         hidden = ctx.programs.mlps[mixer.style](norm(x, block.norm, bound, ctx), mixer, bound, ctx)
     else:
         hidden = x if block.norm is None else norm(x, block.norm, bound, ctx)
@@ -57,7 +61,8 @@ def post(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
 
 
 def normed(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
-    """norm(x) + mixer(norm(x)) (modeling_bloom.py BloomBlock, apply_residual_connection_post_layernorm)."""
+    """norm(x) + mixer(norm(x)) (modeling_bloom.py BloomBlock,
+    apply_residual_connection_post_layernorm)."""
     assert block.norm is not None
     hidden = norm(x, block.norm, bound, ctx)
     out = mix(hidden, block, bound, ctx)
@@ -67,12 +72,14 @@ def normed(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     return out
 
 
-# Attention + feed-forward first, then the residual (modeling_phi.py, modeling_gptj.py, modeling_gpt_neox.py); else residual + attention first.
+# Attention + feed-forward first, then the residual (modeling_phi.py, modeling_gptj.py,
+# modeling_gpt_neox.py); else residual + attention first.
 RESIDUAL_LAST = {"codegen", "gpt_neox", "gptj", "phi"}
 
 
 def side_by_side(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
-    """Attention and feed-forward of the same input, added together (modeling_cohere.py CohereDecoderLayer)."""
+    """Attention and feed-forward of the same input, added together (modeling_cohere.py
+    CohereDecoderLayer)."""
     r = ctx.r
     first, second = layer.blocks
     assert first.norm is not None
@@ -90,8 +97,8 @@ def side_by_side(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 
 
 def in_one(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
-    """Both norms first; attention is added into the feed-forward's result in place, and one dropout follows (modeling_falcon.py
-    FalconDecoderLayer)."""
+    """Both norms first; attention is added into the feed-forward's result in place, and one dropout
+    follows (modeling_falcon.py FalconDecoderLayer)."""
     r = ctx.r
     first, second = layer.blocks
     assert first.norm is not None
@@ -122,8 +129,9 @@ PARALLEL = {"falcon": in_one}  # by the style of the feed-forward
 
 
 def choices() -> Callable[[str], bool]:
-    """Selective checkpoints: results of attention and of products are kept, of matrix products every second one not (torchtitan
-    distributed/activation_checkpoint.py SelectiveAC; transformers' `activation_checkpointing_kwargs` take such a policy as `context_fn`)."""
+    """Selective checkpoints: results of attention and of products are kept, of matrix products
+    every second one not (torchtitan distributed/activation_checkpoint.py SelectiveAC; transformers'
+    `activation_checkpointing_kwargs` take such a policy as `context_fn`)."""
     products = 0
 
     def keeps(op: str) -> bool:

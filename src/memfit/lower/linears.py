@@ -12,7 +12,8 @@ from memfit.model.modules import ROWS
 
 
 def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Tensor:
-    """The layer's output for x; where nothing special applies, one matrix product. `apart`: the bias is added by itself."""
+    """The layer's output for x; where nothing special applies, one matrix product. `apart`: the
+    bias is added by itself."""
     ctx.r.where = layer.path
     if (size := rows.ranks(ctx)) > 1:
         return rows.summed(whole(rows.parted(x, size, ctx.r), layer, ctx, True), size, ctx.r)
@@ -33,7 +34,11 @@ def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Te
     x = split.entering(x, layer, ctx)
     if ctx.engine.inner:
         leaves = layer.weight, layer.bias
-        return split.leaving(ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart)), layer, ctx)
+        return split.leaving(
+            ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart)),
+            layer,
+            ctx,
+        )
     return split.leaving(product(x, layer, ctx, apart), layer, ctx)
 
 
@@ -46,7 +51,8 @@ def product(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
-    """Autocast casts the last argument first, as compilers go through a call (aten/src/ATen/autocast_mode.h WrapFunction_)."""
+    """Autocast casts the last argument first, as compilers go through a call
+    (aten/src/ATen/autocast_mode.h WrapFunction_)."""
     if ctx.autocast is not None:
         bias = None if bias is None else cast_weight(bias, ctx)
         weight = cast_weight(weight, ctx)
@@ -55,8 +61,8 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Con
 
 
 def added(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
-    """x @ weight.T + bias: autocast's cache takes no transposed view, and no sum is cast (transformers 5.23 modeling_falcon.py
-    FalconLinear)."""
+    """x @ weight.T + bias: autocast's cache takes no transposed view, and no sum is cast
+    (transformers 5.23 modeling_falcon.py FalconLinear)."""
     r = ctx.r
     if ctx.autocast is not None:
         weight = ops.cast(r, weight, ctx.autocast)
@@ -66,8 +72,9 @@ def added(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Con
 
 
 def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
-    """Autocast keeps the cast of an fp32 leaf that is trained, and of an embedding's output that was made one, until the outermost
-    autocast ends; a frozen weight is cast at every use (aten/src/ATen/autocast_mode.cpp cached_cast, torch 2.13)."""
+    """Autocast keeps the cast of an fp32 leaf that is trained, and of an embedding's output that
+    was made one, until the outermost autocast ends; a frozen weight is cast at every use
+    (aten/src/ATen/autocast_mode.cpp cached_cast, torch 2.13)."""
     if ctx.autocast is None or weight.format is ctx.autocast:
         return weight
     if not weight.needs or weight.format is not FP32:
@@ -80,11 +87,13 @@ def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
 
 
 def adapted(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context, apart: bool) -> Tensor:
-    """PEFT's LoRA layer: the input cast to the adapter's dtype, through A and B, scaled and added, cast back
-    (peft 0.21 tuners/lora/layer.py Linear.forward)."""
+    """PEFT's LoRA layer: the input cast to the adapter's dtype, through A and B, scaled and added,
+    cast back (peft 0.21 tuners/lora/layer.py Linear.forward)."""
     r, out = ctx.r, base(x, layer, ctx, apart)
     result = out.format
-    x = ops.cast(r, x, ctx.engine.seen(adapter.a))  # the cast input is a variable of the layer's: it lives until the layer returns
+    x = ops.cast(
+        r, x, ctx.engine.seen(adapter.a)
+    )  # the cast input is a variable of the layer's: it lives until the layer returns
     high = low_rank(r, x, layer, adapter, ctx)
     out = ops.add(r, out, high)
     del high
@@ -92,8 +101,8 @@ def adapted(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context, apart
 
 
 def adapted_packed(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context) -> Tensor:
-    """PEFT's layers over packed weights: the result of 4 bits is cloned first, the adapter's is cast before it is added, and under
-    autocast nothing is cast (peft 0.21 tuners/lora/bnb.py)."""
+    """PEFT's layers over packed weights: the result of 4 bits is cloned first, the adapter's is
+    cast before it is added, and under autocast nothing is cast (peft 0.21 tuners/lora/bnb.py)."""
     r, out = ctx.r, base(x, layer, ctx)
     result = out.format
     if layer.packed is not None and layer.packed.bits == 4:
@@ -107,8 +116,8 @@ def adapted_packed(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context
 
 
 def low_rank(r: Recorder, x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context) -> Tensor:
-    """dropout(x)·Aᵀ·Bᵀ, scaled. What is beside a layer split by columns has its B split so, beside one split by rows its A (peft 0.21
-    tuners/lora/model.py add_lora_tp_hooks_dtensor)."""
+    """dropout(x)·Aᵀ·Bᵀ, scaled. What is beside a layer split by columns has its B split so, beside
+    one split by rows its A (peft 0.21 tuners/lora/model.py add_lora_tp_hooks_dtensor)."""
     low = matrix(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, adapter.rank, ctx)
     if layer.across == ROWS:
         low = split.leaving(low, layer, ctx)
@@ -120,7 +129,9 @@ def low_rank(r: Recorder, x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: 
 def matrix(x: Tensor, weight: Tensor, outputs: int, ctx: Context) -> Tensor:
     """One of the two layers of an adapter."""
     if ctx.engine.inner:
-        return ctx.engine.leave((weight,), plain(ctx.engine.enter((weight,), x), weight, None, outputs, ctx))
+        return ctx.engine.leave(
+            (weight,), plain(ctx.engine.enter((weight,), x), weight, None, outputs, ctx)
+        )
     return plain(x, weight, None, outputs, ctx)
 
 

@@ -1,5 +1,6 @@
-"""LitGPT's one model class for all families (0.5.13 model.py, lora.py, finetune/lora.py): one projection for queries, keys and values,
-rotary positions with fp32 tables, copies of keys and values for every query head, a head in chunks of 128 tokens.
+"""LitGPT's one model class for all families (0.5.13 model.py, lora.py, finetune/lora.py): one
+projection for queries, keys and values, rotary positions with fp32 tables, copies of keys and
+values for every query head, a head in chunks of 128 tokens.
 
 Fabric turns a model's output into fp32 (lightning 2.6 fabric/plugins/precision/half.py).
 """
@@ -31,11 +32,18 @@ CAPPED = (0, 5)  # 0.5.5: before it, a head in pieces forgot Gemma 2's cap (mode
 
 
 def buffers(program: Program) -> tuple[Weight, ...]:
-    """Tables as long as the longest sequence, made anew in fp32 when its length is set (model.py GPT.max_seq_length)."""
-    mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
+    """Tables as long as the longest sequence, made anew in fp32 when its length is set (model.py
+    GPT.max_seq_length)."""
+    mixer = next(
+        block.mixer
+        for block in program.model.layers[0].blocks
+        if isinstance(block.mixer, Attention)
+    )
     job = program.job
     shape = (job.reach if job.training else job.seq + job.new_tokens, mixer.rotary)
-    return tuple(Weight(name=name, shape=shape, role="buffer", format="float32") for name in (COSINES, SINES))
+    return tuple(
+        Weight(name=name, shape=shape, role="buffer", format="float32") for name in (COSINES, SINES)
+    )
 
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
@@ -44,13 +52,17 @@ def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     r = ctx.r
     r.where = token.name
     if ctx.cache is None:
-        ctx.cos, ctx.sin = (views.seen(bound[name], (1, 1, *bound[name].shape), None) for name in (COSINES, SINES))
+        ctx.cos, ctx.sin = (
+            views.seen(bound[name], (1, 1, *bound[name].shape), None) for name in (COSINES, SINES)
+        )
     x = ops.embedding(r, ids, bound[f"{token.name}.weight"])
     return ops.scale(r, x) if token.scaled else x
 
 
-# -------------------------------------------------------------------------------------------------------------------- layer
-def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context, *, offset: bool = False) -> Tensor:
+# ------------------------------------------------------------------------------------------- layer
+def rms_norm(
+    x: Tensor, module: Norm, bound: Bound, ctx: Context, *, offset: bool = False
+) -> Tensor:
     """All in fp32, then cast; `offset`: the weight is a difference from 1 (model.py RMSNorm)."""
     r, weight = ctx.r, bound[f"{module.name}.weight"]
     wide = ops.cast(r, x, FP32)
@@ -65,7 +77,8 @@ NORMS: dict[str, Run] = {"llama": rms_norm, "gemma": partial(rms_norm, offset=Tr
 
 
 def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
-    """One after the other or side by side; what attention gave and what was normed last are variables (model.py Block)."""
+    """One after the other or side by side; what attention gave and what was normed last are
+    variables (model.py Block)."""
     r, (first, second) = ctx.r, layer.blocks
     assert first.norm is not None
     assert second.norm is not None
@@ -90,8 +103,13 @@ def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 def gated(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     """proj(act(fc_1(x)) · fc_2(x)), both products variables (model.py LLaMAMLP, GemmaMLP)."""
     assert module.gate is not None
-    first, second = linear(x, bound.linear(module.gate), ctx), linear(x, bound.linear(module.up), ctx)
-    return linear(ops.mul(ctx.r, activate(first, module, ctx), second), bound.linear(module.down), ctx)
+    first, second = (
+        linear(x, bound.linear(module.gate), ctx),
+        linear(x, bound.linear(module.up), ctx),
+    )
+    return linear(
+        ops.mul(ctx.r, activate(first, module, ctx), second), bound.linear(module.down), ctx
+    )
 
 
 def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
@@ -108,7 +126,7 @@ def activate(x: Tensor, module: MLP, ctx: Context) -> Tensor:
 MLPS = {"gated": gated, "plain": plain, "falcon": plain}
 
 
-# ---------------------------------------------------------------------------------------------------------------- attention
+# --------------------------------------------------------------------------------------- attention
 def attention(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """Every step is a variable (model.py CausalSelfAttention)."""
     r, (n, k_heads, size) = ctx.r, (module.heads, module.kv_heads, module.head)
@@ -134,8 +152,8 @@ def attention(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tenso
 
 
 def remembered(module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-    """The cache is written in place: a single group is broadcast, others are copied, all of the cache or, since 0.5.4, what is filled of
-    it (model.py CausalSelfAttention, KVCache)."""
+    """The cache is written in place: a single group is broadcast, others are copied, all of the
+    cache or, since 0.5.4, what is filled of it (model.py CausalSelfAttention, KVCache)."""
     r, mask = ctx.r, ctx.masks[0]
     assert ctx.cache is not None
     assert mask is not None
@@ -158,7 +176,8 @@ def turned(x: Tensor, ctx: Context) -> Tensor:
 
 
 def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context) -> Tensor:
-    """Scores written out: scaled, capped, masked, their softmax in fp32 (model.py scaled_dot_product_attention)."""
+    """Scores written out: scaled, capped, masked, their softmax in fp32 (model.py
+    scaled_dot_product_attention)."""
     r = ctx.r
     scores = ops.scale(r, views.matmul(r, q, views.transpose(r, k, 2, 3)))
     scores = ops.scale(r, ops.activation(r, ops.scale(r, scores), "tanh"))
@@ -185,13 +204,15 @@ def sliding(r: Recorder, q: Tensor) -> Tensor:
     return r.tensor(mask.shape, q.format, "full")
 
 
-# --------------------------------------------------------------------------------------------------------------------- loss
+# -------------------------------------------------------------------------------------------- loss
 def loss(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Fabric makes all logits fp32 before any loss, and the loop's variable holds them until the next ones are made.
+    """Fabric makes all logits fp32 before any loss, and the loop's variable holds them until the
+    next ones are made.
 
-    With adapters the head runs over 128 tokens of each sequence at a time, and so does the loss (finetune/lora.py fit). Without, logits
-    are one tensor; those of all but the last tokens are, for several sequences, a copy, whose cross-entropy is taken 128 rows at a time.
-    An evaluation takes it whole (finetune/full.py fit, validate; utils.py chunked_cross_entropy)."""
+    With adapters the head runs over 128 tokens of each sequence at a time, and so does the loss
+    (finetune/lora.py fit). Without, logits are one tensor; those of all but the last tokens are,
+    for several sequences, a copy, whose cross-entropy is taken 128 rows at a time. An evaluation
+    takes it whole (finetune/full.py fit, validate; utils.py chunked_cross_entropy)."""
     r, pieces = ctx.r, ctx.training and ctx.program.adapter is not None
     part, r.part = r.part, "logits"
     parts = views.split(r, hidden, 1, *lengths(ctx.tokens)) if pieces else [hidden]
@@ -226,7 +247,17 @@ def back_sum(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 PROGRAMS = Programs(
-    norms={**NORMS, "layer": norms.NORMS["layer"]}, attention=dict.fromkeys(("llama", "qwen3", "gemma2", "falcon", "phi", "gpt_neox"), attention),
-    mlps=MLPS, moes={}, orders={}, losses={"plain": loss}, layer=layer, start=start, buffers=buffers, keeps_outputs=True,
-    validates=True, generates=generates, plain_adapters=True,
-)  # fmt: skip
+    norms={**NORMS, "layer": norms.NORMS["layer"]},
+    attention=dict.fromkeys(("llama", "qwen3", "gemma2", "falcon", "phi", "gpt_neox"), attention),
+    mlps=MLPS,
+    moes={},
+    orders={},
+    losses={"plain": loss},
+    layer=layer,
+    start=start,
+    buffers=buffers,
+    keeps_outputs=True,
+    validates=True,
+    generates=generates,
+    plain_adapters=True,
+)

@@ -1,5 +1,5 @@
-"""LitGPT's generation: a cache made before the weights are read, one pass over the prompt, then a token at a time (0.5.13
-generate/base.py main, generate_fn)."""
+"""LitGPT's generation: a cache made before the weights are read, one pass over the prompt, then a
+token at a time (0.5.13 generate/base.py main, generate_fn)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,17 @@ def generates(r: Recorder, program: Program) -> tuple[object, ...]:
     cache = Cache(kind="static", limit=limit)
     for entry, bound in zip(program.entries, body.layers, strict=True):
         r.mark("load", bound.prefix)
-        mixer = next(block.mixer for block in entry.layer.blocks if isinstance(block.mixer, Attention))
-        shape, format = (Dim(job.batch, "B"), mixer.kv_heads, limit, mixer.head), FORMATS[program.weights]
-        cache.layers[bound.prefix] = r.tensor(shape, format, "zeros", "kv_cache"), r.tensor(shape, format, "zeros", "kv_cache")
+        mixer = next(
+            block.mixer for block in entry.layer.blocks if isinstance(block.mixer, Attention)
+        )
+        shape, format = (
+            (Dim(job.batch, "B"), mixer.kv_heads, limit, mixer.head),
+            FORMATS[program.weights],
+        )
+        cache.layers[bound.prefix] = (
+            r.tensor(shape, format, "zeros", "kv_cache"),
+            r.tensor(shape, format, "zeros", "kv_cache"),
+        )
     r.mark("load")
     ones = r.tensor((limit, limit), BOOL, "ones")
     masks = r.tensor((1, 1, limit, limit), BOOL, "tril", "buffers")
@@ -43,18 +51,27 @@ def generates(r: Recorder, program: Program) -> tuple[object, ...]:
 
 
 def passed(program: Program, body: Body, cache: Cache, ids: Tensor, step: int) -> Tensor:
-    """One pass and the choice of the next token. The positions' angles and rows of the mask are picked out; logits are those of all
-    positions, and the precision plugin makes them fp32."""
+    """One pass and the choice of the next token. The positions' angles and rows of the mask are
+    picked out; logits are those of all positions, and the precision plugin makes them fp32."""
     r, job, ends = body.r, program.job, body.ends
     r.mark("decode" if step else "prefill", "", step)
     tokens = ids.shape[1]
     keys = job.seq + step if job.version("litgpt") >= FILLED else cache.limit
     positions = ops.integers(r, (tokens,), "positions")
-    ctx = context(r, program, body.programs, (job.batch, tokens), keys=keys, training=False, cache=cache)
-    ctx.cos, ctx.sin = (r.tensor((1, 1, tokens, ends[name].shape[1]), FP32, "index_select") for name in TABLES)
+    ctx = context(
+        r, program, body.programs, (job.batch, tokens), keys=keys, training=False, cache=cache
+    )
+    ctx.cos, ctx.sin = (
+        r.tensor((1, 1, tokens, ends[name].shape[1]), FP32, "index_select") for name in TABLES
+    )
     rows = r.tensor((1, 1, tokens, cache.limit), BOOL, "index_select")
     ctx.masks[0] = rows if keys == cache.limit else rows.view(1, 1, tokens, keys)
-    held = [rows, positions, ctx.cos, ctx.sin]  # variables of the model's own forward, until it returns
+    held = [
+        rows,
+        positions,
+        ctx.cos,
+        ctx.sin,
+    ]  # variables of the model's own forward, until it returns
     del rows, positions
     hidden = body.forward(ids, ctx, step)
     scores = head.logits(hidden, body.model, ends, ctx)
@@ -64,7 +81,8 @@ def passed(program: Program, body: Body, cache: Cache, ids: Tensor, step: int) -
 
 
 def sampled(r: Recorder, scores: Tensor, batch: int) -> Tensor:
-    """The last position's logits: all but the best ones are masked, then temperature, softmax, and one is drawn (sample)."""
+    """The last position's logits: all but the best ones are masked, then temperature, softmax, and
+    one is drawn (sample)."""
     vocabulary = scores.shape[-1]
     best = r.tensor((TOP,), FP32, "topk"), r.tensor((TOP,), INT64, "topk")
     rest = r.tensor((vocabulary,), FP32, "full_like", "logits")

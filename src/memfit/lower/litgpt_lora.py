@@ -1,4 +1,5 @@
-"""LitGPT's projection of queries, keys and values: one matrix, and adapters for some of its three parts (0.5.13 lora.py LoRAQKVLinear)."""
+"""LitGPT's projection of queries, keys and values: one matrix, and adapters for some of its three
+parts (0.5.13 lora.py LoRAQKVLinear)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ def joined(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     if layers[0].packed is not None:
         out = from_packed(x, layers, ctx)
     else:
-        out = product(x, [layer.weight for layer in layers], [layer.bias for layer in layers if layer.bias is not None], ctx)
+        out = product(
+            x,
+            [layer.weight for layer in layers],
+            [layer.bias for layer in layers if layer.bias is not None],
+            ctx,
+        )
     adapters = [layer.adapter for layer in layers if layer.adapter is not None]
     if not adapters:
         return out
@@ -29,7 +35,8 @@ def joined(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 
 def from_packed(x: Tensor, layers: list[BoundLinear], ctx: Context) -> Tensor:
-    """The same of a packed matrix; int8 parts, which come from other publishers' checkpoints, are multiplied one by one here."""
+    """The same of a packed matrix; int8 parts, which come from other publishers' checkpoints, are
+    multiplied one by one here."""
     parts = [layer.packed for layer in layers if layer.packed is not None]
     if len(parts) == 1:
         return bnb.forward(x, layers[0], ctx)
@@ -47,7 +54,9 @@ def from_packed(x: Tensor, layers: list[BoundLinear], ctx: Context) -> Tensor:
         scales=joint([one.scales for one in parts]),
         shape=(outputs, parts[0].shape[1]),
     )
-    return bnb.forward(x, replace(layers[0], outputs=outputs, weight=whole.weight, packed=whole, adapter=None), ctx)
+    return bnb.forward(
+        x, replace(layers[0], outputs=outputs, weight=whole.weight, packed=whole, adapter=None), ctx
+    )
 
 
 def product(x: Tensor, weights: list[Tensor], biases: list[Tensor], ctx: Context) -> Tensor:
@@ -60,21 +69,34 @@ def product(x: Tensor, weights: list[Tensor], biases: list[Tensor], ctx: Context
     outputs = sum(weight.shape[0] for weight in weights)
     out = r.tensor((*x.shape[:-1], outputs), x.format, "linear")
     flops = 2 * x.count * outputs
-    r.compute("linear", flops, (x.count + out.count + x.shape[-1] * outputs) * x.format.block_bytes, x.format.math)
+    r.compute(
+        "linear",
+        flops,
+        (x.count + out.count + x.shape[-1] * outputs) * x.format.block_bytes,
+        x.format.math,
+    )
     saved = (x if any(weight.needs for weight in weights) else None, *(weights if x.needs else ()))
-    shapes = (x.shape, tuple(weight.shape for weight in weights), tuple(bias.shape for bias in biases), flops)
+    shapes = (
+        x.shape,
+        tuple(weight.shape for weight in weights),
+        tuple(bias.shape for bias in biases),
+        flops,
+    )
     return r.node("linear", out, (x, *weights, *biases), back_product, saved, shapes)
 
 
 def back_product(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """The parts' gradients are made at once; without a bias they are the first, with one the input's is."""
+    """The parts' gradients are made at once; without a bias they are the first, with one the
+    input's is."""
     shape, weights, biases, flops = node.extra
     g = ops.rows(r, g)
     traffic = (g.count + shape[0] * shape[-1]) * g.format.block_bytes
 
     def matrices() -> list[Tensor | None]:
         found = [
-            r.tensor(one, g.format, "linear", ops.grad_part(node, 1 + index)) if node.inputs[1 + index] is not None else None
+            r.tensor(one, g.format, "linear", ops.grad_part(node, 1 + index))
+            if node.inputs[1 + index] is not None
+            else None
             for index, one in enumerate(weights)
         ]
         if any(one is not None for one in found):
@@ -93,17 +115,24 @@ def back_product(r: Recorder, node: Node, g: Tensor) -> Grads:
     to_x, first = source(), matrices()
     place = 1 + len(weights)
     sums = [
-        r.tensor(one, g.format, "sum", ops.grad_part(node, place + index)) if node.inputs[place + index] is not None else None
+        r.tensor(one, g.format, "sum", ops.grad_part(node, place + index))
+        if node.inputs[place + index] is not None
+        else None
         for index, one in enumerate(biases)
     ]
     return [to_x, *first, *sums]
 
 
-# ----------------------------------------------------------------------------------------------------------------- adapters
-def adapted(x: Tensor, adapters: list[Adapted], layers: list[BoundLinear], module: Attention, ctx: Context) -> Tensor:
-    """One A for all parts, a convolution with each part's B, zeros for parts without an adapter, and the scaling."""
+# ---------------------------------------------------------------------------------------- adapters
+def adapted(
+    x: Tensor, adapters: list[Adapted], layers: list[BoundLinear], module: Attention, ctx: Context
+) -> Tensor:
+    """One A for all parts, a convolution with each part's B, zeros for parts without an adapter,
+    and the scaling."""
     r = ctx.r
-    low = product(ops.dropout(r, x, ctx.dropout(adapters[0].dropout)), [one.a for one in adapters], [], ctx)
+    low = product(
+        ops.dropout(r, x, ctx.dropout(adapters[0].dropout)), [one.a for one in adapters], [], ctx
+    )
     low = views.transpose(r, low, 1, 2)
     matrices = [one.b if ctx.autocast is None else cast_weight(one.b, ctx) for one in adapters]
     if len(layers) == 1 or module.heads == module.kv_heads:
@@ -111,9 +140,13 @@ def adapted(x: Tensor, adapters: list[Adapted], layers: list[BoundLinear], modul
     else:
         parts = [
             convolved(r, one, [matrix])
-            for one, matrix in zip(views.split(r, low, 1, *(one.rank for one in adapters)), matrices, strict=True)
+            for one, matrix in zip(
+                views.split(r, low, 1, *(one.rank for one in adapters)), matrices, strict=True
+            )
         ]
-        high = ops.cat(r, tuple(parts), (low.shape[0], sum(part.shape[1] for part in parts), low.shape[2]))
+        high = ops.cat(
+            r, tuple(parts), (low.shape[0], sum(part.shape[1] for part in parts), low.shape[2])
+        )
         del parts
     high = views.transpose(r, high, 1, 2)
     outputs = sum(layer.outputs for layer in layers)
@@ -123,29 +156,55 @@ def adapted(x: Tensor, adapters: list[Adapted], layers: list[BoundLinear], modul
 
 
 def convolved(r: Recorder, x: Tensor, matrices: list[Tensor]) -> Tensor:
-    """conv1d of (B, rank, S) with (out, rank, 1), grouped where there are several: operands are copied to lie in order
-    (ATen/native/Convolution.cpp, cudnn/Conv_v8.cpp)."""
+    """conv1d of (B, rank, S) with (out, rank, 1), grouped where there are several: operands are
+    copied to lie in order (ATen/native/Convolution.cpp, cudnn/Conv_v8.cpp)."""
     copy = r.tensor(x.shape, x.format, "contiguous") if x.strides is not None else None
-    out = r.tensor((x.shape[0], sum(one.shape[0] for one in matrices), x.shape[2]), x.format, "conv1d")
-    r.compute("conv1d", 2 * out.count * matrices[0].shape[1], (x.count + out.count) * x.format.block_bytes, x.format.math)
+    out = r.tensor(
+        (x.shape[0], sum(one.shape[0] for one in matrices), x.shape[2]), x.format, "conv1d"
+    )
+    r.compute(
+        "conv1d",
+        2 * out.count * matrices[0].shape[1],
+        (x.count + out.count) * x.format.block_bytes,
+        x.format.math,
+    )
     del copy
     saved = (x, *matrices)
-    return r.node("conv1d", out, (x, *matrices), back_convolved, saved, (x.shape, tuple(one.shape for one in matrices)))
+    return r.node(
+        "conv1d",
+        out,
+        (x, *matrices),
+        back_convolved,
+        saved,
+        (x.shape, tuple(one.shape for one in matrices)),
+    )
 
 
 def back_convolved(r: Recorder, node: Node, g: Tensor) -> Grads:
     shape, shapes = node.extra
-    copies = [r.tensor(one.shape, one.format, "contiguous") for one in (g, node.saved[0]) if one.strides is not None]
+    copies = [
+        r.tensor(one.shape, one.format, "contiguous")
+        for one in (g, node.saved[0])
+        if one.strides is not None
+    ]
     to_x = r.tensor(shape, g.format, "conv1d") if node.inputs[0] is not None else None
-    r.compute("conv1d", 4 * g.count * shapes[0][1], (g.count + shape[0] * shape[1] * shape[2]) * g.format.block_bytes, g.format.math)
-    to_b = [r.tensor(one, g.format, "conv1d", ops.grad_part(node, 1 + index)) for index, one in enumerate(shapes)]
+    r.compute(
+        "conv1d",
+        4 * g.count * shapes[0][1],
+        (g.count + shape[0] * shape[1] * shape[2]) * g.format.block_bytes,
+        g.format.math,
+    )
+    to_b = [
+        r.tensor(one, g.format, "conv1d", ops.grad_part(node, 1 + index))
+        for index, one in enumerate(shapes)
+    ]
     del copies
     return [to_x, *to_b]
 
 
 def padded(r: Recorder, x: Tensor, outputs: int) -> Tensor:
-    """Zeros, and the parts copied into them along a copy of the places, which both are kept (LoRAQKVLinear.zero_pad; torch 2.13
-    tools/autograd/derivatives.yaml index_copy)."""
+    """Zeros, and the parts copied into them along a copy of the places, which both are kept
+    (LoRAQKVLinear.zero_pad; torch 2.13 tools/autograd/derivatives.yaml index_copy)."""
     out = r.tensor((*x.shape[:-1], outputs), x.format, "zeros")
     places = r.tensor((x.shape[-1],), INT64, "clone")
     return r.node("index_copy", out, (x,), back_padded, (places, x), x.shape)

@@ -1,4 +1,5 @@
-"""From the last hidden state to the loss: plain cross-entropy as each version computes it, in chunks, or fused with the head."""
+"""From the last hidden state to the loss: plain cross-entropy as each version computes it, in
+chunks, or fused with the head."""
 
 from __future__ import annotations
 
@@ -22,8 +23,9 @@ def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Conte
 
 
 def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Head and cross-entropy over an eighth of the tokens at a time; every piece keeps its fp32 log-probabilities
-    (torchtune 0.6 modules/loss/cross_entropy_loss.py, modules/transformer.py chunked_output)."""
+    """Head and cross-entropy over an eighth of the tokens at a time; every piece keeps its fp32
+    log-probabilities (torchtune 0.6 modules/loss/cross_entropy_loss.py, modules/transformer.py
+    chunked_output)."""
     r = ctx.r
     part, r.part = r.part, "logits"
     tokens, width = ctx.batch * ctx.tokens, hidden.shape[-1]
@@ -32,7 +34,9 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     total = None
     rows_of_all = views.reshape(r, hidden, tokens, width)
     del hidden
-    chunks = [head.logits(one, model, bound, ctx) for one in views.split(r, rows_of_all, 0, *pieces)]
+    chunks = [
+        head.logits(one, model, bound, ctx) for one in views.split(r, rows_of_all, 0, *pieces)
+    ]
     del rows_of_all
     while chunks:
         wide = ops.cast(r, chunks.pop(0), FP32)
@@ -45,4 +49,9 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
 
 
 Loss = Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]
-LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked, "liger": fused_loss.liger, "liger-ce": liger.in_place}
+LOSSES: dict[str, Loss] = {
+    "plain": plain,
+    "chunked": chunked,
+    "liger": fused_loss.liger,
+    "liger-ce": liger.in_place,
+}

@@ -1,4 +1,5 @@
-"""Attention masks as transformers 5.23 builds them (masking_utils.py): often none, and then the kernel is told `causal`."""
+"""Attention masks as transformers 5.23 builds them (masking_utils.py): often none, and then the
+kernel is told `causal`."""
 
 from __future__ import annotations
 
@@ -16,15 +17,22 @@ OWN_MASK = {"qwen"}  # made by the family's own code
 
 
 def windows(model: Model, *, asked: bool = False) -> tuple[int, ...]:
-    """The distinct windows of the layers, 0 for full attention, and of the masks that the model makes for none of them; `asked`: those
-    that `generate` makes, which looks at the layers alone."""
+    """The distinct windows of the layers, 0 for full attention, and of the masks that the model
+    makes for none of them; `asked`: those that `generate` makes, which looks at the layers alone.
+    """
     if None in model.masks:
         raise InputError.one(
-            "the code of this family stops without a `sliding_window`", where="config.sliding_window", hint="give the window"
+            "the code of this family stops without a `sliding_window`",
+            where="config.sliding_window",
+            hint="give the window",
         )
     made = set() if asked else {window for window in model.masks if window is not None}
     mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)
-    shared = (mixer for mixer in mixers if isinstance(mixer, (Attention, Latent)) and mixer.style not in OWN_MASK)
+    shared = (
+        mixer
+        for mixer in mixers
+        if isinstance(mixer, (Attention, Latent)) and mixer.style not in OWN_MASK
+    )
     return tuple(sorted(made.union(window_of(mixer) for mixer in shared)))
 
 
@@ -33,9 +41,10 @@ def window_of(mixer: Module) -> int:
 
 
 def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
-    """SDPA needs none for full sequences, nor for a window that holds them all; eager always adds one in the model's dtype;
-    the flash-attn package takes which tokens are real, if not all are. For a static cache `generate` makes them itself, whole, and
-    also while decoding, where no pass could do without (generation/utils.py prepare_inputs_for_generation)."""
+    """SDPA needs none for full sequences, nor for a window that holds them all; eager always adds
+    one in the model's dtype; the flash-attn package takes which tokens are real, if not all are.
+    For a static cache `generate` makes them itself, whole, and also while decoding, where no pass
+    could do without (generation/utils.py prepare_inputs_for_generation)."""
     r, padded, keys = ctx.r, not ctx.job.packing, ctx.span(window)
     if ring.ring(ctx.program) is not None:
         return None
@@ -43,7 +52,13 @@ def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
         return r.tensor((ctx.batch, keys), BOOL, "mask") if padded else None
     open_ = ctx.program.model.both_ways
     narrow, single = 0 < window <= keys, ctx.tokens == 1 and not ctx.static
-    if not eager and not narrow and not open_ and (single or not padded) and not (ctx.tokens == 1 and ctx.static):
+    if (
+        not eager
+        and not narrow
+        and not open_
+        and (single or not padded)
+        and not (ctx.tokens == 1 and ctx.static)
+    ):
         return None
     shape = (ctx.batch, 1, ctx.tokens, keys)
     allowed = views.expand(r, crossed(ctx, keys, narrow, padded), *shape)
@@ -53,9 +68,10 @@ def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
 
 
 def unseen(ctx: Context) -> Tensor | None:
-    """An early and a late chunk of a sequence look like two sequences, unless they adjoin: a mask is made of what tokens belong together, which
-    accelerate's hook then keeps from attention (transformers 5.23 masking_utils.py find_packed_sequence_indices; accelerate 1.15 big_modeling.py
-    _attach_context_parallel_hooks)."""
+    """An early and a late chunk of a sequence look like two sequences, unless they adjoin: a mask
+    is made of what tokens belong together, which accelerate's hook then keeps from attention
+    (transformers 5.23 masking_utils.py find_packed_sequence_indices; accelerate 1.15
+    big_modeling.py _attach_context_parallel_hooks)."""
     place = ring.ring(ctx.program)
     if place is None or place.rank == place.size - 1:
         return None
@@ -70,8 +86,9 @@ def unseen(ctx: Context) -> Tensor | None:
 
 
 def crossed(ctx: Context, keys: int, narrow: bool, padded: bool) -> Tensor:
-    """(B or 1, 1, S, keys) truth values: causal, within the window, and real tokens only. Each `and` writes a new tensor, and
-    so does the first one, with `true` (masking_utils.py and_masks)."""
+    """(B or 1, 1, S, keys) truth values: causal, within the window, and real tokens only. Each
+    `and` writes a new tensor, and so does the first one, with `true` (masking_utils.py and_masks).
+    """
     r, square = ctx.r, (1, 1, ctx.tokens, keys)
     real = r.tensor((ctx.batch, keys), BOOL, "mask") if padded else None
     causal = r.tensor(square, BOOL, "mask")

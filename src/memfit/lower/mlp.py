@@ -18,19 +18,27 @@ def gated(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
     opened = activate(linear(x, bound.linear(module.gate), ctx), module.activation, ctx)
     inner = ops.mul(r, opened, linear(x, bound.linear(module.up), ctx))
     del opened
-    return ops.dropout(r, linear(inner, bound.linear(module.down), ctx), ctx.dropout(module.dropout))
+    return ops.dropout(
+        r, linear(inner, bound.linear(module.down), ctx), ctx.dropout(module.dropout)
+    )
 
 
 def fused(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
-    """Gate and up from one product, cut in two: down(up · act(gate)) (transformers 5.23 modeling_phi3.py Phi3MLP)."""
+    """Gate and up from one product, cut in two: down(up · act(gate)) (transformers 5.23
+    modeling_phi3.py Phi3MLP)."""
     r = ctx.r
-    gate, up = views.split(r, linear(x, bound.linear(module.up), ctx), -1, module.width, module.width)
+    gate, up = views.split(
+        r, linear(x, bound.linear(module.up), ctx), -1, module.width, module.width
+    )
     inner = ops.mul(r, up, activate(gate, module.activation, ctx))
-    return ops.dropout(r, linear(inner, bound.linear(module.down), ctx), ctx.dropout(module.dropout))
+    return ops.dropout(
+        r, linear(inner, bound.linear(module.down), ctx), ctx.dropout(module.dropout)
+    )
 
 
 def qwen(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
-    """down(up(x) · act(gate(x))), `up` first; the variables stay (Qwen/Qwen-7B modeling_qwen.py QWenMLP)."""
+    """down(up(x) · act(gate(x))), `up` first; the variables stay (Qwen/Qwen-7B modeling_qwen.py
+    QWenMLP)."""
     assert module.gate is not None
     up = linear(x, bound.linear(module.up), ctx)
     gate = linear(x, bound.linear(module.gate), ctx)
@@ -41,7 +49,8 @@ def qwen(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
 
 
 def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
-    """down(act(up(x))); the variable is one all along (transformers 5.23 modeling_gpt2.py GPT2MLP)."""
+    """down(act(up(x))); the variable is one all along (transformers 5.23 modeling_gpt2.py
+    GPT2MLP)."""
     r = ctx.r
     x = linear(x, bound.linear(module.up), ctx)
     x = activate(x, module.activation, ctx)
@@ -51,7 +60,8 @@ def plain(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
 
 
 def nested(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
-    """act(up(x)) in one statement, so that x stays until it is done (modeling_xglm.py XGLMDecoderLayer)."""
+    """act(up(x)) in one statement, so that x stays until it is done (modeling_xglm.py
+    XGLMDecoderLayer)."""
     r = ctx.r
     x = activate(linear(x, bound.linear(module.up), ctx), module.activation, ctx)
     x = ops.dropout(r, x, ctx.dropout(module.inner_dropout))
@@ -74,10 +84,19 @@ def bare(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
 
 
 def falcon(x: Tensor, module: MLP, bound: Bound, ctx: Context) -> Tensor:
-    """In a layer of one block after the other, whose variables keep what went in and what came out."""
+    """In a layer of one block after the other, whose variables keep what went in and what
+    came out."""
     out = bare(x, module, bound, ctx)
     ctx.held += [x, out]
     return ops.dropout(ctx.r, out, ctx.dropout(module.dropout))
 
 
-MLPS = {"gated": gated, "fused": fused, "plain": plain, "nested": nested, "flat": flat, "falcon": falcon, "qwen": qwen}
+MLPS = {
+    "gated": gated,
+    "fused": fused,
+    "plain": plain,
+    "nested": nested,
+    "flat": flat,
+    "falcon": falcon,
+    "qwen": qwen,
+}

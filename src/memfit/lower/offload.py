@@ -1,7 +1,9 @@
-"""Saved tensors on the host: what torch's hooks do with each tensor that a node saves, and when backward asks for it again.
+"""Saved tensors on the host: what torch's hooks do with each tensor that a node saves, and when
+backward asks for it again.
 
-`Streams` is OffloadActivations of TRL (trl 1.16 models/activation_offloading.py) and of torchtune (0.6.1 training/_activation_offloading.py), which
-copy on a stream of their own; `OnHost` is torch's own `save_on_cpu` (torch 2.13 autograd/graph.py), which copies on the stream that computes.
+`Streams` is OffloadActivations of TRL (trl 1.16 models/activation_offloading.py) and of torchtune
+(0.6.1 training/_activation_offloading.py), which copy on a stream of their own; `OnHost` is torch's
+own `save_on_cpu` (torch 2.13 autograd/graph.py), which copies on the stream that computes.
 """
 
 from __future__ import annotations
@@ -26,13 +28,21 @@ if TYPE_CHECKING:
 SMALLEST = 1024  # bytes of a tensor that is worth a copy (min_offload_size)
 STASH = 5  # tensors saved since, until what was copied is let go (max_fwd_stash_size)
 COMPUTES, COPIES = 0, 1  # streams
-# What autograd's own nodes save first: by the names of their operands (torch 2.13 tools/autograd/gen_variable_type.py), inputs before outputs.
+# What autograd's own nodes save first: by the names of their operands (torch 2.13
+# tools/autograd/gen_variable_type.py), inputs before outputs.
 ORDERS: Mapping[Back, tuple[int, ...]] = {
-    ops.back_linear: (1,), ops.back_matmul: (1,), ops.back_mul: (1,), sdpa.back_flash: (1, 0, 2, 4), sdpa.back_efficient: (1, 0, 2, 4),
-    sdpa.back_cudnn: (1, 0, 2, 4), ops.back_layer_norm: (2,),
-}  # fmt: skip
+    ops.back_linear: (1,),
+    ops.back_matmul: (1,),
+    ops.back_mul: (1,),
+    sdpa.back_flash: (1, 0, 2, 4),
+    sdpa.back_efficient: (1, 0, 2, 4),
+    sdpa.back_cudnn: (1, 0, 2, 4),
+    ops.back_layer_norm: (2,),
+}
 # DeepSpeed's own linear layers save weights as they are, and inputs before them.
-WHOLE: Mapping[Back, tuple[int, ...]] = {back: order for back, order in ORDERS.items() if back is not ops.back_linear}
+WHOLE: Mapping[Back, tuple[int, ...]] = {
+    back: order for back, order in ORDERS.items() if back is not ops.back_linear
+}
 EXPERTS: Mapping[Back, int] = {back_grouped: 1}
 TURNED: Mapping[Back, int] = {ops.back_linear: 1, ops.back_addmm: 1, **EXPERTS}
 Key: TypeAlias = "tuple[int, int, int]"
@@ -66,7 +76,8 @@ def brought(r: Recorder, like: Tensor, stream: int, part: Part = "activations") 
 
 
 class OnHost(Hooks):
-    """All that is saved goes to the host, weights among it, and comes back for the node that asks, as it lies without gaps."""
+    """All that is saved goes to the host, weights among it, and comes back for the node that asks,
+    as it lies without gaps."""
 
     def __init__(self, r: Recorder, vocabulary: int = 0) -> None:
         self.r, self.vocabulary = r, vocabulary
@@ -81,8 +92,8 @@ class OnHost(Hooks):
 
 
 class Streams(Hooks):
-    """TRL knows a tensor that is on its way by where it lies and keeps what is saved of it meanwhile, and copies what does not lie in order first;
-    torchtune does neither (`plain`)."""
+    """TRL knows a tensor that is on its way by where it lies and keeps what is saved of it
+    meanwhile, and copies what does not lie in order first; torchtune does neither (`plain`)."""
 
     spares = True
 
@@ -95,7 +106,11 @@ class Streams(Hooks):
         self.known: dict[Key, int] = {}  # storage_to_tensor_id
         self.keys: dict[int, Key] = {}
         self.back: dict[int, Tensor] = {}  # bwd_tensor_stash
-        self.current: Node | None = None  # that runs, or ran last: TRL holds on to it, and it to the leaves that it gave gradients to
+        self.current: Node | None = (
+            # that runs, or ran last: TRL holds on to it, and it to the leaves that it gave
+            # gradients to
+            None
+        )
         self.trims = trims
 
     def begin(self) -> None:
@@ -112,7 +127,9 @@ class Streams(Hooks):
             self.track(key, number)
             return Packed(self, number, tensor, tensor)
         turned = turned and id(tensor) not in self.weights.straight
-        known = tensor.storage.id in self.weights.blocks or (id(tensor) in self.weights.parameters and not turned)
+        known = tensor.storage.id in self.weights.blocks or (
+            id(tensor) in self.weights.parameters and not turned
+        )
         if size_of(tensor) < SMALLEST or known:
             return Packed(self, number, tensor, tensor)
         if not self.plain and (ours or turned or tensor.strides is not None or tensor.offset):
@@ -146,11 +163,14 @@ class Streams(Hooks):
         return found.detach()
 
     def ran(self, number: int, away: bool, former: list[int]) -> None:
-        """The node is done: what came for it goes behind the next one; what others still refer to is theirs, and the allocator is told so."""
+        """The node is done: what came for it goes behind the next one; what others still refer to
+        is theirs, and the allocator is told so."""
         if away and number in self.back:
             storage = self.back[number].storage
             assert isinstance(storage, Lent)
-            if sys.getrefcount(storage) > 3:  # this variable, the tensor that is kept, getrefcount's argument
+            if (
+                sys.getrefcount(storage) > 3
+            ):  # this variable, the tensor that is kept, getrefcount's argument
                 storage.users = (COMPUTES,)
                 del self.back[number]
             del storage
@@ -189,7 +209,8 @@ class Streams(Hooks):
 
 
 def around_steps(body: Body) -> Hooks | None:
-    """What stands around every micro-batch. With bitsandbytes at hand TRL empties the allocator's cache before each (`__enter__`)."""
+    """What stands around every micro-batch. With bitsandbytes at hand TRL empties the allocator's
+    cache before each (`__enter__`)."""
     job, r = body.program.job, body.r
     if job.activation_offload == "all":
         return OnHost(r, body.model.vocab)

@@ -1,7 +1,9 @@
-"""Operations as torch runs them on CUDA: what each allocates, saves and holds for a moment, forward and backward.
+"""Operations as torch runs them on CUDA: what each allocates, saves and holds for a moment, forward
+and backward.
 
-Orders and temporaries follow torch 2.13 (tools/autograd/derivatives.yaml, torch/csrc/autograd/FunctionsManual.cpp); each
-was watched on the meta device. `back_*` functions return one gradient per input, in input order.
+Orders and temporaries follow torch 2.13 (tools/autograd/derivatives.yaml,
+torch/csrc/autograd/FunctionsManual.cpp); each was watched on the meta device. `back_*` functions
+return one gradient per input, in input order.
 """
 
 from __future__ import annotations
@@ -15,18 +17,27 @@ from memfit.tape import Part
 
 
 def grad_part(node: Node, index: int) -> Part:
-    """A gradient that goes straight to a parameter is one; all others pass by, and those added into one that is there."""
+    """A gradient that goes straight to a parameter is one; all others pass by, and those added into
+    one that is there."""
     target = node.inputs[index]
-    return "gradients" if isinstance(target, Tensor) and target.name and target.grad is None else "temporaries"
+    return (
+        "gradients"
+        if isinstance(target, Tensor) and target.name and target.grad is None
+        else "temporaries"
+    )
 
 
 def sole_part(r: Recorder, node: Node, index: int) -> Part:
     """A tied table's gradients are two, and their sum is a third."""
     target = node.inputs[index]
-    return "temporaries" if isinstance(target, Tensor) and target.name in r.shared else grad_part(node, index)
+    return (
+        "temporaries"
+        if isinstance(target, Tensor) and target.name in r.shared
+        else grad_part(node, index)
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- element by element
+# ------------------------------------------------------------------------------ element by element
 def cast(r: Recorder, x: Tensor, format: Format) -> Tensor:
     """`x.to(dtype)`: the tensor itself where nothing changes."""
     if x.format is format:
@@ -54,7 +65,9 @@ def scale(r: Recorder, x: Tensor, op: str = "scale") -> Tensor:
 
 
 def back_like(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return (r.like(g, node.op) if g.shape == node.extra else r.tensor(node.extra, g.format, node.op),)
+    return (
+        r.like(g, node.op) if g.shape == node.extra else r.tensor(node.extra, g.format, node.op),
+    )
 
 
 def add_scalar(r: Recorder, x: Tensor) -> Tensor:
@@ -67,18 +80,24 @@ def back_through(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def add(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
-    """a + b, promoted; `b` may be broadcast. The gradient goes to both as it is, summed where it was broadcast."""
+    """a + b, promoted; `b` may be broadcast. The gradient goes to both as it is, summed where it
+    was broadcast."""
     out = laid(r.tensor(wider(a, b), promoted(a, b), "add"), a, b)
     return r.node("add", out, (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format)))
 
 
 def add_in_place(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     """`a += b`."""
-    return r.node("add", a.view(*a.shape), (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format)))
+    return r.node(
+        "add", a.view(*a.shape), (a, b), back_add, extra=((a.shape, a.format), (b.shape, b.format))
+    )
 
 
 def back_add(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return [reduced(r, node, index, g, *node.extra[index]) if target is not None else None for index, target in enumerate(node.inputs)]
+    return [
+        reduced(r, node, index, g, *node.extra[index]) if target is not None else None
+        for index, target in enumerate(node.inputs)
+    ]
 
 
 def sub(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
@@ -94,7 +113,8 @@ def back_sub(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def reduced(r: Recorder, node: Node, index: int, g: Tensor, shape: Shape, format: Format) -> Tensor:
-    """The engine's validate_outputs: a gradient is summed to its input's shape and cast to its dtype."""
+    """The engine's validate_outputs: a gradient is summed to its input's shape and cast to its
+    dtype."""
     wanted = 1
     for size in shape:
         wanted *= size
@@ -106,8 +126,8 @@ def reduced(r: Recorder, node: Node, index: int, g: Tensor, shape: Shape, format
 
 
 def over_rows(r: Recorder, g: Tensor, shape: Shape, part: Part) -> Tensor:
-    """A sum; where whole leading dimensions go, blocks of threads may share a column, and put their parts by
-    (aten/src/ATen/native/cuda/Reduce.cuh)."""
+    """A sum; where whole leading dimensions go, blocks of threads may share a column, and put their
+    parts by (aten/src/ATen/native/cuda/Reduce.cuh)."""
     out = r.tensor(shape, g.format, "sum", part)
     if g.strides is None and g.shape[len(g.shape) - len(shape) :] == shape:
         held = [r.scratch(size, "partial_sums") for size in r.sums(g.count // out.count, out.count)]
@@ -116,7 +136,8 @@ def over_rows(r: Recorder, g: Tensor, shape: Shape, part: Part) -> Tensor:
 
 
 def wider(a: Tensor, b: Tensor) -> Shape:
-    """The shape of a result where the smaller operand is broadcast; of as many values, that with more dimensions (one token)."""
+    """The shape of a result where the smaller operand is broadcast; of as many values, that with
+    more dimensions (one token)."""
     return a.shape if (a.count, len(a.shape)) >= (b.count, len(b.shape)) else b.shape
 
 
@@ -134,8 +155,16 @@ def mul(r: Recorder, a: Tensor, b: Tensor, op: str = "mul") -> Tensor:
 def back_mul(r: Recorder, node: Node, g: Tensor) -> Grads:
     """`other` first, then `self`, both at full size; then the engine sums what was broadcast."""
     a, b = node.saved
-    to_b = laid(r.tensor(g.shape, g.format, node.op, product_part(node, 1, g)), g, a) if a is not None else None
-    to_a = laid(r.tensor(g.shape, g.format, node.op, product_part(node, 0, g)), g, b) if b is not None else None
+    to_b = (
+        laid(r.tensor(g.shape, g.format, node.op, product_part(node, 1, g)), g, a)
+        if a is not None
+        else None
+    )
+    to_a = (
+        laid(r.tensor(g.shape, g.format, node.op, product_part(node, 0, g)), g, b)
+        if b is not None
+        else None
+    )
     del a, b
     spent(node)
     if to_a is not None:
@@ -146,8 +175,9 @@ def back_mul(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def spent(node: Node) -> None:
-    """What a checkpoint or a hook brought back goes when the formula has run; what a node saved itself goes after the engine has summed
-    and cast the result (torch/csrc/autograd/engine.cpp validate_outputs, then release_variables)."""
+    """What a checkpoint or a hook brought back goes when the formula has run; what a node saved
+    itself goes after the engine has summed and cast the result (torch/csrc/autograd/engine.cpp
+    validate_outputs, then release_variables)."""
     if node.frame is not None or node.packed:
         node.saved = ()
 
@@ -163,7 +193,8 @@ def square(r: Recorder, x: Tensor) -> Tensor:
 
 
 def back_power(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """grad · (n · x^(n-1)): both inner results live until the expression ends (FunctionsManual.cpp pow_backward)."""
+    """grad · (n · x^(n-1)): both inner results live until the expression ends (FunctionsManual.cpp
+    pow_backward)."""
     power = r.like(node.saved[0], "pow")
     product = r.like(power, "pow")
     result = r.like(power, "pow")
@@ -191,15 +222,17 @@ def back_rsqrt(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def activation(r: Recorder, x: Tensor, op: str) -> Tensor:
-    """silu, gelu, gelu_tanh, relu, tanh: one kernel each; relu and tanh keep their output, the others their input."""
+    """silu, gelu, gelu_tanh, relu, tanh: one kernel each; relu and tanh keep their output, the
+    others their input."""
     out = r.like(x, op)
     saved = out.detach() if op in ("relu", "tanh", "sigmoid") else x
     return r.node(op, out, (x,), back_like, (saved,), x.shape)
 
 
 def dropout(r: Recorder, x: Tensor, p: float) -> Tensor:
-    """CUDA's fused dropout keeps a byte mask (aten/src/ATen/native/cuda/Dropout.cu); p = 1 is a product with a zero
-    (aten/src/ATen/native/Dropout.cpp _dropout_impl); p = 0, as outside of training, is nothing."""
+    """CUDA's fused dropout keeps a byte mask (aten/src/ATen/native/cuda/Dropout.cu); p = 1 is a
+    product with a zero (aten/src/ATen/native/Dropout.cpp _dropout_impl); p = 0, as outside of
+    training, is nothing."""
     if p == 0.0:
         return x
     if p == 1.0:
@@ -211,29 +244,38 @@ def dropout(r: Recorder, x: Tensor, p: float) -> Tensor:
 
 
 def clone(r: Recorder, x: Tensor, op: str = "clone") -> Tensor:
-    """A copy, `.contiguous()` of a transposed view among them; the gradient goes through as it is."""
+    """A copy, `.contiguous()` of a transposed view among them; the gradient goes through as
+    it is."""
     out = r.like(x, op)
     return r.node(op, out, (x,), back_through)
 
 
-# ------------------------------------------------------------------------------------------------------------ cut and join
+# ------------------------------------------------------------------------------------ cut and join
 def cat(r: Recorder, parts: tuple[Tensor, ...], shape: Shape) -> Tensor:
     """In the widest dtype. Gradients of the parts are views of the whole's."""
     format = parts[0].format
     for part in parts[1:]:
         format = promoted(Tensor(shape, format, None), part)
     out = r.tensor(shape, format, "cat")
-    return r.node("cat", out, parts, back_cat, extra=tuple((part.shape, part.format) for part in parts))
+    return r.node(
+        "cat", out, parts, back_cat, extra=tuple((part.shape, part.format) for part in parts)
+    )
 
 
 def back_cat(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return [piece(r, g, *extra) if target is not None else None for extra, target in zip(node.extra, node.inputs, strict=True)]
+    return [
+        piece(r, g, *extra) if target is not None else None
+        for extra, target in zip(node.extra, node.inputs, strict=True)
+    ]
 
 
 def piece(r: Recorder, g: Tensor, shape: Shape, format: Format) -> Tensor:
     """A part of a gradient, in the dtype of what it belongs to."""
     part = Tensor(shape, g.format, g.storage)
-    part.strides, part.base = normal(shape, contiguous(g.shape) if g.strides is None else g.strides), g.base or g.detach()
+    part.strides, part.base = (
+        normal(shape, contiguous(g.shape) if g.strides is None else g.strides),
+        g.base or g.detach(),
+    )
     return part if format is g.format else laid(r.tensor(shape, format, "to"), part)
 
 
@@ -244,10 +286,18 @@ def cut(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
 
 
 def split(r: Recorder, x: Tensor, shapes: tuple[Shape, ...]) -> list[Tensor]:
-    """`split`, `chunk`, `unbind`: views; the backward joins the gradients, zeros where one is missing."""
+    """`split`, `chunk`, `unbind`: views; the backward joins the gradients, zeros where one is
+    missing."""
     outs = [Tensor(shape, x.format, x.storage) for shape in shapes]
     strides = contiguous(x.shape) if x.strides is None else x.strides
-    dim = next((dim for dim, (part, whole) in enumerate(zip(shapes[0], x.shape, strict=True)) if part != whole), 0)
+    dim = next(
+        (
+            dim
+            for dim, (part, whole) in enumerate(zip(shapes[0], x.shape, strict=True))
+            if part != whole
+        ),
+        0,
+    )
     begin = x.offset
     for out in outs:
         out.strides, out.offset = normal(out.shape, strides), begin
@@ -269,26 +319,41 @@ def back_split(r: Recorder, node: Node, given: dict[int, Tensor] | Tensor) -> Gr
     if not given:
         return (None,)
     some = next(iter(given.values()))
-    zeros = [r.tensor(part, some.format, "zeros") for slot, part in enumerate(shapes) if slot not in given]
+    zeros = [
+        r.tensor(part, some.format, "zeros")
+        for slot, part in enumerate(shapes)
+        if slot not in given
+    ]
     whole = r.tensor(shape, some.format, "cat")
     del zeros
     return (whole,)
 
 
-# ------------------------------------------------------------------------------------------------------------------ matmul
+# ------------------------------------------------------------------------------------------ matmul
 def linear(r: Recorder, x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int) -> Tensor:
     """`F.linear`: x and W are kept for each other's gradient; the bias keeps nothing."""
     x = packed(r, x)
     shape = (*x.shape[:-1], outputs)
     chosen = r.frame is not None and r.chosen("mm" if bias is None else "addmm")
-    out = r.put_out(lambda: r.tensor(shape, x.format, "linear"), chosen) if chosen else r.tensor(shape, x.format, "linear")
+    out = (
+        r.put_out(lambda: r.tensor(shape, x.format, "linear"), chosen)
+        if chosen
+        else r.tensor(shape, x.format, "linear")
+    )
     rows = x.count // x.shape[-1]
     moved = (x.count + out.count + weight.count) * x.format.block_bytes
     r.compute("linear", 2 * rows * x.shape[-1] * outputs, moved, x.format.math, kept=chosen)
     inputs = (x, weight) if bias is None else (x, weight, bias)
     saved = (x if weight.needs else None, weight if x.needs else None)
     back = back_linear if bias is None else back_addmm
-    return r.node("linear", out, inputs, back, saved, (x.shape, weight.shape, 2 * rows * x.shape[-1] * outputs))
+    return r.node(
+        "linear",
+        out,
+        inputs,
+        back,
+        saved,
+        (x.shape, weight.shape, 2 * rows * x.shape[-1] * outputs),
+    )
 
 
 def back_linear(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -306,7 +371,9 @@ def back_addmm(r: Recorder, node: Node, g: Tensor) -> Grads:
     g = rows(r, g)
     to_x = product(r, node, 0, node.extra[0], g) if weight is not None else None
     to_weight = product(r, node, 1, node.extra[1], g) if x is not None else None
-    to_bias = over_rows(r, g, (g.shape[-1],), grad_part(node, 2)) if node.inputs[2] is not None else None
+    to_bias = (
+        over_rows(r, g, (g.shape[-1],), grad_part(node, 2)) if node.inputs[2] is not None else None
+    )
     return [unfolded(to_x), turned(to_weight), to_bias]
 
 
@@ -325,16 +392,16 @@ def rows(r: Recorder, g: Tensor) -> Tensor:
 
 
 def unfolded(gradient: Tensor | None) -> Tensor | None:
-    """The gradient of an input with more than two dimensions is a view of the matrix that the product made, and holds it:
-    nothing is added into it in place."""
+    """The gradient of an input with more than two dimensions is a view of the matrix that the
+    product made, and holds it: nothing is added into it in place."""
     if gradient is not None and len(gradient.shape) > 2:
         gradient.base = gradient.detach()
     return gradient
 
 
 def turned(gradient: Tensor | None) -> Tensor | None:
-    """A weight's gradient is made as the transpose of its transpose: a view, so that a tied table's second gradient is added
-    out of place (torch/csrc/autograd/FunctionsManual.cpp mm_mat2_grad)."""
+    """A weight's gradient is made as the transpose of its transpose: a view, so that a tied table's
+    second gradient is added out of place (torch/csrc/autograd/FunctionsManual.cpp mm_mat2_grad)."""
     if gradient is not None:
         gradient.base = gradient.detach()
     return gradient
@@ -346,15 +413,26 @@ def product(r: Recorder, node: Node, index: int, shape: Shape, g: Tensor) -> Ten
     return out
 
 
-def matmul(r: Recorder, a: Tensor, b: Tensor, shape: Shape, copies: tuple[bool, bool] = (False, False)) -> Tensor:
-    """Batched a @ b. `copies`: the operand is an expanded or oddly strided view that is made contiguous first; what is kept
-    is then the copy."""
+def matmul(
+    r: Recorder, a: Tensor, b: Tensor, shape: Shape, copies: tuple[bool, bool] = (False, False)
+) -> Tensor:
+    """Batched a @ b. `copies`: the operand is an expanded or oddly strided view that is made
+    contiguous first; what is kept is then the copy."""
     a = clone(r, a) if copies[0] else a
     b = clone(r, b) if copies[1] else b
     out = r.tensor(shape, a.format, "matmul")
     flops = 2 * out.count * a.shape[-1]
-    r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math)
-    return r.node("matmul", out, (a, b), back_matmul, (a if b.needs else None, b if a.needs else None), (a.shape, b.shape, flops))
+    r.compute(
+        "matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math
+    )
+    return r.node(
+        "matmul",
+        out,
+        (a, b),
+        back_matmul,
+        (a if b.needs else None, b if a.needs else None),
+        (a.shape, b.shape, flops),
+    )
 
 
 def back_matmul(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -366,8 +444,9 @@ def back_matmul(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def softmax(r: Recorder, x: Tensor, format: Format) -> Tensor:
-    """`softmax(dtype=…)`: on CUDA an fp16 input is read as it is and written in fp32 by one kernel; bf16 goes through a cast
-    (aten/src/ATen/native/SoftMax.cpp softmax: half_to_float is for Half on CUDA alone)."""
+    """`softmax(dtype=…)`: on CUDA an fp16 input is read as it is and written in fp32 by one kernel;
+    bf16 goes through a cast (aten/src/ATen/native/SoftMax.cpp softmax: half_to_float is for Half on
+    CUDA alone)."""
     if not (x.format is FP16 and format is FP32):
         x = cast(r, x, format)
     out = r.tensor(x.shape, format, "softmax")
@@ -379,51 +458,82 @@ def back_softmax(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (laid(r.tensor(g.shape, node.extra, "softmax"), g),)
 
 
-# ------------------------------------------------------------------------------------------------------- tables and tokens
+# ------------------------------------------------------------------------------- tables and tokens
 def embedding(r: Recorder, ids: Tensor, weight: Tensor, rows: int = 0) -> Tensor:
     """`rows`: those of the gradient, where they are not the weight's own."""
     out = r.tensor((*ids.shape, weight.shape[-1]), weight.format, "embedding")
-    return r.node("embedding", out, (weight,), back_embedding, (ids,), ((rows or weight.shape[0], weight.shape[-1]), ids.count))
+    return r.node(
+        "embedding",
+        out,
+        (weight,),
+        back_embedding,
+        (ids,),
+        ((rows or weight.shape[0], weight.shape[-1]), ids.count),
+    )
 
 
 def back_embedding(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """A dense gradient of the whole table; above 3072 tokens the ids are sorted first, and rows are summed in fp32 pieces
-    (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu)."""
+    """A dense gradient of the whole table; above 3072 tokens the ids are sorted first, and rows are
+    summed in fp32 pieces (aten/src/ATen/native/cuda/EmbeddingBackwardKernel.cu)."""
     shape, tokens = node.extra
     out = r.tensor(shape, g.format, "embedding", sole_part(r, node, 0))
     scratch = kernels.embedding_backward(tokens, shape[0], shape[1])
-    held = [r.scratch(size, "embedding") for size in (scratch.indices, max(scratch.sorting, scratch.summing))]
+    held = [
+        r.scratch(size, "embedding")
+        for size in (scratch.indices, max(scratch.sorting, scratch.summing))
+    ]
     del held
     return (out,)
 
 
 def layer_norm(
-    r: Recorder, x: Tensor, weight: Tensor | None, bias: Tensor | None, on: tuple[int, tuple[int, int]] = (108, (2, 13))
+    r: Recorder,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    on: tuple[int, tuple[int, int]] = (108, (2, 13)),
 ) -> Tensor:
-    """torch's own: mean and 1/σ in fp32 per row (aten/src/ATen/native/cuda/layer_norm_kernel.cu). `on`: how many processors, which torch."""
+    """torch's own: mean and 1/σ in fp32 per row (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+    `on`: how many processors, which torch."""
     out = r.like(x, "layer_norm")
     rows = (*x.shape[:-1], 1)
     stats = (r.tensor(rows, FP32, "layer_norm"), r.tensor(rows, FP32, "layer_norm"))
     inputs = tuple(one for one in (x, weight, bias) if one is not None)
-    return r.node("layer_norm", out, inputs, back_layer_norm, (x, weight, bias, *stats), (x.shape, x.shape[-1], on))
+    return r.node(
+        "layer_norm",
+        out,
+        inputs,
+        back_layer_norm,
+        (x, weight, bias, *stats),
+        (x.shape, x.shape[-1], on),
+    )
 
 
 def back_layer_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """Many short rows: the sums of both weights' gradients are made in parts, which stay until the kernel returns."""
+    """Many short rows: the sums of both weights' gradients are made in parts, which stay until the
+    kernel returns."""
     shape, width, on = node.extra
-    grads: list[Tensor | None] = [r.tensor(shape, g.format, "layer_norm") if node.inputs[0] is not None else None]
+    grads: list[Tensor | None] = [
+        r.tensor(shape, g.format, "layer_norm") if node.inputs[0] is not None else None
+    ]
     for index in range(1, len(node.inputs)):
         needed = node.inputs[index] is not None
-        grads.append(r.tensor((width,), g.format, "layer_norm", grad_part(node, index)) if needed else None)
+        grads.append(
+            r.tensor((width,), g.format, "layer_norm", grad_part(node, index)) if needed else None
+        )
     partial = kernels.norm_backward(g.count // width, width, g.format.block_bytes, *on)
     held = [r.scratch(partial, "layer_norm") for one in node.inputs[1:] if one is not None]
     del held
     return grads
 
 
-def cross_entropy(r: Recorder, logits: Tensor, labels: Tensor, part: Part = "logits", read: Format | None = None) -> Tensor:
-    """log_softmax (kept), then nll: two scalars; backward holds both and the gradient (aten/src/ATen/native/cuda/Loss.cu). `read`: what
-    autocast makes of the log-probabilities for nll_loss; log_softmax is told its dtype and left alone (native/LossNLL.cpp cross_entropy_loss)."""
+def cross_entropy(
+    r: Recorder, logits: Tensor, labels: Tensor, part: Part = "logits", read: Format | None = None
+) -> Tensor:
+    """log_softmax (kept), then nll: two scalars; backward holds both and the gradient
+    (aten/src/ATen/native/cuda/Loss.cu). `read`: what autocast makes of the log-probabilities for
+    nll_loss; log_softmax is told its dtype and left alone (native/LossNLL.cpp cross_entropy_loss).
+    """
     return nll_loss(r, log_softmax(r, logits, part), labels, read)
 
 

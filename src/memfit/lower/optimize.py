@@ -1,4 +1,5 @@
-"""The optimizer's step: states that appear at the first one, temporaries of every one, gradients that go."""
+"""The optimizer's step: states that appear at the first one, temporaries of every one, gradients
+that go."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from memfit.tape import Phase
 Spans = list[tuple[str, list[Tensor]]]
 Lists = dict[str, Spans]  # temporaries of a step by their names
 Copies = list[tuple[str, list[Shape]]]  # shapes of fp32 copies by span
-SMALLEST_8BIT = 4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size; torchao 0.18 optim/adam.py
+SMALLEST_8BIT = (
+    4096  # bitsandbytes 0.50 optim/optimizer.py min_8bit_size; torchao 0.18 optim/adam.py
+)
 SMALLEST_PAGED = 100_000  # bitsandbytes 0.50 optim/optimizer.py get_state_buffer
 BLOCK = 256  # both: values that share one fp32 constant
 RANK = 128  # of GaLore and APOLLO (transformers 5.23 trainer_optimizer.py)
@@ -24,8 +27,8 @@ RANK = 128  # of GaLore and APOLLO (transformers 5.23 trainer_optimizer.py)
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """What optimizers tell apart: the tensors that bitsandbytes' keep in fp32 (the Trainer asks that for embeddings), the head's weight, and
-    those of `torch.nn.Linear` with their spans."""
+    """What optimizers tell apart: the tensors that bitsandbytes' keep in fp32 (the Trainer asks
+    that for embeddings), the head's weight, and those of `torch.nn.Linear` with their spans."""
 
     wide: frozenset[str] = frozenset()
     head: str = ""
@@ -33,8 +36,9 @@ class Names:
 
 
 class Stepper:
-    """Runs one optimizer over the trained tensors, span by span, so that identical layers stay comparable. `cut`: names of those that tensor
-    parallelism cuts, and of experts that are spread: no list holds any of them beside others."""
+    """Runs one optimizer over the trained tensors, span by span, so that identical layers stay
+    comparable. `cut`: names of those that tensor parallelism cuts, and of experts that are spread:
+    no list holds any of them beside others."""
 
     def __init__(
         self,
@@ -47,7 +51,10 @@ class Stepper:
         cut: tuple[frozenset[str], ...] = (),
     ) -> None:
         if r.adds:  # fused kernels over all tensors, no lists (TE optimizers/fused_adam.py)
-            optimizer = replace(optimizer, rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules))
+            optimizer = replace(
+                optimizer,
+                rules=tuple(replace(rule, step="", states=full(rule)) for rule in optimizer.rules),
+            )
         self.r, self.optimizer, self.tell, self.cut = r, optimizer, names, cut
         self.states: list[Tensor] = []
         self.maps: list[Tensor] = []
@@ -68,16 +75,27 @@ class Stepper:
 
     def check(self) -> None:
         """Some code fails where a parameter has three dimensions, as stacks of experts have."""
-        deep = [tensor.name for _, tensors in self.model_spans for tensor in tensors if len(tensor.shape) > 2]
+        deep = [
+            tensor.name
+            for _, tensors in self.model_spans
+            for tensor in tensors
+            if len(tensor.shape) > 2
+        ]
         if self.optimizer.flat and deep:
-            message = f"optimizer `{self.optimizer.name}` cannot step `{deep[0]}`, which has three dimensions"
+            message = (
+                f"optimizer `{self.optimizer.name}` cannot step `{deep[0]}`, which has three "
+                "dimensions"
+            )
             raise InputError.one(message, where="job.optimizer", hint="use `lomo`")
 
     def copied(self, spans: Spans, shapes: Copies | None) -> Spans:
-        """fp32 master copies, made before the first step, each by way of a 16-bit one (megatron/core/optimizer/optimizer.py
-        Float16OptimizerWithFloat16Params, distrib_optimizer.py)."""
+        """fp32 master copies, made before the first step, each by way of a 16-bit one
+        (megatron/core/optimizer/optimizer.py Float16OptimizerWithFloat16Params,
+        distrib_optimizer.py)."""
         copies: Spans = []
-        for where, each in shapes or [(where, [one.shape for one in tensors]) for where, tensors in spans]:
+        for where, each in shapes or [
+            (where, [one.shape for one in tensors]) for where, tensors in spans
+        ]:
             self.r.mark("prepare", where)
             copies.append((where, []))
             for shape in each:
@@ -104,8 +122,17 @@ class Stepper:
                 for where, tensor in ((where, one) for where, tensors in group for one in tensors):
                     run(self.r, self.rule_of(where, tensor).step, [(where, [tensor])], held, step)
             for rule in self.optimizer.rules if self.optimizer.order != "mixed" else ():
-                spans = [(where, [one for one in tensors if self.rule_of(where, one) is rule]) for where, tensors in group]
-                run(self.r, rule.step, [(where, tensors) for where, tensors in spans if tensors], held, step)
+                spans = [
+                    (where, [one for one in tensors if self.rule_of(where, one) is rule])
+                    for where, tensors in group
+                ]
+                run(
+                    self.r,
+                    rule.step,
+                    [(where, tensors) for where, tensors in spans if tensors],
+                    held,
+                    step,
+                )
                 if self.optimizer.order == "apart":
                     drop(self.r, held, step)
         for where, tensors in self.spans if self.master else []:
@@ -119,12 +146,24 @@ class Stepper:
         if not self.cut:
             return [self.spans]
         known = frozenset[str]().union(*self.cut)
-        apart = [[(where, [one for one in tensors if one.name in names]) for where, tensors in self.spans] for names in self.cut]
-        return [*apart, [(where, [one for one in tensors if one.name not in known]) for where, tensors in self.spans]]
+        apart = [
+            [
+                (where, [one for one in tensors if one.name in names])
+                for where, tensors in self.spans
+            ]
+            for names in self.cut
+        ]
+        return [
+            *apart,
+            [
+                (where, [one for one in tensors if one.name not in known])
+                for where, tensors in self.spans
+            ],
+        ]
 
     def own_rows(self, step: int) -> None:
-        """Of a gradient that is whole where the tensor is split, each operation takes a copy of this rank's rows (torch 2.13
-        distributed/tensor/_redistribute.py)."""
+        """Of a gradient that is whole where the tensor is split, each operation takes a copy of
+        this rank's rows (torch 2.13 distributed/tensor/_redistribute.py)."""
         for where, tensors in self.spans:
             for tensor in tensors:
                 if tensor.grad is not None and tensor.grad.shape != tensor.shape:
@@ -142,10 +181,13 @@ class Stepper:
     def rule_of(self, where: str, tensor: Tensor) -> Rule:
         return next(rule for rule in self.optimizer.rules if OF[rule.of](self, where, tensor))
 
-    # ------------------------------------------------------------------------------------------------- during backward
+    # ----------------------------------------------------------------------------- during backward
     def hook(self) -> None:
-        """Each gradient is used up while backward runs: at once, or when the next one has come (lomo_optim lomo.py fuse_update)."""
-        places = {id(tensor): (where, tensor) for where, tensors in self.spans for tensor in tensors}
+        """Each gradient is used up while backward runs: at once, or when the next one has come
+        (lomo_optim lomo.py fuse_update)."""
+        places = {
+            id(tensor): (where, tensor) for where, tensors in self.spans for tensor in tensors
+        }
         waiting: list[tuple[str, Tensor]] = []
 
         def arrived(leaf: Tensor) -> None:
@@ -181,11 +223,15 @@ class Stepper:
         tensor.grad = None
         self.r.where, self.r.part = before
 
-    # ---------------------------------------------------------------------------------------------------------- states
+    # -------------------------------------------------------------------------------------- states
     def make_states(self, step: int) -> None:
         for rule in self.optimizer.rules:
             for where, tensors in self.spans:
-                mine = [one for one in tensors if id(one) not in self.ready and self.rule_of(where, one) is rule]
+                mine = [
+                    one
+                    for one in tensors
+                    if id(one) not in self.ready and self.rule_of(where, one) is rule
+                ]
                 if mine:
                     self.r.mark("step", where, step)
                 for tensor in mine:
@@ -200,8 +246,11 @@ class Stepper:
     def keep(self, shape: Shape, format: Format) -> None:
         self.states.append(self.r.tensor(shape, format, "state", "optimizer"))
 
-    def blockwise(self, tensor: Tensor, shape: Shape, paged: bool = False, narrow: bool = False) -> None:
-        """One byte a value and an fp32 constant per block; small tensors and embeddings stay fp32; the code table is shared."""
+    def blockwise(
+        self, tensor: Tensor, shape: Shape, paged: bool = False, narrow: bool = False
+    ) -> None:
+        """One byte a value and an fp32 constant per block; small tensors and embeddings stay fp32;
+        the code table is shared."""
         count = counted(shape)
         if count < SMALLEST_8BIT or (tensor.name in self.names.wide and not narrow):
             self.wide_state(shape, paged)
@@ -218,8 +267,9 @@ class Stepper:
             self.keep(shape, FP32)
 
     def factored(self, shape: Shape, format: Format, alone: bool = True) -> None:
-        """Adafactor: a row and a column of second moments for matrices, all of them for vectors; in transformers' the root mean square
-        is a scalar of its own (transformers 5.23 optimization.py)."""
+        """Adafactor: a row and a column of second moments for matrices, all of them for vectors; in
+        transformers' the root mean square is a scalar of its own (transformers 5.23
+        optimization.py)."""
         if len(shape) >= 2:
             self.keep(shape[:-1], format)
             self.keep((*shape[:-2], shape[-1]), format)
@@ -229,7 +279,8 @@ class Stepper:
             self.keep((1,), FP32)
 
     def torchao(self, tensor: Tensor, bits: int) -> None:
-        """Codes, a scale per block, and a table for every state (torchao 0.18 optim/subclass_8bit.py, subclass_4bit.py)."""
+        """Codes, a scale per block, and a table for every state (torchao 0.18
+        optim/subclass_8bit.py, subclass_4bit.py)."""
         if tensor.count < SMALLEST_8BIT or tensor.count % BLOCK:
             self.keep(tensor.shape, tensor.format)
             return
@@ -238,8 +289,11 @@ class Stepper:
         self.keep((2**bits,), FP32)
 
     def projection(self, tensor: Tensor) -> None:
-        """Some rows of V, or columns of U; in fp32 they are a view that keeps all of them (galore_torch galore_projector.py)."""
-        self.keep(SHAPES["square" if tensor.format is FP32 else "projection"](tensor.shape), tensor.format)
+        """Some rows of V, or columns of U; in fp32 they are a view that keeps all of them
+        (galore_torch galore_projector.py)."""
+        self.keep(
+            SHAPES["square" if tensor.format is FP32 else "projection"](tensor.shape), tensor.format
+        )
 
     def drop_gradients(self, step: int) -> None:
         for where, tensors in self.model_spans:
@@ -259,7 +313,7 @@ def counted(shape: Shape) -> int:
     return count
 
 
-# ------------------------------------------------------------------------------------------------------- words of a step
+# --------------------------------------------------------------------------------- words of a step
 @cache
 def pieces(step: str) -> tuple[tuple[bool, tuple[str, ...]], ...]:
     """The words of a step, and whether they are done parameter by parameter."""
@@ -273,13 +327,24 @@ def run(r: Recorder, step: str, spans: Spans, held: Lists, at: int) -> None:
             for where, tensors in (*spans, ("", [])):
                 r.mark("step", where, at)
                 if r.notes is not None:
-                    r.notes.keep(r, [one for _, lists in sorted(held.items()) for _, some in lists for one in some])
+                    r.notes.keep(
+                        r,
+                        [
+                            one
+                            for _, lists in sorted(held.items())
+                            for _, some in lists
+                            for one in some
+                        ],
+                    )
                 for tensor in tensors:
                     for word in words:
                         say(r, word, [(where, [tensor])], held)
             continue
         for format in formats(spans):
-            group = [(where, [one for one in tensors if one.format is format]) for where, tensors in spans]
+            group = [
+                (where, [one for one in tensors if one.format is format])
+                for where, tensors in spans
+            ]
             for word in words:
                 say(r, word, group, held, at)
 
@@ -305,7 +370,9 @@ def say(r: Recorder, word: str, spans: Spans, held: Lists, at: int | None = None
     for where, tensors in spans:
         if at is not None:
             r.mark("step", where, at)
-        fresh.append((where, [one for tensor in tensors for one in made(r, tensor, name, format, shape)]))
+        fresh.append(
+            (where, [one for tensor in tensors for one in made(r, tensor, name, format, shape)])
+        )
     old_spans = held.pop(name, [])
     held[name] = fresh
     del fresh
@@ -332,7 +399,9 @@ def drop(r: Recorder, held: Lists, at: int | None) -> None:
                 tensors.pop()
 
 
-def release(r: Recorder, held: list[tuple[str, list[Tensor]]], step: int, phase: Phase = "step") -> None:
+def release(
+    r: Recorder, held: list[tuple[str, list[Tensor]]], step: int, phase: Phase = "step"
+) -> None:
     """A list that goes frees its last item first."""
     while held:
         where, tensors = held.pop()
@@ -359,7 +428,9 @@ def low(shape: Shape) -> Shape:
 
 
 def is_linear(stepper: Stepper, where: str, tensor: Tensor) -> bool:
-    return (where, tensor.name) in stepper.names.linear or tensor.name.endswith((".lora_A", ".lora_B"))
+    return (where, tensor.name) in stepper.names.linear or tensor.name.endswith(
+        (".lora_A", ".lora_B")
+    )
 
 
 SHAPES: dict[str, Callable[[Shape], Shape]] = {
@@ -386,7 +457,9 @@ OF: dict[str, Callable[[Stepper, str, Tensor], bool]] = {
     "all": lambda stepper, where, tensor: True,
     "matrix": lambda stepper, where, tensor: len(tensor.shape) > 1,
     "ends": lambda stepper, where, tensor: not where,
-    "inner": lambda stepper, where, tensor: len(tensor.shape) == 2 and tensor.name not in (*stepper.names.wide, stepper.names.head),
+    "inner": lambda stepper, where, tensor: (
+        len(tensor.shape) == 2 and tensor.name not in (*stepper.names.wide, stepper.names.head)
+    ),
     "linear": lambda stepper, where, tensor: is_linear(stepper, where, tensor),
     "rest": lambda stepper, where, tensor: not is_linear(stepper, where, tensor),
     "lora_B": lambda stepper, where, tensor: tensor.name.endswith(".lora_B"),
@@ -400,7 +473,9 @@ STATES: dict[str, Callable[[Stepper, Tensor], None]] = {
     "int8_paged": lambda stepper, tensor: stepper.blockwise(tensor, tensor.shape, paged=True),
     "fp32_paged": lambda stepper, tensor: stepper.wide_state(tensor.shape, paged=True),
     "factored": lambda stepper, tensor: stepper.factored(tensor.shape, FP32),
-    "row_column": lambda stepper, tensor: stepper.factored(tensor.shape, tensor.format, alone=False),
+    "row_column": lambda stepper, tensor: stepper.factored(
+        tensor.shape, tensor.format, alone=False
+    ),
     "vector": lambda stepper, tensor: stepper.factored(tensor.shape, FP32, alone=False),
     "low": lambda stepper, tensor: stepper.keep(low(tensor.shape), tensor.format),
     "low_int8": lambda stepper, tensor: stepper.blockwise(tensor, low(tensor.shape), narrow=True),
@@ -410,7 +485,9 @@ STATES: dict[str, Callable[[Stepper, Tensor], None]] = {
     "drawn": lambda stepper, tensor: stepper.keep(SHAPES["drawn"](tensor.shape), tensor.format),
     "square": lambda stepper, tensor: stepper.keep(SHAPES["square"](tensor.shape), FP32),
     "scalar": lambda stepper, tensor: stepper.keep((1,), FP32),
-    "kahan": lambda stepper, tensor: stepper.keep(*((tensor.shape, tensor.format) if tensor.format is not FP32 else ((1,), UINT8))),
+    "kahan": lambda stepper, tensor: stepper.keep(
+        *((tensor.shape, tensor.format) if tensor.format is not FP32 else ((1,), UINT8))
+    ),
     "host": lambda stepper, tensor: None,
     "torchao_8bit": lambda stepper, tensor: stepper.torchao(tensor, 8),
     "torchao_4bit": lambda stepper, tensor: stepper.torchao(tensor, 4),

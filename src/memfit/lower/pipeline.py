@@ -1,7 +1,9 @@
-"""A stage of Megatron's pipeline: its micro-batches in the order of the schedule, what it receives and sends, and what is in flight.
+"""A stage of Megatron's pipeline: its micro-batches in the order of the schedule, what it receives
+and sends, and what is in flight.
 
-Megatron takes a new buffer for everything that it receives and gives a stage's result back as soon as it is sent (megatron-core 0.16.1
-pipeline_parallel/schedules.py, p2p_communication.py). torch's is in `stages`.
+Megatron takes a new buffer for everything that it receives and gives a stage's result back as soon
+as it is sent (megatron-core 0.16.1 pipeline_parallel/schedules.py, p2p_communication.py). torch's
+is in `stages`.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ class Pipeline:
         self.r, self.program, self.body = r, program, body
         self.stage: Stage = program.stage
         self.turns = turns(program.strategy.pp, self.stage.number, self.stage.micro_batches)
-        self.passing: dict[tuple[int, int], tuple[Tensor | None, Tensor, Any]] = {}  # received, result, what nodes hold
+        self.passing: dict[
+            tuple[int, int], tuple[Tensor | None, Tensor, Any]
+        ] = {}  # received, result, what nodes hold
         self.given: Tensor | None = None  # the last gradient received, and
         self.sent: Tensor | None = None  # the last one sent: variables of the schedule
 
@@ -36,11 +40,17 @@ class Pipeline:
             (self.forward if turn.forward else self.backward)(turn, step, tokens)
         self.given = self.sent = None
 
-    # ------------------------------------------------------------------------------------------------- what passes between stages
+    # ------------------------------------------------------------------ what passes between stages
     def shape(self, tokens: int) -> Shape:
-        return self.body.programs.passed(self.program, tokens) if self.body.programs.passed is not None else (
-            Dim(self.program.job.batch, "B"), Dim(tokens, "S"), self.program.model.width,
-        )  # fmt: skip
+        return (
+            self.body.programs.passed(self.program, tokens)
+            if self.body.programs.passed is not None
+            else (
+                Dim(self.program.job.batch, "B"),
+                Dim(tokens, "S"),
+                self.program.model.width,
+            )
+        )
 
     def receive(self, turn: Turn, tokens: int) -> Tensor:
         size = self.stage.count
@@ -55,17 +65,22 @@ class Pipeline:
     def send(self, x: Tensor) -> None:
         self.r.comm("send", x.format.bytes(x.count), self.stage.count, "pp")
 
-    # --------------------------------------------------------------------------------------------------------------------- turns
+    # --------------------------------------------------------------------------------------- turns
     def forward(self, turn: Turn, step: int, tokens: int) -> None:
         r, program, body = self.r, self.program, self.body
-        chunk, shape = self.stage.chunks[turn.chunk], (Dim(program.job.batch, "B"), Dim(tokens, "S"))
+        chunk, shape = (
+            self.stage.chunks[turn.chunk],
+            (Dim(program.job.batch, "B"), Dim(tokens, "S")),
+        )
         r.mark("forward", "", step)
         received = None if chunk.begins else self.receive(turn, tokens)
         if received is not None:
             received.needs = True
         ids = ops.integers(r, shape, "inputs") if chunk.begins else None
         labels = ops.integers(r, shape, "inputs") if chunk.ends else None
-        ctx = context(r, program, body.programs, shape, keys=tokens, training=True, engine=body.engine)
+        ctx = context(
+            r, program, body.programs, shape, keys=tokens, training=True, engine=body.engine
+        )
         x = ids if received is None else received
         assert x is not None
         out = body.run_chunk(chunk, x, ctx, step)
@@ -77,7 +92,9 @@ class Pipeline:
         if labels is None:
             self.send(out)
             node, needs = out.node, out.needs
-            out = Tensor((1,), out.format, None, node, needs)  # pseudo-deallocated: its node is what counts
+            out = Tensor(
+                (1,), out.format, None, node, needs
+            )  # pseudo-deallocated: its node is what counts
         kept, r.kept = r.kept, []
         self.passing[turn.chunk, turn.micro] = received, out, kept
 

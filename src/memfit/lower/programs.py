@@ -15,12 +15,16 @@ if TYPE_CHECKING:
     from memfit.model.modules import Block, Layer, Model, Weight
     from memfit.program import Program
 
-Run: TypeAlias = "Callable[[Tensor, Any, Bound, Context], Tensor]"  # a module of some style on its input
+Run: TypeAlias = (
+    "Callable[[Tensor, Any, Bound, Context], Tensor]"  # a module of some style on its input
+)
 Order: TypeAlias = "Callable[[Tensor, Block, Bound, Context], Tensor]"
 Whole: TypeAlias = "Callable[[Tensor, Layer, Bound, Context], Tensor]"
 Rotary: TypeAlias = "Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]"
 Loss: TypeAlias = "Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]"
-Start: TypeAlias = "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
+Start: TypeAlias = (
+    "Callable[[Tensor, Model, Bound, Context], Tensor]"  # from token ids to the first layer's input
+)
 Buffers: TypeAlias = "Callable[[Program], tuple[Weight, ...]]"
 Generates: TypeAlias = "Callable[[Recorder, Program], tuple[object, ...]]"
 Kept: TypeAlias = "Callable[[Recorder, Program], Sequence[object]]"
@@ -28,7 +32,8 @@ Kept: TypeAlias = "Callable[[Recorder, Program], Sequence[object]]"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Programs:
-    """Programs by the `style` of the module they run (`losses`: by the job's option), and how the loop around them differs.
+    """Programs by the `style` of the module they run (`losses`: by the job's option), and how the
+    loop around them differs.
 
     What is None is as transformers has it."""
 
@@ -43,13 +48,22 @@ class Programs:
     start: Start | None = None
     buffers: Buffers | None = None  # that the framework's own modules keep for all layers together,
     layer_buffers: Buffers | None = None  # and in each layer
-    kernels: tuple[str, ...] = ()  # SDPA's backends in the order in which the framework has torch ask for them; () is torch's own
+    kernels: tuple[
+        str, ...
+        # SDPA's backends in the order in which the framework has torch ask for them; () is torch's
+        # own
+    ] = ()
     choices: Choices | None = None  # of selective checkpointing
-    passed: Callable[[Program, int], tuple[int, ...]] | None = None  # the shape of what stages of a pipeline hand on; None: (B, S, D)
-    kept: Kept | None = None  # gradients are added up elsewhere as they come; what stays beside that for good
+    passed: Callable[[Program, int], tuple[int, ...]] | None = (
+        None  # the shape of what stages of a pipeline hand on; None: (B, S, D)
+    )
+    kept: Kept | None = (
+        None  # gradients are added up elsewhere as they come; what stays beside that for good
+    )
     reentrant: bool = False  # its own checkpoints run a backward inside the backward
     whole: bool = False  # a recomputation is not stopped early
-    keeps_outputs: bool = False  # the loop's variable holds the logits through backward, until the next forward is over
+    # the loop's variable holds the logits through backward, until the next forward is over
+    keeps_outputs: bool = False
     generates: Generates | None = None  # its own loop from a prompt to the last token
     plain_adapters: bool = False  # over packed weights they run as over others
     validates: bool = False  # a batch is evaluated before the first step

@@ -1,7 +1,9 @@
-"""The quantized key/value cache of transformers 5.23 with its default backend (cache_utils.py QuantoQuantizedLayer; optimum-quanto 0.2.7).
+"""The quantized key/value cache of transformers 5.23 with its default backend (cache_utils.py
+QuantoQuantizedLayer; optimum-quanto 0.2.7).
 
-Packed keys and values of all tokens but the last few, which wait in full precision until there are 128 of them; then everything is
-unpacked, joined and packed anew. Each pass unpacks what is packed, so that its attention sees all tokens in full precision.
+Packed keys and values of all tokens but the last few, which wait in full precision until there are
+128 of them; then everything is unpacked, joined and packed anew. Each pass unpacks what is packed,
+so that its attention sees all tokens in full precision.
 """
 
 from __future__ import annotations
@@ -43,35 +45,58 @@ class Pair:
 
 
 def check(program: Program) -> None:
-    """What transformers or the backend refuses (cache_utils.py QuantizedCache, QuantoQuantizedLayer), and what has no formula."""
+    """What transformers or the backend refuses (cache_utils.py QuantizedCache,
+    QuantoQuantizedLayer), and what has no formula."""
     job, found = program.job, []
     if job.cache_bits not in (2, 4):
-        found.append(Problem(message=f"a quantized cache has 2 or 4 bits, not {job.cache_bits}", where="job.cache_bits"))
+        found.append(
+            Problem(
+                message=f"a quantized cache has 2 or 4 bits, not {job.cache_bits}",
+                where="job.cache_bits",
+            )
+        )
     mixers = [block.mixer for layer, _ in program.model.kinds for block in layer.blocks]
     if any(getattr(mixer, "window", 0) for mixer in mixers):
         message = "a quantized cache is for models whose layers all attend to every token"
         found.append(Problem(message=message, where="job.cache", hint="use `dynamic` or `static`"))
     if job.beams > 1:
-        found.append(Problem(message="no formula yet for beams over a quantized cache", where="job.beams", hint="1, or another `--cache`"))
+        found.append(
+            Problem(
+                message="no formula yet for beams over a quantized cache",
+                where="job.beams",
+                hint="1, or another `--cache`",
+            )
+        )
     raise_errors(found)
 
 
-def update(r: Recorder, pair: Pair | None, k: Tensor, v: Tensor, bits: int) -> tuple[Pair, Tensor, Tensor]:
+def update(
+    r: Recorder, pair: Pair | None, k: Tensor, v: Tensor, bits: int
+) -> tuple[Pair, Tensor, Tensor]:
     """The layer's new state, and the keys and values to attend to (QuantizedLayer.update)."""
     if pair is None:
         return Pair(packed=(quantize(r, k, bits), quantize(r, v, bits))), k, v
     old = [unpacked(r, one) for one in pair.packed]
     waiting = pair.waiting or (None, None)
-    keys, values = (joined(r, [one for one in parts if one is not None]) for parts in zip(old, waiting, (k, v), strict=True))
+    keys, values = (
+        joined(r, [one for one in parts if one is not None])
+        for parts in zip(old, waiting, (k, v), strict=True)
+    )
     held = 0 if waiting[0] is None else waiting[0].shape[-2]
     if held + k.shape[-2] >= RESIDUAL:
         first = quantize(r, keys, bits)
-        pair.packed = (first, pair.packed[1])  # the attribute takes the new keys before the values are packed
+        pair.packed = (
+            first,
+            pair.packed[1],
+        )  # the attribute takes the new keys before the values are packed
         pair.packed = (first, quantize(r, values, bits))
         pair.waiting = None
     else:
         first_waiting = joined(r, [one for one in (waiting[0], k) if one is not None])
-        pair.waiting = (first_waiting, joined(r, [one for one in (waiting[1], v) if one is not None]))
+        pair.waiting = (
+            first_waiting,
+            joined(r, [one for one in (waiting[1], v) if one is not None]),
+        )
     return pair, keys, values
 
 
@@ -82,8 +107,9 @@ def joined(r: Recorder, parts: list[Tensor]) -> Tensor:
 
 
 def quantize(r: Recorder, given: Tensor, bits: int) -> Packed:
-    """`MaxOptimizer` finds scales and shifts, `quantize_affine` makes bytes, `pack_weights` packs them (optimum-quanto
-    tensor/optimizers/max_optimizer.py, library/quantize.py, tensor/packed.py)."""
+    """`MaxOptimizer` finds scales and shifts, `quantize_affine` makes bytes, `pack_weights` packs
+    them (optimum-quanto tensor/optimizers/max_optimizer.py, library/quantize.py, tensor/packed.py).
+    """
     tensor = ops.packed(r, given)
     groups = (-(-tensor.count // GROUP), 1)
     low, high, reach = (r.tensor(groups, tensor.format, op) for op in ("amin", "amax", "sub"))
@@ -108,7 +134,8 @@ def quantize(r: Recorder, given: Tensor, bits: int) -> Packed:
 
 
 def unpacked(r: Recorder, packed: Packed) -> Tensor:
-    """Bytes, then their product with the scales, less the shifts in place (tensor/qbits.py QBitsDequantizer)."""
+    """Bytes, then their product with the scales, less the shifts in place (tensor/qbits.py
+    QBitsDequantizer)."""
     whole = r.tensor(packed.shape, UINT8, "unpack")
     out = r.tensor(packed.shape, packed.format, "dequantize", "kv_cache")
     del whole
@@ -116,7 +143,8 @@ def unpacked(r: Recorder, packed: Packed) -> Tensor:
 
 
 def skipped(r: Recorder, layers: dict[str, Pair], where: str, length: int, bits: int) -> Pair:
-    """What the layer holds of `length` tokens, where passes in between were not walked: tokens are packed in batches of `RESIDUAL`."""
+    """What the layer holds of `length` tokens, where passes in between were not walked: tokens are
+    packed in batches of `RESIDUAL`."""
     pair = layers.pop(where)
     prompt = pair.packed[0].shape[-2]
     packed = length - (length - prompt) % RESIDUAL
@@ -124,7 +152,14 @@ def skipped(r: Recorder, layers: dict[str, Pair], where: str, length: int, bits:
     del pair
     kept = tuple(stored(r, shape, format, bits) for shape, format in shapes)
     left = length - packed
-    waiting = tuple(r.tensor((*shape[:-2], left, shape[-1]), format, "cat", "kv_cache") for shape, format in shapes) if left else None
+    waiting = (
+        tuple(
+            r.tensor((*shape[:-2], left, shape[-1]), format, "cat", "kv_cache")
+            for shape, format in shapes
+        )
+        if left
+        else None
+    )
     return Pair(packed=kept, waiting=waiting)  # type: ignore[arg-type]  # two of each
 
 
@@ -135,10 +170,17 @@ def stored(r: Recorder, shape: Shape, format: Format, bits: int) -> Packed:
         count *= size
     groups = (-(-count // GROUP), 1)
     scale, shift = (r.tensor(groups, format, op, "kv_cache") for op in ("div", "neg"))
-    return Packed(data=r.tensor((-(-count * bits // 8),), UINT8, "zeros", "kv_cache"), scale=scale, shift=shift, shape=shape, format=format)
+    return Packed(
+        data=r.tensor((-(-count * bits // 8),), UINT8, "zeros", "kv_cache"),
+        scale=scale,
+        shift=shift,
+        shape=shape,
+        format=format,
+    )
 
 
 def flushes(passes: int) -> list[int]:
-    """The decoding pass that packs everything anew for the last time, and the one before it, when the most waits: either may hold the most."""
+    """The decoding pass that packs everything anew for the last time, and the one before it, when
+    the most waits: either may hold the most."""
     last = passes // RESIDUAL * RESIDUAL
     return [last - 1, last] if last else []

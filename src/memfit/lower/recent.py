@@ -1,4 +1,5 @@
-"""What a search asks for more than once, kept while it runs: a quick answer walks what the precise one of the same candidate replays."""
+"""What a search asks for more than once, kept while it runs: a quick answer walks what the precise
+one of the same candidate replays."""
 
 from __future__ import annotations
 
@@ -18,8 +19,15 @@ class Recent:
         self.events, self.total = events, 0
         self.found: dict[Hashable, tuple[Any, int, tuple[object, ...]]] = {}
 
-    def take(self, same: tuple[object, ...], key: Hashable, make: Callable[[], T], weigh: Callable[[T], int]) -> T:
-        """`same`: objects that are meant themselves, whatever equals them. They are held, so that no others get their numbers."""
+    def take(
+        self,
+        same: tuple[object, ...],
+        key: Hashable,
+        make: Callable[[], T],
+        weigh: Callable[[T], int],
+    ) -> T:
+        """`same`: objects that are meant themselves, whatever equals them. They are held, so that
+        no others get their numbers."""
         whole = tuple(map(id, same)), key
         known = self.found.pop(whole, None)
         if known is None:
@@ -46,7 +54,9 @@ def remembering() -> Iterator[None]:
         _RECENT.reset(token)
 
 
-def once(same: tuple[object, ...], key: Hashable, make: Callable[[], T], weigh: Callable[[T], int]) -> T:
+def once(
+    same: tuple[object, ...], key: Hashable, make: Callable[[], T], weigh: Callable[[T], int]
+) -> T:
     """What `make` finds, or found before (see `Recent.take`)."""
     recent = _RECENT.get()
     return make() if recent is None else recent.take(same, key, make, weigh)

@@ -1,7 +1,9 @@
-"""A shape-level autograd: tensors that are only a shape and a life. Programs of `lower` run on them and leave a Tape.
+"""A shape-level autograd: tensors that are only a shape and a life. Programs of `lower` run on them
+and leave a Tape.
 
-Backward follows torch's engine (torch/csrc/autograd/engine.cpp, input_buffer.cpp, accumulate_grad.h, torch 2.13): ready nodes run
-latest first, saved tensors go after their node ran, a second gradient is added in place where torch may do so.
+Backward follows torch's engine (torch/csrc/autograd/engine.cpp, input_buffer.cpp,
+accumulate_grad.h, torch 2.13): ready nodes run latest first, saved tensors go after their node ran,
+a second gradient is added in place where torch may do so.
 """
 
 from __future__ import annotations
@@ -16,7 +18,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memfit.formats import Format
 from memfit.lower.strides import kept
-from memfit.lower.tensors import Back, Choices, Elastic, Frame, Grads, Hooks, Node, Packed, Shape, Storage, Tensor, unpacked
+from memfit.lower.tensors import (
+    Back,
+    Choices,
+    Elastic,
+    Frame,
+    Grads,
+    Hooks,
+    Node,
+    Packed,
+    Shape,
+    Storage,
+    Tensor,
+    unpacked,
+)
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Part, Phase
 
 if TYPE_CHECKING:
@@ -24,7 +39,8 @@ if TYPE_CHECKING:
 
 
 class Standing(NamedTuple):
-    """What was made where it was first needed, and stays: workspaces by thread, blocks by what they are for."""
+    """What was made where it was first needed, and stays: workspaces by thread, blocks by what they
+    are for."""
 
     workspaces: dict[str, Storage | None]
     blocks: dict[tuple[str, Shape], Tensor]
@@ -39,7 +55,8 @@ class StopRecompute(Exception):
 
 
 class Recorder:
-    """Writes events; holds what the program is doing (`where`, `phase`) and whether it records gradients (`grad`)."""
+    """Writes events; holds what the program is doing (`where`, `phase`) and whether it records
+    gradients (`grad`)."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -52,23 +69,37 @@ class Recorder:
         self._next_seq = 0
         self.thread = "forward"  # backward runs on a thread of its own
         self.cublas, self._cublas_of = 0, dict[str, Storage | None]()
-        self.sums: Callable[[int, int], tuple[int, ...]] = lambda rows, columns: ()  # buffers of a sum over the rows of a matrix
+        self.sums: Callable[[int, int], tuple[int, ...]] = (
+            lambda rows, columns: ()
+        )  # buffers of a sum over the rows of a matrix
         self._standing: dict[tuple[str, Shape], Tensor] = {}
         self.frame: Frame | None = None
-        self.shared: set[str] = set()  # names of leaves that get several gradients, which are added into another tensor
+        self.shared: set[str] = (
+            set()
+        )  # names of leaves that get several gradients, which are added into another tensor
         self.span, self.at = "", 0  # the layer that is running, and the step
-        self.adds = False  # the gradients of parameters go as they come: something adds them up elsewhere
-        self.kept: list[tuple[str, Any]] = []  # by graph nodes as plain attributes, and the layer of each,
-        self.former: list[tuple[str, Any]] = []  # and those of the graph before, whose outputs a loop still holds
-        self.ready: Callable[[Tensor], None] | None = None  # told of every parameter whose gradient has come,
+        self.adds = (
+            False  # the gradients of parameters go as they come: something adds them up elsewhere
+        )
+        self.kept: list[
+            tuple[str, Any]
+        ] = []  # by graph nodes as plain attributes, and the layer of each,
+        self.former: list[
+            tuple[str, Any]
+        ] = []  # and those of the graph before, whose outputs a loop still holds
+        self.ready: Callable[[Tensor], None] | None = (
+            None  # told of every parameter whose gradient has come,
+        )
         self.over: Callable[[], None] = lambda: None  # and when all have
         self.marked: list[int] = []  # the next block's number at each mark
-        self.once: list[int] = []  # blocks that are made where they are first needed, for all layers
+        self.once: list[
+            int
+        ] = []  # blocks that are made where they are first needed, for all layers
         self.notes: Notes | None = None  # where a layer stands for many
         self.hooks: Hooks | None = None  # on what nodes save
         self.depth = 0  # of backwards within one another
 
-    # ------------------------------------------------------------------------------------------------- what happens
+    # -------------------------------------------------------------------------------- what happens
     def mark(self, phase: Phase, where: str = "", step: int = 0) -> None:
         self.phase, self.where, self.span, self.at = phase, where, where, step
         self.part = "temporaries" if phase in ("backward", "step") else "activations"
@@ -89,7 +120,12 @@ class Recorder:
             return Tensor(shape, format, None)
         id = self._next_id
         self._next_id = id + 1
-        self.write(tuple.__new__(Alloc, (id, size, part or self.part, self.where, op, (*shape, format.block_bytes), 0)))
+        self.write(
+            tuple.__new__(
+                Alloc,
+                (id, size, part or self.part, self.where, op, (*shape, format.block_bytes), 0),
+            )
+        )
         return Tensor(shape, format, Storage(id, size, self.write))
 
     def like(self, tensor: Tensor, op: str, part: Part | None = None) -> Tensor:
@@ -100,7 +136,8 @@ class Recorder:
         return out
 
     def chosen(self, op: str) -> bool:
-        """Whether a selective checkpoint keeps what `op` puts out; asked once for every operation that it may keep."""
+        """Whether a selective checkpoint keeps what `op` puts out; asked once for every operation
+        that it may keep."""
         return self.frame is not None and self.frame.keeps is not None and self.frame.keeps(op)
 
     @property
@@ -110,8 +147,8 @@ class Recorder:
 
     @property
     def watched(self) -> bool:
-        """Whether a selective checkpoint looks on: composites then copy where they would write in place
-        (torch 2.13 ATen/TensorSubclassLikeUtils.h areAnyTensorSubclassLike)."""
+        """Whether a selective checkpoint looks on: composites then copy where they would write in
+        place (torch 2.13 ATen/TensorSubclassLikeUtils.h areAnyTensorSubclassLike)."""
         return self.frame is not None and self.frame.keeps is not None
 
     def put_out(self, make: Callable[[], Tensor], chosen: bool) -> Tensor:
@@ -127,8 +164,11 @@ class Recorder:
         frame.kept.append(out.detach())
         return out
 
-    def scratch(self, size: int, op: str, part: Part = "workspace", stream: int = 0) -> Storage | None:
-        """Bytes that a kernel takes for itself; they live while the caller keeps what is returned."""
+    def scratch(
+        self, size: int, op: str, part: Part = "workspace", stream: int = 0
+    ) -> Storage | None:
+        """Bytes that a kernel takes for itself; they live while the caller keeps what is
+        returned."""
         return Storage(self.block(size, op, part, stream), size, self.write) if size > 0 else None
 
     def block(self, size: int, op: str, part: Part, stream: int = 0) -> int:
@@ -186,8 +226,11 @@ class Recorder:
         """A storage for a block whose `Alloc` is written already."""
         return Storage(id, tensor.format.bytes(tensor.count), self.write)
 
-    def compute(self, op: str, flops: int, bytes: int, math: str, *, kept: bool = False, kernels: int = 1) -> None:
-        """`kept`: a selective checkpoint has the result, so a recomputation runs no kernel for it. `kernels`: that share all this."""
+    def compute(
+        self, op: str, flops: int, bytes: int, math: str, *, kept: bool = False, kernels: int = 1
+    ) -> None:
+        """`kept`: a selective checkpoint has the result, so a recomputation runs no kernel for it.
+        `kernels`: that share all this."""
         if kept and self.replaying:
             return
         if self.thread not in self._cublas_of and op in ("linear", "matmul"):
@@ -198,14 +241,22 @@ class Recorder:
     def comm(self, op: str, size: int, ranks: int, group: str, stream: int = 0) -> None:
         self.write(Comm(op, size, ranks, group, self.where, stream))
 
-    # ---------------------------------------------------------------------------------------------------- the graph
+    # ----------------------------------------------------------------------------------- the graph
     def leaf(self, shape: Shape, format: Format, name: str, part: Part, needs: bool) -> Tensor:
         """A parameter or buffer."""
         tensor = self.tensor(shape, format, "parameter", part)
         tensor.needs, tensor.name = needs, name
         return tensor
 
-    def node(self, op: str, out: Tensor, inputs: tuple[Tensor, ...], back: Back, saved: tuple[Any, ...] = (), extra: Any = None) -> Tensor:
+    def node(
+        self,
+        op: str,
+        out: Tensor,
+        inputs: tuple[Tensor, ...],
+        back: Back,
+        saved: tuple[Any, ...] = (),
+        extra: Any = None,
+    ) -> Tensor:
         """Hang `out` into the graph if an input needs a gradient; otherwise nothing is saved."""
         if not self.grad:
             return out
@@ -232,8 +283,9 @@ class Recorder:
         return out
 
     def _framed(self, node: Node, out: Tensor) -> None:
-        """A node inside a checkpoint saves nothing; its double of the recomputation does, and the last one ends it. What a
-        node saves of its inputs is saved before its kernel runs, so the last one does not run and its output never comes to be."""
+        """A node inside a checkpoint saves nothing; its double of the recomputation does, and the
+        last one ends it. What a node saves of its inputs is saved before its kernel runs, so the
+        last one does not run and its output never comes to be."""
         frame = self.frame
         assert frame is not None
         if not frame.replaying:
@@ -245,7 +297,9 @@ class Recorder:
         frame.fresh.append(node if wanted else None)
         if len(frame.fresh) == len(frame.nodes) and not frame.whole:
             if out.storage is not None and out.storage.id == frame.taken:
-                frame.kept.append(out.detach())  # nobody has come to take it: it goes with the frame
+                frame.kept.append(
+                    out.detach()
+                )  # nobody has come to take it: it goes with the frame
             elif out.storage is not None and newest(node.saved) < out.storage.id:
                 self._unwrite(out.storage)
             raise StopRecompute
@@ -256,15 +310,26 @@ class Recorder:
         for index in range(len(self.events) - 1, max(-1, len(self.events) - 6), -1):
             event = self.events[index]
             if type(event) is Alloc and event.id == storage.id:
-                self.events[index:] = [event for event in self.events[index + 1 :] if type(event) is not Compute]
+                self.events[index:] = [
+                    event for event in self.events[index + 1 :] if type(event) is not Compute
+                ]
                 storage.write = lambda event: None
                 return
 
-    def checkpoint(self, run: Callable[[Tensor], Tensor], given: Tensor, choices: Choices | None = None, whole: bool = False) -> Tensor:
-        """Run a piece of the forward so that it keeps its input and nothing else (use_reentrant=False), or what is chosen."""
+    def checkpoint(
+        self,
+        run: Callable[[Tensor], Tensor],
+        given: Tensor,
+        choices: Choices | None = None,
+        whole: bool = False,
+    ) -> Tensor:
+        """Run a piece of the forward so that it keeps its input and nothing else
+        (use_reentrant=False), or what is chosen."""
         if not self.grad or self.frame is not None:
             return run(given)
-        frame = Frame(run, given if self.hooks is None else self.hooks.packed_input(given), choices, whole)
+        frame = Frame(
+            run, given if self.hooks is None else self.hooks.packed_input(given), choices, whole
+        )
         self.frame = frame
         out = run(given)
         self.frame = None
@@ -272,10 +337,13 @@ class Recorder:
             frame.again = frame.given = None
         return out
 
-    def reentrant(self, run: Callable[[Tensor], Tensor], given: Tensor, beside: list[Tensor]) -> Tensor:
-        """The older way: forward without a graph; its backward runs the piece again and a backward of its own inside
-        (torch/utils/checkpoint.py CheckpointFunction). `beside` is what the piece returns beside its output: a Function's outputs
-        all get a gradient, zeros where there is none."""
+    def reentrant(
+        self, run: Callable[[Tensor], Tensor], given: Tensor, beside: list[Tensor]
+    ) -> Tensor:
+        """The older way: forward without a graph; its backward runs the piece again and a backward
+        of its own inside (torch/utils/checkpoint.py CheckpointFunction). `beside` is what the piece
+        returns beside its output: a Function's outputs all get a gradient, zeros where there is
+        none."""
         if not self.grad or not given.needs:
             return run(given)
         self.grad = False
@@ -299,8 +367,9 @@ class Recorder:
         return self.node("checkpoint", out, (given,), back, (given,))
 
     def keep(self, tensor: Tensor) -> Tensor | None:
-        """A node's context holds the tensor as a plain attribute: until its graph goes, with or without a checkpoint around it. The
-        double of a recomputation goes with its own extras, for which the tensor is returned."""
+        """A node's context holds the tensor as a plain attribute: until its graph goes, with or
+        without a checkpoint around it. The double of a recomputation goes with its own extras, for
+        which the tensor is returned."""
         if self.replaying:
             return tensor
         if self.grad:
@@ -308,8 +377,8 @@ class Recorder:
         return None
 
     def let_go(self, kept: list[tuple[str, Tensor]]) -> None:
-        """A graph goes after backward, or with the outputs that a loop holds, and with it what its nodes' contexts hold, each layer's in
-        its own span."""
+        """A graph goes after backward, or with the outputs that a loop holds, and with it what its
+        nodes' contexts hold, each layer's in its own span."""
         while kept:
             span, _ = kept[-1]
             if span != self.span:
@@ -351,13 +420,16 @@ class Recorder:
             self.frame, self.part, self.thread = None, phase_part, thread
 
     def backward(self, root: Tensor, gradient: Tensor, *others: tuple[Tensor, Tensor]) -> None:
-        """Run the graph of `root`, and of `others` with their gradients. The caller's references to gradients count, as in torch."""
+        """Run the graph of `root`, and of `others` with their gradients. The caller's references to
+        gradients count, as in torch."""
         if root.node is None:
             raise ValueError("backward from a tensor without a graph")
         roots = [root.node, *(one.node for one, _ in others if one.node is not None)]
         waiting = _dependencies(roots)
         buffers: dict[Any, Tensor] = {key_of(root.node, root.slot): gradient}
-        buffers.update((key_of(one.node, one.slot), given) for one, given in others if one.node is not None)
+        buffers.update(
+            (key_of(one.node, one.slot), given) for one, given in others if one.node is not None
+        )
         ready = [(-node.seq, node) for node in dict.fromkeys(roots) if not waiting.get(node)]
         heapify(ready)
         del root, gradient, roots, others
@@ -366,7 +438,13 @@ class Recorder:
             self._run(heappop(ready)[1], waiting, buffers, ready)
         self.depth -= 1
 
-    def _run(self, node: Node, waiting: dict[Any, int], buffers: dict[Any, Tensor], ready: list[tuple[int, Node]]) -> None:
+    def _run(
+        self,
+        node: Node,
+        waiting: dict[Any, int],
+        buffers: dict[Any, Tensor],
+        ready: list[tuple[int, Node]],
+    ) -> None:
         if node.span != self.span:
             self.mark(self.phase, node.span, self.at)
             if self.notes is not None:
@@ -376,7 +454,11 @@ class Recorder:
         self.where = node.where
         if node.packed:
             node.saved = unpacked(node.saved, node)
-        results = list(node.back(self, node, buffers.pop(node) if node.outputs == 1 else gathered(node, buffers)))
+        results = list(
+            node.back(
+                self, node, buffers.pop(node) if node.outputs == 1 else gathered(node, buffers)
+            )
+        )
         node.saved, node.frame = (), None
         for act in node.acts:
             act()
@@ -389,7 +471,13 @@ class Recorder:
                 key = target if isinstance(target, Tensor) else key_of(target, node.slots[index])
                 old = buffers.pop(key, None)
                 buffers[key] = (
-                    result if old is None else self._sum(old, result, "gradients" if isinstance(target, Tensor) and target.name else None)
+                    result
+                    if old is None
+                    else self._sum(
+                        old,
+                        result,
+                        "gradients" if isinstance(target, Tensor) and target.name else None,
+                    )
                 )
                 del old
             del result
@@ -401,10 +489,10 @@ class Recorder:
                     heappush(ready, (-target.seq, target))
 
     def _sum(self, old: Tensor, new: Tensor, part: Part | None) -> Tensor:
-        """InputBuffer::add: a second gradient is added into the first where nobody else holds that one (torch 2.13
-        input_buffer.cpp; only the older of the two is ever reused)."""
-        # Three references (this variable, the caller's, getrefcount's argument) mean that nobody else holds it; so does a
-        # storage that one tensor holds.
+        """InputBuffer::add: a second gradient is added into the first where nobody else holds that
+        one (torch 2.13 input_buffer.cpp; only the older of the two is ever reused)."""
+        # Three references (this variable, the caller's, getrefcount's argument) mean that nobody
+        # else holds it; so does a storage that one tensor holds.
         if sys.getrefcount(old) == 3 and sys.getrefcount(old.storage) == 2:
             return old
         return self.like(old, "accumulate", part)
@@ -421,20 +509,36 @@ class Recorder:
             self.ready(leaf)
 
     def _named(self, id: int) -> None:
-        """What became a parameter's gradient is one, whatever it was made as; it was made not long ago."""
+        """What became a parameter's gradient is one, whatever it was made as; it was made not long
+        ago."""
         for index in range(len(self.events) - 1, -1, -1):
             event = self.events[index]
             if type(event) is Alloc and event[0] <= id:
                 if event[0] == id:
-                    self.events[index] = Alloc(id, event.size, "gradients", event.where, event.op, event.formula, event.stream)
+                    self.events[index] = Alloc(
+                        id,
+                        event.size,
+                        "gradients",
+                        event.where,
+                        event.op,
+                        event.formula,
+                        event.stream,
+                    )
                 return
 
 
 def newest(saved: Sequence[Any]) -> int:
-    """The last block among what is saved: one that came with the output, or after it, is saved when the kernel has run."""
-    storages = [one.storage if isinstance(one, Tensor) else one for one in saved if not isinstance(one, tuple)]
+    """The last block among what is saved: one that came with the output, or after it, is saved when
+    the kernel has run."""
+    storages = [
+        one.storage if isinstance(one, Tensor) else one
+        for one in saved
+        if not isinstance(one, tuple)
+    ]
     return max(
-        [storage.id for storage in storages if storage is not None] + [newest(one) for one in saved if isinstance(one, tuple)], default=-1
+        [storage.id for storage in storages if storage is not None]
+        + [newest(one) for one in saved if isinstance(one, tuple)],
+        default=-1,
     )
 
 
@@ -445,7 +549,9 @@ def key_of(node: Node, slot: int) -> Any:
 
 def gathered(node: Node, buffers: dict[Any, Tensor]) -> dict[int, Tensor]:
     """What arrived for a node of several outputs."""
-    return {slot: buffers.pop((node, slot)) for slot in range(node.outputs) if (node, slot) in buffers}
+    return {
+        slot: buffers.pop((node, slot)) for slot in range(node.outputs) if (node, slot) in buffers
+    }
 
 
 def _dependencies(roots: list[Node]) -> dict[Any, int]:

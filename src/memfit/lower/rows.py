@@ -1,6 +1,7 @@
-"""ColossalAI's 1D tensor parallelism: every linear layer gets this rank's part of its input's width, and the results are added up over the
-ranks, so that all between two of them is whole on every rank, attention with all its heads too (colossalai 0.3.0 nn/_ops/linear.py
-colo_linear_1drow, nn/_ops/embedding.py colo_embedding_1Dcol, tensor/dist_spec_mgr.py)."""
+"""ColossalAI's 1D tensor parallelism: every linear layer gets this rank's part of its input's
+width, and the results are added up over the ranks, so that all between two of them is whole on
+every rank, attention with all its heads too (colossalai 0.3.0 nn/_ops/linear.py colo_linear_1drow,
+nn/_ops/embedding.py colo_embedding_1Dcol, tensor/dist_spec_mgr.py)."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ def columns(x: Tensor, size: int, r: Recorder) -> Tensor:
 
 
 def whole(x: Tensor, size: int, r: Recorder) -> Tensor:
-    """Into one flat tensor, from there into one for each rank, which are put together (_gather; torch 2.0 ProcessGroupNCCL.cpp allgather)."""
+    """Into one flat tensor, from there into one for each rank, which are put together (_gather;
+    torch 2.0 ProcessGroupNCCL.cpp allgather)."""
     bytes = x.format.bytes(x.count)
     pieces = [r.scratch(bytes, "empty_like", "communication") for _ in range(size)]
     flat = r.scratch(size * bytes, "flatten", "communication")

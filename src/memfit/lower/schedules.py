@@ -1,5 +1,6 @@
-"""In which order a stage of a pipeline runs its micro-batches: forward and backward of (chunk, micro-batch), as each schedule does on that
-stage. Long steady phases repeat themselves, so that only their beginning is written down: what is in flight is the same."""
+"""In which order a stage of a pipeline runs its micro-batches: forward and backward of (chunk,
+micro-batch), as each schedule does on that stage. Long steady phases repeat themselves, so that
+only their beginning is written down: what is in flight is the same."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ STEADY = 3  # micro-batches of a steady phase (times the chunks): the first, a u
 
 
 class Turn(NamedTuple):
-    """`forward` or backward of a micro-batch through one of the rank's chunks; `part` of a backward: the `whole`, the gradient of what came in
-    (`input`), those of the weights (`weight`)."""
+    """`forward` or backward of a micro-batch through one of the rank's chunks; `part` of a
+    backward: the `whole`, the gradient of what came in (`input`), those of the weights (`weight`).
+    """
 
     forward: bool
     chunk: int
@@ -22,7 +24,8 @@ class Turn(NamedTuple):
 
 
 def turns(pp: PP, stage: int, micro_batches: int, *, whole: bool = False) -> tuple[Turn, ...]:
-    """What the rank does in a step; `whole`: every micro-batch, where each leaves something behind."""
+    """What the rank does in a step; `whole`: every micro-batch, where each leaves something
+    behind."""
     own = OWN.get(pp.schedule)
     if own is not None:
         return tuple(own(pp, stage, micro_batches))
@@ -36,7 +39,8 @@ def turns(pp: PP, stage: int, micro_batches: int, *, whole: bool = False) -> tup
 
 
 def woven(forward: list[Turn], backward: list[Turn], warm: int) -> Iterator[Turn]:
-    """`warm` forwards, then one forward and one backward by turns, then the backwards that are left."""
+    """`warm` forwards, then one forward and one backward by turns, then the backwards that are
+    left."""
     yield from forward[:warm]
     for one, other in zip(forward[warm:], backward, strict=False):
         yield one
@@ -45,8 +49,9 @@ def woven(forward: list[Turn], backward: list[Turn], warm: int) -> Iterator[Turn
 
 
 def place(index: int, size: int, chunks: int, back: bool) -> tuple[int, int]:
-    """The chunk and the micro-batch of a rank's forward or backward of this number: `size` micro-batches run through a chunk, then as many
-    through the next (megatron-core 0.16.1 pipeline_parallel/schedules.py get_schedule_table; torch 2.13 pipelining/schedules.py
+    """The chunk and the micro-batch of a rank's forward or backward of this number: `size`
+    micro-batches run through a chunk, then as many through the next (megatron-core 0.16.1
+    pipeline_parallel/schedules.py get_schedule_table; torch 2.13 pipelining/schedules.py
     ScheduleInterleaved1F1B)."""
     if chunks == 1:
         return 0, index
@@ -77,16 +82,24 @@ def shortened(warm: int, count: int, period: int) -> int:
     return min(count, enough)
 
 
-# ------------------------------------------------------------------------------------- torch's own (torch 2.13 pipelining/schedules.py)
+# ------------------------------------------------------------------------------------- torch's own
+# (torch 2.13 pipelining/schedules.py)
 def breadth_first(pp: PP, stage: int, micro_batches: int) -> Iterator[Turn]:
-    """All micro-batches through a chunk before the next, and back the other way round (ScheduleLoopedBFS)."""
-    yield from (Turn(True, chunk, micro) for chunk in range(pp.virtual) for micro in range(micro_batches))
-    yield from (Turn(False, chunk, micro) for chunk in reversed(range(pp.virtual)) for micro in reversed(range(micro_batches)))
+    """All micro-batches through a chunk before the next, and back the other way round
+    (ScheduleLoopedBFS)."""
+    yield from (
+        Turn(True, chunk, micro) for chunk in range(pp.virtual) for micro in range(micro_batches)
+    )
+    yield from (
+        Turn(False, chunk, micro)
+        for chunk in reversed(range(pp.virtual))
+        for micro in reversed(range(micro_batches))
+    )
 
 
 def zero_bubble(pp: PP, stage: int, micro_batches: int) -> Iterator[Turn]:
-    """As interleaved, with half the warm-up; the weights' gradients come as many backwards later as there are ranks before this one
-    (ScheduleInterleavedZeroBubble)."""
+    """As interleaved, with half the warm-up; the weights' gradients come as many backwards later as
+    there are ranks before this one (ScheduleInterleavedZeroBubble)."""
     count = micro_batches * pp.virtual
     warm = min((pp.virtual - 1) * pp.size + pp.size - 1 - stage, count)
     backward = [place(index, pp.size, pp.virtual, True) for index in range(count)]
@@ -101,9 +114,13 @@ def zero_bubble(pp: PP, stage: int, micro_batches: int) -> Iterator[Turn]:
 
 
 def there_and_back(pp: PP, stage: int, micro_batches: int) -> Iterator[Turn]:
-    """Two chunks, the second on the way back of a V (ScheduleZBVZeroBubble): written for as many micro-batches as fill it, of which those that
-    there are run."""
-    return (turn for turn in filled_v(pp.size, stage, max(2 * pp.size - 1, micro_batches)) if turn.micro < micro_batches)
+    """Two chunks, the second on the way back of a V (ScheduleZBVZeroBubble): written for as many
+    micro-batches as fill it, of which those that there are run."""
+    return (
+        turn
+        for turn in filled_v(pp.size, stage, max(2 * pp.size - 1, micro_batches))
+        if turn.micro < micro_batches
+    )
 
 
 def filled_v(size: int, stage: int, micro_batches: int) -> Iterator[Turn]:
@@ -111,19 +128,28 @@ def filled_v(size: int, stage: int, micro_batches: int) -> Iterator[Turn]:
 
     def turn(kind: str, chunk: int) -> Turn:
         done[kind, chunk] += 1
-        return Turn(kind == "forward", chunk, done[kind, chunk] - 1, "whole" if kind == "forward" else kind)
+        return Turn(
+            kind == "forward", chunk, done[kind, chunk] - 1, "whole" if kind == "forward" else kind
+        )
 
     yield from (turn("forward", 0) for _ in range(2 * (size - stage) - 1))
     yield from (turn("forward", chunk) for _ in range(stage) for chunk in (1, 0))
-    yield from (turn(kind, 1) for _ in range(size - stage) for kind in ("forward", "input", "weight"))
+    yield from (
+        turn(kind, 1) for _ in range(size - stage) for kind in ("forward", "input", "weight")
+    )
     while done["forward", 1] < done["forward", 0] or done["forward", 0] < micro_batches:
         if done["forward", 0] < micro_batches:
             yield turn("forward", 0)
-        yield from (turn(*one) for one in (("input", 0), ("weight", 0), ("forward", 1), ("input", 1), ("weight", 1)))
+        yield from (
+            turn(*one)
+            for one in (("input", 0), ("weight", 0), ("forward", 1), ("input", 1), ("weight", 1))
+        )
     yield from (turn("input", chunk) for _ in range(stage) for chunk in (0, 1))
     yield from (turn(kind, 0) for _ in range(size - stage) for kind in ("input", "weight"))
     for chunk in (1, 0):
-        yield from (turn("weight", chunk) for _ in range(done["input", chunk] - done["weight", chunk]))
+        yield from (
+            turn("weight", chunk) for _ in range(done["input", chunk] - done["weight", chunk])
+        )
 
 
 OWN = {"bfs": breadth_first, "zero-bubble": zero_bubble, "zbv": there_and_back}

@@ -1,5 +1,6 @@
-"""The passes of a micro-batch, walked once with one layer for many and a word wherever the engine is told something; then played as often as they
-happen, every layer written out, with the engine acting at each word. What engines do differs from layer to layer and from rank to rank, what the
+"""The passes of a micro-batch, walked once with one layer for many and a word wherever the engine
+is told something; then played as often as they happen, every layer written out, with the engine
+acting at each word. What engines do differs from layer to layer and from rank to rank, what the
 model does does not."""
 
 from __future__ import annotations
@@ -19,13 +20,18 @@ from memfit.lower.told import Line, Place, Told
 from memfit.program import Program
 from memfit.tape import Alloc, Event, Free, Mark
 
-MicroBatch: TypeAlias = "Callable[[Recorder, Program, Body, int, int], None]"  # in a step, of so many tokens
-Keep: TypeAlias = "Callable[[Hashable, Callable[[], Script]], Script]"  # what is found under this name, or made
+MicroBatch: TypeAlias = (
+    "Callable[[Recorder, Program, Body, int, int], None]"  # in a step, of so many tokens
+)
+Keep: TypeAlias = (
+    "Callable[[Hashable, Callable[[], Script]], Script]"  # what is found under this name, or made
+)
 
 
 class Piece(NamedTuple):
-    """What is the same each time, and what comes behind it: a mark, a word for the engine, a block that may outlive the passes. `alone`: the block that
-    the engine is told of is the leaf's alone from here on."""
+    """What is the same each time, and what comes behind it: a mark, a word for the engine, a block
+    that may outlive the passes. `alone`: the block that the engine is told of is the leaf's alone
+    from here on."""
 
     plain: tuple[Event, ...]
     last: Line | None
@@ -33,11 +39,15 @@ class Piece(NamedTuple):
 
 
 class Script:
-    """`events` with blocks numbered from 0; `taken` are gradients that the engine is handed, `stays` what nobody gives back, a workspace.
-    `standing`: what there is of that when it was walked. Without events where the walk does not tell how layers hang together."""
+    """`events` with blocks numbered from 0; `taken` are gradients that the engine is handed,
+    `stays` what nobody gives back, a workspace. `standing`: what there is of that when it was
+    walked. Without events where the walk does not tell how layers hang together."""
 
     def __init__(self, events: Sequence[Line], batch: int, standing: Standing) -> None:
-        self.events, self.standing = events[1 + batch :], standing  # it begins with its mark and the batch, which the loop holds
+        self.events, self.standing = (
+            events[1 + batch :],
+            standing,
+        )  # it begins with its mark and the batch, which the loop holds
         self.count = sum(type(event) is Alloc for event in events)
         self.taken = {event.block for event in events if type(event) is Told and event.block >= 0}
         freed = {event.id for event in self.events if type(event) is Free}
@@ -45,7 +55,8 @@ class Script:
         self.numbered: dict[int, list[Piece]] = {}
 
     def pieces(self, base: int) -> list[Piece]:
-        """With blocks numbered from `base`: all but those that may outlive the passes go, so that their numbers come again."""
+        """With blocks numbered from `base`: all but those that may outlive the passes go, so that
+        their numbers come again."""
         if base not in self.numbered:
             self.numbered[base] = list(self.cut(base))
         return self.numbered[base]
@@ -59,7 +70,11 @@ class Script:
             elif type(event) is Free and event[0] not in own:
                 plain.append(new(Free, (event[0] + base, event[1])))
             elif type(event) in (Alloc, Free, Mark, Told):
-                alone = type(event) is Told and type(following) is Free and following[0] == event.block >= 0
+                alone = (
+                    type(event) is Told
+                    and type(following) is Free
+                    and following[0] == event.block >= 0
+                )
                 yield Piece(tuple(plain), event, alone)
                 plain = []
             else:
@@ -68,21 +83,31 @@ class Script:
 
 
 class Player:
-    """Plays micro-batches for the engine of a loaded body; `walk` is how one is walked, `keep` knows what other ranks found."""
+    """Plays micro-batches for the engine of a loaded body; `walk` is how one is walked, `keep`
+    knows what other ranks found."""
 
-    def __init__(self, body: Body, engine: Hooked, folded: Program, walk: MicroBatch, keep: Keep) -> None:
+    def __init__(
+        self, body: Body, engine: Hooked, folded: Program, walk: MicroBatch, keep: Keep
+    ) -> None:
         self.r, self.engine, self.folded, self.walk, self.keep = body.r, engine, folded, walk, keep
-        self.leaves = {bound.prefix: [leaf for _, leaf in parameters(bound)] for bound in (body.ends, *body.layers)}
+        self.leaves = {
+            bound.prefix: [leaf for _, leaf in parameters(bound)]
+            for bound in (body.ends, *body.layers)
+        }
         self.trained = [leaf for _, leaves in body.trained() for leaf in leaves]
         self.found: dict[tuple[Place, ...], tuple[Tensor | None, ...]] = {}
-        self.scripts: dict[tuple[int, bool], Script] = {}  # by tokens, and whether there are gradients to add to
+        self.scripts: dict[
+            tuple[int, bool], Script
+        ] = {}  # by tokens, and whether there are gradients to add to
         self.bases: dict[Script, int] = {}  # of those that were played: their first block's number
 
     def play(self, step: int, tokens: int) -> bool:
         """Whether there is a script: not where the walk does not tell how layers hang together."""
         key = tokens, any(leaf.grad is not None for leaf in self.trained)
         if key not in self.scripts:
-            self.scripts[key] = self.keep((*key, self.r.standing_now.name), partial(self.written, *key))
+            self.scripts[key] = self.keep(
+                (*key, self.r.standing_now.name), partial(self.written, *key)
+            )
             if self.scripts[key].events:
                 self.r.stand(self.scripts[key].standing)
         script = self.scripts[key]
@@ -136,7 +161,9 @@ class Player:
             leaf = self.leaf(told.leaves[0])
             assert leaf is not None
             if told.block >= 0:
-                leaf.grad = Tensor(leaf.shape, leaf.format, held.pop(told.block) if alone else held[told.block])
+                leaf.grad = Tensor(
+                    leaf.shape, leaf.format, held.pop(told.block) if alone else held[told.block]
+                )
             engine.ready(leaf)
         else:
             if told.leaves not in self.found:

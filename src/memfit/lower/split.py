@@ -1,5 +1,6 @@
-"""Linear layers and the table of tokens that DTensor splits over ranks, as transformers' own plan has it (transformers 5.23
-distributed/tensor_parallel.py; torch 2.13 distributed/tensor/_redistribute.py): sums over the ranks are new tensors, beside what is summed.
+"""Linear layers and the table of tokens that DTensor splits over ranks, as transformers' own plan
+has it (transformers 5.23 distributed/tensor_parallel.py; torch 2.13
+distributed/tensor/_redistribute.py): sums over the ranks are new tensors, beside what is summed.
 """
 
 from __future__ import annotations
@@ -27,17 +28,26 @@ def summed(r: Recorder, x: Tensor, size: int) -> Tensor:
 
 
 def sequential(ctx: Context) -> bool:
-    """Whether norms and residuals have a part of each sequence (torch 2.13 distributed/tensor/parallel/style.py SequenceParallel)."""
-    return ranks(ctx) > 1 and ctx.program.strategy.tp is not None and ctx.program.strategy.tp.sequence
+    """Whether norms and residuals have a part of each sequence (torch 2.13
+    distributed/tensor/parallel/style.py SequenceParallel)."""
+    return (
+        ranks(ctx) > 1 and ctx.program.strategy.tp is not None and ctx.program.strategy.tp.sequence
+    )
 
 
 def positions(ctx: Context) -> Tensor | None:
-    """Of a split sequence the caller says where each token stands: a model would count those of its part."""
-    return ops.integers(ctx.r, (1, ctx.tokens), "arange").view(ctx.batch, ctx.tokens) if sequential(ctx) else None
+    """Of a split sequence the caller says where each token stands: a model would count those of its
+    part."""
+    return (
+        ops.integers(ctx.r, (1, ctx.tokens), "arange").view(ctx.batch, ctx.tokens)
+        if sequential(ctx)
+        else None
+    )
 
 
 def collected(x: Tensor, ctx: Context) -> Tensor:
-    """What a block gets of a split sequence: all of it; the gradient of what its layers did with it is summed up and split."""
+    """What a block gets of a split sequence: all of it; the gradient of what its layers did with it
+    is summed up and split."""
     if not sequential(ctx):
         return x
     size = ranks(ctx)
@@ -49,8 +59,8 @@ def collected(x: Tensor, ctx: Context) -> Tensor:
 
 
 def together(r: Recorder, x: Tensor, size: int) -> Tensor:
-    """Sequences are gathered one rank behind the other, and put side by side where there are several (_functional_collectives.py
-    all_gather_single)."""
+    """Sequences are gathered one rank behind the other, and put side by side where there are
+    several (_functional_collectives.py all_gather_single)."""
     shape = (x.shape[0], x.shape[1] * size, *x.shape[2:])
     r.comm("all_gather", x.format.bytes(x.count) * size, size, "tp")
     apart = r.tensor(shape, x.format, "all_gather", "communication")
@@ -62,10 +72,13 @@ def together(r: Recorder, x: Tensor, size: int) -> Tensor:
 
 
 def scattered(r: Recorder, x: Tensor, size: int) -> Tensor:
-    """Sums over the ranks, of which each keeps its tokens; they are put behind one another first."""
+    """Sums over the ranks, of which each keeps its tokens; they are put behind one another
+    first."""
     behind = r.tensor(x.shape, x.format, "cat", "communication")
     r.comm("reduce_scatter", x.format.bytes(x.count), size, "tp")
-    out = r.tensor((x.shape[0], x.shape[1] // size, *x.shape[2:]), x.format, "reduce_scatter", "communication")
+    out = r.tensor(
+        (x.shape[0], x.shape[1] // size, *x.shape[2:]), x.format, "reduce_scatter", "communication"
+    )
     del behind
     return out
 
@@ -85,8 +98,9 @@ def is_head(layer: BoundLinear) -> bool:
 
 
 def entering(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
-    """The input of a layer split by columns: its gradient is summed up over the ranks, of a split sequence that of the block's input. Of an input
-    that is whole a layer split by rows takes this rank's part."""
+    """The input of a layer split by columns: its gradient is summed up over the ranks, of a split
+    sequence that of the block's input. Of an input that is whole a layer split by rows takes this
+    rank's part."""
     size = ranks(ctx)
     if size > 1 and layer.across == ROWS and layer.joined:
         return parted(ctx.r, x, size)
@@ -102,7 +116,8 @@ def entering(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
 
 
 def leaving(out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
-    """The result of a layer split by rows is summed up, by inference in place; the head's is gathered."""
+    """The result of a layer split by rows is summed up, by inference in place; the head's is
+    gathered."""
     size, r, apart = ranks(ctx), ctx.r, layer.across == ROWS
     if apart and sequential(ctx):
         return spread(out, ctx)
@@ -144,7 +159,9 @@ def parted(r: Recorder, x: Tensor, size: int) -> Tensor:
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
         return (side_by_side(r, g, size),)
 
-    return r.node("chunk", r.tensor((*x.shape[:-1], x.shape[-1] // size), x.format, "clone"), (x,), back)
+    return r.node(
+        "chunk", r.tensor((*x.shape[:-1], x.shape[-1] // size), x.format, "clone"), (x,), back
+    )
 
 
 def whole(ctx: Context, weight: Tensor) -> Tensor:
@@ -168,19 +185,31 @@ def shares(module: Embedding, ctx: Context) -> bool:
 
 
 def table(ids: Tensor, weight: Tensor, ctx: Context) -> Tensor:
-    """Rows of other ranks are zeroed, then all are summed up (torch 2.13 distributed/tensor/_ops/_embedding_ops.py MaskPartial). The gradient is
-    that of the whole table on every rank: the operator is told how many rows there are in all (`embedding_dense_backward`)."""
+    """Rows of other ranks are zeroed, then all are summed up (torch 2.13
+    distributed/tensor/_ops/_embedding_ops.py MaskPartial). The gradient is that of the whole table
+    on every rank: the operator is told how many rows there are in all (`embedding_dense_backward`).
+    """
     r, size = ctx.r, ranks(ctx)
-    mask, moved = r.tensor(ids.shape, BOOL, "or", "activations"), r.tensor(ids.shape, INT64, "sub", "activations")
+    mask, moved = (
+        r.tensor(ids.shape, BOOL, "or", "activations"),
+        r.tensor(ids.shape, INT64, "sub", "activations"),
+    )
     if ctx.program.model.tied:
-        weight = r.node("own_rows", weight.view(*weight.shape), (weight,), own_rows, extra=weight.shape)
+        weight = r.node(
+            "own_rows", weight.view(*weight.shape), (weight,), own_rows, extra=weight.shape
+        )
     out = ops.embedding(r, moved, weight, weight.shape[0] * size)
     del mask
-    return spread(out, ctx) if sequential(ctx) else r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
+    return (
+        spread(out, ctx)
+        if sequential(ctx)
+        else r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
+    )
 
 
 def own_rows(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """The head's gradient is that of this rank's rows: a copy of the same rows is added to it, out of place."""
+    """The head's gradient is that of this rank's rows: a copy of the same rows is added to it, out
+    of place."""
     rows = r.tensor(node.extra, g.format, "clone")
     total = r.like(rows, "add")
     del total
@@ -188,8 +217,10 @@ def own_rows(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def cross_entropy(ctx: Context, logits: Tensor, labels: Tensor) -> Tensor:
-    """Of logits whose vocabulary is split, where the loss is told so: maxima, sums and what the labels find go over the ranks, the logits never
-    do (torch 2.13 distributed/tensor/parallel/loss.py `_log_softmax`, `_nll_loss_forward`, `_nll_loss_and_log_softmax_backward`)."""
+    """Of logits whose vocabulary is split, where the loss is told so: maxima, sums and what the
+    labels find go over the ranks, the logits never do (torch 2.13
+    distributed/tensor/parallel/loss.py `_log_softmax`, `_nll_loss_forward`,
+    `_nll_loss_and_log_softmax_backward`)."""
     tp = ctx.program.strategy.tp
     if ranks(ctx) == 1 or tp is None or not tp.parallel_loss:
         return ops.cross_entropy(ctx.r, logits, labels)

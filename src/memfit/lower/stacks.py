@@ -1,8 +1,9 @@
-"""LoRA on parameters that belong to no linear layer: routers and stacked experts (peft 0.21 tuners/lora/layer.py ParamWrapper).
+"""LoRA on parameters that belong to no linear layer: routers and stacked experts (peft 0.21
+tuners/lora/layer.py ParamWrapper).
 
-For as long as the module runs, its parameter is replaced by W + s·B·A, as large as itself: made once when the replacement is
-registered and dropped (torch 2.13 nn/utils/parametrize.py checks dtype and shape so), then at the first use, and kept by what the
-products save.
+For as long as the module runs, its parameter is replaced by W + s·B·A, as large as itself: made
+once when the replacement is registered and dropped (torch 2.13 nn/utils/parametrize.py checks dtype
+and shape so), then at the first use, and kept by what the products save.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class Replaced:
 
 
 def factors(adapter: Adapted, weight: Tensor, ctx: Context) -> tuple[Tensor, ...]:
-    """Of a stack: B as (E, out, r) and A as (E, r, in), in its dtype (get_delta_factors). Of a matrix: their product, scaled, in its
-    dtype (get_delta_weight)."""
+    """Of a stack: B as (E, out, r) and A as (E, r, in), in its dtype (get_delta_factors). Of a
+    matrix: their product, scaled, in its dtype (get_delta_weight)."""
     r = ctx.r
     if len(weight.shape) == 3:
-        return factor(r, adapter.b, weight.format, True, weight.shape[0]), factor(r, adapter.a, weight.format, False, weight.shape[0])
+        return factor(r, adapter.b, weight.format, True, weight.shape[0]), factor(
+            r, adapter.a, weight.format, False, weight.shape[0]
+        )
     from memfit.lower.linears import cast_weight
 
     a, b = (cast_weight(one, ctx) for one in (adapter.a, adapter.b))
@@ -63,7 +66,11 @@ def factor(r: Recorder, leaf: Tensor, format: Format, permuted: bool, experts: i
     """A view of the adapter's matrix by experts, or a copy in another dtype that lies like it."""
     rows, columns = leaf.shape
     shape = (experts, rows, columns // experts) if permuted else (experts, rows // experts, columns)
-    out = Tensor(shape, format, leaf.storage) if leaf.format is format else r.tensor(shape, format, "to")
+    out = (
+        Tensor(shape, format, leaf.storage)
+        if leaf.format is format
+        else r.tensor(shape, format, "to")
+    )
     return r.node("factor", out, (leaf,), back_factor, extra=(leaf.shape, leaf.format, permuted))
 
 
@@ -71,7 +78,11 @@ def back_factor(r: Recorder, node: Node, g: Tensor) -> Grads:
     """Cast back; what was permuted is then copied into the matrix's own order."""
     shape, format, permuted = node.extra
     if not permuted:
-        return (r.tensor(shape, format, "to", "gradients") if g.format is not format else g.view(*shape),)
+        return (
+            r.tensor(shape, format, "to", "gradients")
+            if g.format is not format
+            else g.view(*shape),
+        )
     cast = r.tensor(g.shape, format, "to") if g.format is not format else g
     out = r.tensor(shape, format, "clone", "gradients")
     del cast
@@ -79,13 +90,26 @@ def back_factor(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def folded(r: Recorder, weight: Tensor, b: Tensor, a: Tensor, scaled: bool) -> Tensor:
-    """`baddbmm(W, B, A, alpha=s)`; B lies expert by expert innermost, which the kernel copies (ATen/native/cuda/Blas.cpp)."""
+    """`baddbmm(W, B, A, alpha=s)`; B lies expert by expert innermost, which the kernel copies
+    (ATen/native/cuda/Blas.cpp)."""
     out = r.tensor(weight.shape, weight.format, "baddbmm")
     copy = r.scratch(b.count * b.format.block_bytes, "contiguous_operand")
     flops = 2 * out.count * a.shape[-2]
-    r.compute("matmul", flops, (2 * out.count + a.count + b.count) * out.format.block_bytes, out.format.math)
+    r.compute(
+        "matmul",
+        flops,
+        (2 * out.count + a.count + b.count) * out.format.block_bytes,
+        out.format.math,
+    )
     del copy
-    return r.node("baddbmm", out, (b, a), back_folded, (b if a.needs else None, a if b.needs else None), (b.shape, a.shape, flops, scaled))
+    return r.node(
+        "baddbmm",
+        out,
+        (b, a),
+        back_folded,
+        (b if a.needs else None, a if b.needs else None),
+        (b.shape, a.shape, flops, scaled),
+    )
 
 
 def back_folded(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -97,8 +121,15 @@ def back_folded(r: Recorder, node: Node, g: Tensor) -> Grads:
         if other is None:
             continue
         out = r.tensor(shapes[index], g.format, "matmul")
-        copy = r.scratch(other.count * other.format.block_bytes if index else 0, "contiguous_operand")
-        r.compute("matmul", flops, (g.count + out.count + other.count) * g.format.block_bytes, g.format.math)
+        copy = r.scratch(
+            other.count * other.format.block_bytes if index else 0, "contiguous_operand"
+        )
+        r.compute(
+            "matmul",
+            flops,
+            (g.count + out.count + other.count) * g.format.block_bytes,
+            g.format.math,
+        )
         del copy
         results[index] = r.like(out, "scale") if scaled else out
         del out
@@ -110,5 +141,18 @@ def matrix_product(r: Recorder, b: Tensor, a: Tensor) -> Tensor:
     chosen = r.chosen("mm")
     out = r.put_out(lambda: r.tensor((b.shape[0], a.shape[1]), b.format, "matmul"), chosen)
     flops = 2 * out.count * a.shape[0]
-    r.compute("matmul", flops, (a.count + b.count + out.count) * b.format.block_bytes, b.format.math, kept=chosen)
-    return r.node("matmul", out, (b, a), ops.back_matmul, (b if a.needs else None, a if b.needs else None), (b.shape, a.shape, flops))
+    r.compute(
+        "matmul",
+        flops,
+        (a.count + b.count + out.count) * b.format.block_bytes,
+        b.format.math,
+        kept=chosen,
+    )
+    return r.node(
+        "matmul",
+        out,
+        (b, a),
+        ops.back_matmul,
+        (b if a.needs else None, a if b.needs else None),
+        (b.shape, a.shape, flops),
+    )

@@ -1,8 +1,11 @@
-"""A stage of a pipeline as torch runs it: a buffer for every micro-batch from the first step on, results kept until their backward, what was sent kept as
-long as the schedule's own variables hold it.
+"""A stage of a pipeline as torch runs it: a buffer for every micro-batch from the first step on,
+results kept until their backward, what was sent kept as long as the schedule's own variables hold
+it.
 
-Read from torch 2.13 distributed/pipelining/stage.py (`_setup_forward_recv_info`, `_create_grad_recv_info`, `forward_one_chunk`, `backward_one_chunk`) and
-schedules.py (`_step_microbatches` of each); a work of NCCL holds what it sent until nobody holds the work (ProcessGroupNCCL.cpp `pointToPoint`).
+Read from torch 2.13 distributed/pipelining/stage.py (`_setup_forward_recv_info`,
+`_create_grad_recv_info`, `forward_one_chunk`, `backward_one_chunk`) and schedules.py
+(`_step_microbatches` of each); a work of NCCL holds what it sent until nobody holds the work
+(ProcessGroupNCCL.cpp `pointToPoint`).
 """
 
 from __future__ import annotations
@@ -18,11 +21,15 @@ from memfit.lower.schedules import Turn, turns
 from memfit.lower.tensors import Dim, Tensor
 from memfit.program import Program, Stage
 
-SINGLE = ("1f1b", "gpipe")  # one stage on a rank: the result of the last forward stays in a variable of the schedule
+SINGLE = (
+    "1f1b",
+    "gpipe",
+)  # one stage on a rank: the result of the last forward stays in a variable of the schedule
 
 
 class Passing(NamedTuple):
-    """A micro-batch between its forward and its backward: what came in, what went out or the loss, what nodes hold, the stage's result."""
+    """A micro-batch between its forward and its backward: what came in, what went out or the loss,
+    what nodes hold, the stage's result."""
 
     received: Tensor | None
     out: Tensor
@@ -31,7 +38,8 @@ class Passing(NamedTuple):
 
 
 class Stages:
-    """`works`: what was sent, as long as the list of works does; `leftover`: gradients of what was received, until the next step."""
+    """`works`: what was sent, as long as the list of works does; `leftover`: gradients of what was
+    received, until the next step."""
 
     repeats = False  # buffers that a step replaces are not those of the step before
 
@@ -41,10 +49,16 @@ class Stages:
         self.r, self.program, self.body = r, program, body
         self.stage: Stage = program.stage
         self.schedule = program.strategy.pp.schedule
-        self.warm = min(self.stage.micro_batches, self.stage.count - self.stage.number)  # forwards of `1f1b` before its first backward
-        self.turns = turns(program.strategy.pp, self.stage.number, self.stage.micro_batches, whole=True)
+        self.warm = min(
+            self.stage.micro_batches, self.stage.count - self.stage.number
+        )  # forwards of `1f1b` before its first backward
+        self.turns = turns(
+            program.strategy.pp, self.stage.number, self.stage.micro_batches, whole=True
+        )
         self.passing: dict[tuple[int, int], Passing] = {}
-        self.split: dict[tuple[int, int], tuple[Any, ...]] = {}  # between the gradients of what came in and those of the weights
+        self.split: dict[
+            tuple[int, int], tuple[Any, ...]
+        ] = {}  # between the gradients of what came in and those of the weights
         self.staying: dict[tuple[bool, int, int], Tensor] = {}
         self.works: list[Tensor] = []
         self.leftover: list[Tensor] = []
@@ -57,7 +71,12 @@ class Stages:
         self.body.batch = tuple(ops.integers(self.r, shape, "inputs") for _ in range(2))
         self.leftover.clear()
         self.stay(tokens)
-        does = {"forward": self.forward, "whole": self.backward, "input": self.backward_input, "weight": self.backward_weight}
+        does = {
+            "forward": self.forward,
+            "whole": self.backward,
+            "input": self.backward_input,
+            "weight": self.backward_weight,
+        }
         last = {turn.chunk: place for place, turn in enumerate(self.turns)}  # always a backward
         for place, turn in enumerate(self.turns):
             if self.schedule not in SINGLE:
@@ -75,12 +94,18 @@ class Stages:
         self.last.clear()
 
     def evaluate(self, step: int, batch: int, tokens: int) -> None:
-        """The same schedule without its backwards, in micro-batches of `batch` sequences (`eval`): what each receives and gives stays, logits among
-        it, for only a backward takes it out of the stage's cache; and turning from training, buffers are made anew."""
+        """The same schedule without its backwards, in micro-batches of `batch` sequences (`eval`):
+        what each receives and gives stays, logits among it, for only a backward takes it out of the
+        stage's cache; and turning from training, buffers are made anew."""
         r, self.body.batch = self.r, ()
         r.mark("evaluate", "", step)
         r.grad = False
-        self.body.batch = tuple(ops.integers(r, (Dim(batch * self.stage.micro_batches, "B"), Dim(tokens, "S")), "inputs") for _ in range(2))
+        self.body.batch = tuple(
+            ops.integers(
+                r, (Dim(batch * self.stage.micro_batches, "B"), Dim(tokens, "S")), "inputs"
+            )
+            for _ in range(2)
+        )
         self.leftover.clear()
         self.buffers(True, (Dim(batch, "B"), Dim(tokens, "S"), self.program.model.width))
         for place, turn in enumerate(self.turns):
@@ -94,16 +119,24 @@ class Stages:
     def stay(self, tokens: int) -> None:
         if not self.staying:
             for forward in (True, False):
-                self.buffers(forward, (Dim(self.program.job.batch, "B"), Dim(tokens, "S"), self.program.model.width))
+                self.buffers(
+                    forward,
+                    (Dim(self.program.job.batch, "B"), Dim(tokens, "S"), self.program.model.width),
+                )
 
     def buffers(self, forward: bool, shape: tuple[int, ...]) -> None:
         self.r.where = ""
         for number, chunk in enumerate(self.stage.chunks):
-            for micro in range(self.stage.micro_batches if not (chunk.begins if forward else chunk.ends) else 0):
-                self.staying[forward, number, micro] = self.r.tensor(shape, FORMATS[self.program.hidden], "recv", "communication")
+            for micro in range(
+                self.stage.micro_batches if not (chunk.begins if forward else chunk.ends) else 0
+            ):
+                self.staying[forward, number, micro] = self.r.tensor(
+                    shape, FORMATS[self.program.hidden], "recv", "communication"
+                )
 
     def beside(self, number: int, step: int) -> int | None:
-        """The rank's own chunk that stands right behind (or before) this one: tensors go from one to the other by hand."""
+        """The rank's own chunk that stands right behind (or before) this one: tensors go from one
+        to the other by hand."""
         if self.schedule != "zbv" and self.stage.count > 1:
             return None
         other = number + step
@@ -117,10 +150,14 @@ class Stages:
             self.staying[forward, other, turn.micro] = x.detach()
             return
         self.r.comm("send", x.format.bytes(x.count), self.stage.count, "pp")
-        if self.schedule == "1f1b":  # operations that are fused with the next ones, waited for and dropped
+        if (
+            self.schedule == "1f1b"
+        ):  # operations that are fused with the next ones, waited for and dropped
             self.last["sent forward" if forward else "sent backward"] = x.detach()
             if forward and turn.micro < self.warm - 1:
-                self.last["works"] = x.detach()  # until the gradients of the last forward's stand there
+                self.last["works"] = (
+                    x.detach()
+                )  # until the gradients of the last forward's stand there
         else:
             self.works.append(x.detach())
 
@@ -131,16 +168,21 @@ class Stages:
             self.r.comm("recv", buffer.format.bytes(buffer.count), self.stage.count, "pp")
         return buffer.detach()
 
-    # --------------------------------------------------------------------------------------------------------------------- turns
+    # --------------------------------------------------------------------------------------- turns
     def forward(self, turn: Turn, step: int, tokens: int, batch: int = 0) -> None:
         """`batch`: of an evaluation."""
         r, program, body = self.r, self.program, self.body
-        chunk, shape = self.stage.chunks[turn.chunk], (Dim(batch or program.job.batch, "B"), Dim(tokens, "S"))
+        chunk, shape = (
+            self.stage.chunks[turn.chunk],
+            (Dim(batch or program.job.batch, "B"), Dim(tokens, "S")),
+        )
         r.mark("evaluate" if batch else "forward", "", step)
         received = None if chunk.begins else self.came(True, turn)
         if received is not None:
             received.needs = not batch
-        ctx = context(r, program, body.programs, shape, keys=tokens, training=not batch, engine=body.engine)
+        ctx = context(
+            r, program, body.programs, shape, keys=tokens, training=not batch, engine=body.engine
+        )
         x = body.engine.stage_before(body.batch[0].view(*shape) if received is None else received)
         out = body.run_chunk(chunk, x, ctx, step)
         del x
@@ -160,7 +202,11 @@ class Stages:
         self.passing[turn.chunk, turn.micro] = Passing(received, out, kept, result)
 
     def gradient(self, turn: Turn, out: Tensor) -> Tensor:
-        return self.r.like(out, "ones_like") if self.stage.chunks[turn.chunk].ends else self.came(False, turn)
+        return (
+            self.r.like(out, "ones_like")
+            if self.stage.chunks[turn.chunk].ends
+            else self.came(False, turn)
+        )
 
     def backward(self, turn: Turn, step: int, tokens: int) -> None:
         r = self.r
@@ -180,7 +226,8 @@ class Stages:
             self.last.pop("works", None)
 
     def backward_input(self, turn: Turn, step: int, tokens: int) -> None:
-        """Gradients of what came in alone; the first stage has nothing to do yet (`stage_backward_input`)."""
+        """Gradients of what came in alone; the first stage has nothing to do yet
+        (`stage_backward_input`)."""
         r, key = self.r, (turn.chunk, turn.micro)
         r.mark("backward", "", step)
         received, out, kept, _ = self.passing.pop(key)
@@ -199,7 +246,8 @@ class Stages:
         self.pass_on(received.grad, False, turn)
 
     def backward_weight(self, turn: Turn, step: int, tokens: int) -> None:
-        """Gradients of the weights, one after the other in the model's order; of the first stage all (`stage_backward_weight`)."""
+        """Gradients of the weights, one after the other in the model's order; of the first stage
+        all (`stage_backward_weight`)."""
         r = self.r
         r.mark("backward", "", step)
         waiting, out, gradient, r.kept = self.split.pop((turn.chunk, turn.micro))
@@ -207,7 +255,11 @@ class Stages:
         if waiting is None:
             r.backward(out, gradient)
         else:
-            deferred.weights(r, waiting, [leaf for _, leaves in self.body.trained() for leaf in deferred.in_order(leaves)])
+            deferred.weights(
+                r,
+                waiting,
+                [leaf for _, leaves in self.body.trained() for leaf in deferred.in_order(leaves)],
+            )
         r.thread = "forward"
         del waiting, out, gradient
         r.let_go(r.kept)

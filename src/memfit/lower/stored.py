@@ -1,10 +1,14 @@
-"""Linear layers whose checkpoint is stored quantized: what undoing it holds, forward and backward. Such weights are never trained.
+"""Linear layers whose checkpoint is stored quantized: what undoing it holds, forward and backward.
+Such weights are never trained.
 
-fp8 in blocks multiplies as it is, by inputs made fp8 for the occasion (transformers 5.23 integrations/finegrained_fp8.py FP8Linear). GPTQ and
-AWQ unpack the whole weight for many rows and multiply packed for few: above 50 rows ExLlama's kernels (AutoGPTQ 0.7
-autogptq_extension/exllama/cuda_func/q4_matmul.cu), from 1024 on AutoAWQ's (0.2 awq/modules/linear/gemm.py); Triton's always unpack when
-gradients are asked for (AutoGPTQ 0.7 nn_modules/triton_utils/dequant.py). ExLlama's know 4 bits alone: AutoGPTQ, which transformers before 4.49 asks for,
-takes older kernels for 8, in fp32 up to 127 rows, and torch's own operations beyond.
+fp8 in blocks multiplies as it is, by inputs made fp8 for the occasion (transformers 5.23
+integrations/finegrained_fp8.py FP8Linear). GPTQ and AWQ unpack the whole weight for many rows and
+multiply packed for few: above 50 rows ExLlama's kernels (AutoGPTQ 0.7
+autogptq_extension/exllama/cuda_func/q4_matmul.cu), from 1024 on AutoAWQ's (0.2
+awq/modules/linear/gemm.py); Triton's always unpack when gradients are asked for (AutoGPTQ 0.7
+nn_modules/triton_utils/dequant.py). ExLlama's know 4 bits alone: AutoGPTQ, which transformers
+before 4.49 asks for, takes older kernels for 8, in fp32 up to 127 rows, and torch's own operations
+beyond.
 """
 
 from __future__ import annotations
@@ -18,7 +22,10 @@ from memfit.lower.tensors import Grads, Node, Tensor
 
 FEW = {"gptq": 50, "awq": 1023}  # rows up to which the kernel takes the weight as it is packed
 OLDER_ROWS = 127  # up to which AutoGPTQ's kernels of 8 bits take the weight as it is packed
-GPTQMODEL = (4, 49)  # the first transformers that takes GPTQModel in AutoGPTQ's place (quantizers/quantizer_gptq.py)
+GPTQMODEL = (
+    4,
+    49,
+)  # the first transformers that takes GPTQModel in AutoGPTQ's place (quantizers/quantizer_gptq.py)
 BLOCK = 128  # values of an input that share an fp8 scale
 
 
@@ -34,13 +41,24 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     rows, width = x.count // x.shape[-1], x.shape[-1]
     method = weight.format.name.partition("-")[0]
     held: tuple[Tensor, ...]
-    if weight.format.name.startswith("gptq-8bit") and ctx.job.version("transformers") < GPTQMODEL and not r.grad:
+    if (
+        weight.format.name.startswith("gptq-8bit")
+        and ctx.job.version("transformers") < GPTQMODEL
+        and not r.grad
+    ):
         return older_eight_bits(x, layer, ctx)
     if method in FEW:
         unpacks = rows > FEW[method] or (r.grad and x.needs)
-        held = (r.tensor((layer.outputs, width), x.format, "dequantize", "temporaries"),) if unpacks else ()
+        held = (
+            (r.tensor((layer.outputs, width), x.format, "dequantize", "temporaries"),)
+            if unpacks
+            else ()
+        )
     else:
-        held = (r.tensor(x.shape, FP8, "quantize", "temporaries"), r.tensor((rows, -(-width // BLOCK)), FP32, "quantize", "temporaries"))
+        held = (
+            r.tensor(x.shape, FP8, "quantize", "temporaries"),
+            r.tensor((rows, -(-width // BLOCK)), FP32, "quantize", "temporaries"),
+        )
     out = r.tensor((*x.shape[:-1], layer.outputs), x.format, "linear")
     r.compute(
         "linear",
@@ -54,8 +72,9 @@ def forward(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
 
 
 def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
-    """The fp32 output is made first, input and scales are cast beside it; for many rows bits are shifted into int32, taken as int16, and scaled (AutoGPTQ
-    0.7 nn_modules/qlinear/qlinear_cuda_old.py QuantLinear.forward)."""
+    """The fp32 output is made first, input and scales are cast beside it; for many rows bits are
+    shifted into int32, taken as int16, and scaled (AutoGPTQ 0.7
+    nn_modules/qlinear/qlinear_cuda_old.py QuantLinear.forward)."""
     r, weight = ctx.r, layer.weight
     rows, width = x.count // x.shape[-1], x.shape[-1]
     shape, flops = (*x.shape[:-1], layer.outputs), 2 * rows * width * layer.outputs
@@ -63,7 +82,9 @@ def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     if rows <= OLDER_ROWS:
         out = r.tensor(shape, FP32, "zeros", "temporaries")
         wide = r.tensor(x.shape, FP32, "to", "temporaries")
-        scales = r.tensor((-(-width // weight.format.block), layer.outputs), FP32, "to", "temporaries")
+        scales = r.tensor(
+            (-(-width // weight.format.block), layer.outputs), FP32, "to", "temporaries"
+        )
         r.compute("vecquant8", flops, stored + 4 * (x.count + out.count + scales.count), FP32.math)
         del wide, scales
         out = r.tensor(shape, x.format, "to")
@@ -75,7 +96,12 @@ def older_eight_bits(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
         whole = r.tensor(taken.shape, x.format, "mul", "temporaries")
         del taken, less
         out = r.tensor(shape, x.format, "linear")
-        r.compute("linear", flops, (x.count + out.count + whole.count) * x.format.block_bytes, x.format.math)
+        r.compute(
+            "linear",
+            flops,
+            (x.count + out.count + whole.count) * x.format.block_bytes,
+            x.format.math,
+        )
         del whole
     return out if layer.bias is None else ops.add(r, out, layer.bias)
 
@@ -86,6 +112,11 @@ def back_stored(r: Recorder, node: Node, g: Tensor) -> Grads:
     g = ops.rows(r, g)
     weight = r.tensor((outputs, shape[-1]), g.format, "dequantize", "temporaries")
     to_x = r.tensor(shape, g.format, "linear")
-    r.compute("linear", 2 * g.count * shape[-1], (g.count + to_x.count + weight.count) * g.format.block_bytes, g.format.math)
+    r.compute(
+        "linear",
+        2 * g.count * shape[-1],
+        (g.count + to_x.count + weight.count) * g.format.block_bytes,
+        g.format.math,
+    )
     del weight
     return (to_x,)

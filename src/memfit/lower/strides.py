@@ -1,7 +1,8 @@
-"""Where values lie: strides of views and of results, by torch's rules. None stands for a contiguous tensor, the common case.
+"""Where values lie: strides of views and of results, by torch's rules. None stands for a contiguous
+tensor, the common case.
 
-Views, copies and the layout of results follow torch 2.13: aten/src/ATen/TensorUtils.cpp computeStride, TensorIterator.cpp
-reorder_dimensions, ExpandUtils.cpp infer_dense_strides.
+Views, copies and the layout of results follow torch 2.13: aten/src/ATen/TensorUtils.cpp
+computeStride, TensorIterator.cpp reorder_dimensions, ExpandUtils.cpp infer_dense_strides.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def contiguous(shape: Shape) -> Shape:
 
 
 def normal(shape: Shape, strides: Shape) -> Strides:
-    """None where the strides are a contiguous tensor's; those of dimensions of size 1 say nothing."""
+    """None where the strides are a contiguous tensor's; those of dimensions of size 1 say
+    nothing."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1:
@@ -36,7 +38,9 @@ def normal(shape: Shape, strides: Shape) -> Strides:
 def dense(shape: Shape, strides: Shape) -> bool:
     """Every value has a place of its own and there are no gaps."""
     step = 1
-    for stride, size in sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1):
+    for stride, size in sorted(
+        (stride, size) for size, stride in zip(shape, strides, strict=True) if size != 1
+    ):
         if stride != step:
             return False
         step *= size
@@ -73,18 +77,24 @@ def broadcast(shape: Shape, strides: Strides, wanted: Shape) -> Shape:
     own = contiguous(shape) if strides is None else strides
     lead = len(wanted) - len(shape)
     return (0,) * lead + tuple(
-        0 if size == 1 and goal != 1 else stride for size, goal, stride in zip(shape, wanted[lead:], own, strict=True)
+        0 if size == 1 and goal != 1 else stride
+        for size, goal, stride in zip(shape, wanted[lead:], own, strict=True)
     )
 
 
 @lru_cache(maxsize=4096)
 def joined(shape: Shape, *operands: tuple[Shape, Strides]) -> Strides:
-    """The layout of an element-by-element result: as all operands if they agree, else sorted by the first one that decides."""
+    """The layout of an element-by-element result: as all operands if they agree, else sorted by the
+    first one that decides."""
     if all(strides is None for _, strides in operands):
         return None
     lying = [broadcast(own, strides, shape) for own, strides in operands]
     first = lying[0]
-    if all(own == shape for own, _ in operands) and all(one == first for one in lying) and dense(shape, first):
+    if (
+        all(own == shape for own, _ in operands)
+        and all(one == first for one in lying)
+        and dense(shape, first)
+    ):
         return normal(shape, first)
 
     def before(a: int, b: int) -> int:
@@ -122,4 +132,14 @@ def kept(shape: Shape, strides: Strides) -> Strides:
     return joined(shape, (shape, strides))
 
 
-__all__ = ["Shape", "Strides", "broadcast", "contiguous", "dense", "joined", "kept", "normal", "viewed"]
+__all__ = [
+    "Shape",
+    "Strides",
+    "broadcast",
+    "contiguous",
+    "dense",
+    "joined",
+    "kept",
+    "normal",
+    "viewed",
+]

@@ -1,6 +1,8 @@
-"""What a program of `lower` holds: tensors that are only a shape and a life, the steps of their backward, pieces that run again.
+"""What a program of `lower` holds: tensors that are only a shape and a life, the steps of their
+backward, pieces that run again.
 
-A storage lives as long as something refers to its Python object, as in torch itself; its end writes the `Free`.
+A storage lives as long as something refers to its Python object, as in torch itself; its end writes
+the `Free`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ if TYPE_CHECKING:
 
 Shape: TypeAlias = tuple[int, ...]
 Grads: TypeAlias = "Sequence[Tensor | None]"
-Back: TypeAlias = "Callable[[Recorder, Node, Any], Grads]"  # the gradient; for a node of several outputs, a dict of them
-Choices: TypeAlias = "Callable[[], Callable[[str], bool]]"  # a policy for each run of a selective checkpoint
+# the gradient; for a node of several outputs, a dict of them
+Back: TypeAlias = "Callable[[Recorder, Node, Any], Grads]"
+Choices: TypeAlias = (
+    "Callable[[], Callable[[str], bool]]"  # a policy for each run of a selective checkpoint
+)
 
 
 class Dim(int):
@@ -35,7 +40,8 @@ class Dim(int):
 
 
 class Storage:
-    """A block. Its size is what the program asks for; `Free` is written when the last reference goes."""
+    """A block. Its size is what the program asks for; `Free` is written when the last reference
+    goes."""
 
     __slots__ = ("id", "size", "write")
 
@@ -47,11 +53,14 @@ class Storage:
 
 
 class Elastic(Storage):
-    """A storage whose block is given back and taken anew while tensors refer to it, as `resize_` has it: a new block each time."""
+    """A storage whose block is given back and taken anew while tensors refer to it, as `resize_`
+    has it: a new block each time."""
 
     __slots__ = ("take_block",)
 
-    def __init__(self, size: int, take_block: Callable[[], int], write: Callable[[Event], None]) -> None:
+    def __init__(
+        self, size: int, take_block: Callable[[], int], write: Callable[[Event], None]
+    ) -> None:
         super().__init__(-1, size, write)
         self.take_block = take_block
 
@@ -78,13 +87,39 @@ class Elastic(Storage):
 
 
 class Tensor:
-    """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the node's outputs it is. `strides`
-    are None where it is contiguous, `offset` is where it begins; `base` is what it is a view of, where torch's own tensor would hold that."""
+    """A view of a storage. `node` made it (None: a leaf or no gradient); `slot` is which of the
+    node's outputs it is. `strides` are None where it is contiguous, `offset` is where it begins;
+    `base` is what it is a view of, where torch's own tensor would hold that."""
 
-    __slots__ = ("shape", "format", "storage", "node", "slot", "needs", "grad", "name", "strides", "base", "offset")
+    __slots__ = (
+        "shape",
+        "format",
+        "storage",
+        "node",
+        "slot",
+        "needs",
+        "grad",
+        "name",
+        "strides",
+        "base",
+        "offset",
+    )
 
-    def __init__(self, shape: Shape, format: Format, storage: Storage | None, node: Node | None = None, needs: bool = False) -> None:
-        self.shape, self.format, self.storage, self.node, self.needs = shape, format, storage, node, needs
+    def __init__(
+        self,
+        shape: Shape,
+        format: Format,
+        storage: Storage | None,
+        node: Node | None = None,
+        needs: bool = False,
+    ) -> None:
+        self.shape, self.format, self.storage, self.node, self.needs = (
+            shape,
+            format,
+            storage,
+            node,
+            needs,
+        )
         self.slot = self.offset = 0
         self.grad: Tensor | None = None
         self.name = ""
@@ -92,7 +127,8 @@ class Tensor:
         self.base: Tensor | None = None
 
     def view(self, *shape: int) -> Tensor:
-        """The same storage in another shape; gradients pass through unchanged. For contiguous tensors; `views` has the rest."""
+        """The same storage in another shape; gradients pass through unchanged. For contiguous
+        tensors; `views` has the rest."""
         view = Tensor(shape or self.shape, self.format, self.storage, self.node, self.needs)
         view.slot, view.offset = self.slot, self.offset
         if view.shape == self.shape:
@@ -130,22 +166,42 @@ class Node:
         "__weakref__",
     )
 
-    def __init__(self, seq: int, op: str, where: str, back: Back, inputs: tuple[Node | Tensor | None, ...], slots: tuple[int, ...]) -> None:
-        self.seq, self.op, self.where, self.back, self.inputs, self.slots = seq, op, where, back, inputs, slots
+    def __init__(
+        self,
+        seq: int,
+        op: str,
+        where: str,
+        back: Back,
+        inputs: tuple[Node | Tensor | None, ...],
+        slots: tuple[int, ...],
+    ) -> None:
+        self.seq, self.op, self.where, self.back, self.inputs, self.slots = (
+            seq,
+            op,
+            where,
+            back,
+            inputs,
+            slots,
+        )
         self.span, self.outputs, self.packed = "", 1, False
         self.saved: tuple[Any, ...] = ()
         self.extra: Any = None
         self.frame: Frame | None = None
         self.acts: tuple[Callable[[], None], ...] = ()  # what is done when it has run
-        self.spare: list[tuple[Any, ...]] = []  # what recomputations made for it that other nodes asked for
+        self.spare: list[
+            tuple[Any, ...]
+        ] = []  # what recomputations made for it that other nodes asked for
 
 
 class Hooks:
-    """What is done to a tensor that a node saves, and when the node asks for it (torch.autograd.graph.saved_tensors_hooks). `spares`: not to those
-    of the head; `model_only`: nor to those of the loss."""
+    """What is done to a tensor that a node saves, and when the node asks for it
+    (torch.autograd.graph.saved_tensors_hooks). `spares`: not to those of the head; `model_only`:
+    nor to those of the loss."""
 
     spares = model_only = False
-    orders: Mapping[Back, tuple[int, ...]] = {}  # the places of what is saved first, where that is not as they stand
+    orders: Mapping[
+        Back, tuple[int, ...]
+    ] = {}  # the places of what is saved first, where that is not as they stand
     turned: Mapping[Back, int] = {}  # the place of what is saved as its own transpose
 
     def pack(self, tensor: Tensor, turned: bool = False) -> Packed:
@@ -161,14 +217,17 @@ class Hooks:
         """The backward is over."""
 
     def packed_input(self, given: Tensor) -> Packed:
-        """A checkpoint saves what it was given, which knows its place in the graph (torch/utils/checkpoint.py _NoopSaveInputs)."""
+        """A checkpoint saves what it was given, which knows its place in the graph
+        (torch/utils/checkpoint.py _NoopSaveInputs)."""
         found = self.pack(given)
         found.like.node, found.like.slot, found.like.needs = given.node, given.slot, given.needs
         return found
 
     def packed(self, saved: tuple[Any, ...], back: Back | None = None) -> tuple[Any, ...]:
         found = list(saved)
-        order, turned = (self.orders.get(back, ()), self.turned.get(back)) if back is not None else ((), None)
+        order, turned = (
+            (self.orders.get(back, ()), self.turned.get(back)) if back is not None else ((), None)
+        )
         for place in (*order, *(place for place in range(len(saved)) if place not in order)):
             one = saved[place]
             if isinstance(one, tuple):
@@ -179,7 +238,8 @@ class Hooks:
 
 
 class Packed:
-    """What a node has in place of a tensor: `kept` where it stays what it is, else what it is `like`."""
+    """What a node has in place of a tensor: `kept` where it stays what it is, else what it is
+    `like`."""
 
     __slots__ = ("hooks", "number", "kept", "like")
 
@@ -191,22 +251,48 @@ class Packed:
 
 def unpacked(saved: tuple[Any, ...], node: Node) -> tuple[Any, ...]:
     return tuple(
-        unpacked(one, node) if isinstance(one, tuple) else one.hooks.unpack(one, node) if isinstance(one, Packed) else one for one in saved
+        unpacked(one, node)
+        if isinstance(one, tuple)
+        else one.hooks.unpack(one, node)
+        if isinstance(one, Packed)
+        else one
+        for one in saved
     )
 
 
 class Frame:
-    """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are those that save something;
-    while it is `replaying`, `fresh` collects their doubles, None for those whose graph nothing refers to any more. The last of the
-    nodes to run lets go of the frame, and so of the input and all else it was given, masks among it (torch/utils/checkpoint.py,
+    """A checkpointed piece of the forward: `again` runs it anew on a detached input. `nodes` are
+    those that save something; while it is `replaying`, `fresh` collects their doubles, None for
+    those whose graph nothing refers to any more. The last of the nodes to run lets go of the frame,
+    and so of the input and all else it was given, masks among it (torch/utils/checkpoint.py,
     use_reentrant=False).
 
-    Selective: `choices` makes the policy of a run, which says of each operation in turn whether its results are kept; `kept` holds
-    them until the recomputation takes them (create_selective_checkpoint_contexts). `whole`: it is not stopped early."""
+    Selective: `choices` makes the policy of a run, which says of each operation in turn whether its
+    results are kept; `kept` holds them until the recomputation takes them
+    (create_selective_checkpoint_contexts). `whole`: it is not stopped early."""
 
-    __slots__ = ("again", "given", "nodes", "fresh", "spent", "replaying", "done", "choices", "keeps", "kept", "taken", "whole")
+    __slots__ = (
+        "again",
+        "given",
+        "nodes",
+        "fresh",
+        "spent",
+        "replaying",
+        "done",
+        "choices",
+        "keeps",
+        "kept",
+        "taken",
+        "whole",
+    )
 
-    def __init__(self, again: Callable[[Tensor], Any], given: Tensor | Packed, choices: Choices | None = None, whole: bool = False) -> None:
+    def __init__(
+        self,
+        again: Callable[[Tensor], Any],
+        given: Tensor | Packed,
+        choices: Choices | None = None,
+        whole: bool = False,
+    ) -> None:
         self.again: Callable[[Tensor], Any] | None = again
         self.given: Tensor | Packed | None = given
         self.nodes: list[weakref.ref[Node]] = []

@@ -1,4 +1,5 @@
-"""What an engine is told while a micro-batch is walked once for many: written between the events, for the engine to act on when they are written out."""
+"""What an engine is told while a micro-batch is walked once for many: written between the events,
+for the engine to act on when they are written out."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ from typing import NamedTuple, TypeAlias
 
 from memfit.tape import Event
 
-Place: TypeAlias = "tuple[str, int] | None"  # of a parameter: its layer's path, and which of that layer's it is
+Place: TypeAlias = (
+    "tuple[str, int] | None"  # of a parameter: its layer's path, and which of that layer's it is
+)
 
 
 class Told(NamedTuple):
-    """`act` is what happens; `name` the unit or `leaves` the parameters that it happens to, `block` a gradient that has come."""
+    """`act` is what happens; `name` the unit or `leaves` the parameters that it happens to, `block`
+    a gradient that has come."""
 
     act: str
     where: str

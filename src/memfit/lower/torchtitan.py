@@ -1,5 +1,6 @@
-"""torchtitan's own modules (0.3.0): torch's RMSNorm, rotary positions in fp32, SDPA that prefers cuDNN, a head in chunks that each run a
-backward of their own, and checkpoints that keep every other product.
+"""torchtitan's own modules (0.3.0): torch's RMSNorm, rotary positions in fp32, SDPA that prefers
+cuDNN, a head in chunks that each run a backward of their own, and checkpoints that keep every other
+product.
 
 One GPU, so nothing is sharded, and weights have the job's precision.
 """
@@ -26,13 +27,21 @@ CACHE = "rope.cache"
 OWN_BACKWARD = (0, 3)  # the version since which each chunk of the loss runs a backward of its own
 CHUNKS = 8  # components/loss.py ChunkedLossWrapper.Config
 HALVES = frozenset({"qwen3", "qwen3_moe"})  # families whose halves make the pairs that turn
-KERNELS = ("cudnn", "flash", "math")  # in this order (models/common/attention.py ScaledDotProductAttention)
+KERNELS = (
+    "cudnn",
+    "flash",
+    "math",
+)  # in this order (models/common/attention.py ScaledDotProductAttention)
 
 
 def layer_buffers(program: Program) -> tuple[Weight, ...]:
-    """A table in each layer, as long as the job's sequences: complex numbers, or cosines and sines that stand twice
-    (models/common/rope.py, decoder.py update_from_config)."""
-    mixer = next(block.mixer for block in program.model.layers[0].blocks if isinstance(block.mixer, Attention))
+    """A table in each layer, as long as the job's sequences: complex numbers, or cosines and sines
+    that stand twice (models/common/rope.py, decoder.py update_from_config)."""
+    mixer = next(
+        block.mixer
+        for block in program.model.layers[0].blocks
+        if isinstance(block.mixer, Attention)
+    )
     width = 2 * mixer.head if program.model.family in HALVES else mixer.head
     return (Weight(name=CACHE, shape=(program.job.reach, width), role="buffer", format="float32"),)
 
@@ -44,7 +53,11 @@ def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     ctx.positions = ops.integers(ctx.r, (ctx.batch, ctx.tokens), "inputs")
     ctx.r.where = token.name
     weight = bound[f"{token.name}.weight"]
-    return split.table(ids, weight, ctx) if split.shares(token, ctx) else ops.embedding(ctx.r, ids, weight)
+    return (
+        split.table(ids, weight, ctx)
+        if split.shares(token, ctx)
+        else ops.embedding(ctx.r, ids, weight)
+    )
 
 
 def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
@@ -52,23 +65,37 @@ def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
     return functional.rms_norm(x, bound[f"{module.name}.weight"], ctx)
 
 
-# ---------------------------------------------------------------------------------------------------------------- attention
+# --------------------------------------------------------------------------------------- attention
 def attention(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """Three projections, norms of queries and keys where the family has them, the rotation (models/common/attention.py GQAttention)."""
+    """Three projections, norms of queries and keys where the family has them, the rotation
+    (models/common/attention.py GQAttention)."""
     r, norms = ctx.r, (module.q_norm, module.k_norm, None)
     flat = [linear(x, bound.linear(one), ctx) for one in module.project]
     r.where = bound.path(module.name)
-    q, k, v = (views.reshape(r, one, ctx.batch, ctx.tokens, one.shape[2] // module.head, module.head) for one in flat)
+    q, k, v = (
+        views.reshape(r, one, ctx.batch, ctx.tokens, one.shape[2] // module.head, module.head)
+        for one in flat
+    )
     del flat
-    q, k = (one if norm is None else rms_norm(one, norm, bound, ctx) for one, norm in zip((q, k), norms, strict=False))
+    q, k = (
+        one if norm is None else rms_norm(one, norm, bound, ctx)
+        for one, norm in zip((q, k), norms, strict=False)
+    )
     q, k = turned(q, k, bound, ctx)
     r.where = bound.path(module.name)
-    call = sdpa.Call(q=views.transpose(r, q, 1, 2), k=views.transpose(r, k, 1, 2), v=views.transpose(r, v, 1, 2), mask=None, causal=True)
+    call = sdpa.Call(
+        q=views.transpose(r, q, 1, 2),
+        k=views.transpose(r, k, 1, 2),
+        v=views.transpose(r, v, 1, 2),
+        mask=None,
+        causal=True,
+    )
     return linear(views.merged(r, sdpa.sdpa(call, ctx)), bound.linear(module.out), ctx)
 
 
 def turned(q: Tensor, k: Tensor, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor]:
-    """In fp32, with the rows of the table that the positions name; both are cast back at the end (models/common/rope.py)."""
+    """In fp32, with the rows of the table that the positions name; both are cast back at the end
+    (models/common/rope.py)."""
     r, cache = ctx.r, bound[CACHE]
     rows = r.tensor((ctx.batch, ctx.tokens, 1, cache.shape[1]), FP32, "gather")
     wide = ops.cast(r, q, FP32), ops.cast(r, k, FP32)
@@ -93,10 +120,12 @@ def back_complex(r: Recorder, node: Node, g: Tensor) -> Grads:
     return grads
 
 
-# --------------------------------------------------------------------------------------------------------------------- loss
+# -------------------------------------------------------------------------------------------- loss
 def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Cross-entropy of fp32 logits beside those of the model (components/loss.py cross_entropy_loss). Until 2024-06-12 the model made them fp32
-    itself, and the loop's `pred` held them until the next forward was over (train.py at f6d9de752; commit e29b6b4d4 deletes it)."""
+    """Cross-entropy of fp32 logits beside those of the model (components/loss.py
+    cross_entropy_loss). Until 2024-06-12 the model made them fp32 itself, and the loop's `pred`
+    held them until the next forward was over (train.py at f6d9de752; commit e29b6b4d4 deletes it).
+    """
     scores = head.logits(hidden, model, bound, ctx)
     del hidden
     if not ctx.job.keep_outputs:
@@ -113,21 +142,29 @@ def cross_entropy(scores: Tensor, labels: Tensor, ctx: Context) -> Tensor:
     r = ctx.r
     part, r.part = r.part, "logits"
     wide = scores if scores.format == FP32 else ops.cast(r, scores, FP32)
-    loss = ops.scale(r, split.cross_entropy(ctx, wide.view(wide.count // wide.shape[-1], wide.shape[-1]), labels))
+    loss = ops.scale(
+        r, split.cross_entropy(ctx, wide.view(wide.count // wide.shape[-1], wide.shape[-1]), labels)
+    )
     r.part = part
     return loss
 
 
 def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Head, loss and backward over an eighth of each sequence at a time; the gradients are gathered in fp32 and handed on, cast, when the
-    graph of the layers runs (components/loss.py ChunkedLossWrapper)."""
+    """Head, loss and backward over an eighth of each sequence at a time; the gradients are gathered
+    in fp32 and handed on, cast, when the graph of the layers runs (components/loss.py
+    ChunkedLossWrapper)."""
     if ctx.job.version("torchtitan") < OWN_BACKWARD:
         return in_turn(hidden, labels, model, bound, ctx)
     r = ctx.r
     part, r.part = r.part, "logits"
     size = -(-ctx.tokens // CHUNKS)
     sizes = [min(size, ctx.tokens - first) for first in range(0, ctx.tokens, size)]
-    pieces = [ops.packed(r, views.narrow(r, hidden, 1, one)).detach() if len(sizes) > 1 else hidden.detach() for one in sizes]
+    pieces = [
+        ops.packed(r, views.narrow(r, hidden, 1, one)).detach()
+        if len(sizes) > 1
+        else hidden.detach()
+        for one in sizes
+    ]
     gathered = r.tensor(hidden.shape, FP32, "zeros") if hidden.needs else None
     total = r.tensor((1,), FP32, "loss")
     for piece in pieces:
@@ -144,19 +181,23 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
             piece.grad = None
             del wide
     if gathered is not None:
-        total = r.node("loss", total, (hidden,), back_given, (ops.cast(r, gathered, hidden.format),))
+        total = r.node(
+            "loss", total, (hidden,), back_given, (ops.cast(r, gathered, hidden.format),)
+        )
     r.part = part
     return total
 
 
 def in_turn(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """The older loss in chunks: of all logits, an eighth after the other, in one graph, which keeps the probabilities of each (commit e23bb707,
-    components/loss.py chunked_cross_entropy_loss)."""
+    """The older loss in chunks: of all logits, an eighth after the other, in one graph, which keeps
+    the probabilities of each (commit e23bb707, components/loss.py chunked_cross_entropy_loss)."""
     r = ctx.r
     part, r.part = r.part, "logits"
     scores = head.logits(hidden, model, bound, ctx)
     size = -(-ctx.tokens // CHUNKS)
-    pieces = views.split(r, scores, 1, *(min(size, ctx.tokens - first) for first in range(0, ctx.tokens, size)))
+    pieces = views.split(
+        r, scores, 1, *(min(size, ctx.tokens - first) for first in range(0, ctx.tokens, size))
+    )
     del hidden, scores
     total = r.tensor((1,), FP32, "loss")
     while pieces:
@@ -175,7 +216,15 @@ def back_given(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 PROGRAMS = Programs(
-    norms={"llama": rms_norm}, attention={"llama": attention, "qwen3": attention}, mlps={"gated": MLPS["gated"]},
-    moes={"qwen3_moe": experts}, orders={"pre": ORDERS["pre"]}, losses={"plain": plain, "chunked": chunked}, start=start,
-    layer_buffers=layer_buffers, kernels=KERNELS, choices=choices, whole=True,
-)  # fmt: skip
+    norms={"llama": rms_norm},
+    attention={"llama": attention, "qwen3": attention},
+    mlps={"gated": MLPS["gated"]},
+    moes={"qwen3_moe": experts},
+    orders={"pre": ORDERS["pre"]},
+    losses={"plain": plain, "chunked": chunked},
+    start=start,
+    layer_buffers=layer_buffers,
+    kernels=KERNELS,
+    choices=choices,
+    whole=True,
+)

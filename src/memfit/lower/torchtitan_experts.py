@@ -1,8 +1,11 @@
-"""torchtitan's mixture of experts (0.3.0 models/common/moe.py, token_dispatcher.py LocalTokenDispatcher, AllToAllTokenDispatcher): scores in fp32,
-every choice a row, rows sorted by expert and multiplied by three stacks, results times their scores in fp32 and added up token by token.
+"""torchtitan's mixture of experts (0.3.0 models/common/moe.py, token_dispatcher.py
+LocalTokenDispatcher, AllToAllTokenDispatcher): scores in fp32, every choice a row, rows sorted by
+expert and multiplied by three stacks, results times their scores in fp32 and added up token by
+token.
 
-With experts over ranks rows go there by an all-to-all, are sorted once more, and come back by another. Every rank is taken to choose experts in
-turn, and this one to receive `imbalance` times its share. Left out: the numbers of rows for each expert. Nothing is padded.
+With experts over ranks rows go there by an all-to-all, are sorted once more, and come back by
+another. Every rank is taken to choose experts in turn, and this one to receive `imbalance` times
+its share. Left out: the numbers of rows for each expert. Nothing is padded.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from memfit.model.modules import MoE
 
 
 def experts(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
-    """MoE.forward: what the router says, which experts it chose, and how many rows each gets are variables to the end."""
+    """MoE.forward: what the router says, which experts it chose, and how many rows each gets are
+    variables to the end."""
     r = ctx.r
     scores, weights, places = routed(x, module, bound, ctx)
     r.where = bound.path(module.name)
@@ -36,13 +40,18 @@ def experts(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 
 
 def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-    """All scores, those of the chosen experts, and which they are (TokenChoiceTopKRouter); a bias steers the choice alone."""
+    """All scores, those of the chosen experts, and which they are (TokenChoiceTopKRouter); a bias
+    steers the choice alone."""
     r = ctx.r
     r.where = bound.path(f"{module.name}.{module.router}")
     weight = plain.cast(r, bound[f"{module.name}.{module.router}.weight"], FP32)
     logits = plain.linear(r, plain.cast(r, x, FP32), weight, None, module.experts)
     del weight
-    scores = plain.activation(r, logits, "sigmoid") if module.correction_bias else plain.softmax(r, logits, FP32)
+    scores = (
+        plain.activation(r, logits, "sigmoid")
+        if module.correction_bias
+        else plain.softmax(r, logits, FP32)
+    )
     del logits
     steered = r.like(scores.detach(), "add")
     best, places = ops.topk(r, steered, module.active)
@@ -55,7 +64,9 @@ def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> tuple[Tensor, 
     return scores, weights, places
 
 
-def chosen(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+def chosen(
+    x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context
+) -> Tensor:
     """RoutedExperts.forward: rows to their experts, through them, and back."""
     r, width = ctx.r, x.shape[-1]
     flat = views.reshape(r, x, x.count // width, width)
@@ -86,14 +97,17 @@ def sorted_places(r: Recorder, places: Tensor) -> Tensor:
 
 
 def multiplied(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
-    """GroupedExperts: silu(x·w1) · (x·w3), then w2, in bf16 whatever comes; each of the three casts its own operands."""
+    """GroupedExperts: silu(x·w1) · (x·w3), then w2, in bf16 whatever comes; each of the three casts
+    its own operands."""
     r, path = ctx.r, f"{module.name}.{module.experts_name}"
     r.where = bound.path(path)
     ends = r.tensor((module.held,), INT32, "cumsum")
 
     def product(rows: Tensor, name: str) -> Tensor:
         weight = bound[f"{path}.{name}"]
-        return ops.grouped(r, plain.cast(r, rows, BF16), plain.cast(r, weight, BF16), ends, transposed=False)
+        return ops.grouped(
+            r, plain.cast(r, rows, BF16), plain.cast(r, weight, BF16), ends, transposed=False
+        )
 
     hidden = plain.activation(r, product(x, "gate_proj"), "silu")
     hidden = plain.mul(r, hidden, product(x, "up_proj"))
@@ -101,8 +115,9 @@ def multiplied(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 
 
 def added_up(out: Tensor, scores: Tensor, tokens: Tensor, like: Tensor, r: Recorder) -> Tensor:
-    """The rows in fp32 times their scores, cast back, and added to zeros by an operator of torchtitan's own, which asks torch for an order that is
-    always the same: a sort of the rows' places (ops/scatter_add.py; ATen/native/TensorAdvancedIndexing.cpp _scatter_via_index_put)."""
+    """The rows in fp32 times their scores, cast back, and added to zeros by an operator of
+    torchtitan's own, which asks torch for an order that is always the same: a sort of the rows'
+    places (ops/scatter_add.py; ATen/native/TensorAdvancedIndexing.cpp _scatter_via_index_put)."""
     zeros = r.like(like.detach(), "zeros_like")
     wide = plain.cast(r, out, FP32)
     weighted = plain.mul(r, wide, views.reshape(r, scores, scores.count, 1))
@@ -120,9 +135,10 @@ def back_added(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (r.tensor(node.extra, g.format, "gather"),)
 
 
-# ------------------------------------------------------------------------------------------------------------------ over ranks
+# -------------------------------------------------------------------------------------- over ranks
 def sent(rows: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, Tensor]:
-    """The rows that came for this rank's experts, put in their order, and what that order is (`_permute`)."""
+    """The rows that came for this rank's experts, put in their order, and what that order is
+    (`_permute`)."""
     r = ctx.r
     count = across.received(rows.shape[0], module, ctx)
     came = across.exchanged(r, rows, count, across.ranks(ctx))

@@ -1,4 +1,5 @@
-"""A training run: load, then steps until it repeats itself. Gradients, states and temporaries come and go as in the real one."""
+"""A training run: load, then steps until it repeats itself. Gradients, states and temporaries come
+and go as in the real one."""
 
 from __future__ import annotations
 
@@ -30,9 +31,11 @@ from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
 MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as all later ones do
 
 
-def train(r: Recorder, program: Program, folded: tuple[Program, Keep] | None = None) -> tuple[object, ...]:
-    """The steps; returns what is still held after the last one. `folded`: the program with one layer for many, whose passes are walked once, for
-    all that keep them together."""
+def train(
+    r: Recorder, program: Program, folded: tuple[Program, Keep] | None = None
+) -> tuple[object, ...]:
+    """The steps; returns what is still held after the last one. `folded`: the program with one
+    layer for many, whose passes are walked once, for all that keep them together."""
     job, engine = program.job, engine_of(r, program)
     body = Body(r, program, engine)
     engine.load(body)
@@ -42,11 +45,18 @@ def train(r: Recorder, program: Program, folded: tuple[Program, Keep] | None = N
     body.hooks = around_steps(body)
     r.leave()
     buffers = body.programs.kept(r, program) if body.programs.kept is not None else ()
-    scaler = [r.tensor((1,), FP32, "scaler", "optimizer") for _ in range(2 if job.precision == "autocast-fp16" else 0)]
+    scaler = [
+        r.tensor((1,), FP32, "scaler", "optimizer")
+        for _ in range(2 if job.precision == "autocast-fp16" else 0)
+    ]
     if body.programs.validates:
         evaluate(r, program, body, job.batch, 0)
     first: Stretch | None = None
-    if folded is not None and isinstance(engine, Hooked) and not (body.programs.keeps_outputs or job.keep_outputs):
+    if (
+        folded is not None
+        and isinstance(engine, Hooked)
+        and not (body.programs.keeps_outputs or job.keep_outputs)
+    ):
         body.player = Player(body, engine, folded[0], micro_batch, folded[1])
     steps, pipeline = engine.steps, pipeline_of(r, program, body)
     for step in range(steps):
@@ -73,9 +83,15 @@ def pipeline_of(r: Recorder, program: Program, body: Body) -> Pipeline | Stages 
 
 
 def run_step(
-    body: Body, stepper: Stepper, pipeline: Pipeline | Stages | Dealt | None, step: int, tokens: int, first: Stretch | None
+    body: Body,
+    stepper: Stepper,
+    pipeline: Pipeline | Stages | Dealt | None,
+    step: int,
+    tokens: int,
+    first: Stretch | None,
 ) -> Stretch | None:
-    """One optimizer step on sequences of `tokens`; `first` is repeated where that says all. Returns what a later step can repeat."""
+    """One optimizer step on sequences of `tokens`; `first` is repeated where that says all. Returns
+    what a later step can repeat."""
     r, program, job = body.r, body.program, body.program.job
     tokens //= program.strategy.size("cp")
     if job.zero_grad == "before_backward":
@@ -94,13 +110,23 @@ def run_step(
         for left in range(min(job.accumulate, MICRO_BATCHES) if pipeline is None else 0, 0, -1):
             body.engine.begin(left == 1)
             micro_batch(r, program, body, step, tokens)
-        repeats = body.engine.repeats and (pipeline is None or pipeline.repeats) and body.hooks is None
+        repeats = (
+            body.engine.repeats and (pipeline is None or pipeline.repeats) and body.hooks is None
+        )
         alike = fresh and repeats and not (body.programs.keeps_outputs or job.keep_outputs)
         first = Stretch(r, begin, place, leaves) if alike else None
     r.mark("step", "", step)
     body.engine.stepping()
     if job.clip and stepper.optimizer.when == "after" and body.engine.clips:
-        clip(r, stepper, {bound.prefix: entry.times for entry, bound in zip(program.entries, body.layers, strict=True)}, step)
+        clip(
+            r,
+            stepper,
+            {
+                bound.prefix: entry.times
+                for entry, bound in zip(program.entries, body.layers, strict=True)
+            },
+            step,
+        )
     stepper.step(step)
     body.engine.stepped(step)
     if job.zero_grad == "after_step":
@@ -109,15 +135,21 @@ def run_step(
 
 
 class Stretch:
-    """The micro-batches of a step that began without gradients. A later step that begins so repeats them: the same events and blocks, which
-    are all free again, without what stays for good (a workspace), and with its own gradients left behind."""
+    """The micro-batches of a step that began without gradients. A later step that begins so repeats
+    them: the same events and blocks, which are all free again, without what stays for good (a
+    workspace), and with its own gradients left behind."""
 
     def __init__(self, r: Recorder, begin: int, place: int, leaves: list[Tensor]) -> None:
         self.begin, self.end, self.marks = begin, len(r.events), range(place, len(r.marks))
-        self.gradients = [None if tensor.grad is None or tensor.grad.storage is None else tensor.grad.storage.id for tensor in leaves]
+        self.gradients = [
+            None if tensor.grad is None or tensor.grad.storage is None else tensor.grad.storage.id
+            for tensor in leaves
+        ]
         own = r.events[begin:]
         made = {event[0]: at for at, event in enumerate(own, begin) if type(event) is Alloc}
-        staying = made.keys() - {event[0] for event in own if type(event) is Free} - set(self.gradients)
+        staying = (
+            made.keys() - {event[0] for event in own if type(event) is Free} - set(self.gradients)
+        )
         self.gone = sorted(made[id] for id in staying)
 
     def again(self, r: Recorder, leaves: list[Tensor], step: int) -> None:
@@ -171,20 +203,39 @@ def passes(r: Recorder, program: Program, body: Body, step: int) -> None:
 
 
 def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Tensor, ...]:
-    """Token ids, labels and, with padding, which tokens are real; the loop's variable holds them until the next batch."""
+    """Token ids, labels and, with padding, which tokens are real; the loop's variable holds them
+    until the next batch."""
     shape = (Dim(batch, "B"), Dim(tokens, "S"))
     if ring.ring(program) is not None:
         return ring.batch(r, program.strategy, shape)
-    together = 2 if program.job.packing and (ulysses.ranks(program) == 1 or not r.grad) else 3  # positions, or which tokens are real
+    together = (
+        2 if program.job.packing and (ulysses.ranks(program) == 1 or not r.grad) else 3
+    )  # positions, or which tokens are real
     return tuple(ops.integers(r, shape, "inputs") for _ in range(together))
 
 
-def forward_loss(r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, ...], phase: Phase, step: int) -> Tensor:
-    """One forward pass with labels; what the model returns beside the loss goes when the caller has it."""
+def forward_loss(
+    r: Recorder, program: Program, body: Body, inputs: tuple[Tensor, ...], phase: Phase, step: int
+) -> Tensor:
+    """One forward pass with labels; what the model returns beside the loss goes when the caller has
+    it."""
     ids, labels, *_ = inputs
     training = phase == "forward"
-    cache = Cache(kind=versions.returned_cache(program)) if versions.fills_cache(program, training) else None
-    ctx = context(r, program, body.programs, ids.shape, keys=ids.shape[1], training=training, cache=cache, engine=body.engine)
+    cache = (
+        Cache(kind=versions.returned_cache(program))
+        if versions.fills_cache(program, training)
+        else None
+    )
+    ctx = context(
+        r,
+        program,
+        body.programs,
+        ids.shape,
+        keys=ids.shape[1],
+        training=training,
+        cache=cache,
+        engine=body.engine,
+    )
     ctx.outputs, ctx.positions = body.outputs, inputs[2] if ctx.shifted else split.positions(ctx)
     ids = body.engine.before(ROOT, ids)
     run_loss = body.programs.losses[program.job.loss]
@@ -210,8 +261,11 @@ def hidden(body: Body, ids: Tensor, ctx: Context, step: int, hooks: Hooks | None
         return body.forward(ids, ctx, step)
 
 
-def replace_outputs(r: Recorder, body: Body, outputs: list[Tensor], cache: Cache | None, step: int) -> None:
-    """The loop's variable takes what this forward returned; what the one before did goes only now."""
+def replace_outputs(
+    r: Recorder, body: Body, outputs: list[Tensor], cache: Cache | None, step: int
+) -> None:
+    """The loop's variable takes what this forward returned; what the one before did goes only
+    now."""
     old, body.cache = body.cache, cache
     body.outputs[:] = outputs
     r.let_go(r.former)
@@ -220,8 +274,9 @@ def replace_outputs(r: Recorder, body: Body, outputs: list[Tensor], cache: Cache
 
 
 def in_fp32(ctx: Context, step: int) -> list[tuple[str, list[Tensor]]]:
-    """Under autocast accelerate makes fp32 copies of all 16-bit outputs, while those still stand: of the logits, and of keys and values
-    where the cache is a tuple of them (accelerate 1.0 and 1.15 utils/operations.py convert_outputs_to_fp32)."""
+    """Under autocast accelerate makes fp32 copies of all 16-bit outputs, while those still stand:
+    of the logits, and of keys and values where the cache is a tuple of them (accelerate 1.0 and
+    1.15 utils/operations.py convert_outputs_to_fp32)."""
     if ctx.autocast is None or not ctx.job.hugging:
         return []
     r = ctx.r
@@ -231,7 +286,16 @@ def in_fp32(ctx: Context, step: int) -> list[tuple[str, list[Tensor]]]:
     made: list[tuple[str, list[Tensor]]] = []
     for where, tensors, part in outputs:
         r.mark(r.phase, where, step)
-        made.append((where, [r.tensor(one.shape, FP32, "float", part) for one in tensors if one.format.block_bytes == 2]))
+        made.append(
+            (
+                where,
+                [
+                    r.tensor(one.shape, FP32, "float", part)
+                    for one in tensors
+                    if one.format.block_bytes == 2
+                ],
+            )
+        )
     r.mark(r.phase, "", step)
     return made
 
@@ -247,20 +311,30 @@ def forget(r: Recorder, cache: Cache, step: int) -> None:
 
 
 def evaluate(r: Recorder, program: Program, body: Body, batch: int, step: int) -> None:
-    """One evaluation batch without gradients, logits and loss alive together (transformers 5.23 trainer.py prediction_step)."""
+    """One evaluation batch without gradients, logits and loss alive together (transformers 5.23
+    trainer.py prediction_step)."""
     r.mark("evaluate", "", step)
     r.grad = False
-    whole = ulysses.ranks(program) > 1  # DeepSpeed's is left out of evaluations (accelerate 1.15 accelerator.py, `disable_in_eval`)
-    inputs = batch_of(r, program, batch, program.job.seq // (1 if whole else program.strategy.size("cp")))
+    whole = (
+        ulysses.ranks(program) > 1
+    )  # DeepSpeed's is left out of evaluations (accelerate 1.15 accelerator.py, `disable_in_eval`)
+    inputs = batch_of(
+        r, program, batch, program.job.seq // (1 if whole else program.strategy.size("cp"))
+    )
     loss = forward_loss(r, program, body, inputs, "evaluate", step)
     r.grad = True
     del loss, inputs
 
 
 def clip(r: Recorder, stepper: Stepper, times: Mapping[str, int], step: int) -> None:
-    """A norm per tensor, stacked, and the coefficient; gradients are scaled in place (torch 2.13 nn/utils/clip_grad.py).
-    `times` says how many layers a span stands for."""
-    sizes = [tensor.count for where, some in stepper.model_spans for tensor in some for _ in range(times.get(where, 1))]
+    """A norm per tensor, stacked, and the coefficient; gradients are scaled in place (torch 2.13
+    nn/utils/clip_grad.py). `times` says how many layers a span stands for."""
+    sizes = [
+        tensor.count
+        for where, some in stepper.model_spans
+        for tensor in some
+        for _ in range(times.get(where, 1))
+    ]
     partial = r.scratch(kernels.foreach_norm(tuple(sizes)), "foreach_norm")
     norms = []
     for where, some in stepper.model_spans:

@@ -1,8 +1,9 @@
 """SFTTrainer's own heads: hidden states to the loss, with a part of the logits at a time.
 
-Fused (trl 1.15 and 1.16 kernels/chunked_logprob.py, trainer/utils.py `add_fused_lm_head`): one tile of logits, made once more in backward, where the
-gradients are added up in fp32 and cast at the end. Chunked (trl 1.4 to 1.14 trainer/sft_trainer.py `_chunked_cross_entropy_loss`): checkpoints
-of 256 tokens each.
+Fused (trl 1.15 and 1.16 kernels/chunked_logprob.py, trainer/utils.py `add_fused_lm_head`): one tile
+of logits, made once more in backward, where the gradients are added up in fp32 and cast at the end.
+Chunked (trl 1.4 to 1.14 trainer/sft_trainer.py `_chunked_cross_entropy_loss`): checkpoints of 256
+tokens each.
 """
 
 from __future__ import annotations
@@ -27,9 +28,15 @@ from memfit.techniques.trl import head_of
 
 ROWS = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
 COLUMNS = 32768  # trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE
-ADDS_WIDE = (2, 8)  # torch: a product of 16-bit matrices is added to an fp32 one without fp32 copies (_MM_OUT_DTYPE)
+ADDS_WIDE = (
+    2,
+    8,
+)  # torch: a product of 16-bit matrices is added to an fp32 one without fp32 copies (_MM_OUT_DTYPE)
 CHUNK = 256  # trainer/sft_trainer.py _CHUNKED_LM_HEAD_CHUNK_SIZE
-SORTS = (1, 8)  # trl: from then on ignored tokens are sorted to the end; before, they were left out by a mask
+SORTS = (
+    1,
+    8,
+)  # trl: from then on ignored tokens are sorted to the end; before, they were left out by a mask
 NARROW = (1, 13)  # trl: until then the head's product was of fp32 copies
 STATISTICS = 7  # of each token, while the forward runs
 
@@ -37,7 +44,11 @@ STATISTICS = 7  # of each token, while the forward runs
 def headed(programs: Programs, program: Program) -> Programs:
     """With the head that this version of TRL has."""
     head = HEADS.get(head_of(program.job))
-    return programs if head is None else programs.replace(losses={**programs.losses, "plain": head, "chunked": head})
+    return (
+        programs
+        if head is None
+        else programs.replace(losses={**programs.losses, "plain": head, "chunked": head})
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -51,7 +62,9 @@ class Call:
     product: Format
 
     def tile(self) -> Tensor:
-        return self.ctx.r.tensor((min(self.hidden.shape[0], ROWS), COLUMNS), self.product, "empty", "temporaries")
+        return self.ctx.r.tensor(
+            (min(self.hidden.shape[0], ROWS), COLUMNS), self.product, "empty", "temporaries"
+        )
 
     def cast(self, x: Tensor, rows: int) -> Tensor | None:
         """Rows of `x`, where its dtype is another."""
@@ -62,13 +75,23 @@ class Call:
     def multiply(self, rows: int, columns: int) -> None:
         width, moved = self.hidden.shape[1], rows * columns
         moved += (rows + columns) * width
-        self.ctx.r.compute("linear", 2 * rows * columns * width, moved * self.product.block_bytes, self.product.math)
+        self.ctx.r.compute(
+            "linear",
+            2 * rows * columns * width,
+            moved * self.product.block_bytes,
+            self.product.math,
+        )
 
     def add(self, rows: int, columns: int) -> None:
-        """A product of (rows, inner) and (inner, D) added to an fp32 matrix; its operands may have to be fp32, too."""
+        """A product of (rows, inner) and (inner, D) added to an fp32 matrix; its operands may have
+        to be fp32, too."""
         r, inner, width = self.ctx.r, columns, self.hidden.shape[1]
         wide = self.product is FP32 or self.ctx.torch >= ADDS_WIDE
-        copies = () if wide else (r.tensor((rows, inner), FP32, "float"), r.tensor((inner, width), FP32, "float"))
+        copies = (
+            ()
+            if wide
+            else (r.tensor((rows, inner), FP32, "float"), r.tensor((inner, width), FP32, "float"))
+        )
         self.multiply(rows, columns)
         del copies
 
@@ -78,15 +101,18 @@ def pieces(total: int, size: int) -> Iterator[int]:
 
 
 def fused(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Hidden states and labels of all tokens but each sequence's last (where labels come shifted, of its last rank) are copied by a mask; then one value
-    a token, put back by it. A weight that tensor parallelism cut is gathered first."""
+    """Hidden states and labels of all tokens but each sequence's last (where labels come shifted,
+    of its last rank) are copied by a mask; then one value a token, put back by it. A weight that
+    tensor parallelism cut is gathered first."""
     r, name = ctx.r, model.head.name
     part, r.part, r.where = r.part, "activations", ""
     shape = (ctx.batch, ctx.tokens if ctx.shifted else ctx.tokens - 1)
     rows = ctx.batch * (shape[1] - ring.ends(ctx.program)) if ctx.shifted else ctx.batch * shape[1]
     mask = r.tensor(shape, BOOL, "ne")
     weight = split.whole(ctx, bound[f"{name}.weight"])
-    chosen = picked(r, hidden if ctx.shifted else views.narrow(r, hidden, 1, ctx.tokens - 1), rows, mask)
+    chosen = picked(
+        r, hidden if ctx.shifted else views.narrow(r, hidden, 1, ctx.tokens - 1), rows, mask
+    )
     targets = ops.integers(r, (rows,), "index", "activations")
     call = Call(
         ctx=ctx,
@@ -132,7 +158,8 @@ def back_sum(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def log_probs(call: Call, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each token's log-probability and entropy, and whether it was the likeliest; kept are operands and two values a token."""
+    """Each token's log-probability and entropy, and whether it was the likeliest; kept are operands
+    and two values a token."""
     r, shape, vocabulary = call.ctx.r, call.hidden.shape[:1], call.weight.shape[0]
     running = [r.tensor(shape, FP32, "zeros", "temporaries") for _ in range(STATISTICS)]
     tile = call.tile()
@@ -153,20 +180,37 @@ def log_probs(call: Call, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     compared = [r.tensor(shape, BOOL, op, "temporaries") for op in ("ge", "gt")]
     hits = r.tensor(shape, BOOL, "bitwise_and", "temporaries")
     del compared, running, tile, rows
-    inputs = (call.hidden, call.weight) if call.bias is None else (call.hidden, call.weight, call.bias)
+    inputs = (
+        (call.hidden, call.weight) if call.bias is None else (call.hidden, call.weight, call.bias)
+    )
     saved = (call.hidden, call.weight, call.bias, targets, normal, entropies)
-    return r.node("log_probs", logs, inputs, back_log_probs, saved, (call.ctx, call.product)), entropies, hits
+    return (
+        r.node("log_probs", logs, inputs, back_log_probs, saved, (call.ctx, call.product)),
+        entropies,
+        hits,
+    )
 
 
 def back_log_probs(r: Recorder, node: Node, g: Tensor) -> Grads:
     """Tile by tile once more; each becomes the gradient of its logits."""
     ctx, product = node.extra
-    call = Call(ctx=ctx, hidden=node.saved[0], weight=node.saved[1], bias=node.saved[2], product=product)
+    call = Call(
+        ctx=ctx, hidden=node.saved[0], weight=node.saved[1], bias=node.saved[2], product=product
+    )
     hidden, weight = node.inputs[:2]
     vocabulary, total = call.weight.shape[0], call.hidden.shape[0]
-    wanted = [(call.hidden, hidden, 0), (call.weight, weight, 1)] + ([(call.bias, node.inputs[2], 2)] if call.bias is not None else [])
+    wanted = [(call.hidden, hidden, 0), (call.weight, weight, 1)] + (
+        [(call.bias, node.inputs[2], 2)] if call.bias is not None else []
+    )
     sums = [
-        None if needed is None else r.tensor(one.shape, FP32, "zeros", ops.sole_part(r, node, at) if one.format is FP32 else "temporaries")
+        None
+        if needed is None
+        else r.tensor(
+            one.shape,
+            FP32,
+            "zeros",
+            ops.sole_part(r, node, at) if one.format is FP32 else "temporaries",
+        )
         for one, needed, at in wanted
     ]
     tile = call.tile()
@@ -181,14 +225,16 @@ def back_log_probs(r: Recorder, node: Node, g: Tensor) -> Grads:
             if sums[1] is not None:
                 call.add(wide, count)
     found = [
-        made if made is None or made.format is one.format else r.tensor(one.shape, one.format, "to", ops.sole_part(r, node, at))
+        made
+        if made is None or made.format is one.format
+        else r.tensor(one.shape, one.format, "to", ops.sole_part(r, node, at))
         for made, (one, _, at) in zip(sums, wanted, strict=True)
     ]
     del sums, tile, rows, columns
     return found
 
 
-# --------------------------------------------------------------------------------------------------------------- chunks
+# ------------------------------------------------------------------------------------------ chunks
 def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """The tokens that count in rows, then a checkpoint for every 256 of them."""
     r, version = ctx.r, ctx.job.version("trl")
@@ -196,7 +242,9 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     tokens, width = ctx.tokens if ctx.shifted else ctx.tokens - 1, hidden.shape[-1]
     rows = ctx.batch * tokens
     weight = split.whole(ctx, bound[f"{model.head.name}.weight"])
-    flat = views.reshape(r, hidden if ctx.shifted else views.narrow(r, hidden, 1, tokens), rows, width)
+    flat = views.reshape(
+        r, hidden if ctx.shifted else views.narrow(r, hidden, 1, tokens), rows, width
+    )
     targets = labels if ctx.shifted else ops.integers(r, (rows,), "clone", "activations")
     valid = r.tensor((rows,), BOOL, "ne")
     if version >= SORTS:
@@ -220,8 +268,11 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     return ops.scale(r, total, "div")
 
 
-def chunk(x: Tensor, *, targets: Tensor, model: Model, bound: Bound, weight: Tensor, ctx: Context) -> Tensor:
-    """The loss of some tokens; accuracy and entropy beside it are counted with what they would save for a backward."""
+def chunk(
+    x: Tensor, *, targets: Tensor, model: Model, bound: Bound, weight: Tensor, ctx: Context
+) -> Tensor:
+    """The loss of some tokens; accuracy and entropy beside it are counted with what they would save
+    for a backward."""
     r, name, version, part = ctx.r, model.head.name, ctx.job.version("trl"), ctx.r.part
     kind = x.format if version >= NARROW else FP32
     product = ctx.autocast or kind
@@ -250,9 +301,18 @@ def entropy(r: Recorder, logs: Tensor, counted: bool) -> None:
     raised = r.node("exp", raised, (logs,), ops.back_like, (raised.detach(),), logs.shape)
     found = ops.mul(r, raised, logs)
     del raised
-    found = r.node("sum", r.tensor(logs.shape[:1], FP32, "sum"), (found,), back_sum, extra=logs.shape)
+    found = r.node(
+        "sum", r.tensor(logs.shape[:1], FP32, "sum"), (found,), back_sum, extra=logs.shape
+    )
     if counted:
-        found = r.node("mul", r.like(found, "mul"), (found,), ops.back_like, (r.tensor(logs.shape[:1], BOOL, "ne"),), found.shape)
+        found = r.node(
+            "mul",
+            r.like(found, "mul"),
+            (found,),
+            ops.back_like,
+            (r.tensor(logs.shape[:1], BOOL, "ne"),),
+            found.shape,
+        )
 
 
 Head = Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]

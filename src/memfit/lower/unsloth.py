@@ -1,7 +1,8 @@
-"""Unsloth's kernels put into transformers' code, as IBM's fms-acceleration does: norms, rotary positions, cross-entropy, fused adapters.
+"""Unsloth's kernels put into transformers' code, as IBM's fms-acceleration does: norms, rotary
+positions, cross-entropy, fused adapters.
 
-Read from foundation-model-stack/fms-acceleration @876e2ed, plugins/fused-ops-and-kernels (fms_acceleration_foak). Gradients overwrite
-what the forward kept.
+Read from foundation-model-stack/fms-acceleration @876e2ed, plugins/fused-ops-and-kernels
+(fms_acceleration_foak). Gradients overwrite what the forward kept.
 """
 
 from __future__ import annotations
@@ -16,7 +17,12 @@ from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.lower.versions import NARROW
 from memfit.model.modules import Model, Norm
 
-WIDE_MODEL = (4, 46)  # before, the model's own code made the logits fp32 (fms_acceleration_foak models/mistral.py get_mp_rules)
+WIDE_MODEL = (
+    4,
+    46,
+    # before, the model's own code made the logits fp32 (fms_acceleration_foak models/mistral.py
+    # get_mp_rules)
+)
 
 
 def overlay(programs: Programs, names: frozenset[str]) -> Programs:
@@ -24,14 +30,17 @@ def overlay(programs: Programs, names: frozenset[str]) -> Programs:
     if "norms" in names:
         programs = programs.replace(norms={**programs.norms, "llama": rms_norm})
     if "rotary" in names:
-        programs = programs.replace(rotary=liger.turned)  # in place, copies only of what lies otherwise: as Liger's
+        programs = programs.replace(
+            rotary=liger.turned
+        )  # in place, copies only of what lies otherwise: as Liger's
     if "loss" in names:
         programs = programs.replace(losses={**programs.losses, "plain": in_place})
     return programs
 
 
 def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
-    """Keeps its input and one fp32 number a row; the weight gets no gradient (kernels/unsloth/rms_layernorm.py Fast_RMS_Layernorm)."""
+    """Keeps its input and one fp32 number a row; the weight gets no gradient
+    (kernels/unsloth/rms_layernorm.py Fast_RMS_Layernorm)."""
     r = ctx.r
     r.where = bound.path(module.name)
     weight = bound[f"{module.name}.weight"]
@@ -46,8 +55,9 @@ def back_rms_norm(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """fp32 logits (of most families), made by the model or by the loss, and a copy of all but each sequence's last, which becomes its own gradient
-    (kernels/unsloth/cross_entropy_loss.py FastCrossEntropyLoss, FastForCausalLMLoss)."""
+    """fp32 logits (of most families), made by the model or by the loss, and a copy of all but each
+    sequence's last, which becomes its own gradient (kernels/unsloth/cross_entropy_loss.py
+    FastCrossEntropyLoss, FastForCausalLMLoss)."""
     r = ctx.r
     scores = head.logits(hidden, model, bound, ctx)
     part, r.part = r.part, "logits"
@@ -58,7 +68,9 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
     vocabulary = wide.shape[-1]
     cut = ops.cut(r, wide, (ctx.batch, ctx.tokens - 1, vocabulary))
     cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut
-    targets = ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
+    targets = (
+        ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
+    )
     loss = cross_entropy(r, cut.view(ctx.batch * (ctx.tokens - 1), vocabulary))
     r.part = part
     del scores, wide, targets

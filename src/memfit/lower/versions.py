@@ -1,4 +1,5 @@
-"""What older versions of transformers ran otherwise, a row each, read in their wheels; the formulas themselves are those of 5.23."""
+"""What older versions of transformers ran otherwise, a row each, read in their wheels; the formulas
+themselves are those of 5.23."""
 
 from __future__ import annotations
 
@@ -22,10 +23,31 @@ from memfit.techniques.brought import FAMILIES as BROUGHT
 Version = tuple[int, int]
 NEVER = (1000, 0)  # families whose code came with their checkpoints run it under every version
 Rotary = Callable[[Tensor, Tensor, Context], tuple[Tensor, Tensor]]
-# Families whose class never made its logits fp32, and cut them for the loss in their own dtype, before loss functions were shared (4.49).
-NARROW = frozenset({"biogpt", "bloom", "falcon", "gpt2", "gpt_bigcode", "gpt_neox", "mpt", "opt", "persimmon", "qwen", "stablelm", "xglm"})
+# Families whose class never made its logits fp32, and cut them for the loss in their own dtype,
+# before loss functions were shared (4.49).
+NARROW = frozenset(
+    {
+        "biogpt",
+        "bloom",
+        "falcon",
+        "gpt2",
+        "gpt_bigcode",
+        "gpt_neox",
+        "mpt",
+        "opt",
+        "persimmon",
+        "qwen",
+        "stablelm",
+        "xglm",
+    }
+)
 # Families whose logits became fp32 in the model itself for longer, where there were labels.
-WIDENED: dict[str, Version] = {"starcoder2": (4, 47), "mistral": (4, 48), "granite": (4, 48), "granitemoe": (5, 0)}
+WIDENED: dict[str, Version] = {
+    "starcoder2": (4, 47),
+    "mistral": (4, 48),
+    "granite": (4, 48),
+    "granitemoe": (5, 0),
+}
 
 
 class Change(NamedTuple):
@@ -46,9 +68,10 @@ def changed(programs: Programs, program: Program) -> Programs:
     return programs
 
 
-# ---------------------------------------------------------------------------------------------------------------- losses
+# ------------------------------------------------------------------------------------------ losses
 def copied(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """fp32 logits made by the loss function, which then copies all but each sequence's last; the model's own logits still stand."""
+    """fp32 logits made by the loss function, which then copies all but each sequence's last; the
+    model's own logits still stand."""
     scores = head.logits(hidden, model, bound, ctx)
     return shifted(wide(scores, ctx), labels, ctx, scores)
 
@@ -60,7 +83,8 @@ def widened(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
 
 
 def narrow(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Logits and their copy in the dtype of the product; the log-probabilities too, which autocast then copies in fp32."""
+    """Logits and their copy in the dtype of the product; the log-probabilities too, which autocast
+    then copies in fp32."""
     scores = head.logits(hidden, model, bound, ctx)
     return shifted(scores, labels, ctx, scores)
 
@@ -73,47 +97,81 @@ def wide(scores: Tensor, ctx: Context) -> Tensor:
 
 
 def shifted(scores: Tensor, labels: Tensor, ctx: Context, output: Tensor) -> Tensor:
-    """Cross-entropy over `logits[..., :-1, :].contiguous()`: a copy unless there is one sequence. `output` is what the model returns."""
+    """Cross-entropy over `logits[..., :-1, :].contiguous()`: a copy unless there is one sequence.
+    `output` is what the model returns."""
     r, vocabulary = ctx.r, scores.shape[-1]
     ctx.returned.append(output)
     part, r.part = r.part, "logits"
     cut = ops.cut(r, scores, (ctx.batch, ctx.tokens - 1, vocabulary))
     cut = ops.clone(r, cut, "contiguous") if ctx.batch > 1 else cut
-    targets = ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
+    targets = (
+        ops.integers(r, (ctx.batch, ctx.tokens - 1), "contiguous") if ctx.batch > 1 else labels
+    )
     loss = ops.cross_entropy(
-        r, cut.view(ctx.batch * (ctx.tokens - 1), vocabulary), targets, read=FP32 if ctx.autocast is not None else None
+        r,
+        cut.view(ctx.batch * (ctx.tokens - 1), vocabulary),
+        targets,
+        read=FP32 if ctx.autocast is not None else None,
     )
     r.part = part
     return loss
 
 
-# ------------------------------------------------------------------------------------------------------------ generation
+# -------------------------------------------------------------------------------------- generation
 def whole_prompt(program: Program) -> bool:
-    """Whether `generate` computes the logits of the whole prompt: `num_logits_to_keep` came with 4.45 to Llama's relatives."""
+    """Whether `generate` computes the logits of the whole prompt: `num_logits_to_keep` came with
+    4.45 to Llama's relatives."""
     return program.job.version("transformers") < (4, 45) or program.model.family in BROUGHT
 
 
 def fp32_logits(program: Program) -> bool:
-    """Whether the model makes its logits fp32, all of them, before it returns (`logits = logits.float()`, until 4.46)."""
+    """Whether the model makes its logits fp32, all of them, before it returns (`logits =
+    logits.float()`, until 4.46)."""
     return program.job.version("transformers") < (4, 46) and program.model.family not in NARROW
 
 
-# From which version on `generate` handed a DynamicCache through; before, the old tuple of tensors stood until the next pass began.
+# From which version on `generate` handed a DynamicCache through; before, the old tuple of tensors
+# stood until the next pass began.
 CACHED = {
-    "bloom": (4, 45), "codegen": (4, 45), "falcon": (4, 45), "gpt_neo": (4, 45), "gpt_neox": (4, 45), "gptj": (4, 45), "opt": (4, 49),
-    "biogpt": (4, 53), "gpt2": (4, 53), "gpt_bigcode": (4, 54), "mpt": (4, 54), "xglm": (4, 54), "qwen": NEVER,
-}  # fmt: skip
+    "bloom": (4, 45),
+    "codegen": (4, 45),
+    "falcon": (4, 45),
+    "gpt_neo": (4, 45),
+    "gpt_neox": (4, 45),
+    "gptj": (4, 45),
+    "opt": (4, 49),
+    "biogpt": (4, 53),
+    "gpt2": (4, 53),
+    "gpt_bigcode": (4, 54),
+    "mpt": (4, 54),
+    "xglm": (4, 54),
+    "qwen": NEVER,
+}
 
 
-# Until which a pass that was handed no cache gave tuples back (`return_legacy_cache`); 4.48 elsewhere.
+# Until which a pass that was handed no cache gave tuples back (`return_legacy_cache`); 4.48
+# elsewhere.
 RETURNED = {"gpt_neox": (4, 49)} | dict.fromkeys(
-    ("biogpt", "bloom", "codegen", "falcon", "gpt2", "gpt_neo", "gptj", "opt", "persimmon", "stablelm"), (4, 54)
+    (
+        "biogpt",
+        "bloom",
+        "codegen",
+        "falcon",
+        "gpt2",
+        "gpt_neo",
+        "gptj",
+        "opt",
+        "persimmon",
+        "stablelm",
+    ),
+    (4, 54),
 )
 
 
 def growing(program: Program) -> str:
-    """The kind of cache that grows: `dynamic` copies from the first update on; until 4.54 (cache_utils.py) the first one was only referred
-    to, and no layer forgot what lay behind its window."""
+    """The kind of cache that grows: `dynamic` copies from the first update on; until 4.54
+    (cache_utils.py) the first one was only referred to, and no layer forgot what lay behind its
+    window."""
     version = program.job.version("transformers")
     if version < CACHED.get(program.model.family, (4, 42)):
         return "tuple"
@@ -121,12 +179,14 @@ def growing(program: Program) -> str:
 
 
 def fills_cache(program: Program, training: bool) -> bool:
-    """Whether a pass with labels fills a key/value cache that nobody reads, `use_cache` being what configs say by default.
+    """Whether a pass with labels fills a key/value cache that nobody reads, `use_cache` being what
+    configs say by default.
 
-    A Trainer switches it off since 5.0, in the outer config alone (5.23 trainer.py, utils/generic.py merge_with_config_defaults), TRL in
-    the call since 0.22 (trainer/sft_trainer.py compute_loss). Checkpointing does wherever it is, but for GPT-BigCode's own loop until 4.53
-    (4.52.4 modeling_gpt_bigcode.py GPTBigCodeModel.forward). 4.43 and 4.44 made a cache for training where it was still of tuples; Gemma 2
-    never did."""
+    A Trainer switches it off since 5.0, in the outer config alone (5.23 trainer.py,
+    utils/generic.py merge_with_config_defaults), TRL in the call since 0.22 (trainer/sft_trainer.py
+    compute_loss). Checkpointing does wherever it is, but for GPT-BigCode's own loop until 4.53
+    (4.52.4 modeling_gpt_bigcode.py GPTBigCodeModel.forward). 4.43 and 4.44 made a cache for
+    training where it was still of tuples; Gemma 2 never did."""
     checkpointed = training and program.job.checkpointing != "none"
     job, model, version = program.job, program.model, program.job.version("transformers")
     switched = not job.keep_outputs  # whose loop it is, switches it off
@@ -142,17 +202,33 @@ def fills_cache(program: Program, training: bool) -> bool:
 
 
 def returned_cache(program: Program) -> str:
-    """The kind of cache that a pass with labels fills: handed none, code that knew a DynamicCache still returned tuples where `RETURNED` says."""
+    """The kind of cache that a pass with labels fills: handed none, code that knew a DynamicCache
+    still returned tuples where `RETURNED` says."""
     kind = growing(program)
-    return "tuple" if kind == "referenced" and program.job.version("transformers") < RETURNED.get(program.model.family, (4, 48)) else kind
+    return (
+        "tuple"
+        if kind == "referenced"
+        and program.job.version("transformers") < RETURNED.get(program.model.family, (4, 48))
+        else kind
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- rotary
-# Until which version each layer kept cos and sin of all positions as buffers (`cos_cached`), in the dtype of the weights.
+# --------------------------------------------------------------------------------------------------
+# rotary
+# Until which version each layer kept cos and sin of all positions as buffers (`cos_cached`), in the
+# dtype of the weights.
 TABLES = {
-    "llama": (4, 41), "mistral": (4, 42), "mixtral": (4, 48), "qwen2": (4, 45), "phi": (4, 45), "stablelm": (4, 45), "gpt_neox": (4, 45),
-    "falcon": (4, 45), "persimmon": (4, 45), "starcoder2": (4, 45),
-}  # fmt: skip
+    "llama": (4, 41),
+    "mistral": (4, 42),
+    "mixtral": (4, 48),
+    "qwen2": (4, 45),
+    "phi": (4, 45),
+    "stablelm": (4, 45),
+    "gpt_neox": (4, 45),
+    "falcon": (4, 45),
+    "persimmon": (4, 45),
+    "starcoder2": (4, 45),
+}
 # And until which it made its own for each pass; later the model makes them once.
 ALONE = {"llama": (4, 43), "mistral": (4, 48), "mixtral": (4, 48), "gemma": (4, 48)}
 
@@ -164,18 +240,27 @@ def tables(program: Program) -> tuple[Weight, ...]:
         return ()
     shape = (model.positions, turning(model))
     return tuple(
-        Weight(name=f"self_attn.rotary_emb.{one}_cached", shape=shape, role="buffer", format=program.weights) for one in ("cos", "sin")
+        Weight(
+            name=f"self_attn.rotary_emb.{one}_cached",
+            shape=shape,
+            role="buffer",
+            format=program.weights,
+        )
+        for one in ("cos", "sin")
     )
 
 
 def alone(program: Program) -> bool:
     """Whether each layer makes its own cos and sin."""
     family = program.model.family
-    return program.job.version("transformers") < max(ALONE.get(family, (0, 0)), TABLES.get(family, (0, 0)))
+    return program.job.version("transformers") < max(
+        ALONE.get(family, (0, 0)), TABLES.get(family, (0, 0))
+    )
 
 
 def with_own_tables(turn: Rotary) -> Rotary:
-    """`turn` after each layer picked the rows of its tables by position; the attention's variables hold them."""
+    """`turn` after each layer picked the rows of its tables by position; the attention's variables
+    hold them."""
 
     def own(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
         ctx.cos, ctx.sin = picked(ctx)
@@ -186,8 +271,10 @@ def with_own_tables(turn: Rotary) -> Rotary:
     return own
 
 
-# ------------------------------------------------------------------------------------------------------------- the rows
-def replaced(**losses: Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]) -> Callable[[Programs], Programs]:
+# ---------------------------------------------------------------------------------------- the rows
+def replaced(
+    **losses: Callable[[Tensor, Tensor, Model, Bound, Context], Tensor],
+) -> Callable[[Programs], Programs]:
     return lambda programs: programs.replace(losses={**programs.losses, **losses})
 
 
@@ -204,7 +291,22 @@ CHANGES: tuple[Change, ...] = (
         replaced(plain=widened),
         "4.45.2 models/llama/modeling_llama.py LlamaForCausalLM.forward",
     ),
-    *(Change(until, partial(eq, name), replaced(plain=widened), f"models/{name}/modeling_{name}.py") for name, until in WIDENED.items()),
-    Change((4, 49), lambda family: family in NARROW, replaced(plain=narrow), "4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py"),
-    Change((4, 49), lambda family: family not in NARROW, replaced(plain=copied), "4.48.1 loss/loss_utils.py ForCausalLMLoss"),
+    *(
+        Change(
+            until, partial(eq, name), replaced(plain=widened), f"models/{name}/modeling_{name}.py"
+        )
+        for name, until in WIDENED.items()
+    ),
+    Change(
+        (4, 49),
+        lambda family: family in NARROW,
+        replaced(plain=narrow),
+        "4.48.1 models/gpt_bigcode/modeling_gpt_bigcode.py",
+    ),
+    Change(
+        (4, 49),
+        lambda family: family not in NARROW,
+        replaced(plain=copied),
+        "4.48.1 loss/loss_utils.py ForCausalLMLoss",
+    ),
 )

@@ -1,7 +1,9 @@
-"""Views and what copies where a view cannot be: `transpose`, `reshape`, `split`, `expand`, and the batched matrix product.
+"""Views and what copies where a view cannot be: `transpose`, `reshape`, `split`, `expand`, and the
+batched matrix product.
 
-As torch 2.13 runs them: a view allocates nothing and its gradient is a view or a copy (ATen/native/TensorShape.cpp); pieces give a
-gradient of the whole's size (tools/autograd/derivatives.yaml); `matmul` flattens its batch, and copies what does not flatten
+As torch 2.13 runs them: a view allocates nothing and its gradient is a view or a copy
+(ATen/native/TensorShape.cpp); pieces give a gradient of the whole's size
+(tools/autograd/derivatives.yaml); `matmul` flattens its batch, and copies what does not flatten
 (ATen/native/LinearAlgebra.cpp `_matmul_impl`).
 """
 
@@ -24,7 +26,9 @@ def seen(x: Tensor, shape: Shape, strides: Strides) -> Tensor:
 
 def indexed(r: Recorder, x: Tensor, shape: Shape, where: Tensor) -> Tensor:
     """`x[i]`, a copy; its gradient is put into zeros of the whole size (derivatives.yaml index)."""
-    return r.node("index", r.tensor(shape, x.format, "index"), (x,), back_indexed, (where,), x.shape)
+    return r.node(
+        "index", r.tensor(shape, x.format, "index"), (x,), back_indexed, (where,), x.shape
+    )
 
 
 def back_indexed(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -45,7 +49,13 @@ def permuted(x: Tensor, order: tuple[int, ...]) -> Tensor:
 
 
 def permute(r: Recorder, x: Tensor, *order: int) -> Tensor:
-    return r.node("permute", permuted(x, order), (x,), back_permute, extra=tuple(order.index(dim) for dim in range(len(order))))
+    return r.node(
+        "permute",
+        permuted(x, order),
+        (x,),
+        back_permute,
+        extra=tuple(order.index(dim) for dim in range(len(order))),
+    )
 
 
 def back_permute(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -86,8 +96,13 @@ def merged(r: Recorder, x: Tensor) -> Tensor:
 
 
 def expand(r: Recorder, x: Tensor, *shape: int) -> Tensor:
-    strides = tuple(0 if size == 1 and wanted != 1 else step for size, step, wanted in zip(x.shape, lying(x), shape, strict=True))
-    return r.node("expand", seen(x, shape, normal(shape, strides)), (x,), back_expand, extra=x.shape)
+    strides = tuple(
+        0 if size == 1 and wanted != 1 else step
+        for size, step, wanted in zip(x.shape, lying(x), shape, strict=True)
+    )
+    return r.node(
+        "expand", seen(x, shape, normal(shape, strides)), (x,), back_expand, extra=x.shape
+    )
 
 
 def back_expand(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -110,7 +125,13 @@ def select(r: Recorder, x: Tensor, dim: int) -> Tensor:
     dim %= len(x.shape)
     strides = lying(x)
     shape = x.shape[:dim] + x.shape[dim + 1 :]
-    return r.node("select", seen(x, shape, normal(shape, strides[:dim] + strides[dim + 1 :])), (x,), back_piece, extra=x.shape)
+    return r.node(
+        "select",
+        seen(x, shape, normal(shape, strides[:dim] + strides[dim + 1 :])),
+        (x,),
+        back_piece,
+        extra=x.shape,
+    )
 
 
 def back_piece(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -125,7 +146,8 @@ def split(r: Recorder, x: Tensor, dim: int, *sizes: int) -> list[Tensor]:
 
 
 def matmul(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
-    """a @ b over the last two dimensions of four; heads that b shares are copied for each of a's."""
+    """a @ b over the last two dimensions of four; heads that b shares are copied for each of
+    a's."""
     rows, inner, columns = a.shape[-2], a.shape[-1], b.shape[-1]
     count = a.count // (rows * inner)
     if b.shape[:-2] != a.shape[:-2]:
@@ -139,21 +161,46 @@ def bmm(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     chosen = r.chosen("bmm")
     out = r.put_out(lambda: r.tensor(shape, a.format, "matmul"), chosen)
     flops = 2 * out.count * a.shape[-1]
-    r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math, kept=chosen)
-    return r.node("matmul", out, (a, b), ops.back_matmul, (a if b.needs else None, b if a.needs else None), (a.shape, b.shape, flops))
+    r.compute(
+        "matmul",
+        flops,
+        (a.count + b.count + out.count) * a.format.block_bytes,
+        a.format.math,
+        kept=chosen,
+    )
+    return r.node(
+        "matmul",
+        out,
+        (a, b),
+        ops.back_matmul,
+        (a if b.needs else None, b if a.needs else None),
+        (a.shape, b.shape, flops),
+    )
 
 
 def baddbmm(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
     """β·start + α·a @ b, where `start` wants no gradient and α is not 1."""
     out = r.tensor((*a.shape[:-1], b.shape[-1]), a.format, "matmul")
     flops = 2 * out.count * a.shape[-1]
-    r.compute("matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math)
-    return r.node("matmul", out, (a, b), back_baddbmm, (a if b.needs else None, b if a.needs else None), (a.shape, b.shape, flops))
+    r.compute(
+        "matmul", flops, (a.count + b.count + out.count) * a.format.block_bytes, a.format.math
+    )
+    return r.node(
+        "matmul",
+        out,
+        (a, b),
+        back_baddbmm,
+        (a if b.needs else None, b if a.needs else None),
+        (a.shape, b.shape, flops),
+    )
 
 
 def back_baddbmm(r: Recorder, node: Node, g: Tensor) -> Grads:
     """The products, then α times them; `batch1` first."""
     a, b = node.saved
     return [
-        None if other is None else r.like(ops.product(r, node, index, node.extra[index], g), "scale") for index, other in enumerate((b, a))
+        None
+        if other is None
+        else r.like(ops.product(r, node, index, node.extra[index], g), "scale")
+        for index, other in enumerate((b, a))
     ]

@@ -1,4 +1,5 @@
-"""A job run for real, for a few steps, in a fresh process: what the allocator and the driver say of it, as a Record.
+"""A job run for real, for a few steps, in a fresh process: what the allocator and the driver say of
+it, as a Record.
 
 The loops are those that the trace runs, on a real device: what is measured is what is traced.
 """

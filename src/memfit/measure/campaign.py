@@ -1,4 +1,5 @@
-"""A campaign: many cases from one file, the most valuable first, within a budget of time, resumed where an earlier call stopped."""
+"""A campaign: many cases from one file, the most valuable first, within a budget of time, resumed
+where an earlier call stopped."""
 
 from __future__ import annotations
 
@@ -29,11 +30,15 @@ class Planned:
 
 
 def read(path: Path, configs: Configs) -> list[Case]:
-    """The cases of a campaign's file, the most valuable first; equal ones once. `configs` gives the config of a model's name."""
+    """The cases of a campaign's file, the most valuable first; equal ones once. `configs` gives the
+    config of a model's name."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise InputError.one(f"`{path}` cannot be read: {(error.strerror or 'unknown failure').lower()}", where="campaign") from None
+        raise InputError.one(
+            f"`{path}` cannot be read: {(error.strerror or 'unknown failure').lower()}",
+            where="campaign",
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as bad:
         raise InputError.one(f"`{path}` is no TOML: {bad}"[:300], where="campaign") from None
     problems: list[Problem] = []
@@ -44,7 +49,11 @@ def read(path: Path, configs: Configs) -> list[Case]:
         except InputError as bad:
             problems += bad.problems
     if not planned and not problems:
-        problems.append(Problem(message=f"`{path}` has no cases", where="campaign", hint="tables named [[cases]]"))
+        problems.append(
+            Problem(
+                message=f"`{path}` has no cases", where="campaign", hint="tables named [[cases]]"
+            )
+        )
     if problems:
         raise InputError(*problems)
     ordered = sorted(planned, key=lambda one: -one.value)
@@ -63,7 +72,9 @@ def cases(table: Mapping[str, Any], configs: Configs, where: str) -> Iterator[Pl
         raise InputError.one("a table of cases names its `models`, a list", where=where)
     for model, alternative in itertools.product(models, table.get("jobs", [{}])):
         options = {**table.get("job", {}), **alternative}
-        lists = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
+        lists = {
+            key: value if isinstance(value, list) else [value] for key, value in options.items()
+        }
         layouts = table.get("use", "")
         for values in itertools.product(*lists.values()):
             for layout in layouts if isinstance(layouts, list) else [layouts]:
@@ -82,14 +93,20 @@ def cases(table: Mapping[str, Any], configs: Configs, where: str) -> Iterator[Pl
 
 
 def no_rank(case: Case) -> Problem:
-    return Problem(message=f"there is no rank {case.rank} among {case.strategy.ranks}", where="rank", hint="ranks are counted from 0")
+    return Problem(
+        message=f"there is no rank {case.rank} among {case.strategy.ranks}",
+        where="rank",
+        hint="ranks are counted from 0",
+    )
 
 
 def shortened(config: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
     """A model of fewer layers, where the whole one is larger than any GPU."""
     if layers is None:
         return dict(config)
-    names = [key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in config]
+    names = [
+        key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in config
+    ]
     short: dict[str, Any] = {**config, **dict.fromkeys(names, layers)}
     if isinstance(short.get("layer_types"), list):
         short["layer_types"] = short["layer_types"][:layers]
@@ -97,10 +114,17 @@ def shortened(config: Mapping[str, Any], layers: int | None) -> dict[str, Any]:
 
 
 def run(
-    todo: list[Case], folder: Path, *, budget: float, limit: float, told: Callable[[Case, Record | None], None], one: One = measure
+    todo: list[Case],
+    folder: Path,
+    *,
+    budget: float,
+    limit: float,
+    told: Callable[[Case, Record | None], None],
+    one: One = measure,
 ) -> list[Record]:
-    """Cases in order until the budget is spent; those with a record in the folder are done. `told` hears of each, before and after. What
-    cannot be run here for lack of a package, and what the budget's end cut off, is told and left for another call."""
+    """Cases in order until the budget is spent; those with a record in the folder are done. `told`
+    hears of each, before and after. What cannot be run here for lack of a package, and what the
+    budget's end cut off, is told and left for another call."""
     start = time.monotonic()
     device = device_here()
     made: list[Record] = []
@@ -115,7 +139,11 @@ def run(
             record = one(case, folder, device=device, limit=min(left, limit))
         except InputError as bad:
             reason = "; ".join(problem.message for problem in bad.problems)
-            record = recorded(case, {"result": "error", "error": f"refused: {reason}"[:500], "by": COUNTED[device]}, 0.0)
+            record = recorded(
+                case,
+                {"result": "error", "error": f"refused: {reason}"[:500], "by": COUNTED[device]},
+                0.0,
+            )
         if record.result == "timeout" and left < limit:
             (folder / case.file).unlink(missing_ok=True)
         made.append(record)

@@ -1,4 +1,5 @@
-"""What may stand in a record that somebody else has written: every field's type and range, and a job and a layout that make sense."""
+"""What may stand in a record that somebody else has written: every field's type and range, and a
+job and a layout that make sense."""
 
 from __future__ import annotations
 
@@ -31,7 +32,11 @@ def amount(value: Any) -> bool:
 
 
 def table(value: Any, of: Callable[[Any], bool] = lambda _: True) -> bool:
-    return isinstance(value, Mapping) and len(value) <= LONGEST and all(text(key) and of(one) for key, one in value.items())
+    return (
+        isinstance(value, Mapping)
+        and len(value) <= LONGEST
+        and all(text(key) and of(one) for key, one in value.items())
+    )
 
 
 def listed(value: Any, of: Callable[[Any], bool]) -> bool:
@@ -44,7 +49,13 @@ def maybe(known: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def plain_name(value: Any) -> bool:
     """A file beside the record, nowhere else."""
-    return text(value) and "/" not in value and "\\" not in value and value not in (".", "..") and "\0" not in value
+    return (
+        text(value)
+        and "/" not in value
+        and "\\" not in value
+        and value not in (".", "..")
+        and "\0" not in value
+    )
 
 
 def whole(value: Any) -> bool:
@@ -52,45 +63,82 @@ def whole(value: Any) -> bool:
 
 
 # For each field what it must be: a test of its value, and how to say so.
-TEXT, COUNT, AMOUNT = (text, "text"), (count, "a whole number that is not negative"), (amount, "a number that is not negative")
-COUNT_OR_NONE, AMOUNT_OR_NONE = (maybe(count), COUNT[1] + ", or null"), (maybe(amount), AMOUNT[1] + ", or null")
+TEXT, COUNT, AMOUNT = (
+    (text, "text"),
+    (count, "a whole number that is not negative"),
+    (amount, "a number that is not negative"),
+)
+COUNT_OR_NONE, AMOUNT_OR_NONE = (
+    (maybe(count), COUNT[1] + ", or null"),
+    (maybe(amount), AMOUNT[1] + ", or null"),
+)
 Rule = tuple[Callable[[Any], bool], str]
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("case", "model", "gpu", "error"), TEXT), **dict.fromkeys(("rank", "world", "schema"), COUNT), "seconds": AMOUNT,
+    **dict.fromkeys(("case", "model", "gpu", "error"), TEXT),
+    **dict.fromkeys(("rank", "world", "schema"), COUNT),
+    "seconds": AMOUNT,
     **dict.fromkeys(
-        ("total", "asked", "free", "parameters", "trainable", "allocated", "reserved", "requested", "retries"), COUNT_OR_NONE
+        (
+            "total",
+            "asked",
+            "free",
+            "parameters",
+            "trainable",
+            "allocated",
+            "reserved",
+            "requested",
+            "retries",
+        ),
+        COUNT_OR_NONE,
     ),
     **dict.fromkeys(("tokens_per_second", "flops_per_second"), AMOUNT_OR_NONE),
-    "config": (table, "a table"), "job": (table, "a table of options"),
-    "versions": (lambda value: table(value, text), "a table of texts"), "device": (lambda value: table(value, count), "a table of bytes"),
-    "use": (lambda value: listed(value, text), "a list of texts"), "step_seconds": (lambda value: listed(value, amount), "a list of seconds"),
+    "config": (table, "a table"),
+    "job": (table, "a table of options"),
+    "versions": (lambda value: table(value, text), "a table of texts"),
+    "device": (lambda value: table(value, count), "a table of bytes"),
+    "use": (lambda value: listed(value, text), "a list of texts"),
+    "step_seconds": (lambda value: listed(value, amount), "a list of seconds"),
     "phases": (lambda value: listed(value, lambda one: isinstance(one, dict)), "a list of tables"),
     "by": (lambda value: value in COUNTERS, "one of " + ", ".join(COUNTERS)),
     "result": (lambda value: value in RESULTS, "one of " + ", ".join(RESULTS)),
     "events": (plain_name, "the name of a file beside the record"),
     "engine": TEXT,
-}  # fmt: skip
+}
 PEAK: dict[str, Rule] = {
-    "phase": (lambda value: value in PHASES, "one of " + ", ".join(PHASES)), "step": (whole, "a step"), "allocated": COUNT, "reserved": COUNT_OR_NONE,
+    "phase": (lambda value: value in PHASES, "one of " + ", ".join(PHASES)),
+    "step": (whole, "a step"),
+    "allocated": COUNT,
+    "reserved": COUNT_OR_NONE,
     "seconds": AMOUNT,
-}  # fmt: skip
+}
 
 
 def problems(values: Mapping[str, Any], record: type[Any], peak: type[Any]) -> Iterator[Problem]:
     yield from of_table(values, record, RULES, "")
-    for number, one in enumerate(values.get("phases") or () if RULES["phases"][0](values.get("phases")) else ()):
+    for number, one in enumerate(
+        values.get("phases") or () if RULES["phases"][0](values.get("phases")) else ()
+    ):
         yield from of_table(one, peak, PEAK, f"phases[{number}].")
     if table(values.get("job")):
         yield from refused(lambda: job_from(values["job"]))
     if RULES["use"][0](values.get("use", [])) and values.get("use"):
         yield from refused(lambda: strategy_from(values["use"], None))
-        if not list(refused(lambda: strategy_from(values["use"], None))) and count(values.get("rank", 0)):
+        if not list(refused(lambda: strategy_from(values["use"], None))) and count(
+            values.get("rank", 0)
+        ):
             ranks = strategy_from(values["use"], None).ranks
             if values.get("rank", 0) >= ranks or values.get("world", ranks) != ranks:
-                yield Problem(message=f"rank {values.get('rank', 0)} of {values.get('world')} is none of {ranks}", where="rank")
+                yield Problem(
+                    message=(
+                        f"rank {values.get('rank', 0)} of {values.get('world')} is none of {ranks}"
+                    ),
+                    where="rank",
+                )
 
 
-def of_table(values: Mapping[str, Any], kind: type[Any], rules: Mapping[str, Rule], place: str) -> Iterator[Problem]:
+def of_table(
+    values: Mapping[str, Any], kind: type[Any], rules: Mapping[str, Rule], place: str
+) -> Iterator[Problem]:
     fields = {one.name: one for one in dataclasses.fields(kind)}
     for name in values:
         if name not in fields:
@@ -101,7 +149,9 @@ def of_table(values: Mapping[str, Any], kind: type[Any], rules: Mapping[str, Rul
             if needed:
                 yield Problem(message=f"`{name}` is missing", where=place.rstrip("."))
         elif not rules[name][0](values[name]):
-            yield Problem(message=f"`{str(values[name])[:60]}` is not {rules[name][1]}", where=place + name)
+            yield Problem(
+                message=f"`{str(values[name])[:60]}` is not {rules[name][1]}", where=place + name
+            )
 
 
 def refused(ask: Callable[[], Any]) -> Iterator[Problem]:

@@ -1,6 +1,8 @@
-"""`python -m memfit.measure.child`: one case, read from stdin, run to its end; the last line of stdout is its record.
+"""`python -m memfit.measure.child`: one case, read from stdin, run to its end; the last line of
+stdout is its record.
 
-A fresh process for every case: what an earlier one left cached, or compiled, or broken, measures nothing.
+A fresh process for every case: what an earlier one left cached, or compiled, or broken, measures
+nothing.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 
 def main() -> int:
     asked = json.load(sys.stdin)
-    case = Case(**{**asked["case"], "job": Job(**asked["case"]["job"]), "use": tuple(asked["case"]["use"])})
+    case = Case(
+        **{**asked["case"], "job": Job(**asked["case"]["job"]), "use": tuple(asked["case"]["use"])}
+    )
     try:
         answer = run(case, asked["device"], Path(asked["events"]) if asked["events"] else None)
     except InputError as bad:
         answer = {"problems": [dataclasses.asdict(problem) for problem in bad.problems]}
-    print(PREFIX + json.dumps(answer), flush=True)  # noqa: T201 - the answer to the process that started this one
+    # The answer to the process that started this one
+    print(PREFIX + json.dumps(answer), flush=True)  # noqa: T201
     return 0
 
 
@@ -44,7 +49,11 @@ def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
 
     device = torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
     meter = meter_of(device)
-    found: dict[str, Any] = {"versions": versions(torch), "by": "cuda" if kind == "cuda" else "profiler", "device": {}}
+    found: dict[str, Any] = {
+        "versions": versions(torch),
+        "by": "cuda" if kind == "cuda" else "profiler",
+        "device": {},
+    }
     if isinstance(meter, CudaMeter):
         note(found, "before", meter.used())  # first: whatever else is asked may make a context
         found["gpu"] = torch.cuda.get_device_name(device)
@@ -76,7 +85,10 @@ def run(case: Case, kind: str, events: Path | None) -> dict[str, Any]:
             history.write(meter.tape(), events)
             found["events"] = events.name
         except Exception as problem:  # noqa: BLE001 - the figures are there all the same
-            found["error"] = f"{found.get('error', '')} the events were not kept: {type(problem).__name__}: {problem}".strip()[:500]
+            found["error"] = (
+                f"{found.get('error', '')} the events were not kept: "
+                f"{type(problem).__name__}: {problem}"
+            ).strip()[:500]
     return found
 
 
@@ -88,13 +100,25 @@ def note(found: dict[str, Any], what: str, used: int | None) -> None:
 def failure(problem: Exception) -> dict[str, Any]:
     """An OOM says how much was asked for and how much was free."""
     text = " ".join(str(problem).split())
-    out = "OutOfMemory" in type(problem).__name__ or "out of memory" in text or isinstance(problem, MemoryError)
+    out = (
+        "OutOfMemory" in type(problem).__name__
+        or "out of memory" in text
+        or isinstance(problem, MemoryError)
+    )
     said = {"asked": _ASKED.search(text), "free": _FREE.search(text)} if out else {}
-    told: dict[str, Any] = {name: int(float(found[1]) * UNITS[found[2]]) for name, found in said.items() if found is not None}
+    told: dict[str, Any] = {
+        name: int(float(found[1]) * UNITS[found[2]])
+        for name, found in said.items()
+        if found is not None
+    }
     host = _HOST.search(text)
     if host is not None:
         out, told = True, {"asked": int(host[1]), "free": free_of_host()}
-    return {"result": "oom" if out else "error", "error": f"{type(problem).__name__}: {text}"[:500], **told}
+    return {
+        "result": "oom" if out else "error",
+        "error": f"{type(problem).__name__}: {text}"[:500],
+        **told,
+    }
 
 
 def free_of_host() -> int | None:
@@ -102,8 +126,13 @@ def free_of_host() -> int | None:
     try:
         import resource
 
-        held = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        rows = (row.split() for row in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+        held = (
+            int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            * resource.getpagesize()
+        )
+        rows = (
+            row.split() for row in Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        )
         left = next(int(row[1]) * 1024 for row in rows if row[0] == "MemAvailable:")
         limit = resource.getrlimit(resource.RLIMIT_AS)[0]
         return left if limit == resource.RLIM_INFINITY else max(0, min(left, limit - held))
@@ -112,7 +141,8 @@ def free_of_host() -> int | None:
 
 
 def remember(torch: Any) -> None:
-    """From here on CUDA's allocator keeps its events, each with the lines of Python that asked: two microseconds apiece."""
+    """From here on CUDA's allocator keeps its events, each with the lines of Python that asked: two
+    microseconds apiece."""
     torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=EVENTS)
 
 

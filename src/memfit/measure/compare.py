@@ -1,4 +1,5 @@
-"""What memfit says of a measured case: formulas or the trace for a GPU, the trace acting as a CPU for a CPU; numbers, and event by event."""
+"""What memfit says of a measured case: formulas or the trace for a GPU, the trace acting as a CPU
+for a CPU; numbers, and event by event."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ class Predicted(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Beside:
-    """A record, what was predicted of it, and where the events were kept how alike they are. `why`: nothing was predicted, or compared."""
+    """A record, what was predicted of it, and where the events were kept how alike they are. `why`:
+    nothing was predicted, or compared."""
 
     record: Record
     predicted: Predicted | None
@@ -47,18 +49,25 @@ class Beside:
     @property
     def decided(self) -> bool | None:
         """Whether the verdict was right: an OOM is right where more than the GPU was predicted."""
-        if self.predicted is None or self.predicted.device is None or not self.record.total or self.record.result not in ("ok", "oom"):
+        if (
+            self.predicted is None
+            or self.predicted.device is None
+            or not self.record.total
+            or self.record.result not in ("ok", "oom")
+        ):
             return None
         return (self.predicted.device > self.record.total) == (self.record.result == "oom")
 
 
 def predicted(record: Record, by: str = "formula") -> Predicted | None:
-    """None where memfit has nothing to say: a run that failed, a model or GPU that it does not know."""
+    """None where memfit has nothing to say: a run that failed, a model or GPU that it does not
+    know."""
     return beside(record, None, by).predicted
 
 
 def beside(record: Record, folder: Path | None, by: str) -> Beside:
-    """`folder`: where its events lie, if they are to be compared: by the trace, whose order is that of the real code."""
+    """`folder`: where its events lie, if they are to be compared: by the trace, whose order is that
+    of the real code."""
     if record.result not in ("ok", "oom"):
         return Beside(record=record, predicted=None, why=f"it ended with {record.result}")
     if record.engine:
@@ -68,20 +77,32 @@ def beside(record: Record, folder: Path | None, by: str) -> Beside:
         if folder is None or not record.events or record.result != "ok":
             return Beside(record=record, predicted=found)
         kept = history.read(folder / record.events)
-        return Beside(record=record, predicted=found, compared=events.compare(kept, tape_of(record, "trace")))
+        return Beside(
+            record=record, predicted=found, compared=events.compare(kept, tape_of(record, "trace"))
+        )
     except (InputError, NotImplementedError) as bad:
-        return Beside(record=record, predicted=None, why=str(bad).splitlines()[0] if str(bad) else NOT_SAID)
+        return Beside(
+            record=record, predicted=None, why=str(bad).splitlines()[0] if str(bad) else NOT_SAID
+        )
 
 
-def of_folder(path: Path, by: str, told: Callable[[int, int, str], None], limit: int = 0) -> list[Beside]:
+def of_folder(
+    path: Path, by: str, told: Callable[[int, int, str], None], limit: int = 0
+) -> list[Beside]:
     """Every record there beside what is said of it, or the first of them."""
     found = records(path)
     if not found:
-        raise InputError.one(f"there are no records in `{path}`", where="records", hint="`memfit measure --out FOLDER` writes them")
+        raise InputError.one(
+            f"there are no records in `{path}`",
+            where="records",
+            hint="`memfit measure --out FOLDER` writes them",
+        )
     return list(each(dict(list(found.items())[: limit or None]), path, by, told))
 
 
-def each(found: dict[Path, Record], path: Path, by: str, told: Callable[[int, int, str], None]) -> Iterator[Beside]:
+def each(
+    found: dict[Path, Record], path: Path, by: str, told: Callable[[int, int, str], None]
+) -> Iterator[Beside]:
     for number, (file, record) in enumerate(found.items()):
         told(number, len(found), record.case)
         yield beside(record, file.parent, by)
@@ -94,7 +115,9 @@ def said(record: Record, by: str) -> Predicted:
     found = memory(tape, replay(tape))
     outside = context(gpu)
     whole = None if found.reserved is None else found.reserved + (outside.low + outside.high) // 2
-    return Predicted("trace" if by == "trace" else "formulas", found.allocated, found.reserved, whole)
+    return Predicted(
+        "trace" if by == "trace" else "formulas", found.allocated, found.reserved, whole
+    )
 
 
 def tape_of(record: Record, by: str) -> Tape:
@@ -105,8 +128,12 @@ def tape_of(record: Record, by: str) -> Tape:
     from memfit.trace import trace_config
 
     steps = max((one.step for one in record.phases), default=1) + 1
-    where = {"gpu": find_gpu(record.gpu)} if record.by == "cuda" else {"device": "cpu", "sends": False}
-    return trace_config(record.config, job, decode_all=True, strategy=strategy, steps=steps, **where)
+    where = (
+        {"gpu": find_gpu(record.gpu)} if record.by == "cuda" else {"device": "cpu", "sends": False}
+    )
+    return trace_config(
+        record.config, job, decode_all=True, strategy=strategy, steps=steps, **where
+    )
 
 
 def strategy_of(record: Record) -> Strategy:

@@ -1,5 +1,5 @@
-"""Event by event: which allocations of a run its prediction has, which it lacks, and which it has too many. What is lacking on a GPU is a row
-that `kernels.py` lacks."""
+"""Event by event: which allocations of a run its prediction has, which it lacks, and which it has
+too many. What is lacking on a GPU is a row that `kernels.py` lacks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """`same` of all that was measured, in number and in bytes; the kinds that one side alone has, the largest first."""
+    """`same` of all that was measured, in number and in bytes; the kinds that one side alone has,
+    the largest first."""
 
     events: int
     same: int
@@ -44,8 +45,8 @@ class Compared:
 
 
 def compare(measured: Tape, predicted: Tape) -> Compared:
-    """Within a phase of a step, allocations of one size are the same, in whatever order they came; the rest is on one side only. Loading is left
-    out: the order of weights says nothing."""
+    """Within a phase of a step, allocations of one size are the same, in whatever order they came;
+    the rest is on one side only. Loading is left out: the order of weights says nothing."""
     ours, theirs = places(predicted), places(measured)
     missed: Counter[tuple[str, str, int]] = Counter()
     extra: Counter[tuple[str, str, int]] = Counter()
@@ -53,14 +54,26 @@ def compare(measured: Tape, predicted: Tape) -> Compared:
     for place in dict.fromkeys([*theirs, *ours]):
         there, here = theirs.get(place, []), ours.get(place, [])
         both = Counter(one.size for one in there) & Counter(one.size for one in here)
-        same, same_bytes = same + both.total(), same_bytes + sum(size * times for size, times in both.items())
+        same, same_bytes = (
+            same + both.total(),
+            same_bytes + sum(size * times for size, times in both.items()),
+        )
         lacking(missed, there, both, place[0])
         lacking(extra, here, both, place[0])
     every = [one.size for found in theirs.values() for one in found]
-    return Compared(events=len(every), same=same, bytes=sum(every), same_bytes=same_bytes, missed=kinds(missed), extra=kinds(extra))
+    return Compared(
+        events=len(every),
+        same=same,
+        bytes=sum(every),
+        same_bytes=same_bytes,
+        missed=kinds(missed),
+        extra=kinds(extra),
+    )
 
 
-def lacking(into: Counter[tuple[str, str, int]], found: list[Alloc], both: Counter[int], phase: str) -> None:
+def lacking(
+    into: Counter[tuple[str, str, int]], found: list[Alloc], both: Counter[int], phase: str
+) -> None:
     left = Counter(both)
     for one in found:
         if left[one.size]:
@@ -70,7 +83,11 @@ def lacking(into: Counter[tuple[str, str, int]], found: list[Alloc], both: Count
 
 
 def kinds(found: Counter[tuple[str, str, int]]) -> tuple[Kind, ...]:
-    return tuple(sorted((Kind(*key, times) for key, times in found.items()), key=lambda one: (-one.bytes, one)))
+    return tuple(
+        sorted(
+            (Kind(*key, times) for key, times in found.items()), key=lambda one: (-one.bytes, one)
+        )
+    )
 
 
 def places(tape: Tape) -> dict[Place, list[Alloc]]:

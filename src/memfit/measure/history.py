@@ -1,6 +1,8 @@
-"""What an allocator itself wrote down of a run, as a Tape: CUDA's memory history, or on a CPU the events of torch's profiler.
+"""What an allocator itself wrote down of a run, as a Tape: CUDA's memory history, or on a CPU the
+events of torch's profiler.
 
-An allocator knows sizes and moments, not what a block is for: every block is `temporaries` here, and `op` says who asked for it.
+An allocator knows sizes and moments, not what a block is for: every block is `temporaries` here,
+and `op` says who asked for it.
 """
 
 from __future__ import annotations
@@ -28,13 +30,21 @@ class Began(NamedTuple):
 
 
 def of_snapshot(entries: Iterable[Mapping[str, Any]], begun: list[Began]) -> Tape:
-    """`device_traces` of `torch.cuda.memory._snapshot()` (torch 2.13 torch/cuda/memory.py): sizes are those asked for, and a block is given
-    back when that is requested, whatever still uses it (c10/cuda/CUDACachingAllocator.cpp `free`). `time_us` is wall-clock time."""
+    """`device_traces` of `torch.cuda.memory._snapshot()` (torch 2.13 torch/cuda/memory.py): sizes
+    are those asked for, and a block is given back when that is requested, whatever still uses it
+    (c10/cuda/CUDACachingAllocator.cpp `free`). `time_us` is wall-clock time."""
     changes = []
     for one in entries:
         if one["action"] in ("alloc", "free_requested"):
             size = one["size"] if one["action"] == "alloc" else -one["size"]
-            changes.append((1000 * int(one.get("time_us", 0)), int(one["addr"]), int(size), line(one.get("frames") or ())))
+            changes.append(
+                (
+                    1000 * int(one.get("time_us", 0)),
+                    int(one["addr"]),
+                    int(size),
+                    line(one.get("frames") or ()),
+                )
+            )
     return told(changes, begun)
 
 
@@ -42,15 +52,29 @@ def line(frames: Iterable[Mapping[str, Any]]) -> str:
     """The innermost line of Python that asked, as far as it was kept."""
     for one in frames:
         if one.get("filename", "").endswith(".py"):
-            return f"{one['filename'].rpartition('site-packages/')[2]}:{one.get('line', 0)} {one.get('name', '')}"
+            return (
+                f"{one['filename'].rpartition('site-packages/')[2]}:{one.get('line', 0)} "
+                f"{one.get('name', '')}"
+            )
     return ""
 
 
 def of_profiler(results: Any, begun: list[Began]) -> Tape:
-    """`kineto_results` of a profile with `profile_memory` (torch 2.13 torch/csrc/profiler/collection.h `ExtraFields<EventType::Allocation>`)."""
-    found = [one for one in walk(results.experimental_event_tree()) if str(one.tag).endswith("Allocation")]
+    """`kineto_results` of a profile with `profile_memory` (torch 2.13
+    torch/csrc/profiler/collection.h `ExtraFields<EventType::Allocation>`)."""
+    found = [
+        one
+        for one in walk(results.experimental_event_tree())
+        if str(one.tag).endswith("Allocation")
+    ]
     found.sort(key=lambda one: one.start_time_ns)
-    return told([(one.start_time_ns, one.extra_fields.ptr, one.extra_fields.alloc_size, asker(one)) for one in found], begun)
+    return told(
+        [
+            (one.start_time_ns, one.extra_fields.ptr, one.extra_fields.alloc_size, asker(one))
+            for one in found
+        ],
+        begun,
+    )
 
 
 def walk(events: Iterable[Any]) -> Iterator[Any]:
@@ -69,7 +93,8 @@ def asker(event: Any) -> str:
 
 
 def told(changes: Iterable[tuple[int, int, int, str]], begun: list[Began]) -> Tape:
-    """(when, address, bytes, who): positive where a block comes. What goes without having come was there before."""
+    """(when, address, bytes, who): positive where a block comes. What goes without having come was
+    there before."""
     events: list[Event] = []
     live: dict[int, int] = {}
     left, count = list(begun), 0
@@ -99,13 +124,20 @@ def read(path: Path) -> Tape:
         with gzip.open(path, "rb") as file:
             text = file.read(LARGEST + 1)
         if len(text) > LARGEST:
-            raise InputError.one(f"`{path.name}` is more than {LARGEST} bytes of events", where="events")
+            raise InputError.one(
+                f"`{path.name}` is more than {LARGEST} bytes of events", where="events"
+            )
         tape = wire.from_text(text.decode("utf-8"))
         check(tape)
     except OSError as bad:
-        raise InputError.one(f"`{path.name}` cannot be read: {(bad.strerror or str(bad)).lower()}"[:300], where="events") from None
+        raise InputError.one(
+            f"`{path.name}` cannot be read: {(bad.strerror or str(bad)).lower()}"[:300],
+            where="events",
+        ) from None
     except (EOFError, zlib.error, UnicodeDecodeError, RecursionError, TypeError, TapeError) as bad:
-        raise InputError.one(f"`{path.name}` holds no events: {bad}"[:300], where="events") from None
+        raise InputError.one(
+            f"`{path.name}` holds no events: {bad}"[:300], where="events"
+        ) from None
     return tape
 
 

@@ -1,6 +1,8 @@
-"""A model with random weights on a real device, as `from_pretrained` brings it there: made without data, and one parameter after the other.
+"""A model with random weights on a real device, as `from_pretrained` brings it there: made without
+data, and one parameter after the other.
 
-Quantized weights are bitsandbytes' own, packed as they arrive; what a rank of several does not hold never comes to its GPU.
+Quantized weights are bitsandbytes' own, packed as they arrive; what a rank of several does not hold
+never comes to its GPU.
 """
 
 from __future__ import annotations
@@ -14,12 +16,17 @@ from memfit.job import Job
 from memfit.trace import prepare, versions
 from memfit.trace.program import DTYPES, loaded, made
 
-FORMATS = {"nf4": {"load_in_4bit": True}, "fp4": {"load_in_4bit": True}, "int8": {"load_in_8bit": True}}
+FORMATS = {
+    "nf4": {"load_in_4bit": True},
+    "fp4": {"load_in_4bit": True},
+    "int8": {"load_in_8bit": True},
+}
 SPREAD = 0.02  # standard deviation of weights, as most configs have their `initializer_range`
 
 
 def empty(config: Mapping[str, Any], job: Job, device: torch.device) -> tuple[str, Any]:
-    """The kind of model, and the model: parameters on the meta device, buffers where they belong."""
+    """The kind of model, and the model: parameters on the meta device, buffers where they
+    belong."""
     from accelerate import init_empty_weights
 
     with init_empty_weights(include_buffers=False):
@@ -36,7 +43,11 @@ def pack(model: Any, job: Job) -> None:
     from transformers import BitsAndBytesConfig
     from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
-    compute = DTYPES[job.precision] if job.quant_compute == "weights" else getattr(torch, job.quant_compute)
+    compute = (
+        DTYPES[job.precision]
+        if job.quant_compute == "weights"
+        else getattr(torch, job.quant_compute)
+    )
     wanted: dict[str, Any] = dict(FORMATS[job.quantization])
     if "load_in_4bit" in wanted:
         wanted |= {
@@ -45,7 +56,9 @@ def pack(model: Any, job: Job) -> None:
             "bnb_4bit_compute_dtype": compute,
         }
     kept = versions.kept_whole(model, prepare.names(job.quant_skip))
-    replace_with_bnb_linear(model, modules_to_not_convert=kept, quantization_config=BitsAndBytesConfig(**wanted))
+    replace_with_bnb_linear(
+        model, modules_to_not_convert=kept, quantization_config=BitsAndBytesConfig(**wanted)
+    )
     setattr(model, "is_loaded_in_8bit" if job.quantization == "int8" else "is_loaded_in_4bit", True)
 
 
@@ -62,13 +75,20 @@ def arrive(model: Any, job: Job, device: torch.device) -> None:
                 known[id(one)] = arrived(one, DTYPES[job.precision], device, name == "weight")
             module._parameters[name] = known[id(one)]
         if any(one is not None and one.device.type == "meta" for one in module._buffers.values()):
-            raise InputError.one(f"`{path}` has a buffer without data, which nobody could fill", where="model.config")
+            raise InputError.one(
+                f"`{path}` has a buffer without data, which nobody could fill", where="model.config"
+            )
 
 
-def arrived(one: torch.nn.Parameter, kind: torch.dtype, device: torch.device, weight: bool) -> torch.nn.Parameter:
-    """Quantized weights arrive whole, and go when they are packed (transformers 5.23 integrations/bitsandbytes.py `convert`)."""
+def arrived(
+    one: torch.nn.Parameter, kind: torch.dtype, device: torch.device, weight: bool
+) -> torch.nn.Parameter:
+    """Quantized weights arrive whole, and go when they are packed (transformers 5.23
+    integrations/bitsandbytes.py `convert`)."""
     name = type(one).__name__
-    value = torch.empty_like(one, device=device, dtype=kind if name in ("Params4bit", "Int8Params") else None)
+    value = torch.empty_like(
+        one, device=device, dtype=kind if name in ("Params4bit", "Int8Params") else None
+    )
     fill(value, weight)
     if name == "Params4bit":
         return type(one)(value, requires_grad=False, **vars(one)).to(device)
@@ -95,12 +115,23 @@ def warm_up(model: Any, device: torch.device) -> None:
     warmed = getattr(modeling_utils, "caching_allocator_warmup", None)
     if warmed is None or device.type != "cuda":
         return
-    places = {name: device for name, one in (*model.named_parameters(), *model.named_buffers()) if one.device.type == "meta"}
-    warmed(model, places, Sizes() if any(type(one).__name__ in ("Params4bit", "Int8Params") for one in model.parameters()) else None)
+    places = {
+        name: device
+        for name, one in (*model.named_parameters(), *model.named_buffers())
+        if one.device.type == "meta"
+    }
+    warmed(
+        model,
+        places,
+        Sizes()
+        if any(type(one).__name__ in ("Params4bit", "Int8Params") for one in model.parameters())
+        else None,
+    )
 
 
 class Sizes:
-    """What the warm-up asks a quantizer (transformers 5.23 quantizers/quantizer_bnb_4bit.py, quantizer_bnb_8bit.py): bytes of one value."""
+    """What the warm-up asks a quantizer (transformers 5.23 quantizers/quantizer_bnb_4bit.py,
+    quantizer_bnb_8bit.py): bytes of one value."""
 
     def param_element_size(self, model: Any, name: str, one: torch.Tensor) -> float:
         return {"Params4bit": 0.5, "Int8Params": 1.0}.get(type(one).__name__, one.element_size())

@@ -1,4 +1,5 @@
-"""The real model of a Case on a real device, with random weights, and the trace's own loops over it."""
+"""The real model of a Case on a real device, with random weights, and the trace's own loops over
+it."""
 
 from __future__ import annotations
 
@@ -30,19 +31,29 @@ def perform(case: Case, device: torch.device, meter: Meter) -> dict[str, Any]:
         meter.mark("load")
         kind, model = loading.empty(case.config, job, device)
         plan = inputs.plan(model, kind, job, device.type)
-        with real.kernels(model, job), cuda.patched([] if strategy.pp is None else stages.settled(recorder)):
+        with (
+            real.kernels(model, job),
+            cuda.patched([] if strategy.pp is None else stages.settled(recorder)),
+        ):
             spread = Alone(strategy, mesh, job.autocast)
             model, found = placed(model, kind, job, spread, meter)
             options = Options(
-                steps=case.steps, decode_all=True, spread=spread, strategy=strategy, device=device.type, optimizer=real.optimizer_of
+                steps=case.steps,
+                decode_all=True,
+                spread=spread,
+                strategy=strategy,
+                device=device.type,
+                optimizer=real.optimizer_of,
             )
             run(meter, model, job, options, plan)
     return found
 
 
-def placed(model: Any, kind: str, job: Job, spread: Spread, meter: Meter) -> tuple[Any, dict[str, int]]:
-    """The model on the device as what trains, and its sizes. Where a rank holds less than the whole, it is cut before it arrives; FSDP1 cuts
-    what is there."""
+def placed(
+    model: Any, kind: str, job: Job, spread: Spread, meter: Meter
+) -> tuple[Any, dict[str, int]]:
+    """The model on the device as what trains, and its sizes. Where a rank holds less than the
+    whole, it is cut before it arrives; FSDP1 cuts what is there."""
     total = count(model.parameters())
     flat = spread.strategy.fsdp is not None and spread.strategy.fsdp.version == 1
     early = spread.cuts and not flat
@@ -64,7 +75,8 @@ def run(meter: Any, model: Any, job: Job, options: Options, plan: inputs.Plan) -
 
 
 class Alone(Spread):
-    """One rank without its neighbours. The fake group's all-reduce has no result, which DDP waits for; torch's own hook has one."""
+    """One rank without its neighbours. The fake group's all-reduce has no result, which DDP waits
+    for; torch's own hook has one."""
 
     def wrapped(self, model: Any) -> Any:
         found = super().wrapped(model)

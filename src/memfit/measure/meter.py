@@ -1,4 +1,5 @@
-"""What stands in the trace recorder's place while the loops run for real: it reads counters where a recorder writes events."""
+"""What stands in the trace recorder's place while the loops run for real: it reads counters where a
+recorder writes events."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ MARK = "memfit mark "
 
 
 class Meter:
-    """`mark` closes a phase and opens the next one. What only a trace needs (owners of blocks) is nothing here."""
+    """`mark` closes a phase and opens the next one. What only a trace needs (owners of blocks) is
+    nothing here."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -53,9 +55,15 @@ class Meter:
 
 
 class CudaMeter(Meter):
-    """Counters of the caching allocator, and NVML's figure of the whole device. `cuda` is `torch.cuda`, or what acts as it."""
+    """Counters of the caching allocator, and NVML's figure of the whole device. `cuda` is
+    `torch.cuda`, or what acts as it."""
 
-    def __init__(self, device: torch.device, cuda: Any = torch.cuda, used: Callable[[], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        cuda: Any = torch.cuda,
+        used: Callable[[], int | None] | None = None,
+    ) -> None:
         super().__init__(device)
         self.cuda = cuda
         self.used = used or driver(device)
@@ -65,9 +73,23 @@ class CudaMeter(Meter):
         self.cuda.synchronize(self.device)
         now = time.perf_counter()
         if self.phase:
-            held, cached = self.cuda.max_memory_allocated(self.device), self.cuda.max_memory_reserved(self.device)
-            self.peaks.append(Peak(phase=self.phase, step=self.step, allocated=held, reserved=cached, seconds=now - self.since))
-            self.requested = max(self.requested, self.cuda.memory_stats(self.device).get("requested_bytes.all.peak", 0))
+            held, cached = (
+                self.cuda.max_memory_allocated(self.device),
+                self.cuda.max_memory_reserved(self.device),
+            )
+            self.peaks.append(
+                Peak(
+                    phase=self.phase,
+                    step=self.step,
+                    allocated=held,
+                    reserved=cached,
+                    seconds=now - self.since,
+                )
+            )
+            self.requested = max(
+                self.requested,
+                self.cuda.memory_stats(self.device).get("requested_bytes.all.peak", 0),
+            )
             self.device_peak = max(self.device_peak, self.used() or 0)
         self.cuda.reset_peak_memory_stats(self.device)
 
@@ -82,14 +104,18 @@ class CudaMeter(Meter):
         }
 
     def tape(self) -> Tape:
-        return history.of_snapshot(self.cuda.memory._snapshot(self.device)["device_traces"][self.device.index or 0], self.begun)
+        return history.of_snapshot(
+            self.cuda.memory._snapshot(self.device)["device_traces"][self.device.index or 0],
+            self.begun,
+        )
 
 
 def driver(device: torch.device) -> Callable[[], int | None]:
-    """Bytes in use on the device as nvidia-smi shows them; without NVML the driver's own figure, which needs a context.
+    """Bytes in use on the device as nvidia-smi shows them; without NVML the driver's own figure,
+    which needs a context.
 
-    NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves: torch knows which is meant
-    (torch/cuda/__init__.py _get_nvml_device_index, from 2.1 on)."""
+    NVML counts all GPUs of the machine, torch those that CUDA_VISIBLE_DEVICES leaves: torch knows
+    which is meant (torch/cuda/__init__.py _get_nvml_device_index, from 2.1 on)."""
     with contextlib.suppress(Exception):
         import pynvml
 
@@ -108,11 +134,14 @@ def driver(device: torch.device) -> Callable[[], int | None]:
 
 
 class ProfilerMeter(Meter):
-    """On a CPU: torch's profiler sees every block come and go. Phases are told apart by marks among its events."""
+    """On a CPU: torch's profiler sees every block come and go. Phases are told apart by marks among
+    its events."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+        self.profiler = torch.profiler.profile(
+            activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+        )
         self.profiler.__enter__()
         self.phases: list[tuple[str, int, float]] = []
 
@@ -131,7 +160,8 @@ class ProfilerMeter(Meter):
         return history.of_profiler(found.kineto_results, self.begun)
 
     def figures(self) -> dict[str, Any]:
-        """Live bytes, summed up from the first event on; what was there before torch's profiler is not."""
+        """Live bytes, summed up from the first event on; what was there before torch's profiler is
+        not."""
         self.stop()
         found = self.profiler.profiler
         assert found is not None
@@ -147,7 +177,9 @@ class ProfilerMeter(Meter):
                 live += event.nbytes()
                 top, peak = max(top, live), max(peak, live)
         for (phase, step, seconds), highest in zip(self.phases, tops[1:], strict=False):
-            self.peaks.append(Peak(phase=phase, step=step, allocated=highest, reserved=None, seconds=seconds))
+            self.peaks.append(
+                Peak(phase=phase, step=step, allocated=highest, reserved=None, seconds=seconds)
+            )
         return {"allocated": peak}
 
 

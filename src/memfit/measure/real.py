@@ -1,4 +1,5 @@
-"""Where the trace has stand-ins, the packages themselves: who makes an optimizer, whose kernels run, and what cannot be run for real here."""
+"""Where the trace has stand-ins, the packages themselves: who makes an optimizer, whose kernels
+run, and what cannot be run for real here."""
 
 from __future__ import annotations
 
@@ -18,19 +19,28 @@ from memfit.trace import liger, optimizers, ranks, stored, trl
 from memfit.trace.program import ATTENTION, DTYPES
 
 TORCHAO = ("adamw_torch_8bit", "adamw_torch_4bit")
-FLASH = {"flash-attn-2": "flash_attn", "flash-attn-3": "flash_attn_interface"}  # packages with kernels
+FLASH = {
+    "flash-attn-2": "flash_attn",
+    "flash-attn-3": "flash_attn_interface",
+}  # packages with kernels
 
 
 def optimizer_of(model: Any, job: Job) -> Any:
-    """Packages' own classes, as the Trainer makes them; torch's, transformers' and PEFT's are those that the trace runs."""
+    """Packages' own classes, as the Trainer makes them; torch's, transformers' and PEFT's are those
+    that the trace runs."""
     name = OPTIMIZERS.find(job.optimizer).name
     if name in optimizers.BITSANDBYTES:
         return of_bitsandbytes(name, model)
-    return optimizers.of_trainer(name, model) if name in TORCHAO else optimizers.optimizer_of(model, job)
+    return (
+        optimizers.of_trainer(name, model)
+        if name in TORCHAO
+        else optimizers.optimizer_of(model, job)
+    )
 
 
 def of_bitsandbytes(name: str, model: Any) -> Any:
-    """Eight-bit states of embeddings stay in 32 bits (transformers 5.23 trainer.py `create_optimizer`)."""
+    """Eight-bit states of embeddings stay in 32 bits (transformers 5.23 trainer.py
+    `create_optimizer`)."""
     made = optimizers.of_trainer(TRAINERS.get(name, name), model)
     if made.args.optim_bits == 8:
         manager = importlib.import_module("bitsandbytes.optim").GlobalOptimManager.get_instance()
@@ -44,7 +54,8 @@ TRAINERS = {"paged_adamw": "paged_adamw_32bit"}  # names that differ
 
 
 def package_of(name: str) -> str:
-    """The module that an optimizer is imported from, beside torch, transformers and PEFT; empty where nobody runs it for real."""
+    """The module that an optimizer is imported from, beside torch, transformers and PEFT; empty
+    where nobody runs it for real."""
     if name in optimizers.BITSANDBYTES:
         return "bitsandbytes"
     if name in TORCHAO:
@@ -67,19 +78,41 @@ def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
     """What cannot be run for real here, all at once."""
     job = case.job
     if not job.hugging:
-        yield Problem(message=f"measuring runs transformers' code, not `{job.framework}`", where="job.framework", hint="use `transformers`")
+        yield Problem(
+            message=f"measuring runs transformers' code, not `{job.framework}`",
+            where="job.framework",
+            hint="use `transformers`",
+        )
     known = [one for one in DTYPES if one != "bf16-master"]
     if job.precision not in known:
-        yield Problem(message=f"precision `{job.precision}` cannot be measured", where="job.precision", hint="one of " + ", ".join(known))
+        yield Problem(
+            message=f"precision `{job.precision}` cannot be measured",
+            where="job.precision",
+            hint="one of " + ", ".join(known),
+        )
     if job.unsloth:
-        yield Problem(message="Unsloth's kernels cannot be measured yet", where="job.unsloth", hint="leave it away, or an estimate")
+        yield Problem(
+            message="Unsloth's kernels cannot be measured yet",
+            where="job.unsloth",
+            hint="leave it away, or an estimate",
+        )
     there_is = device.type == "cuda" and torch.cuda.is_available()
-    if name := stored.kept(case.config, job, torch.cuda.get_device_capability(device) if there_is else None):
+    if name := stored.kept(
+        case.config, job, torch.cuda.get_device_capability(device) if there_is else None
+    ):
         message = f"weights stored by `{name[:40]}` cannot be measured: random ones are in 16 bits"
-        yield Problem(message=message, where="config.quantization_config", hint="`--quant nf4` and `int8` can, or an estimate")
+        yield Problem(
+            message=message,
+            where="config.quantization_config",
+            hint="`--quant nf4` and `int8` can, or an estimate",
+        )
     if job.quantization != "none" and not there("bitsandbytes"):
         yield missing("quantized weights are", "bitsandbytes", "bitsandbytes", "job.quant")
-    if not job.training and job.cache == "quantized" and not there("optimum.quanto" if there("optimum") else "optimum"):
+    if (
+        not job.training
+        and job.cache == "quantized"
+        and not there("optimum.quanto" if there("optimum") else "optimum")
+    ):
         yield missing("a quantized cache is", "optimum-quanto", "optimum-quanto", "job.cache")
     if job.training:
         yield from trained(job, device)
@@ -103,7 +136,9 @@ def trained(job: Job, device: torch.device) -> Iterator[Problem]:
         )
     if name in TORCHAO and device.type == "cpu":
         yield Problem(
-            message=f"optimizer `{job.optimizer}` is compiled, which is measured on a GPU alone", where="job.optimizer", hint="`adamw`"
+            message=f"optimizer `{job.optimizer}` is compiled, which is measured on a GPU alone",
+            where="job.optimizer",
+            hint="`adamw`",
         )
     yield from own_heads.refusals(job)
     yield from trl.missing(job)
@@ -111,33 +146,57 @@ def trained(job: Job, device: torch.device) -> Iterator[Problem]:
         where = "job.liger" if job.liger else "job.loss"
         if device.type == "cpu":
             message = "Liger's kernels are Triton's, which needs a GPU"
-            yield Problem(message=message, where=where, hint="loss `plain`, or TRL's `chunked` (`--framework trl --loss chunked`)")
+            yield Problem(
+                message=message,
+                where=where,
+                hint="loss `plain`, or TRL's `chunked` (`--framework trl --loss chunked`)",
+            )
         elif not there("liger_kernel"):
             yield missing("Liger's kernels are", "liger-kernel", "liger-kernel", where)
 
 
 def missing(what: str, whose: str, package: str, where: str) -> Problem:
-    return Problem(message=f"{what} {whose}'s, which is not installed", where=where, hint=f"pip install {package}, or an estimate")
+    return Problem(
+        message=f"{what} {whose}'s, which is not installed",
+        where=where,
+        hint=f"pip install {package}, or an estimate",
+    )
 
 
 def attending(job: Job, device: torch.device) -> Iterator[Problem]:
     if job.attention not in ATTENTION:
         yield Problem(
-            message=f"attention `{job.attention}` cannot be measured", where="job.attention", hint="one of " + ", ".join(ATTENTION)
+            message=f"attention `{job.attention}` cannot be measured",
+            where="job.attention",
+            hint="one of " + ", ".join(ATTENTION),
         )
     elif device.type == "cpu" and job.attention in ("efficient", "cudnn", *FLASH):
-        yield Problem(message=f"a CPU has no attention kernel `{job.attention}`", where="job.attention", hint="`sdpa`, `math` or `eager`")
+        yield Problem(
+            message=f"a CPU has no attention kernel `{job.attention}`",
+            where="job.attention",
+            hint="`sdpa`, `math` or `eager`",
+        )
     elif job.attention in FLASH and not there(FLASH[job.attention]):
-        yield missing(f"attention `{job.attention}` is", "flash-attn", "flash-attn", "job.attention")
+        yield missing(
+            f"attention `{job.attention}` is", "flash-attn", "flash-attn", "job.attention"
+        )
 
 
 def spread(case: Case, device: torch.device) -> Iterator[Problem]:
     """What one process cannot be a rank of."""
     strategy = case.strategy
     if device.type == "cpu" and strategy.fsdp is not None and strategy.fsdp.version == 1:
-        yield Problem(message="FSDP1 does not run on a CPU", where="use fsdp.version", hint="`fsdp` is FSDP2, which does")
+        yield Problem(
+            message="FSDP1 does not run on a CPU",
+            where="use fsdp.version",
+            hint="`fsdp` is FSDP2, which does",
+        )
     if device.type == "cpu" and strategy.cp is not None:
-        yield Problem(message="torch has no context parallelism on a CPU", where="use cp", hint="measure it on a GPU, or trace it")
+        yield Problem(
+            message="torch has no context parallelism on a CPU",
+            where="use cp",
+            hint="measure it on a GPU, or trace it",
+        )
 
 
 __all__ = ["kernels", "optimizer_of", "refusals"]

@@ -1,4 +1,5 @@
-"""What was run and what came out: one JSON file a case. Bytes are whole numbers, seconds are fractions."""
+"""What was run and what came out: one JSON file a case. Bytes are whole numbers, seconds are
+fractions."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ HINT = "records are what `memfit measure` writes"
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`config` is the model's own; `use` and `rank`: one rank of this layout is run, with collectives that do nothing; `engine` serves in
-    place of transformers."""
+    """`config` is the model's own; `use` and `rank`: one rank of this layout is run, with
+    collectives that do nothing; `engine` serves in place of transformers."""
 
     model: str
     config: Mapping[str, Any] = field(repr=False)
@@ -38,19 +39,27 @@ class Case:
 
     @property
     def strategy(self) -> Strategy:
-        return dataclasses.replace(strategy_from(self.use, None), rank=self.rank) if self.use else ONE
+        return (
+            dataclasses.replace(strategy_from(self.use, None), rank=self.rank) if self.use else ONE
+        )
 
     @property
     def changes(self) -> dict[str, Any]:
         """The job's options that are not at their default."""
-        return {one.name: getattr(self.job, one.name) for one in dataclasses.fields(Job) if getattr(self.job, one.name) != one.default}
+        return {
+            one.name: getattr(self.job, one.name)
+            for one in dataclasses.fields(Job)
+            if getattr(self.job, one.name) != one.default
+        }
 
     @property
     def name(self) -> str:
         """The same for the same case, whenever it is asked."""
         more = {"use": "+".join(self.use), "rank": self.rank, "engine": self.engine}
         known = {**self.changes, **{key: value for key, value in more.items() if value}}
-        return "/".join([self.model, ",".join(f"{key}={value}" for key, value in known.items()) or "default"])
+        return "/".join(
+            [self.model, ",".join(f"{key}={value}" for key, value in known.items()) or "default"]
+        )
 
     @property
     def file(self) -> str:
@@ -72,8 +81,9 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """`by`: the counters of CUDA's allocator, or torch's profiler on a CPU. `result`: ok, oom, timeout or error, and then `error` says
-    more. `device` are NVML's figures: before, with a context, the most, after."""
+    """`by`: the counters of CUDA's allocator, or torch's profiler on a CPU. `result`: ok, oom,
+    timeout or error, and then `error` says more. `device` are NVML's figures: before, with a
+    context, the most, after."""
 
     case: str
     model: str
@@ -100,7 +110,9 @@ class Record:
     phases: tuple[Peak, ...] = ()
     step_seconds: tuple[float, ...] = ()
     tokens_per_second: float | None = None
-    flops_per_second: float | None = None  # of the model: what recomputation does again is not counted
+    flops_per_second: float | None = (
+        None  # of the model: what recomputation does again is not counted
+    )
     seconds: float = 0.0  # of the whole process
     engine: str = ""  # what served it, where that was not transformers
     events: str = ""  # the file of the allocator's own events, beside this one
@@ -127,12 +139,21 @@ def parsed(path: Path) -> Any:
         with path.open("rb") as file:
             text = file.read(LARGEST_FILE + 1)
         if len(text) > LARGEST_FILE:
-            raise InputError.one(f"this is no record: it has more than {LARGEST_FILE} bytes", where=str(path)[:200], hint=HINT)
+            raise InputError.one(
+                f"this is no record: it has more than {LARGEST_FILE} bytes",
+                where=str(path)[:200],
+                hint=HINT,
+            )
         return json.loads(text.decode("utf-8"), parse_constant=nothing)
     except OSError as bad:
-        raise InputError.one(f"the record cannot be read: {(bad.strerror or 'unknown failure').lower()}", where=str(path)[:200]) from None
+        raise InputError.one(
+            f"the record cannot be read: {(bad.strerror or 'unknown failure').lower()}",
+            where=str(path)[:200],
+        ) from None
     except (ValueError, RecursionError) as bad:
-        raise InputError.one(f"this is no JSON: {bad}"[:200], where=str(path)[:200], hint=HINT) from None
+        raise InputError.one(
+            f"this is no JSON: {bad}"[:200], where=str(path)[:200], hint=HINT
+        ) from None
 
 
 def nothing(name: str) -> Any:
@@ -144,17 +165,25 @@ def record_of(values: Any, where: str) -> Record:
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
         raise InputError.one(f"this is no record of schema {SCHEMA}", where=where[:200], hint=HINT)
     problems = [
-        Problem(message=one.message, where=f"{where[:200]}: {one.where}".rstrip(": "), hint=one.hint)
+        Problem(
+            message=one.message, where=f"{where[:200]}: {one.where}".rstrip(": "), hint=one.hint
+        )
         for one in checks.problems(values, Record, Peak)
     ]
     raise_errors(problems)
     phases = tuple(Peak(**one) for one in values.get("phases", ()))
-    found = {**values, "phases": phases, "use": tuple(values.get("use", ())), "step_seconds": tuple(values.get("step_seconds", ()))}
+    found = {
+        **values,
+        "phases": phases,
+        "use": tuple(values.get("use", ())),
+        "step_seconds": tuple(values.get("step_seconds", ())),
+    }
     return Record(**found)
 
 
 def records(folder: Path) -> dict[Path, Record]:
-    """All in a folder and below it, or one file, by their paths; problems of all of them at once."""
+    """All in a folder and below it, or one file, by their paths; problems of all of them at
+    once."""
     problems: list[Problem] = []
     found: dict[Path, Record] = {}
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else [folder]:

@@ -1,7 +1,8 @@
-"""Answers by vLLM in place of transformers: a model without its weights' values, prompts of random tokens, the engine in this process, where the
-allocator's counters see it.
+"""Answers by vLLM in place of transformers: a model without its weights' values, prompts of random
+tokens, the engine in this process, where the allocator's counters see it.
 
-Read from vLLM's entrypoints/llm.py and engine/arg_utils.py; run against a stand-in with its signatures, not yet against vLLM itself.
+Read from vLLM's entrypoints/llm.py and engine/arg_utils.py; run against a stand-in with its
+signatures, not yet against vLLM itself.
 """
 
 from __future__ import annotations
@@ -30,8 +31,13 @@ def truth(text: str) -> bool:
 
 # Arguments of `vllm.LLM` that decide about memory, and how each is read.
 SETTINGS: Mapping[str, Callable[[str], Any]] = {
-    "gpu_memory_utilization": float, "enforce_eager": truth, "max_model_len": int, "max_num_seqs": int, "max_num_batched_tokens": int, "kv_cache_dtype": str,
-}  # fmt: skip
+    "gpu_memory_utilization": float,
+    "enforce_eager": truth,
+    "max_model_len": int,
+    "max_num_seqs": int,
+    "max_num_batched_tokens": int,
+    "kv_cache_dtype": str,
+}
 
 
 def engine_from(text: str) -> tuple[str, dict[str, Any]]:
@@ -39,22 +45,36 @@ def engine_from(text: str) -> tuple[str, dict[str, Any]]:
     name, *rest = [one.strip() for one in text.split(",")]
     problems: list[Problem] = []
     if name not in ENGINES:
-        problems.append(Problem(message=f"unknown engine `{name[:60]}`", where="engine", hint="one of " + ", ".join(ENGINES)))
+        problems.append(
+            Problem(
+                message=f"unknown engine `{name[:60]}`",
+                where="engine",
+                hint="one of " + ", ".join(ENGINES),
+            )
+        )
     found: dict[str, Any] = {}
     for piece in rest:
         key, _, value = piece.partition("=")
         if key not in SETTINGS:
             close = nearest(key, tuple(SETTINGS))
             hint = f"did you mean `{close[0]}`?" if close else "one of " + ", ".join(SETTINGS)
-            problems.append(Problem(message=f"unknown setting `{key[:60]}`", where="engine", hint=hint))
+            problems.append(
+                Problem(message=f"unknown setting `{key[:60]}`", where="engine", hint=hint)
+            )
             continue
         try:
             found[key] = SETTINGS[key](value)
         except (ValueError, KeyError):
-            problems.append(Problem(message=f"`{value[:60]}` is no value of `{key}`", where="engine"))
+            problems.append(
+                Problem(message=f"`{value[:60]}` is no value of `{key}`", where="engine")
+            )
     if not 0 < found.get("gpu_memory_utilization", 0.9) <= 1:
         problems.append(
-            Problem(message=f"`{found['gpu_memory_utilization']}` is no share of a GPU", where="engine", hint="0.9 is vLLM's own")
+            Problem(
+                message=f"`{found['gpu_memory_utilization']}` is no share of a GPU",
+                where="engine",
+                hint="0.9 is vLLM's own",
+            )
         )
     raise_errors(problems)
     return name, found
@@ -68,18 +88,40 @@ def refusals(case: Case, kind: str) -> Iterator[Problem]:
         yield from bad.problems
         return
     if job.training:
-        yield Problem(message="an engine serves, it does not train", where="job.task", hint="`--task inference`")
+        yield Problem(
+            message="an engine serves, it does not train",
+            where="job.task",
+            hint="`--task inference`",
+        )
     if case.use:
-        yield Problem(message="ranks of an engine are not measured one by one", where="use", hint="leave it away")
+        yield Problem(
+            message="ranks of an engine are not measured one by one",
+            where="use",
+            hint="leave it away",
+        )
     if job.precision not in DTYPES:
-        yield Problem(message=f"vLLM serves no `{job.precision}`", where="job.precision", hint="one of " + ", ".join(DTYPES))
+        yield Problem(
+            message=f"vLLM serves no `{job.precision}`",
+            where="job.precision",
+            hint="one of " + ", ".join(DTYPES),
+        )
     if job.quantization != "none" or job.beams > 1 or job.cache != "dynamic":
-        yield Problem(message="an engine has its own cache and weights", where="job", hint="leave `quant`, `beams` and `cache` away")
+        yield Problem(
+            message="an engine has its own cache and weights",
+            where="job",
+            hint="leave `quant`, `beams` and `cache` away",
+        )
     if job.new_tokens < 1:
-        yield Problem(message="an engine answers with a token at least", where="job.new_tokens", hint="1 or more")
+        yield Problem(
+            message="an engine answers with a token at least",
+            where="job.new_tokens",
+            hint="1 or more",
+        )
     if kind == "cpu":
         yield Problem(
-            message="vLLM is measured on a GPU alone", where="engine", hint="leave it away: transformers' `generate` runs here, too"
+            message="vLLM is measured on a GPU alone",
+            where="engine",
+            hint="leave it away: transformers' `generate` runs here, too",
         )
     elif importlib.util.find_spec("vllm") is None:
         yield Problem(message="vLLM is not installed", where="engine", hint="pip install vllm")
@@ -95,14 +137,30 @@ def perform(case: Case, device: Any, meter: Any) -> dict[str, Any]:
     vllm: Any = importlib.import_module("vllm")
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(dict(case.config)), encoding="utf-8")
-        given = {"max_model_len": job.seq + job.new_tokens, "enable_prefix_caching": False, **settings}
-        engine = vllm.LLM(model=folder, skip_tokenizer_init=True, load_format="dummy", dtype=DTYPES[job.precision], seed=0, **given)
+        given = {
+            "max_model_len": job.seq + job.new_tokens,
+            "enable_prefix_caching": False,
+            **settings,
+        }
+        engine = vllm.LLM(
+            model=folder,
+            skip_tokenizer_init=True,
+            load_format="dummy",
+            dtype=DTYPES[job.precision],
+            seed=0,
+            **given,
+        )
         chance = random.Random(0)
         words = int(case.config.get("vocab_size", 1000))
-        prompts = [{"prompt_token_ids": [chance.randrange(words) for _ in range(job.seq)]} for _ in range(job.batch)]
+        prompts = [
+            {"prompt_token_ids": [chance.randrange(words) for _ in range(job.seq)]}
+            for _ in range(job.batch)
+        ]
         for phase, tokens in (("prefill", 1), ("decode", job.new_tokens)):
             meter.mark(phase)
-            asked = vllm.SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+            asked = vllm.SamplingParams(
+                temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+            )
             engine.generate(prompts, asked, use_tqdm=False)
     return {"engine": case.engine}
 

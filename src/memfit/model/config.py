@@ -13,16 +13,37 @@ LARGEST_LAYERS = 4096
 LARGEST_HEADS = 4096
 LARGEST_NUMBER = 1e30  # an integer beyond 1e308 would not even become a float
 _MISSING = object()
-# What `hidden_act` may name: ACT2FN of transformers 5.23 (activations.py) less `prelu` and `xielu`, which have weights of their own
+# What `hidden_act` may name: ACT2FN of transformers 5.23 (activations.py) less `prelu` and `xielu`,
+# which have weights of their own
 ACTIVATIONS = {
-    "gelu", "gelu_10", "gelu_accurate", "gelu_fast", "gelu_new", "gelu_python",
-    "gelu_python_tanh", "gelu_pytorch_tanh", "hardswish", "laplace", "leaky_relu",
-    "linear", "mish", "quick_gelu", "relu", "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh",
-}  # fmt: skip
+    "gelu",
+    "gelu_10",
+    "gelu_accurate",
+    "gelu_fast",
+    "gelu_new",
+    "gelu_python",
+    "gelu_python_tanh",
+    "gelu_pytorch_tanh",
+    "hardswish",
+    "laplace",
+    "leaky_relu",
+    "linear",
+    "mish",
+    "quick_gelu",
+    "relu",
+    "relu2",
+    "relu6",
+    "sigmoid",
+    "silu",
+    "sqrtsoftplus",
+    "swish",
+    "tanh",
+}
 
 
 def shown(value: Any) -> str:
-    """A value as a message may quote it; Python refuses to print integers of more than 4300 digits."""
+    """A value as a message may quote it; Python refuses to print integers of more than 4300
+    digits."""
     try:
         return str(value)[:60]
     except (ValueError, RecursionError):
@@ -30,14 +51,16 @@ def shown(value: Any) -> str:
 
 
 class Fields:
-    """A config with its problems. Readers return a harmless stand-in where a value is bad; `done` raises them all."""
+    """A config with its problems. Readers return a harmless stand-in where a value is bad; `done`
+    raises them all."""
 
     def __init__(self, config: Mapping[str, Any], where: str = "config") -> None:
         self.config, self.where = config, where
         self.problems: list[Problem] = []
 
     def assume(self, **defaults: Any) -> None:
-        """What transformers' config class says of keys that are absent; a key that is there and null stays null."""
+        """What transformers' config class says of keys that are absent; a key that is there and
+        null stays null."""
         self.config = {**defaults, **self.config}
 
     def blame(self, key: str, message: str, hint: str = "") -> None:
@@ -47,7 +70,9 @@ class Fields:
 
     def doubts(self, *keys: str) -> bool:
         """Whether one of these keys was found wrong."""
-        return any(problem.where == f"{self.where}.{key}" for problem in self.problems for key in keys)
+        return any(
+            problem.where == f"{self.where}.{key}" for problem in self.problems for key in keys
+        )
 
     def value(self, *keys: str, default: Any = _MISSING) -> Any:
         """The first of `keys` that is there and not null."""
@@ -61,7 +86,9 @@ class Fields:
     def key(self, keys: tuple[str, ...]) -> str:
         return next((key for key in keys if self.config.get(key) is not None), keys[0])
 
-    def count(self, *keys: str, default: Any = _MISSING, low: int = 1, high: int = LARGEST_WIDTH) -> int:
+    def count(
+        self, *keys: str, default: Any = _MISSING, low: int = 1, high: int = LARGEST_WIDTH
+    ) -> int:
         """A whole number in range."""
         value = self.value(*keys, default=default)
         if value is _MISSING:
@@ -134,7 +161,8 @@ class Fields:
         return value
 
     def section(self, key: str) -> Fields:
-        """An object inside the config, read the same way; its problems are reported with those of the whole."""
+        """An object inside the config, read the same way; its problems are reported with those of
+        the whole."""
         inner = Fields(self.mapping(key), f"{self.where}.{key}")
         inner.problems = self.problems
         return inner
@@ -147,7 +175,11 @@ class Fields:
         value = self.text(*keys, default=default)
         if value not in ACTIVATIONS:
             close = nearest(value, ACTIVATIONS, 1)
-            self.blame(self.key(keys), f"unknown activation `{value[:40]}`", f"did you mean `{close[0]}`?" if close else "")
+            self.blame(
+                self.key(keys),
+                f"unknown activation `{value[:40]}`",
+                f"did you mean `{close[0]}`?" if close else "",
+            )
         return value
 
     def divides(self, small: int, large: int, key: str, what: str) -> None:
@@ -155,12 +187,17 @@ class Fields:
             self.blame(key, f"{small} does not divide {what} {large}")
 
     def dtype(self) -> str:
-        """The dtype of the stored weights; float32 where the config does not say, as transformers takes it."""
+        """The dtype of the stored weights; float32 where the config does not say, as transformers
+        takes it."""
         value = self.text("dtype", "torch_dtype", default="float32").removeprefix("torch.")
         known = {"float32", "bfloat16", "float16", "float64", "float8_e4m3fn"}
         if value not in known:
             close = nearest(value, sorted(known))
-            hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "known: " + ", ".join(sorted(known))
+            hint = (
+                "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"
+                if close
+                else "known: " + ", ".join(sorted(known))
+            )
             self.blame(self.key(("dtype", "torch_dtype")), f"unknown dtype `{value[:40]}`", hint)
             return "bfloat16"
         return value

@@ -1,8 +1,10 @@
-"""What models are made of: modules as data, each knowing its weights by the names transformers gives them.
+"""What models are made of: modules as data, each knowing its weights by the names transformers
+gives them.
 
-Shape letters, here and in every formula: B sequences, S tokens of one, T = B·S tokens, D model width, N query heads,
-K key/value heads, H head size, F feed-forward width, V vocabulary, L layers, E experts, R adapter rank.
-How a module computes (which tensors appear, and when) is the business of `lower`, found there by `style`.
+Shape letters, here and in every formula: B sequences, S tokens of one, T = B·S tokens, D model
+width, N query heads, K key/value heads, H head size, F feed-forward width, V vocabulary, L layers,
+E experts, R adapter rank. How a module computes (which tensors appear, and when) is the business of
+`lower`, found there by `style`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ Role = Literal["linear", "embedding", "norm", "bias", "expert", "router", "other
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weight:
-    """A parameter, or (role `buffer`) a tensor that is no parameter; `format` only where it differs from the model's dtype."""
+    """A parameter, or (role `buffer`) a tensor that is no parameter; `format` only where it differs
+    from the model's dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -33,7 +36,8 @@ class Weight:
 
 @dataclass(frozen=True, kw_only=True)
 class Module:
-    """A piece of a model; its own weights first, then those of the modules it holds, in field order."""
+    """A piece of a model; its own weights first, then those of the modules it holds, in field
+    order."""
 
     name: str
 
@@ -45,7 +49,9 @@ class Module:
     def children(self) -> tuple[Module, ...]:
         """The modules held directly, found once."""
         values = (getattr(self, one.name) for one in fields(self))
-        items = (item for value in values for item in (value if isinstance(value, tuple) else (value,)))
+        items = (
+            item for value in values for item in (value if isinstance(value, tuple) else (value,))
+        )
         return tuple(item for item in items if isinstance(item, Module))
 
     def weights(self) -> Iterator[Weight]:
@@ -63,10 +69,12 @@ class Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Linear(Module):
-    """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out). `format`: the checkpoint stores it quantized.
-    `own_class`: a class of the family's own stands in for torch's (FalconLinear), which bitsandbytes' integration does not know.
-    `across`: a rank has these of its `columns` or `rows` (tensor parallelism); what it gives is a part of the whole's, or of a sum.
-    `joined`: all the same, what comes out of columns, or goes into rows, stands whole on every rank."""
+    """x·Wᵀ + b. `conv1d`: GPT-2's Conv1D keeps its weight as (in, out). `format`: the checkpoint
+    stores it quantized. `own_class`: a class of the family's own stands in for torch's
+    (FalconLinear), which bitsandbytes' integration does not know. `across`: a rank has these of its
+    `columns` or `rows` (tensor parallelism); what it gives is a part of the whole's, or of a sum.
+    `joined`: all the same, what comes out of columns, or goes into rows, stands whole on every
+    rank."""
 
     inputs: int
     outputs: int
@@ -90,11 +98,14 @@ class Embedding(Module):
 
     rows: int
     width: int
-    # tokens | learned (positions) | beside_mask (learned, with a mask that nobody asked for) | counted (learned, each sequence's counted
-    # along its mask) | sinusoidal (in a table that is a buffer)
+    # tokens | learned (positions) | beside_mask (learned, with a mask that nobody asked for) |
+    # counted (learned, each sequence's counted along its mask) | sinusoidal (in a table that is a
+    # buffer)
     style: str = "tokens"
     scaled: bool = False
-    outside: bool = False  # scaled by the model, behind the hook that makes the table's output a leaf
+    outside: bool = (
+        False  # scaled by the model, behind the hook that makes the table's output a leaf
+    )
 
     def own(self) -> Iterator[Weight]:
         if self.style == "sinusoidal":
@@ -105,10 +116,11 @@ class Embedding(Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Norm(Module):
-    """`style`: `llama` (RMS in fp32, cast, then times the weight), `gemma` (all in fp32, times 1 + w, then cast),
-    `olmo2` (RMS in fp32, times the weight in fp32, then cast: also gpt-oss), `helium` (as olmo2, with the weight cast up first),
-    `layer` (torch's LayerNorm), `layer1p` (LayerNorm with 1 + w: nemotron), `olmo` (LayerNorm in fp32 with no weight, then cast),
-    `cohere` (mean and variance by hand in fp32, times the weight cast up, then cast)."""
+    """`style`: `llama` (RMS in fp32, cast, then times the weight), `gemma` (all in fp32, times 1 +
+    w, then cast), `olmo2` (RMS in fp32, times the weight in fp32, then cast: also gpt-oss),
+    `helium` (as olmo2, with the weight cast up first), `layer` (torch's LayerNorm), `layer1p`
+    (LayerNorm with 1 + w: nemotron), `olmo` (LayerNorm in fp32 with no weight, then cast), `cohere`
+    (mean and variance by hand in fp32, times the weight cast up, then cast)."""
 
     width: int
     style: str = "llama"
@@ -119,16 +131,24 @@ class Norm(Module):
 
     def own(self) -> Iterator[Weight]:
         if self.split:
-            yield from (Weight(name=f"{self.name}.norms.{head}.weight", shape=(self.width,), role="norm") for head in range(self.heads))
+            yield from (
+                Weight(name=f"{self.name}.norms.{head}.weight", shape=(self.width,), role="norm")
+                for head in range(self.heads)
+            )
         elif self.affine:
-            yield Weight(name=f"{self.name}.weight", shape=(self.heads, self.width) if self.heads else (self.width,), role="norm")
+            yield Weight(
+                name=f"{self.name}.weight",
+                shape=(self.heads, self.width) if self.heads else (self.width,),
+                role="norm",
+            )
         if self.bias:
             yield Weight(name=f"{self.name}.bias", shape=(self.width,), role="norm")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Module):
-    """Softmax attention. `project` is either (q, k, v) or one fused projection; `style` names the code that runs it."""
+    """Softmax attention. `project` is either (q, k, v) or one fused projection; `style` names the
+    code that runs it."""
 
     heads: int
     kv_heads: int
@@ -143,9 +163,17 @@ class Attention(Module):
     softcap: bool = False
     alibi: bool = False  # distance biases are added to the scores (BLOOM, MPT, Falcon-RW)
     clipped: bool = False  # projected values are clamped (MPT, OLMo)
-    expanded: bool = False  # keys and values are repeated for every query head before they are cached (Falcon 40B)
-    repeated_until: tuple[int, int] = (0, 0)  # the version of transformers that no longer repeats them for flash-attn, which takes groups
-    kernels: tuple[str, ...] = ("eager", "sdpa", "flash")  # what transformers' code for it can run; without `sdpa` its default is `eager`
+    # keys and values are repeated for every query head before they are cached (Falcon 40B)
+    expanded: bool = False
+    repeated_until: tuple[int, int] = (
+        0,
+        0,
+    )  # the version of transformers that no longer repeats them for flash-attn, which takes groups
+    kernels: tuple[str, ...] = (
+        "eager",
+        "sdpa",
+        "flash",
+    )  # what transformers' code for it can run; without `sdpa` its default is `eager`
     dropout: float = 0.0
     out_dropout: float = 0.0
     style: str = "llama"
@@ -169,8 +197,9 @@ class Attention(Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Latent(Module):
-    """DeepSeek's multi-head latent attention: `nope` + `rope` query/key sizes per head, `value` per head; keys and values
-    come from a latent of `latent` values, queries from one of `q_latent` (0: straight from the input)."""
+    """DeepSeek's multi-head latent attention: `nope` + `rope` query/key sizes per head, `value` per
+    head; keys and values come from a latent of `latent` values, queries from one of `q_latent` (0:
+    straight from the input)."""
 
     heads: int
     nope: int
@@ -198,19 +227,22 @@ class Latent(Module):
 
     @property
     def cached(self) -> int:
-        """Values per token that the method needs: the latent and the shared rotary key (576 in V2 and V3)."""
+        """Values per token that the method needs: the latent and the shared rotary key (576 in V2
+        and V3)."""
         return self.latent + self.rope
 
     @property
     def cached_expanded(self) -> int:
-        """Values per token of code that caches keys and values of every head, as transformers 4 did; 5.23 caches the latent and the
-        shared rotary key (modeling_deepseek_v3.py DeepseekV3Attention.forward)."""
+        """Values per token of code that caches keys and values of every head, as transformers 4
+        did; 5.23 caches the latent and the shared rotary key (modeling_deepseek_v3.py
+        DeepseekV3Attention.forward)."""
         return self.heads * (self.nope + self.rope + self.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MLP(Module):
-    """Feed-forward. Gated: down(act(gate(x))·up(x)); `fused` holds gate and up in one; plain: down(act(up(x)))."""
+    """Feed-forward. Gated: down(act(gate(x))·up(x)); `fused` holds gate and up in one; plain:
+    down(act(up(x)))."""
 
     gate: Linear | None = None
     up: Linear
@@ -228,7 +260,8 @@ class MLP(Module):
 
 @dataclass(frozen=True, kw_only=True)
 class MoE(Module):
-    """A router and `experts` stacked feed-forwards of which each token uses `active`; `shared` runs for every token."""
+    """A router and `experts` stacked feed-forwards of which each token uses `active`; `shared` runs
+    for every token."""
 
     experts: int
     active: int
@@ -241,16 +274,24 @@ class MoE(Module):
     correction_bias: bool = False  # a buffer, as in DeepSeek-V3
     expert_bias: bool = False
     transposed: bool = False  # gpt-oss keeps (E, in, out)
-    normed: bool = False  # chosen weights are divided by their sum, where the style leaves it to the config
-    groups: int = 0  # experts are chosen within the best `open_groups` of so many groups; 0: among all
+    normed: bool = (
+        False  # chosen weights are divided by their sum, where the style leaves it to the config
+    )
+    groups: int = (
+        0  # experts are chosen within the best `open_groups` of so many groups; 0: among all
+    )
     open_groups: int = 0
     jitter: bool = False  # training multiplies the input by noise
     experts_name: str = "experts"
     activation: str = "silu"
     style: str = "mixtral"
-    format: str = ""  # of the stored expert matrices, where it differs from the model's dtype (MXFP4)
+    format: str = (
+        ""  # of the stored expert matrices, where it differs from the model's dtype (MXFP4)
+    )
     router_format: str = ""  # of the router's weight, where it is kept in fp32 (ernie)
-    extra: tuple[Weight, ...] = ()  # what else lies in the module, by its full name within the layer
+    extra: tuple[
+        Weight, ...
+    ] = ()  # what else lies in the module, by its full name within the layer
     local: int = 0  # experts that this rank holds; 0: all of them
     apart: bool = False  # gate and up are stacks of their own (torchtitan)
 
@@ -260,20 +301,36 @@ class MoE(Module):
         return self.local or self.experts
 
     def own(self) -> Iterator[Weight]:
-        yield Weight(name=f"{self.name}.{self.router}.weight", shape=(self.experts, self.inputs), role="router", format=self.router_format)
+        yield Weight(
+            name=f"{self.name}.{self.router}.weight",
+            shape=(self.experts, self.inputs),
+            role="router",
+            format=self.router_format,
+        )
         if self.router_bias:
-            yield Weight(name=f"{self.name}.{self.router}.bias", shape=(self.experts,), role="router")
+            yield Weight(
+                name=f"{self.name}.{self.router}.bias", shape=(self.experts,), role="router"
+            )
         if self.correction_bias:
-            yield Weight(name=f"{self.name}.{self.router}.e_score_correction_bias", shape=(self.experts,), role="buffer", format="float32")
+            yield Weight(
+                name=f"{self.name}.{self.router}.e_score_correction_bias",
+                shape=(self.experts,),
+                role="buffer",
+                format="float32",
+            )
         up, down = (2 * self.width, self.inputs), (self.inputs, self.width)
         path = f"{self.name}.{self.experts_name}"
         half = (self.width, self.inputs)
         stacks = (
-            (("gate_up_proj", up), ("down_proj", down)) if not self.apart else (("gate_proj", half), ("down_proj", down), ("up_proj", half))
+            (("gate_up_proj", up), ("down_proj", down))
+            if not self.apart
+            else (("gate_proj", half), ("down_proj", down), ("up_proj", half))
         )
         for name, (outputs, inputs) in stacks:
             matrix = (inputs, outputs) if self.transposed else (outputs, inputs)
-            yield Weight(name=f"{path}.{name}", shape=(self.held, *matrix), role="expert", format=self.format)
+            yield Weight(
+                name=f"{path}.{name}", shape=(self.held, *matrix), role="expert", format=self.format
+            )
             if self.expert_bias:
                 yield Weight(name=f"{path}.{name}_bias", shape=(self.held, outputs), role="expert")
         yield from self.extra
@@ -281,9 +338,11 @@ class MoE(Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Block(Module):
-    """norm → mixer → post-norm → (scaled) → added to the residual. The name is empty: it adds no level to paths.
+    """norm → mixer → post-norm → (scaled) → added to the residual. The name is empty: it adds no
+    level to paths.
 
-    `order`: `pre` is x + mixer(norm(x)); `post` is norm(x + mixer(x)) (OPT-350m); `normed` is norm(x) + mixer(norm(x)) (BLOOM's option)."""
+    `order`: `pre` is x + mixer(norm(x)); `post` is norm(x + mixer(x)) (OPT-350m); `normed` is
+    norm(x) + mixer(norm(x)) (BLOOM's option)."""
 
     name: str = ""
     norm: Norm | None = None
@@ -295,8 +354,8 @@ class Block(Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Layer(Module):
-    """One decoder layer; equal layers are equal values, whatever their place. `parallel`: all blocks read the same input
-    and their results are added together (GPT-J, NeoX, Falcon)."""
+    """One decoder layer; equal layers are equal values, whatever their place. `parallel`: all
+    blocks read the same input and their results are added together (GPT-J, NeoX, Falcon)."""
 
     name: str = ""
     blocks: tuple[Block, ...]
@@ -329,12 +388,15 @@ class Stored(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A causal language model, from embedding to head; `prefix` is where its layers live (`model.layers`)."""
+    """A causal language model, from embedding to head; `prefix` is where its layers live
+    (`model.layers`)."""
 
     name: str
     family: str
     prefix: str
-    embed: tuple[Module, ...]  # token embedding first, then positions, embedding norms and projections
+    embed: tuple[
+        Module, ...
+    ]  # token embedding first, then positions, embedding norms and projections
     layers: tuple[Layer, ...]
     final: tuple[Module, ...]  # norms and projections before the head
     head: Linear
@@ -347,12 +409,23 @@ class Model:
     logit_scale: bool = False
     embed_dropout: float = 0.0
     buffers: tuple[Weight, ...] = ()  # of the model itself: rotary frequencies and the like
-    masks: tuple[int | None, ...] = ()  # windows of masks that its code makes whatever the layers are; None: it looks for one in vain
+    masks: tuple[
+        int | None, ...
+        # windows of masks that its code makes whatever the layers are; None: it looks for one in
+        # vain
+    ] = ()
     both_ways: bool = False  # tokens see those behind them: a mask is never left out
-    caching: bool = False  # its code fills a key/value cache while training, too: a config inside the config says so
+    # its code fills a key/value cache while training, too: a config inside the config says so
+    caching: bool = False
     headless: bool = False  # a stage of a pipeline that does not end it
-    towers: tuple[Weight, ...] = ()  # held beside the language model and idle while it reads text (a vision tower and its projector)
-    stored: tuple[Stored, ...] = field(default=(), repr=False)  # exact blocks of a quantized file, in place of the weights below
+    towers: tuple[
+        Weight, ...
+        # held beside the language model and idle while it reads text (a vision tower and its
+        # projector)
+    ] = ()
+    stored: tuple[Stored, ...] = field(
+        default=(), repr=False
+    )  # exact blocks of a quantized file, in place of the weights below
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     origin: str = ""
 
@@ -367,7 +440,12 @@ class Model:
             yield from module.weights()
         for index, layer in enumerate(self.layers):
             for weight in layer.weights():
-                yield Weight(name=f"{self.prefix}.{index}.{weight.name}", shape=weight.shape, role=weight.role, format=weight.format)
+                yield Weight(
+                    name=f"{self.prefix}.{index}.{weight.name}",
+                    shape=weight.shape,
+                    role=weight.role,
+                    format=weight.format,
+                )
         for module in self.final:
             yield from module.weights()
         yield from self.buffers
@@ -380,7 +458,8 @@ class Model:
 
     @cached_property
     def kinds(self) -> tuple[tuple[Layer, int], ...]:
-        """The distinct layers with how often each occurs; objects are told apart before values, since most are the same one."""
+        """The distinct layers with how often each occurs; objects are told apart before values,
+        since most are the same one."""
         found: list[Layer] = []
         times: list[int] = []
         known: dict[int, int] = {}
@@ -398,10 +477,25 @@ class Model:
     def parameters(self) -> int:
         """Unique parameters, a tied head counted once."""
         ends = [*self.embed, *self.final]
-        count = sum(weight.count for module in ends for weight in module.weights() if weight.role != "buffer")
+        count = sum(
+            weight.count
+            for module in ends
+            for weight in module.weights()
+            if weight.role != "buffer"
+        )
         for layer, times in self.kinds:
-            count += times * sum(weight.count for weight in layer.weights() if weight.role != "buffer")
-        head = 0 if self.headless else sum(weight.count for weight in self.head.weights() if not self.tied or weight.role == "bias")
+            count += times * sum(
+                weight.count for weight in layer.weights() if weight.role != "buffer"
+            )
+        head = (
+            0
+            if self.headless
+            else sum(
+                weight.count
+                for weight in self.head.weights()
+                if not self.tied or weight.role == "bias"
+            )
+        )
         return count + head + self.idle
 
     @cached_property
@@ -416,7 +510,9 @@ class Model:
         for layer, times in self.kinds:
             for block in layer.blocks:
                 if isinstance(block.mixer, MoE):
-                    experts = sum(weight.count for weight in block.mixer.own() if weight.role == "expert")
+                    experts = sum(
+                        weight.count for weight in block.mixer.own() if weight.role == "expert"
+                    )
                     idle += times * (experts - experts * block.mixer.active // block.mixer.experts)
         return self.parameters - idle
 

@@ -1,6 +1,8 @@
-"""Checkpoints that are stored quantized: `quantization_config` of a config.json, applied to a family's modules.
+"""Checkpoints that are stored quantized: `quantization_config` of a config.json, applied to a
+family's modules.
 
-What a method stores is a row of `formats`; a method that has none is refused, since its bytes would be a guess.
+What a method stores is a row of `formats`; a method that has none is refused, since its bytes would
+be a guess.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ def apply(model: Model, fields: Fields) -> Model:
     known: dict[tuple[int, frozenset[str]], Layer] = {}
     layers = []
     for number, layer in enumerate(model.layers):
-        names = frozenset(name for name in products(layer) if skipped(f"{model.prefix}.{number}.{name}", skip))
+        names = frozenset(
+            name for name in products(layer) if skipped(f"{model.prefix}.{number}.{name}", skip)
+        )
         if (id(layer), names) not in known:
             known[id(layer), names] = converted(layer, format, names)
         layers.append(known[id(layer), names])
@@ -39,12 +43,15 @@ def apply(model: Model, fields: Fields) -> Model:
 
 
 def method(config: Mapping[str, Any]) -> str:
-    """The method that the checkpoint says it is stored by, or nothing; bitsandbytes' is the job's business."""
+    """The method that the checkpoint says it is stored by, or nothing; bitsandbytes' is the job's
+    business."""
     settings = config.get("quantization_config")
     if not isinstance(settings, Mapping) or not settings:
         return ""
     producer = settings.get("producer")
-    name = settings.get("quant_method") or (producer.get("name") if isinstance(producer, Mapping) else None)
+    name = settings.get("quant_method") or (
+        producer.get("name") if isinstance(producer, Mapping) else None
+    )
     return "" if name in BY_JOB else str(name or "")
 
 
@@ -63,13 +70,20 @@ def skipped(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def products(layer: Layer) -> list[str]:
-    """The modules whose weights are stored quantized: linear layers, and mixtures of experts as a whole."""
-    return [linear.name for linear in layer.linears()] + [block.mixer.name for block in layer.blocks if isinstance(block.mixer, MoE)]
+    """The modules whose weights are stored quantized: linear layers, and mixtures of experts as a
+    whole."""
+    return [linear.name for linear in layer.linears()] + [
+        block.mixer.name for block in layer.blocks if isinstance(block.mixer, MoE)
+    ]
 
 
 def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
     """The name of the format, or nothing and a problem."""
-    name, bits, group = method({"quantization_config": settings}), settings.get("bits"), settings.get("group_size")
+    name, bits, group = (
+        method({"quantization_config": settings}),
+        settings.get("bits"),
+        settings.get("group_size"),
+    )
     if name == "fp8":
         return block_format(settings, fields)
     if name in ("gptq", "awq"):
@@ -86,8 +100,14 @@ def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
     if name == "modelopt" and str(settings.get("quant_algo")).upper() in ("NVFP4", "FP8"):
         return "nvfp4" if str(settings["quant_algo"]).upper() == "NVFP4" else "float8_e4m3fn"
     told = str(settings.get("quant_method", name))
-    where = "`--quant` of the job says how bitsandbytes quantizes" if told in BY_JOB else "known: fp8, gptq, awq, mxfp4, modelopt"
-    fields.blame("quantization_config.quant_method", f"weights stored by `{told[:40]}` are not known", where)
+    where = (
+        "`--quant` of the job says how bitsandbytes quantizes"
+        if told in BY_JOB
+        else "known: fp8, gptq, awq, mxfp4, modelopt"
+    )
+    fields.blame(
+        "quantization_config.quant_method", f"weights stored by `{told[:40]}` are not known", where
+    )
     return ""
 
 
@@ -95,12 +115,17 @@ def block_format(settings: Mapping[str, Any], fields: Fields) -> str:
     block = settings.get("weight_block_size")
     if block in ([128, 128], None):
         return "fp8-block128" if block else "float8_e4m3fn"
-    fields.blame("quantization_config.weight_block_size", f"fp8 in blocks of {str(block)[:40]} is not known", "known: [128, 128], or none")
+    fields.blame(
+        "quantization_config.weight_block_size",
+        f"fp8 in blocks of {str(block)[:40]} is not known",
+        "known: [128, 128], or none",
+    )
     return ""
 
 
 def converted(module: Any, format: str, skip: frozenset[str]) -> Any:
-    """The module with every linear layer and expert inside in `format` (none: the model's own), except those named in `skip`."""
+    """The module with every linear layer and expert inside in `format` (none: the model's own),
+    except those named in `skip`."""
     if isinstance(module, Linear):
         return module if module.name in skip else replace(module, format=format)
     experts = isinstance(module, MoE) and not (module.format and format) and module.name not in skip
@@ -110,5 +135,8 @@ def converted(module: Any, format: str, skip: frozenset[str]) -> Any:
         if isinstance(value, Module):
             changes[one.name] = converted(value, format, skip)
         elif isinstance(value, tuple) and any(isinstance(item, Module) for item in value):
-            changes[one.name] = tuple(converted(item, format, skip) if isinstance(item, Module) else item for item in value)
+            changes[one.name] = tuple(
+                converted(item, format, skip) if isinstance(item, Module) else item
+                for item in value
+            )
     return replace(module, **changes)

@@ -1,6 +1,8 @@
-"""Reading a model: from the hub, a folder, a file or the bundled catalog, to its raw config and its exact tensors where they are at hand.
+"""Reading a model: from the hub, a folder, a file or the bundled catalog, to its raw config and its
+exact tensors where they are at hand.
 
-Nothing of a model is ever executed, and weights are never read: headers only, each with a limit on bytes and on time.
+Nothing of a model is ever executed, and weights are never read: headers only, each with a limit on
+bytes and on time.
 """
 
 from __future__ import annotations
@@ -21,18 +23,26 @@ TIMEOUT = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _BARE = re.compile(r"[A-Za-z0-9][\w. -]{0,95}", re.ASCII)
 _PAGE = re.compile(
-    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/(?:tree|blob|resolve)/([^/?#]+))?(?:[/?#].*)?", re.ASCII
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)(?:/(?:tree|blob|resolve)/([^/?#]+))?"
+    r"(?:[/?#].*)?",
+    re.ASCII,
 )
 _FILES = (".json", ".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def read(
-    spec: str | os.PathLike[str], *, offline: bool = False, revision: str | None = None, token: str | None = None, timeout: float = TIMEOUT
+    spec: str | os.PathLike[str],
+    *,
+    offline: bool = False,
+    revision: str | None = None,
+    token: str | None = None,
+    timeout: float = TIMEOUT,
 ) -> Source:
     """The model that `spec` names: an existing path first, then the catalog, then the hub.
 
-    `hub:org/name` and `catalog:name` go to one of them straight; `org/name@revision`, or `revision`, means the hub, since the catalog
-    has no revisions. `timeout` bounds the wait for the config, and a multiple of it the wait for all tensor headers.
+    `hub:org/name` and `catalog:name` go to one of them straight; `org/name@revision`, or
+    `revision`, means the hub, since the catalog has no revisions. `timeout` bounds the wait for the
+    config, and a multiple of it the wait for all tensor headers.
     """
     if not isinstance(spec, str):
         return _local(Path(spec), revision)
@@ -65,7 +75,11 @@ def read(
         if not _HUB_ID.fullmatch(name):
             raise unknown(name)
     elif not (_HUB_ID.fullmatch(name) or _BARE.fullmatch(name)):
-        raise SourceError.one(f"`{shown(name)}` is no hub id", where="model", hint="write it like `org/name` or `org/name@revision`")
+        raise SourceError.one(
+            f"`{shown(name)}` is no hub id",
+            where="model",
+            hint="write it like `org/name` or `org/name@revision`",
+        )
     from memfit.model.sources import hub
 
     return hub.read_hub(name, revision=revision, offline=offline, token=token, timeout=timeout)
@@ -73,7 +87,9 @@ def read(
 
 def _local(path: Path, revision: str | None) -> Source:
     _no_revision(shown(path), revision)
-    from memfit.model.sources import folder  # here, so that a model of the catalog does not wait for the readers of files
+    from memfit.model.sources import (
+        folder,
+    )  # here, so that a model of the catalog does not wait for the readers of files
 
     return folder.read_path(path)
 
@@ -94,7 +110,12 @@ def from_catalog(name: str) -> Source:
         raise unknown(name)
     entry = catalog.entry(key)
     count = entry.parameters if entry.parameters is not None else entry.published
-    return Source(name=entry.name, origin=f"bundled catalog ({entry.provenance})", config=entry.config(), parameters=count)
+    return Source(
+        name=entry.name,
+        origin=f"bundled catalog ({entry.provenance})",
+        config=entry.config(),
+        parameters=count,
+    )
 
 
 def unknown(name: str) -> SourceError:
@@ -102,7 +123,9 @@ def unknown(name: str) -> SourceError:
     several = catalog.candidates(name)
     if several:
         return SourceError.one(
-            f"`{shown(name)}` could be any of {len(several)} models: {listed(several)}", where="model", hint="name one of them in full"
+            f"`{shown(name)}` could be any of {len(several)} models: {listed(several)}",
+            where="model",
+            hint="name one of them in full",
         )
     close = catalog.nearest(name)
     offer = "did you mean " + ", ".join(f"`{one}`" for one in close) + "? " if close else ""
@@ -124,10 +147,17 @@ def _exists(spec: str) -> bool:
 
 def _refuse_paths(spec: str, name: str) -> None:
     """What can only have been meant as a path is not looked for on the hub."""
-    looks = spec.startswith(("/", "./", "../", "~", ".\\", "..\\")) or "\\" in spec or spec.count("/") > 1 or spec.lower().endswith(_FILES)
+    looks = (
+        spec.startswith(("/", "./", "../", "~", ".\\", "..\\"))
+        or "\\" in spec
+        or spec.count("/") > 1
+        or spec.lower().endswith(_FILES)
+    )
     if "://" in spec:
         raise SourceError.one(
-            f"`{shown(spec)}` is no address that can be read", where="model", hint="download the file, or name `org/name` on the hub"
+            f"`{shown(spec)}` is no address that can be read",
+            where="model",
+            hint="download the file, or name `org/name` on the hub",
         )
     if looks and (not _HUB_ID.fullmatch(name) or spec.lower().endswith(_FILES[:3])):
         try:
@@ -135,4 +165,6 @@ def _refuse_paths(spec: str, name: str) -> None:
         except (OSError, ValueError) as error:
             raise unreadable(spec, error) from None
         except RuntimeError:
-            raise SourceError.one(f"`{shown(spec)}` starts with the home folder of nobody known", where="model") from None
+            raise SourceError.one(
+                f"`{shown(spec)}` starts with the home folder of nobody known", where="model"
+            ) from None

@@ -1,4 +1,5 @@
-"""Exact tensors of a file beside the model that its config describes: a GGUF's own blocks, and a check of safetensors names."""
+"""Exact tensors of a file beside the model that its config describes: a GGUF's own blocks, and a
+check of safetensors names."""
 
 from __future__ import annotations
 
@@ -24,8 +25,11 @@ class Tensor(Protocol):
 
 
 def with_blocks(model: Model, tensors: Iterable[Tensor]) -> Model:
-    """The model whose weights lie in memory as the file stores them, each tensor with its own quantization."""
-    return replace(model, stored=tuple(Stored(layer_of(one.name), one.name, one.bytes) for one in tensors))
+    """The model whose weights lie in memory as the file stores them, each tensor with its own
+    quantization."""
+    return replace(
+        model, stored=tuple(Stored(layer_of(one.name), one.name, one.bytes) for one in tensors)
+    )
 
 
 def layer_of(name: str) -> int:
@@ -45,4 +49,9 @@ def doubts(model: Model, tensors: Iterable[Tensor]) -> Iterator[Problem]:
         if names:
             some = ", ".join(f"`{name}`" for name in sorted(names)[:SHOWN])
             more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-            yield Problem(message=f"{message}: {some}{more}", where="model", level="warning", hint="`--by trace` runs the real code")
+            yield Problem(
+                message=f"{message}: {some}{more}",
+                where="model",
+                level="warning",
+                hint="`--by trace` runs the real code",
+            )

@@ -1,7 +1,8 @@
-"""What would make it fit: the shortest ladder of changes to a job, the least painful one of that length, each with what it frees and costs.
+"""What would make it fit: the shortest ladder of changes to a job, the least painful one of that
+length, each with what it frees and costs.
 
-A change is looked at by what no layout holds less than, then by the live peak, which is quick; ladders that might do are tried with the
-allocator replayed, in order of pain.
+A change is looked at by what no layout holds less than, then by the live peak, which is quick;
+ladders that might do are tried with the allocator replayed, in order of pain.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ LONGEST = 4  # rungs; who needs more wants another job
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """`pain`: 0 nothing changes, 1 the same numbers by other kernels, 2 time, 3 numbers of fewer bits, or the host's time, 4 another method.
-    Of the job, or (`strategy`) of how the GPUs share it."""
+    """`pain`: 0 nothing changes, 1 the same numbers by other kernels, 2 time, 3 numbers of fewer
+    bits, or the host's time, 4 another method. Of the job, or (`strategy`) of how the GPUs share
+    it."""
 
     name: str
     pain: int
@@ -51,7 +53,11 @@ class Asked(NamedTuple):
 def changes(job: Job, strategy: Strategy = ONE) -> Iterator[Change]:
     """What may be done about this job, the least painful first."""
     if not job.alloc_conf:
-        yield Change(name="--alloc-conf expandable_segments:True", pain=0, changes={"alloc_conf": "expandable_segments:True"})
+        yield Change(
+            name="--alloc-conf expandable_segments:True",
+            pain=0,
+            changes={"alloc_conf": "expandable_segments:True"},
+        )
     if job.training:
         yield from training(job)
         for one in relayouts(strategy):
@@ -74,12 +80,18 @@ def training(job: Job) -> Iterator[Change]:
     if job.checkpointing != "full":
         yield Change(name="--checkpointing full", pain=2, changes={"checkpointing": "full"})
     if job.activation_offload == "none" and (kind := HOOKS.get(job.framework)):
-        yield Change(name=f"--activation-offload {kind}", pain=2, changes={"activation_offload": kind})
+        yield Change(
+            name=f"--activation-offload {kind}", pain=2, changes={"activation_offload": kind}
+        )
     batch = job.batch
     while batch > 1 and batch % 2 == 0:
         batch //= 2
         times = job.accumulate * job.batch // batch
-        yield Change(name=f"--batch {batch} --accumulate {times}", pain=2, changes={"batch": batch, "accumulate": times})
+        yield Change(
+            name=f"--batch {batch} --accumulate {times}",
+            pain=2,
+            changes={"batch": batch, "accumulate": times},
+        )
     small = f"{job.optimizer.removesuffix('_fused').removesuffix('_loop')}_8bit"
     if small in OPTIMIZERS:
         yield Change(name=f"--optimizer {small}", pain=3, changes={"optimizer": small})
@@ -94,7 +106,9 @@ def advice(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -
     """By formulas, whatever answers the job itself."""
     if not model.layers:
         raise InputError.one(
-            f"no formulas for `{model.family}`, and changes are weighed by them", where="advise", hint="leave `advise` out"
+            f"no formulas for `{model.family}`, and changes are weighed by them",
+            where="advise",
+            hint="leave `advise` out",
         )
     if surplus(model, job, cluster, strategy=strategy) <= 0:
         return Advice(rungs=(), helps=True)
@@ -107,12 +121,15 @@ def advice(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -
 
 
 class Weighed:
-    """By how many bytes a job does not fit; None where it is refused. What is asked twice is computed once."""
+    """By how many bytes a job does not fit; None where it is refused. What is asked twice is
+    computed once."""
 
     def __init__(self, model: Model, cluster: Cluster) -> None:
         self.model, self.cluster, self.holds = model, cluster, Holds(model)
         self.known: dict[Asked, int | None] = {}
-        self.most = int((usable(cluster.gpu) - context(cluster.gpu).low) / spread().high)  # live bytes; more do not fit for certain
+        self.most = int(
+            (usable(cluster.gpu) - context(cluster.gpu).low) / spread().high
+        )  # live bytes; more do not fit for certain
 
     def fits(self, asked: Asked) -> bool:
         if (short := self.short(asked)) is None or short > 0:
@@ -123,7 +140,11 @@ class Weighed:
     def short(self, asked: Asked) -> int | None:
         """Of the live peak alone, or of what nothing holds less than."""
         if asked not in self.known:
-            least = tried(lambda: self.holds.least(*asked, (asked.job.batch, asked.job.accumulate))) if asked.job.training else 0
+            least = (
+                tried(lambda: self.holds.least(*asked, (asked.job.batch, asked.job.accumulate)))
+                if asked.job.training
+                else 0
+            )
             told = None if least is None else least - self.most
             if told is not None and told <= 0:
                 told = tried(lambda: shortfall(self.model, asked.job, self.cluster, asked.strategy))
@@ -146,17 +167,27 @@ def ladders(asked: Asked, length: int) -> list[tuple[Change, ...]]:
         if len(names := [name for change in ladder for name in change.about]) == len(set(names))
     ]
     return sorted(
-        found, key=lambda ladder: (max(one.pain for one in ladder), sum(one.pain for one in ladder), -ladder[-1].changes.get("batch", 0))
+        found,
+        key=lambda ladder: (
+            max(one.pain for one in ladder),
+            sum(one.pain for one in ladder),
+            -ladder[-1].changes.get("batch", 0),
+        ),
     )
 
 
 def climbed(asked: Asked, ladder: tuple[Change, ...]) -> Asked:
     values = {name: value for change in ladder for name, value in change.changes.items()}
     layouts = [change.strategy for change in ladder if change.strategy is not None]
-    return Asked(asked.job.replace(**values) if values else asked.job, layouts[-1] if layouts else asked.strategy)
+    return Asked(
+        asked.job.replace(**values) if values else asked.job,
+        layouts[-1] if layouts else asked.strategy,
+    )
 
 
-def rungs(model: Model, asked: Asked, cluster: Cluster, ladder: tuple[Change, ...]) -> Iterator[Rung]:
+def rungs(
+    model: Model, asked: Asked, cluster: Cluster, ladder: tuple[Change, ...]
+) -> Iterator[Rung]:
     before = estimate(model, asked.job, cluster, asked.strategy)
     first = pace(before)
     for at in range(len(ladder)):
@@ -165,9 +196,13 @@ def rungs(model: Model, asked: Asked, cluster: Cluster, ladder: tuple[Change, ..
         now = pace(after)
         slower = None if first is None or now is None else now / first - 1
         yield Rung(
-            name=ladder[at].name, freed=before.device - after.device, slower=slower, device=after.device, verdict=after.verdict or "",
+            name=ladder[at].name,
+            freed=before.device - after.device,
+            slower=slower,
+            device=after.device,
+            verdict=after.verdict or "",
             host=after.host.size if after.host.size > before.host.size else None,
-        )  # fmt: skip
+        )
         before = after
 
 

@@ -1,4 +1,5 @@
-"""Candidates looked at one by one: by the formulas, and by what the formulas said of others that are like them."""
+"""Candidates looked at one by one: by the formulas, and by what the formulas said of others that
+are like them."""
 
 from __future__ import annotations
 
@@ -33,30 +34,45 @@ class Asking:
     failed: set[tuple[object, ...]] = field(default_factory=set)
 
     def crowded(self, node: Node) -> bool:
-        """Whether the first or the last stage of a pipeline holds too much for certain, with what the micro-batches under way leave there."""
+        """Whether the first or the last stage of a pipeline holds too much for certain, with what
+        the micro-batches under way leave there."""
         strategy = self.ledger.space.strategies[node.strategy]
         pp, micro = strategy.pp, (node.batch, node.times)
-        walked = None if node.like is None or pp is None or pp.size == 1 else self.ledger.bounds.walked(node.like, node.batch)
+        walked = (
+            None
+            if node.like is None or pp is None or pp.size == 1
+            else self.ledger.bounds.walked(node.like, node.batch)
+        )
         if node.like is None or walked is None or pp is None:
             return False
         staying = self.ledger.bounds.staying(node.like, strategy, micro, walked)
         again = node.times * pp.virtual > under_way(pp, node.times)
-        least = self.ledger.bounds.holds.ends(self.ledger.job(node), strategy, micro, staying, again=again)
+        least = self.ledger.bounds.holds.ends(
+            self.ledger.job(node), strategy, micro, staying, again=again
+        )
         return self.ledger.lacking(least, node.kernels, node.strategy) > 0
 
     def sooner(self, node: Node) -> float | None:
-        """The least time that what is known of the same passes leaves it, under another optimizer or in a layout that holds less; None where it
-        does not fit."""
+        """The least time that what is known of the same passes leaves it, under another optimizer
+        or in a layout that holds less; None where it does not fit."""
         place, near = node.strategy, self.ledger.closest[node.strategy]
         stepping, kept = self.ledger.static(node.kernels, place, node.optimizer)
-        if self.passes_of(node) not in self.passed and (first := self.plainer(node)) is not None and not self.crowded(first):
+        if (
+            self.passes_of(node) not in self.passed
+            and (first := self.plainer(node)) is not None
+            and not self.crowded(first)
+        ):
             found = self.asked(first)
             if found is not None:
                 self.quick[first.name] = found
         known = self.passed.get(self.passes_of(node))
         if known is not None:
             lacking = self.ledger.lacking(known.held + kept.states, node.kernels, place) > 0
-            return None if lacking else (known.seconds + known.sent + known.rest + stepping) * (1 + 1e-9)  # behind its like, if no quicker
+            return (
+                None
+                if lacking
+                else (known.seconds + known.sent + known.rest + stepping) * (1 + 1e-9)
+            )  # behind its like, if no quicker
         if near == place:
             return node.seconds
         like = node._replace(strategy=near)
@@ -65,25 +81,38 @@ class Asking:
         known, strategy = self.passed.get(self.passes_of(like)), self.ledger.space.strategies[place]
         if known is None:
             return node.seconds
-        if not strategy.offloads and self.ledger.lacking(known.held + kept.states, node.kernels, place) > 0:
+        if (
+            not strategy.offloads
+            and self.ledger.lacking(known.held + kept.states, node.kernels, place) > 0
+        ):
             return None
         if strategy.zero is not None:  # that sends the same, and copies beside it
             return max(node.seconds, known.seconds + stepping)
         calling = self.ledger.calling(node.kernels, place, node.times)
-        return max(node.seconds, max(known.kernels + self.ledger.taken_share * calling, calling) + stepping)
+        return max(
+            node.seconds, max(known.kernels + self.ledger.taken_share * calling, calling) + stepping
+        )
 
     def plainer(self, node: Node) -> Node | None:
-        """The same with an earlier optimizer that may be as quick: in a tie it is taken, so it is asked first."""
+        """The same with an earlier optimizer that may be as quick: in a tie it is taken, so it is
+        asked first."""
         statics = self.ledger.statics(node.kernels, node.strategy)
-        own, when = self.ledger.space.optimizers.index(node.optimizer), OPTIMIZERS[node.optimizer].when
+        own, when = (
+            self.ledger.space.optimizers.index(node.optimizer),
+            OPTIMIZERS[node.optimizer].when,
+        )
         for at, (stepping, kept) in enumerate(statics[:own]):
-            near = stepping - statics[own][0] < TIED * node.seconds and kept.always <= self.ledger.most_live
+            near = (
+                stepping - statics[own][0] < TIED * node.seconds
+                and kept.always <= self.ledger.most_live
+            )
             if near and OPTIMIZERS[self.ledger.space.optimizers[at]].when == when:
                 return node._replace(optimizer=self.ledger.space.optimizers[at])
         return None
 
     def later(self, node: Node) -> float:
-        """The least time with what the layout was seen to add to other kernels or micro-batches; of a pipeline, with its last stage's own work."""
+        """The least time with what the layout was seen to add to other kernels or micro-batches; of
+        a pipeline, with its last stage's own work."""
         strategy, walked = self.ledger.space.strategies[node.strategy], None
         if node.like is not None:
             walked = self.ledger.bounds.walked(node.like, node.batch)
@@ -93,12 +122,30 @@ class Asking:
         if strategy.size("pp") > 1:
             micro = node.batch, node.times
             share = self.ledger.bounds.staged(node.like, strategy, micro, walked)
-            passes = node.times * share * (walked.seconds + node.batch * self.ledger.bounds.splitting(node.like, node.batch))
-            passes += self.ledger.taken_share * self.ledger.calling(node.kernels, node.strategy, node.times)
-            return max(passes, self.ledger.bounds.pipelined(node.like, strategy, micro, walked)) + stepping
+            passes = (
+                node.times
+                * share
+                * (
+                    walked.seconds
+                    + node.batch * self.ledger.bounds.splitting(node.like, node.batch)
+                )
+            )
+            passes += self.ledger.taken_share * self.ledger.calling(
+                node.kernels, node.strategy, node.times
+            )
+            return (
+                max(passes, self.ledger.bounds.pipelined(node.like, strategy, micro, walked))
+                + stepping
+            )
         passes, kernels = 0.0, node.times * walked.seconds
-        like = (node.strategy, self.ledger.closest[node.strategy]) if strategy.zero is not None else (node.strategy,)
-        for place, checkpointing in product(dict.fromkeys(like), {"none", node.kernels.checkpointing}):
+        like = (
+            (node.strategy, self.ledger.closest[node.strategy])
+            if strategy.zero is not None
+            else (node.strategy,)
+        )
+        for place, checkpointing in product(
+            dict.fromkeys(like), {"none", node.kernels.checkpointing}
+        ):
             for one in self.beyond.get(self.adding(node, place, checkpointing), ()):
                 sending = one.calls * min(1.0, node.times / one.times)
                 more = ALIKE * one.kernels if node.times >= one.times else 0.0
@@ -107,7 +154,8 @@ class Asking:
 
     @staticmethod
     def adding(node: Node, place: int, checkpointing: str) -> tuple[object, ...]:
-        """What tells what a layout adds: nothing is added without checkpoints that is not with them. Where numbers are cast, it may be the loss's."""
+        """What tells what a layout adds: nothing is added without checkpoints that is not with
+        them. Where numbers are cast, it may be the loss's."""
         job = node.kernels
         casts = (job.liger, job.loss) if job.autocast or job.quantization != "none" else ()
         return job.framework, job.method, job.precision, job.quant, *casts, checkpointing, place
@@ -120,8 +168,12 @@ class Asking:
         known = self.passed[self.passes_of(node)] = passed(found, node.seconds)
         walked = None if node.like is None else self.ledger.bounds.walked(node.like, node.batch)
         if found.time is not None and walked is not None and found.strategy.size("pp") == 1:
-            one = Beyond(node.times, sending(found), max(0.0, known.kernels - node.times * walked.seconds))
-            self.beyond.setdefault(self.adding(node, node.strategy, node.kernels.checkpointing), []).append(one)
+            one = Beyond(
+                node.times, sending(found), max(0.0, known.kernels - node.times * walked.seconds)
+            )
+            self.beyond.setdefault(
+                self.adding(node, node.strategy, node.kernels.checkpointing), []
+            ).append(one)
         return found
 
     @staticmethod
@@ -133,7 +185,13 @@ class Asking:
         work = self.ledger.space.work
         try:
             strategy = turned(self.ledger.space.strategies[node.strategy], node.times)
-            found = estimate(work.model, self.ledger.job(node), self.ledger.space.cluster, strategy, precise=precise)
+            found = estimate(
+                work.model,
+                self.ledger.job(node),
+                self.ledger.space.cluster,
+                strategy,
+                precise=precise,
+            )
         except InputError as bad:
             self.refused[node.kernels, node.strategy] = bad.problems[0].message
             self.ledger.lost_of(node.kernels, node.strategy).refused = bad.problems[0].message
@@ -145,15 +203,24 @@ class Asking:
         return found
 
     def needs(self, node: Node) -> int | None:
-        """Bytes that it needs with the allocator replayed, where its live peak leaves little room: most of those do not fit, which one replay
-        tells, and an answer takes several. None where there is room."""
+        """Bytes that it needs with the allocator replayed, where its live peak leaves little room:
+        most of those do not fit, which one replay tells, and an answer takes several. None where
+        there is room."""
         ledger, known = self.ledger, self.passed.get(self.passes_of(node))
         kept = ledger.static(node.kernels, node.strategy, node.optimizer)[1]
-        if known is None or ledger.high * (known.held + kept.states) + ledger.outside < NEAR * ledger.usable:
+        if (
+            known is None
+            or ledger.high * (known.held + kept.states) + ledger.outside < NEAR * ledger.usable
+        ):
             return None
-        strategy, cluster = turned(ledger.space.strategies[node.strategy], node.times), ledger.space.cluster
+        strategy, cluster = (
+            turned(ledger.space.strategies[node.strategy], node.times),
+            ledger.space.cluster,
+        )
         try:
-            found = usable(cluster.gpu) + surplus(ledger.space.work.model, ledger.job(node), cluster, strategy=strategy)
+            found = usable(cluster.gpu) + surplus(
+                ledger.space.work.model, ledger.job(node), cluster, strategy=strategy
+            )
         except InputError:  # which an answer will tell
             return None
         ledger.counted.replayed += found > ledger.usable

@@ -1,7 +1,8 @@
-"""What no candidate can do quicker: closed-form lower bounds on the seconds of a step, and bounds by walking the kernels of one GPU, which are
-tight and tell of its bytes too.
+"""What no candidate can do quicker: closed-form lower bounds on the seconds of a step, and bounds
+by walking the kernels of one GPU, which are tight and tell of its bytes too.
 
-Every bound leaves out what it does not know, so that a candidate whose bound is too large is out for certain; tests hold them to the formulas.
+Every bound leaves out what it does not know, so that a candidate whose bound is too large is out
+for certain; tests hold them to the formulas.
 """
 
 from __future__ import annotations
@@ -31,13 +32,18 @@ from memfit.tape import Tape
 from memfit.techniques.pp import counts as layers_of
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
-AGAIN = {"full": 1.0, "selective": 0.2}  # of the layers' products, the least that is computed again: every second is kept, maybe the larger
+AGAIN = {
+    "full": 1.0,
+    "selective": 0.2,
+    # of the layers' products, the least that is computed again: every second is kept, maybe the
+    # larger
+}
 SHORT = 2  # layers of the short models
 
 
 class Like(NamedTuple):
-    """A job, and the layouts that split its model: what ranks of it run, others that share out the data run too. `cast`: DeepSpeed makes
-    one precision of several."""
+    """A job, and the layouts that split its model: what ranks of it run, others that share out the
+    data run too. `cast`: DeepSpeed makes one precision of several."""
 
     job: Job
     inner: Strategy
@@ -83,16 +89,23 @@ class Bounds:
         self.called: dict[tuple[str, int, Group], float] = {}
 
     def forget(self) -> None:
-        """The walks, which know what prices them: the cycle collector would look through all of them to find that they can go."""
+        """The walks, which know what prices them: the cycle collector would look through all of
+        them to find that they can go."""
         for known in (self.tapes, self.shorts, self.known):
             known.clear()
 
     def compute(self, job: Job, seq: int) -> float:
-        """Of the products of one sequence, at the best rate that any was measured at; nothing where no rate is known."""
+        """Of the products of one sequence, at the best rate that any was measured at; nothing where
+        no rate is known."""
         if self.rates is None:
             return 0.0
         best = self.quickest(job)
-        fused = max(fraction for table in self.rates.attention.values() for row in table.values() for _, fraction in row)
+        fused = max(
+            fraction
+            for table in self.rates.attention.values()
+            for row in table.values()
+            for _, fraction in row
+        )
         fused = max(best, fused * self.peak(job))
         layers, again, head, _ = self.counts
         linear = 2.0 * seq * (layers + head)
@@ -111,17 +124,23 @@ class Bounds:
         return 1 if job.adapters and not any(sign.isdigit() for sign in job.targets) else 0
 
     def moving(self, like: Like, batch: int) -> float:
-        """Seconds a sequence of kernels that only move bytes, with nothing recomputed, in micro-batches of at most `batch`: what they move
-        of weights is shared by more sequences the larger those are."""
+        """Seconds a sequence of kernels that only move bytes, with nothing recomputed, in
+        micro-batches of at most `batch`: what they move of weights is shared by more sequences the
+        larger those are."""
         if (like, batch) not in self.moved:
-            walked = self.walked(like.of(checkpointing="none", attention="sdpa", activation_offload="none"), batch)
-            self.moved[like, batch] = 0.0 if walked is None else walked.best.get("memory", 0.0) / batch
+            walked = self.walked(
+                like.of(checkpointing="none", attention="sdpa", activation_offload="none"), batch
+            )
+            self.moved[like, batch] = (
+                0.0 if walked is None else walked.best.get("memory", 0.0) / batch
+            )
         return self.moved[like, batch]
 
     @cached_property
     def ideal(self) -> Rates | None:
-        """Rates that are never below those reached: of products as of any size at their intensity, and no kernel takes time to start. With
-        these a sequence takes the less the larger its micro-batch is."""
+        """Rates that are never below those reached: of products as of any size at their intensity,
+        and no kernel takes time to start. With these a sequence takes the less the larger its
+        micro-batch is."""
         if self.rates is None:
             return None
         rows = list(self.rates.matmul.values())
@@ -133,22 +152,38 @@ class Bounds:
         return replace(self.rates, matmul={0: tuple(reached)}, launch=0.0, taken=0.0)
 
     def splitting(self, like: Like, batch: int) -> float:
-        """Seconds a sequence of sums over tensor-parallel ranks, in micro-batches of at most `batch`: one behind each block, and one behind its
-        backward. Larger calls carry more in a second."""
+        """Seconds a sequence of sums over tensor-parallel ranks, in micro-batches of at most
+        `batch`: one behind each block, and one behind its backward. Larger calls carry more in a
+        second."""
         tp = like.inner.tp
         if tp is None or tp.size < 2:
             return 0.0
         group = Group(size=tp.size, stride=1, per_node=self.cluster.gpus_per_node)
         blocks = sum(times * len(layer.blocks) for layer, times in self.model.kinds)
-        return 2 * blocks * self.call("all_reduce", 2 * batch * like.job.seq * self.model.width // like.inner.size("cp"), group) / batch
+        return (
+            2
+            * blocks
+            * self.call(
+                "all_reduce",
+                2 * batch * like.job.seq * self.model.width // like.inner.size("cp"),
+                group,
+            )
+            / batch
+        )
 
     def walked(self, like: Like, batch: int) -> Walked | None:
         """One micro-batch, as the formulas have it; None where they refuse it."""
         if like.job.activation_offload != "none" and like.job.checkpointing == "full":
             return self.parked(like, batch)
         if (like, batch) not in self.known:
-            precision = KERNELS.get(like.job.precision, like.job.precision) if like.job.hugging else like.job.precision
-            one = like.of(batch=batch, accumulate=1, optimizer="sgd", precision=precision, evaluate=False)._replace(cast=False)
+            precision = (
+                KERNELS.get(like.job.precision, like.job.precision)
+                if like.job.hugging
+                else like.job.precision
+            )
+            one = like.of(
+                batch=batch, accumulate=1, optimizer="sgd", precision=precision, evaluate=False
+            )._replace(cast=False)
             if one not in self.tapes:
                 tape = self.lowered(one)
                 self.tapes[one] = None if tape is None else Walked(tape, partial(self.priced, one))
@@ -156,7 +191,8 @@ class Bounds:
         return self.known[like, batch]
 
     def parked(self, like: Like, batch: int) -> Walked | None:
-        """Of a micro-batch whose checkpoints wait on the host: as if all that the forward leaves did, and no copy were waited for."""
+        """Of a micro-batch whose checkpoints wait on the host: as if all that the forward leaves
+        did, and no copy were waited for."""
         plain = self.walked(like.of(activation_offload="none"), batch)
         return None if plain is None else Walked(plain.tape, plain.time, parked=True)
 
@@ -166,18 +202,41 @@ class Bounds:
         found = None if chosen is None else self.duration(tape, like, chosen)
         return {} if found is None else found.parts
 
-    def staged(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked, *, closely: bool = True) -> float:
-        """Of the kernels of all micro-batches, the least share that a rank of a pipeline is busy or waits: no stage is quicker than the mean one,
-        nor (`closely`, for which layers are walked) than the last, which has the head; and a chunk of one micro-batch passes through all others
+    def staged(
+        self,
+        like: Like,
+        strategy: Strategy,
+        micro: tuple[int, int],
+        walked: Walked,
+        *,
+        closely: bool = True,
+    ) -> float:
+        """Of the kernels of all micro-batches, the least share that a rank of a pipeline is busy or
+        waits: no stage is quicker than the mean one, nor (`closely`, for which layers are walked)
+        than the last, which has the head; and a chunk of one micro-batch passes through all others
         before and behind it."""
         pp, (batch, times) = strategy.pp, micro
         if pp is None or pp.size == 1 or walked.seconds <= 0:
             return 1.0
         slowest = 1 / pp.size
         parts = layers_of(pp, len(self.model.layers)) or ()
-        if closely and len(self.model.kinds) == 1 and len(parts) >= pp.size and self.rates is not None:
-            head = 2.0 * batch * like.job.seq * self.counts.head * (1 + self.backward(like.job)) / like.split
-            last = sum(parts[pp.size - 1 :: pp.size]) * self.layer(like, batch) + head / self.quickest(like.job)
+        if (
+            closely
+            and len(self.model.kinds) == 1
+            and len(parts) >= pp.size
+            and self.rates is not None
+        ):
+            head = (
+                2.0
+                * batch
+                * like.job.seq
+                * self.counts.head
+                * (1 + self.backward(like.job))
+                / like.split
+            )
+            last = sum(parts[pp.size - 1 :: pp.size]) * self.layer(
+                like, batch
+            ) + head / self.quickest(like.job)
             slowest = min(1.0, max(slowest, last / walked.seconds))
         return slowest + (1 - slowest) / (times * pp.virtual)
 
@@ -185,38 +244,57 @@ class Bounds:
         """Seconds of one layer's passes, of a model in which all are alike."""
         if (like, batch) not in self.layers:
             short, longer = (self.shortened(like, batch, layers) for layers in (SHORT, SHORT + 1))
-            self.layers[like, batch] = 0.0 if short is None or longer is None else max(0.0, longer.seconds - short.seconds)
+            self.layers[like, batch] = (
+                0.0 if short is None or longer is None else max(0.0, longer.seconds - short.seconds)
+            )
         return self.layers[like, batch]
 
     def shortened(self, like: Like, batch: int, layers: int) -> Walked | None:
         """A micro-batch of a model of so few layers."""
         short = like.of(batch=batch, accumulate=1, optimizer="sgd")._replace(cast=False)
         if (short, layers) not in self.shorts:
-            model = self.short.setdefault(layers, replace(self.model, layers=self.model.layers[:1] * layers))
+            model = self.short.setdefault(
+                layers, replace(self.model, layers=self.model.layers[:1] * layers)
+            )
             tape = self.lowered(short, model)
-            self.shorts[short, layers] = None if tape is None else Walked(tape, partial(self.priced, short))
+            self.shorts[short, layers] = (
+                None if tape is None else Walked(tape, partial(self.priced, short))
+            )
         return self.shorts[short, layers]
 
-    def staying(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> int:
-        """Bytes that the layers of a pipeline's first stage keep for the backward, of as many micro-batches as are under way there."""
+    def staying(
+        self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked
+    ) -> int:
+        """Bytes that the layers of a pipeline's first stage keep for the backward, of as many
+        micro-batches as are under way there."""
         pp, (batch, times), layers = strategy.pp, micro, len(self.model.layers)
         if pp is None or pp.size == 1 or len(self.model.kinds) > 1 or layers <= SHORT:
             return 0
         short = self.shortened(like, batch, SHORT)
-        each = 0 if short is None else max(0, walked.room.between - short.room.between) // (layers - SHORT)
+        each = (
+            0
+            if short is None
+            else max(0, walked.room.between - short.room.between) // (layers - SHORT)
+        )
         return each * (layers // (pp.size * pp.virtual)) * under_way(pp, times)
 
-    def pipelined(self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked) -> float:
-        """Seconds of the passes of a pipeline whose last stage works no less than by its own tape."""
+    def pipelined(
+        self, like: Like, strategy: Strategy, micro: tuple[int, int], walked: Walked
+    ) -> float:
+        """Seconds of the passes of a pipeline whose last stage works no less than by its own
+        tape."""
         pp, (batch, times) = strategy.pp, micro
         if pp is None or self.rates is None or times < pp.size or not like.job.hugging:
             return 0.0  # Megatron's tapes are cut short, and not every pass on them is alike
-        last, whole = times * self.stage(like, pp, batch), times * (walked.seconds + batch * self.splitting(like, batch))
+        last, whole = (
+            times * self.stage(like, pp, batch),
+            times * (walked.seconds + batch * self.splitting(like, batch)),
+        )
         return last + max(0.0, whole - last) / (times * pp.virtual)
 
     def stage(self, like: Like, pp: PP, batch: int) -> float:
-        """Seconds a micro-batch of the last stage without replicas and shards, in as few micro-batches as every schedule takes; what is sent goes
-        to a near neighbour."""
+        """Seconds a micro-batch of the last stage without replicas and shards, in as few
+        micro-batches as every schedule takes; what is sent goes to a near neighbour."""
         few = replace(pp, micro_batches=pp.size)
         if (like, few, batch) not in self.stages:
             inner = replace(like.inner, pp=few)
@@ -224,18 +302,31 @@ class Bounds:
             tape = self.lowered(Like(job, replace(inner, rank=inner.ranks - 1)))
             turns = standing(few, pp.size - 1, pp.size, whole=job.hugging)
             assert self.rates is not None
-            found = None if tape is None else duration(tape, self.rates, job, 0, calls=calls(self.cluster, inner), turns=turns)
-            self.stages[like, few, batch] = 0.0 if found is None else (found.seconds - found.stepping) / pp.size
+            found = (
+                None
+                if tape is None
+                else duration(
+                    tape, self.rates, job, 0, calls=calls(self.cluster, inner), turns=turns
+                )
+            )
+            self.stages[like, few, batch] = (
+                0.0 if found is None else (found.seconds - found.stepping) / pp.size
+            )
         return self.stages[like, few, batch]
 
     def quickest(self, job: Job) -> float:
         """Of the arithmetic of products, the best rate that any was measured at."""
         assert self.rates is not None
-        return self.peak(job) * max(fraction for row in self.rates.matmul.values() for _, fraction in row)
+        return self.peak(job) * max(
+            fraction for row in self.rates.matmul.values() for _, fraction in row
+        )
 
     def peak(self, job: Job) -> float:
         assert self.rates is not None
-        return max(self.rates.rate(math) for math in (("fp32",) if job.precision == "fp32" else ("bf16", "fp16")))
+        return max(
+            self.rates.rate(math)
+            for math in (("fp32",) if job.precision == "fp32" else ("bf16", "fp16"))
+        )
 
     def lowered(self, like: Like, model: Model | None = None) -> Tape | None:
         try:
@@ -253,20 +344,28 @@ class Bounds:
         host = away(self.cluster, strategy, self.holds.trainable(job), 2)
         if host is not None:
             return 0.0 if self.rates.host is None else host.seconds + host.weights / self.rates.host
-        copies = 1 if strategy.ddp is not None and strategy.ddp.distributed else strategy.size("ddp")
+        copies = (
+            1 if strategy.ddp is not None and strategy.ddp.distributed else strategy.size("ddp")
+        )
         values = self.holds.trainable(job) * copies // strategy.ranks
         optimizer = OPTIMIZERS[job.optimizer]
         if "like" not in optimizer.states:  # what `stepped` goes by
             wide = job.precision == "fp32" or job.autocast or job.method != "full"
             width = 4 if wide else FORMATS[self.model.dtype].block_bytes
-            return self.rates.moved(optimizer.moved * (self.holds.trainable(job) * width // (strategy.ranks // strategy.size("ddp"))))
-        flat = strategy.zero is not None and "like" in optimizer.states  # DeepSpeed steps copies in fp32
+            return self.rates.moved(
+                optimizer.moved
+                * (self.holds.trainable(job) * width // (strategy.ranks // strategy.size("ddp")))
+            )
+        flat = (
+            strategy.zero is not None and "like" in optimizer.states
+        )  # DeepSpeed steps copies in fp32
         width = 4 if flat or job.precision == "fp32" else 2
         return self.rates.moved(optimizer.moved * width * values)
 
     def calling(self, job: Job, strategy: Strategy, times: int) -> float:
-        """Of the collectives that carry gradients and gathered weights, as if each were one call without latency; of a pipeline's, whose stages
-        may keep what is gathered from one micro-batch to the next, those of one."""
+        """Of the collectives that carry gradients and gathered weights, as if each were one call
+        without latency; of a pipeline's, whose stages may keep what is gathered from one
+        micro-batch to the next, those of one."""
         times = times if strategy.size("pp") == 1 else 1
         found, values = 0.0, self.holds.trainable(job)
         split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep")
@@ -278,14 +377,19 @@ class Bounds:
                 found += self.call("reduce_scatter", 2 * values // split // shards, group)
             elif name == "fsdp":
                 found += times * self.gathers(strategy) * self.call("all_gather", weights, group)
-                sums = times if strategy.fsdp is not None and strategy.fsdp.sync and job.method == "full" else 0
+                sums = (
+                    times
+                    if strategy.fsdp is not None and strategy.fsdp.sync and job.method == "full"
+                    else 0
+                )
                 found += sums * self.call("reduce_scatter", 2 * self.counts.values // split, group)
             elif name == "zero" and strategy.zero is not None and strategy.zero.stage == 3:
                 found += times * self.call("all_gather", weights, group)
         return found
 
     def gathers(self, strategy: Strategy) -> float:
-        """How often FSDP gathers a weight in a micro-batch: again for the backward, but for what it kept."""
+        """How often FSDP gathers a weight in a micro-batch: again for the backward, but for what it
+        kept."""
         fsdp = strategy.fsdp
         again = fsdp is not None and fsdp.reshard and fsdp.shard and not fsdp.reshard_to
         return 1 + (1 - 2 / max(2, len(self.model.layers)) if again else 0)
@@ -299,38 +403,56 @@ class Bounds:
 
 
 def under_way(pp: PP, times: int) -> int:
-    """Passes through one of its chunks that a pipeline's first stage has between forward and backward at most, at least."""
-    return in_flight(pp, 0, times) if pp.schedule in ("1f1b", "interleaved") else min(times, pp.size)
+    """Passes through one of its chunks that a pipeline's first stage has between forward and
+    backward at most, at least."""
+    return (
+        in_flight(pp, 0, times) if pp.schedule in ("1f1b", "interleaved") else min(times, pp.size)
+    )
 
 
 def sharing(strategy: Strategy) -> tuple[object, ...]:
     """All that `alike` looks at."""
     stage = 0 if strategy.zero is None else strategy.zero.stage
-    return strategy.tp, strategy.cp, (stage > 0, stage == 3), strategy.pp is None, strategy.size("fsdp") > 1, strategy.size("ep") > 1
+    return (
+        strategy.tp,
+        strategy.cp,
+        (stage > 0, stage == 3),
+        strategy.pp is None,
+        strategy.size("fsdp") > 1,
+        strategy.size("ep") > 1,
+    )
 
 
 def alike(job: Job, strategy: Strategy) -> Like | None:
-    """Whose kernels are among those of a rank; None where no walk tells. DeepSpeed casts all there is to 16 bits, and FSDP gathers in 16
-    bits where others run under autocast: both leave casts out."""
+    """Whose kernels are among those of a rank; None where no walk tells. DeepSpeed casts all there
+    is to 16 bits, and FSDP gathers in 16 bits where others run under autocast: both leave casts
+    out."""
     if strategy.size("ep") > 1 or (strategy.pp is not None and strategy.zero is not None):
         return None
     inner = Strategy(tp=strategy.tp, cp=strategy.cp)
     if strategy.zero is not None or (strategy.size("fsdp") > 1 and job.autocast):
         half = next((name for name in ("bf16", "fp16") if name in job.precision), job.precision)
-        whole = strategy.zero is not None and strategy.zero.stage == 3  # whose adapters are made in parts, and stay as they are
-        cast = job.replace(precision=half, adapter_dtype=job.adapter_dtype if whole else "base", prepare_kbit=False)
+        whole = (
+            strategy.zero is not None and strategy.zero.stage == 3
+        )  # whose adapters are made in parts, and stay as they are
+        cast = job.replace(
+            precision=half, adapter_dtype=job.adapter_dtype if whole else "base", prepare_kbit=False
+        )
         return Like(cast, inner, strategy.zero is not None)
     return Like(job, inner)
 
 
 def closest(strategy: Strategy) -> Strategy:
-    """The layout that runs the same kernels and holds the least: with all ranks that share the data in one group of shards, on the GPU."""
+    """The layout that runs the same kernels and holds the least: with all ranks that share the data
+    in one group of shards, on the GPU."""
     fsdp, zero = strategy.fsdp, strategy.zero
     if zero is not None:
         return replace(strategy, zero=replace(zero, offload_optimizer="none", offload_param="none"))
     if fsdp is None or fsdp.size == 1 or strategy.size("pp") * strategy.size("ep") > 1:
         return strategy
-    return replace(strategy, ddp=None, fsdp=replace(fsdp, size=fsdp.size * strategy.size("ddp"), offload=False))
+    return replace(
+        strategy, ddp=None, fsdp=replace(fsdp, size=fsdp.size * strategy.size("ddp"), offload=False)
+    )
 
 
 __all__ = ["Bounds", "Like", "alike", "closest", "sharing", "under_way"]

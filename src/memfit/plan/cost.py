@@ -1,4 +1,5 @@
-"""What work costs on a cluster: hours, money and energy of a dataset, or of a million tokens where none is named."""
+"""What work costs on a cluster: hours, money and energy of a dataset, or of a million tokens where
+none is named."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ class Paid:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of `tokens` tokens. Energy is that of the boards at their power limit: hosts, switches and cooling come on top."""
+    """Of `tokens` tokens. Energy is that of the boards at their power limit: hosts, switches and
+    cooling come on top."""
 
     tokens: float
     hours: float
@@ -36,7 +38,10 @@ def paid(cluster: Cluster, dollars: float | None) -> Paid:
         return Paid(dollars=dollars, origin="a price given by the user")
     if known is None:
         return Paid(dollars=None, origin="no price on record (`--price`)")
-    return Paid(dollars=known.dollars, origin=f"${known.dollars:g} an hour of a GPU on {known.date}: {known.cite}")
+    return Paid(
+        dollars=known.dollars,
+        origin=f"${known.dollars:g} an hour of a GPU on {known.date}: {known.cite}",
+    )
 
 
 def cost(time: Duration, cluster: Cluster, each: Paid, tokens: float) -> Cost:

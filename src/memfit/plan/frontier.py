@@ -1,4 +1,5 @@
-"""The front of time, memory and money over all candidates: the quickest way within each limit of memory, and the quickest on fewer GPUs."""
+"""The front of time, memory and money over all candidates: the quickest way within each limit of
+memory, and the quickest on fewer GPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ HALVINGS = 3
 
 
 def frontier(found: Plan, wish: Wish) -> Plan:
-    """The plan with those ways that none beats in all three; interrupted, with those that were found until then."""
+    """The plan with those ways that none beats in all three; interrupted, with those that were
+    found until then."""
     rows: list[Row] = []
     interrupted = found.interrupted
     try:
@@ -34,14 +36,19 @@ def frontier(found: Plan, wish: Wish) -> Plan:
         interrupted = True
     left = [row for row in rows if within(row, wish)]
     front = tuple(row for row in left if not any(beats(other, row) for other in left))
-    return replace(found, frontier=tuple(sorted(front, key=lambda row: point(row)[0])), interrupted=interrupted)
+    return replace(
+        found, frontier=tuple(sorted(front, key=lambda row: point(row)[0])), interrupted=interrupted
+    )
 
 
 def limits(work: Work, bounds: Bounds, wish: Wish, most: int) -> Iterator[Row]:
-    """The quickest way, then the quickest that takes a step less of each GPU, until nothing fits. What does not state a time is not on any front."""
+    """The quickest way, then the quickest that takes a step less of each GPU, until nothing fits.
+    What does not state a time is not on any front."""
     cluster = bounds.cluster
     each = paid(cluster, wish.dollars)
-    search = Search(space=Space(work, cluster), bounds=bounds, each=1, enough=1, progress=wish.progress)
+    search = Search(
+        space=Space(work, cluster), bounds=bounds, each=1, enough=1, progress=wish.progress
+    )
     for _ in range(most):
         search.run()
         if not search.taken or search.taken[0].estimate.time is None:
@@ -52,7 +59,8 @@ def limits(work: Work, bounds: Bounds, wish: Wish, most: int) -> Iterator[Row]:
 
 
 def smaller(work: Work, cluster: Cluster) -> Iterator[Cluster]:
-    """All GPUs, half of them and so on, on whole nodes: fewer are slower, and idle less. Named layouts are for all of them."""
+    """All GPUs, half of them and so on, on whole nodes: fewer are slower, and idle less. Named
+    layouts are for all of them."""
     yield cluster
     count, node = cluster.gpus, min(cluster.gpus_per_node, BOARD)
     for _ in range(0 if work.strategies else HALVINGS):

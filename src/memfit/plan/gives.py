@@ -1,4 +1,5 @@
-"""What a candidate gives up against the most exact and simplest way to do the same work: a row each."""
+"""What a candidate gives up against the most exact and simplest way to do the same work: a row
+each."""
 
 from __future__ import annotations
 
@@ -15,17 +16,32 @@ GIVES: tuple[Row, ...] = (
     (lambda job, one: job.method == "qlora", "only adapters are trained, over weights in 4 bits"),
     (lambda job, one: narrow(job, one), "weights are updated in 16 bits"),
     (lambda job, one: "8bit" in job.optimizer, "optimizer states in 8 bits"),
-    (lambda job, one: not job.training and job.cache == "quantized", "keys and values in few bits, all but the last 128 tokens"),
+    (
+        lambda job, one: not job.training and job.cache == "quantized",
+        "keys and values in few bits, all but the last 128 tokens",
+    ),
     (lambda job, one: job.checkpointing != "none", "activations computed again"),
-    (lambda job, one: job.activation_offload != "none", "host memory for activations, and copies over PCIe"),
+    (
+        lambda job, one: job.activation_offload != "none",
+        "host memory for activations, and copies over PCIe",
+    ),
     (lambda job, one: job.loss == "liger" or job.liger, "needs liger-kernel"),
     (lambda job, one: job.attention.startswith("flash-attn"), "needs flash-attn"),
     (lambda job, one: one.zero is not None and one.zero.size > 1, "needs deepspeed"),
-    (lambda job, one: one.fsdp is not None and one.fsdp.size > 1, "checkpoints in shards, merged for use"),
-    (lambda job, one: one.zero is not None and one.zero.stage == 3, "checkpoints in shards, merged for use"),
+    (
+        lambda job, one: one.fsdp is not None and one.fsdp.size > 1,
+        "checkpoints in shards, merged for use",
+    ),
+    (
+        lambda job, one: one.zero is not None and one.zero.stage == 3,
+        "checkpoints in shards, merged for use",
+    ),
     (lambda job, one: one.offloads, "host memory, and copies over PCIe"),
-    (lambda job, one: job.training and one.size("tp") * one.size("pp") * one.size("ep") > 1, "checkpoints split by layer or matrix"),
-)  # fmt: skip
+    (
+        lambda job, one: job.training and one.size("tp") * one.size("pp") * one.size("ep") > 1,
+        "checkpoints split by layer or matrix",
+    ),
+)
 
 
 def narrow(job: Job, strategy: Strategy) -> bool:

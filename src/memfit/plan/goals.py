@@ -1,4 +1,5 @@
-"""What is wanted of answers: the quickest one, or the most tokens a second; and what none may exceed."""
+"""What is wanted of answers: the quickest one, or the most tokens a second; and what none may
+exceed."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from memfit.simulate.generating import Generation
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """Of answers to `requests` at once on a whole machine; seconds: of one from its prompt to its last token, until the first, of each other."""
+    """Of answers to `requests` at once on a whole machine; seconds: of one from its prompt to its
+    last token, until the first, of each other."""
 
     requests: int
     seconds: float
@@ -23,14 +25,18 @@ class Pace:
 def pace(found: Generation, requests: int) -> Pace:
     """Groups of GPUs that hold the model each answer their share of the requests."""
     return Pace(
-        requests=requests, seconds=found.seconds, first=found.prefill, token=found.token,
+        requests=requests,
+        seconds=found.seconds,
+        first=found.prefill,
+        token=found.token,
         tokens_per_second=requests * found.new_tokens / found.seconds,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Seconds that a whole answer, its first token and each other one may take, and tokens a second that the machine must make; 0: any."""
+    """Seconds that a whole answer, its first token and each other one may take, and tokens a second
+    that the machine must make; 0: any."""
 
     answer: float = 0.0
     first: float = 0.0
@@ -62,20 +68,27 @@ class Goal:
 GOALS: Registry[Goal] = Registry("goal")
 for _goal in (
     Goal(
-        name="latency", help="the least seconds of a whole answer", key=lambda one: (one.seconds, -one.tokens_per_second),
-        figure=lambda one: one.seconds, unit="s an answer",
+        name="latency",
+        help="the least seconds of a whole answer",
+        key=lambda one: (one.seconds, -one.tokens_per_second),
+        figure=lambda one: one.seconds,
+        unit="s an answer",
     ),
     Goal(
-        name="throughput", help="the most tokens a second of the whole machine", key=lambda one: (-one.tokens_per_second, one.seconds),
-        figure=lambda one: one.tokens_per_second, unit="tokens/s",
+        name="throughput",
+        help="the most tokens a second of the whole machine",
+        key=lambda one: (-one.tokens_per_second, one.seconds),
+        figure=lambda one: one.tokens_per_second,
+        unit="tokens/s",
     ),
-):  # fmt: skip
+):
     GOALS.add(_goal.name, _goal)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Of a plan for answers. `requests`: at once, on the whole machine; 0: as many as fit. `weights`: the forms to choose from, the most exact first."""
+    """Of a plan for answers. `requests`: at once, on the whole machine; 0: as many as fit.
+    `weights`: the forms to choose from, the most exact first."""
 
     goal: str
     requests: int

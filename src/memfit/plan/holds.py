@@ -1,4 +1,5 @@
-"""What no candidate can do with less: closed-form lower bounds on the bytes that a rank holds, and what the passes of a walk hold."""
+"""What no candidate can do with less: closed-form lower bounds on the bytes that a rank holds, and
+what the passes of a walk hold."""
 
 from __future__ import annotations
 
@@ -19,14 +20,28 @@ from memfit.techniques.framework import facts_of
 from memfit.techniques.pp import counts as layers_of
 from memfit.techniques.precision import WEIGHTS
 
-STATES = {"like": 0, "int8": 1, "fp32": 4}  # bytes a value; 0: as wide as the parameter. Other states count as nothing
-BESIDE = ("optimizer", "communication", "host", "launch")  # what of a step is no pass's kernel: sums of gradients may come once a step
-WIDTH = {"none": 2, "nf4": 0.5, "fp4": 0.5}  # bytes of a linear weight that is gathered; 1 of other formats
+STATES = {
+    "like": 0,
+    "int8": 1,
+    "fp32": 4,
+}  # bytes a value; 0: as wide as the parameter. Other states count as nothing
+BESIDE = (
+    "optimizer",
+    "communication",
+    "host",
+    "launch",
+)  # what of a step is no pass's kernel: sums of gradients may come once a step
+WIDTH = {
+    "none": 2,
+    "nf4": 0.5,
+    "fp4": 0.5,
+}  # bytes of a linear weight that is gathered; 1 of other formats
 KEPT = frozenset({"weights", "buffers", "optimizer", "master", "gradients", "inputs"})
 
 
 class Counts(NamedTuple):
-    """Of one token: products of all layers, those without each layer's largest, and the head's; values of the layers' linear weights."""
+    """Of one token: products of all layers, those without each layer's largest, and the head's;
+    values of the layers' linear weights."""
 
     layers: int
     again: int
@@ -35,17 +50,21 @@ class Counts(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Bytes that the passes of a micro-batch hold at most beside weights, states and gradients; `between`: when the forward is over."""
+    """Bytes that the passes of a micro-batch hold at most beside weights, states and gradients;
+    `between`: when the forward is over."""
 
     held: int
     between: int
 
 
 class Walked:
-    """One micro-batch on one GPU; `time` prices its tape, at the rates that are reached or (`ideal`) at those that no kernel goes beyond. `parked`:
-    what a forward leaves waits on the host."""
+    """One micro-batch on one GPU; `time` prices its tape, at the rates that are reached or
+    (`ideal`) at those that no kernel goes beyond. `parked`: what a forward leaves waits on the
+    host."""
 
-    def __init__(self, tape: Tape, time: Callable[[Tape, bool], Mapping[str, float]], parked: bool = False) -> None:
+    def __init__(
+        self, tape: Tape, time: Callable[[Tape, bool], Mapping[str, float]], parked: bool = False
+    ) -> None:
         self.tape, self.time, self.parked = tape, time, parked
 
     @cached_property
@@ -73,17 +92,20 @@ def passes(parts: Mapping[str, float]) -> float:
 
 
 class Kept(NamedTuple):
-    """Bytes of a rank whatever its micro-batch: weights and states from step to step, gradients behind a backward, and layers' weights that
-    stay gathered between the passes."""
+    """Bytes of a rank whatever its micro-batch: weights and states from step to step, gradients
+    behind a backward, and layers' weights that stay gathered between the passes."""
 
     always: int
     gradients: int = 0
     gathered: int = 0
     states: int = 0  # of `always`, the optimizer's
-    waiting: int = 0  # gradients behind a backward that is not the last, where they are more than behind that
+    waiting: int = (
+        0  # gradients behind a backward that is not the last, where they are more than behind that
+    )
 
     def least(self, held: int, between: int, times: int) -> int:
-        """With what the passes hold, of `times` micro-batches: those behind the first find its gradients there."""
+        """With what the passes hold, of `times` micro-batches: those behind the first find its
+        gradients there."""
         waiting = max(self.gradients, self.waiting) if times > 1 else 0
         return self.always + max(self.gradients, waiting + held, waiting + self.gathered + between)
 
@@ -108,21 +130,41 @@ class Holds:
         return self.trained[job]
 
     def kept(self, job: Job, strategy: Strategy) -> Kept:
-        """Whatever lives on the host is left out; Gemini's chunks, which go there and come back, altogether."""
+        """Whatever lives on the host is left out; Gemini's chunks, which go there and come back,
+        altogether."""
         if strategy.gemini is not None:
             return Kept(0)
         zero, fsdp = strategy.zero, strategy.fsdp
-        split = strategy.size("tp") * strategy.size("pp") * strategy.size("ep") * strategy.size("split")
-        half = 2 if zero is not None and job.precision != "fp32" else FORMATS[WEIGHTS[job.precision]].block_bytes
-        whole = fsdp.size if fsdp is not None else zero.size if zero is not None and zero.stage == 3 else 1
-        weights = self.weights(job, half) // (split * whole * (strategy.size("cp") if fsdp is not None else 1))
+        split = (
+            strategy.size("tp") * strategy.size("pp") * strategy.size("ep") * strategy.size("split")
+        )
+        half = (
+            2
+            if zero is not None and job.precision != "fp32"
+            else FORMATS[WEIGHTS[job.precision]].block_bytes
+        )
+        whole = (
+            fsdp.size
+            if fsdp is not None
+            else zero.size
+            if zero is not None and zero.stage == 3
+            else 1
+        )
+        weights = self.weights(job, half) // (
+            split * whole * (strategy.size("cp") if fsdp is not None else 1)
+        )
         stays = fsdp is not None and fsdp.size > 1 and not (fsdp.reshard or fsdp.reshard_to)
         gathered = 2 * self.counts.values // split if stays and job.quantization == "none" else 0
-        staged = fsdp is not None and fsdp.size > 1 and fsdp.version == 2 and strategy.size("pp") > 1
+        staged = (
+            fsdp is not None and fsdp.size > 1 and fsdp.version == 2 and strategy.size("pp") > 1
+        )
         if staged and strategy.pp is not None:
-            # a stage's weights stay gathered behind a backward (torch 2.13 distributed/pipelining/stage.py backward_maybe_with_nosync)
-            # and without `reshard` those of all the stages on the rank, from their forwards on
-            gathered = round(WIDTH.get(job.quantization, 1) * self.counts.values) // (split * (1 if stays else strategy.pp.virtual))
+            # a stage's weights stay gathered behind a backward (torch 2.13
+            # distributed/pipelining/stage.py backward_maybe_with_nosync) and without `reshard`
+            # those of all the stages on the rank, from their forwards on
+            gathered = round(WIDTH.get(job.quantization, 1) * self.counts.values) // (
+                split * (1 if stays else strategy.pp.virtual)
+            )
         weights = 0 if zero is not None and zero.offload_param != "none" else weights
         if hosted(strategy):
             return Kept(0 if fsdp is not None else weights, gathered=gathered)
@@ -132,30 +174,52 @@ class Holds:
         values = self.trainable(job) if job.method == "full" else 0
         optimizer = OPTIMIZERS[job.optimizer]
         width = 4 if zero is not None else half
-        states = sum(STATES.get(state, -width) or width for state in optimizer.states if state in STATES)
+        states = sum(
+            STATES.get(state, -width) or width for state in optimizer.states if state in STATES
+        )
         if zero is not None and half == 2 and job.method == "full":
             states += 4
         gradients = 0
         if optimizer.when == "after":
-            over = shards if fsdp is not None else zero.size if zero is not None and zero.stage > 1 else split
+            over = (
+                shards
+                if fsdp is not None
+                else zero.size
+                if zero is not None and zero.stage > 1
+                else split
+            )
             gradients = half * values // over
         states = states * values // shards
         always = weights + states
-        if strategy.ddp is None or strategy.ddp.size == 1 or fsdp is not None or facts_of(job.framework).engine:
-            whole = 2 * values // split if staged and optimizer.when == "after" else 0  # in 16 bits, summed up behind the last backward
+        if (
+            strategy.ddp is None
+            or strategy.ddp.size == 1
+            or fsdp is not None
+            or facts_of(job.framework).engine
+        ):
+            whole = (
+                2 * values // split if staged and optimizer.when == "after" else 0
+            )  # in 16 bits, summed up behind the last backward
             return Kept(always, gradients, gathered, states, whole)
-        return Kept(always + gradients, 0 if strategy.ddp.bucket_view else gradients, gathered, states)  # buckets stay
+        return Kept(
+            always + gradients, 0 if strategy.ddp.bucket_view else gradients, gathered, states
+        )  # buckets stay
 
     def weights(self, job: Job, width: int) -> int:
         linear = self.counts.values
         rest = self.model.parameters - linear
         if job.quantization == "none":
             return width * (linear + rest)
-        return (linear // 2 if job.quantization in ("nf4", "fp4") else linear) + 2 * rest if not self.model.stored else 0
+        return (
+            (linear // 2 if job.quantization in ("nf4", "fp4") else linear) + 2 * rest
+            if not self.model.stored
+            else 0
+        )
 
     def activations(self, job: Job, strategy: Strategy, batch: int, times: int) -> int:
-        """What the forward leaves for the backward: inputs of the layers, or of some of their products, and the logits' copy in fp32. The first
-        stage of a pipeline has several micro-batches under way, the last one logits."""
+        """What the forward leaves for the backward: inputs of the layers, or of some of their
+        products, and the logits' copy in fp32. The first stage of a pipeline has several
+        micro-batches under way, the last one logits."""
         tokens = batch * job.seq // (strategy.size("cp") * strategy.size("tp"))
         pp = strategy.pp
         chunks = pp.size * pp.virtual if pp is not None else strategy.size("split")
@@ -163,19 +227,32 @@ class Holds:
         width = self.model.width
         if job.checkpointing == "none" and job.method == "full":
             width += min(
-                (block.mixer.width for layer, _ in self.model.kinds for block in layer.blocks if isinstance(block.mixer, MLP)), default=0
+                (
+                    block.mixer.width
+                    for layer, _ in self.model.kinds
+                    for block in layer.blocks
+                    if isinstance(block.mixer, MLP)
+                ),
+                default=0,
             )
         layers = 2 * width * (len(self.model.layers) // chunks)
         if job.activation_offload != "none":
             layers = 0
-        logits = 4 * self.model.vocab if job.loss == "plain" and job.hugging and not job.unsloth else 0
-        if strategy.size("split") > 1:  # the GPU that has the logits may have fewer layers than the others
+        logits = (
+            4 * self.model.vocab if job.loss == "plain" and job.hugging and not job.unsloth else 0
+        )
+        if (
+            strategy.size("split") > 1
+        ):  # the GPU that has the logits may have fewer layers than the others
             return tokens * max(layers, logits)
         return tokens * max(layers + logits, under_way * layers)
 
-    def ends(self, job: Job, strategy: Strategy, micro: tuple[int, int], staying: int, *, again: bool) -> int:
-        """Bytes of live tensors at the peak on the first or the last stage of a pipeline: of their own layers and tables, with buffers for what
-        comes from other stages, of every micro-batch (lower/stages.py). `staying`: what waits on the first for its backward at most; `again`:
+    def ends(
+        self, job: Job, strategy: Strategy, micro: tuple[int, int], staying: int, *, again: bool
+    ) -> int:
+        """Bytes of live tensors at the peak on the first or the last stage of a pipeline: of their
+        own layers and tables, with buffers for what comes from other stages, of every micro-batch
+        (lower/stages.py). `staying`: what waits on the first for its backward at most; `again`:
         behind one, too."""
         pp, kept, (batch, times) = strategy.pp, self.kept(job, strategy), micro
         assert pp is not None
@@ -186,23 +263,49 @@ class Holds:
                 sum(weight.count for one in self.model.embed for weight in one.weights()),
                 self.model.head.inputs * self.model.head.outputs,
             ]
-            layers = (self.model.parameters - tables[0] - (0 if self.model.tied else tables[1])) / len(self.model.layers)
+            layers = (
+                self.model.parameters - tables[0] - (0 if self.model.tied else tables[1])
+            ) / len(self.model.layers)
             own = (sum(parts[:: pp.size]), sum(parts[pp.size - 1 :: pp.size]))
-            shares = [(layers * 0.999 * count + table) * pp.size / self.model.parameters for count, table in zip(own, tables, strict=True)]
+            shares = [
+                (layers * 0.999 * count + table) * pp.size / self.model.parameters
+                for count, table in zip(own, tables, strict=True)
+            ]
         passed = 2 * batch * job.seq * self.model.width
-        buffers = times * passed * (2 * pp.virtual - (1 if pp.schedule != "zbv" else 2)) if job.hugging else 0
-        logits = 4 * batch * job.seq * self.model.vocab // strategy.size("tp") if job.loss == "plain" and job.hugging else 0
+        buffers = (
+            times * passed * (2 * pp.virtual - (1 if pp.schedule != "zbv" else 2))
+            if job.hugging
+            else 0
+        )
+        logits = (
+            4 * batch * job.seq * self.model.vocab // strategy.size("tp")
+            if job.loss == "plain" and job.hugging
+            else 0
+        )
         first = kept.scaled(shares[0])
-        most = first.least(staying, staying, times) if again else max(first.least(staying, 0, 1), first.least(0, 0, times))
+        most = (
+            first.least(staying, staying, times)
+            if again
+            else max(first.least(staying, 0, 1), first.least(0, 0, times))
+        )
         return buffers + max(most, kept.scaled(shares[1]).least(logits, 0, times))
 
-    def passing(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None) -> tuple[int, int]:
-        """Bytes that the passes hold at least at once, and between forward and backward, of `micro`: a batch, and how many there are. A walk is of
-        all layers, and tells nothing of a stage."""
+    def passing(
+        self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None
+    ) -> tuple[int, int]:
+        """Bytes that the passes hold at least at once, and between forward and backward, of
+        `micro`: a batch, and how many there are. A walk is of all layers, and tells nothing of a
+        stage."""
         held = self.activations(job, strategy, *micro)
-        return (held, 0) if walked is None or strategy.size("pp") * strategy.size("split") > 1 else (max(held, walked.held), walked.between)
+        return (
+            (held, 0)
+            if walked is None or strategy.size("pp") * strategy.size("split") > 1
+            else (max(held, walked.held), walked.between)
+        )
 
-    def least(self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None = None) -> int:
+    def least(
+        self, job: Job, strategy: Strategy, micro: tuple[int, int], walked: Held | None = None
+    ) -> int:
         """Bytes of live tensors at the peak."""
         return self.kept(job, strategy).least(*self.passing(job, strategy, micro, walked), micro[1])
 
@@ -229,23 +332,62 @@ def routed(mixer: MoE) -> int:
 
 
 def passing(tape: Tape) -> Held:
-    """Bytes that the passes of the last step hold at most, and between them, of what is not kept from step to step."""
+    """Bytes that the passes of the last step hold at most, and between them, of what is not kept
+    from step to step."""
     kept = {event.id for event in tape if type(event) is Alloc and event.part in KEPT}
 
     def of(event: Event) -> Event:
-        return NOTHING if (type(event) is Alloc or type(event) is Free) and event.id in kept else event
+        return (
+            NOTHING if (type(event) is Alloc or type(event) is Free) and event.id in kept else event
+        )
 
     events = tuple(map(of, tape))
-    repeats = tuple(one._replace(odd=tuple(odd._replace(instead=of(odd.instead)) for odd in one.odd)) for one in tape.repeats)
+    repeats = tuple(
+        one._replace(odd=tuple(odd._replace(instead=of(odd.instead)) for odd in one.odd))
+        for one in tape.repeats
+    )
     found = peaks(replace(tape, events=events, repeats=repeats))
     last = max((step for (phase, step), _ in found.phases if phase == "forward"), default=0)
-    over = next((place for place, event in enumerate(events) if type(event) is Mark and (event.phase, event.step) == ("backward", last)), 0)
-    between = peaks(replace(tape, events=events[:over], repeats=tuple(one for one in repeats if one.last <= over))).end
-    return Held(max((most for phase, most in found.phases if phase in (("forward", last), ("backward", last))), default=0), between)
+    over = next(
+        (
+            place
+            for place, event in enumerate(events)
+            if type(event) is Mark and (event.phase, event.step) == ("backward", last)
+        ),
+        0,
+    )
+    between = peaks(
+        replace(
+            tape, events=events[:over], repeats=tuple(one for one in repeats if one.last <= over)
+        )
+    ).end
+    return Held(
+        max(
+            (
+                most
+                for phase, most in found.phases
+                if phase in (("forward", last), ("backward", last))
+            ),
+            default=0,
+        ),
+        between,
+    )
 
 
 def distributed(strategy: Strategy) -> bool:
     return strategy.ddp is not None and strategy.ddp.distributed
 
 
-__all__ = ["BESIDE", "Counts", "Held", "Holds", "Kept", "WIDTH", "Walked", "counts", "hosted", "passes", "passing"]
+__all__ = [
+    "BESIDE",
+    "Counts",
+    "Held",
+    "Holds",
+    "Kept",
+    "WIDTH",
+    "Walked",
+    "counts",
+    "hosted",
+    "passes",
+    "passing",
+]

@@ -1,7 +1,9 @@
-"""Which way to answer: form of the weights, cache, attention, how GPUs share the model, and how many answers at once.
+"""Which way to answer: form of the weights, cache, attention, how GPUs share the model, and how
+many answers at once.
 
-Every way is estimated with more and more sequences at once until they do not fit: live peaks rule out what cannot, the allocator is replayed for what is
-chosen. Nothing that fits is left out, so the answer is that of trying all.
+Every way is estimated with more and more sequences at once until they do not fit: live peaks rule
+out what cannot, the allocator is replayed for what is chosen. Nothing that fits is left out, so the
+answer is that of trying all.
 """
 
 from __future__ import annotations
@@ -27,14 +29,21 @@ from memfit.strategy import ONE, TP, Strategy
 from memfit.techniques.dequantize import opened
 from memfit.techniques.framework import facts_of
 
-SERVED: Mapping[str, tuple[Any, ...]] = {one.name: one.metadata["serves"] for one in dataclasses.fields(Job) if one.metadata["serves"]}
-QUARTERS = (5, 6, 7)  # of four: sequences tried between a power of two that fits and the next, which does not
+SERVED: Mapping[str, tuple[Any, ...]] = {
+    one.name: one.metadata["serves"] for one in dataclasses.fields(Job) if one.metadata["serves"]
+}
+QUARTERS = (
+    5,
+    6,
+    7,
+)  # of four: sequences tried between a power of two that fits and the next, which does not
 ALIKE = 0.01  # of seconds or tokens a second: no more is known of kernels than that
 MOST = 2**16  # sequences at once of one group of GPUs
 
 
 class Way(NamedTuple):
-    """Everything but the number of sequences. `groups` of GPUs hold the model each, `cluster` is one of them."""
+    """Everything but the number of sequences. `groups` of GPUs hold the model each, `cluster` is
+    one of them."""
 
     weights: Weights
     model: Model
@@ -45,12 +54,15 @@ class Way(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        return Kind(self.weights.name, label(self.groups, self.strategy.size("tp")), self.job.framework)
+        return Kind(
+            self.weights.name, label(self.groups, self.strategy.size("tp")), self.job.framework
+        )
 
 
 @dataclass(kw_only=True)
 class Missed:
-    """Of a kind that is not taken: its quickest answer and most tokens a second, the least memory that was too much and what fills that most, a refusal."""
+    """Of a kind that is not taken: its quickest answer and most tokens a second, the least memory
+    that was too much and what fills that most, a refusal."""
 
     seconds: float | None = None
     tokens_per_second: float | None = None
@@ -69,7 +81,8 @@ class Missed:
 
 
 class Timed(NamedTuple):
-    """A way with so many sequences at once, whose live peak fits; `device`: what that is, with what lies outside the allocator."""
+    """A way with so many sequences at once, whose live peak fits; `device`: what that is, with what
+    lies outside the allocator."""
 
     place: int
     way: Way
@@ -89,7 +102,9 @@ class Ways:
 
     def __init__(self, work: Work, cluster: Cluster) -> None:
         self.work, self.cluster = work, cluster
-        self.refused: dict[tuple[str, str], str] = {}  # why not, of a form of weights and a layout, or of all its layouts (empty)
+        self.refused: dict[
+            tuple[str, str], str
+        ] = {}  # why not, of a form of weights and a layout, or of all its layouts (empty)
 
     def __iter__(self) -> Iterator[Way]:
         assert self.work.serving is not None
@@ -99,9 +114,18 @@ class Ways:
                 cluster = dataclasses.replace(self.cluster, gpus_per_node=size, nodes=1)
                 wrong = problems(model, job, cluster, strategy)
                 if not wrong and weights.stored and becomes_plain(model, job, cluster):
-                    wrong = (Problem(message="this GPU has no kernels for such weights, so they become 16 bits as they are loaded"),)
+                    wrong = (
+                        Problem(
+                            message=(
+                                "this GPU has no kernels for such weights, so they become 16 "
+                                "bits as they are loaded"
+                            )
+                        ),
+                    )
                 if wrong:
-                    self.refused.setdefault((weights.name, label(self.groups(size), size)), wrong[0].message)
+                    self.refused.setdefault(
+                        (weights.name, label(self.groups(size), size)), wrong[0].message
+                    )
                     continue
                 yield Way(weights, model, job, strategy, cluster, self.groups(size))
 
@@ -113,7 +137,11 @@ class Ways:
             if facts_of(told["framework"]).one_cache:
                 told["cache"] = self.work.axes["cache"][0]
             try:
-                found[self.work.job.replace(**told, **({"quant": weights.quant} if weights.quant != "none" else {}))] = None
+                found[
+                    self.work.job.replace(
+                        **told, **({"quant": weights.quant} if weights.quant != "none" else {})
+                    )
+                ] = None
             except InputError as bad:
                 self.refused.setdefault((weights.name, ""), bad.problems[0].message)
         return list(found)
@@ -135,7 +163,8 @@ class Ways:
 
 @dataclass(kw_only=True)
 class Serving:
-    """The search. `timed`: all that fit by their live peak and keep the limits; `late`: whether any breaks one."""
+    """The search. `timed`: all that fit by their live peak and keep the limits; `late`: whether any
+    breaks one."""
 
     work: Work
     cluster: Cluster
@@ -207,12 +236,20 @@ class Serving:
         if told is None:
             lost.refused = lost.refused or one.untimed
             return False
-        found = Timed(len(self.timed), way, job, pace(told, self.asked.requests or way.groups * batch), one.device)
+        found = Timed(
+            len(self.timed),
+            way,
+            job,
+            pace(told, self.asked.requests or way.groups * batch),
+            one.device,
+        )
         kept = not any(self.asked.limits.broken(found.pace))
         lost.see(found.pace, kept)
         if kept:
             self.timed.append(found)
-            self.best = found.pace if self.best is None else min(self.best, found.pace, key=self.goal.key)
+            self.best = (
+                found.pace if self.best is None else min(self.best, found.pace, key=self.goal.key)
+            )
         self.late = self.late or not kept
         self.told()
         return kept or (self.free and not any(self.slow(found.pace)))
@@ -228,10 +265,13 @@ class Serving:
             self.progress(self.counted)
 
     def ranked(self) -> list[Timed]:
-        """The best first; of those that are within a hundredth of one another the plainest, which stands first in the space."""
+        """The best first; of those that are within a hundredth of one another the plainest, which
+        stands first in the space."""
         best: list[Timed] = []
         group: list[Timed] = []
-        for one in sorted(self.timed, key=lambda one: (*self.goal.key(one.pace), one.device, one.place)):
+        for one in sorted(
+            self.timed, key=lambda one: (*self.goal.key(one.pace), one.device, one.place)
+        ):
             if group and apart(self.goal.figure(one.pace), self.goal.figure(group[0].pace)):
                 best += sorted(group, key=lambda one: one.place)
                 group = []
@@ -242,7 +282,9 @@ class Serving:
         """With the allocator; None where it does not fit for certain."""
         if one.place not in self.known:
             self.counted.replayed += 1
-            self.known[one.place] = estimate(one.way.model, one.job, one.way.cluster, one.way.strategy)
+            self.known[one.place] = estimate(
+                one.way.model, one.job, one.way.cluster, one.way.strategy
+            )
         found = self.known[one.place]
         return found if found.verdict == "fits" else None
 
@@ -259,10 +301,17 @@ class Serving:
                 yield one, found
 
     def front(self) -> Iterator[tuple[Timed, Estimate]]:
-        """Of all, those that none beats in the seconds of an answer and, by a hundredth, in tokens a second: the quickest first."""
+        """Of all, those that none beats in the seconds of an answer and, by a hundredth, in tokens
+        a second: the quickest first."""
         most = 0.0
-        for one in sorted(self.timed, key=lambda one: (one.pace.seconds, -one.pace.tokens_per_second, one.device, one.place)):
-            if one.pace.tokens_per_second > most * (1 + ALIKE) and (found := self.replayed(one)) is not None:
+        for one in sorted(
+            self.timed,
+            key=lambda one: (one.pace.seconds, -one.pace.tokens_per_second, one.device, one.place),
+        ):
+            if (
+                one.pace.tokens_per_second > most * (1 + ALIKE)
+                and (found := self.replayed(one)) is not None
+            ):
                 most = one.pace.tokens_per_second
                 yield one, found
 
@@ -273,7 +322,9 @@ def apart(one: float, other: float) -> bool:
 
 def becomes_plain(model: Model, job: Job, cluster: Cluster) -> bool:
     """Whether the form of the weights is lost as they are loaded."""
-    return bool(opened(Program(model=model, job=job, entries=(), weights=model.dtype, gpu=cluster.gpu)))
+    return bool(
+        opened(Program(model=model, job=job, entries=(), weights=model.dtype, gpu=cluster.gpu))
+    )
 
 
 def largest(one: Estimate) -> tuple[str, int]:

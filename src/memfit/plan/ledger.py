@@ -1,4 +1,5 @@
-"""What a search knows of a space before it estimates anything: what is the same for many candidates, looked up once, and what is lacking."""
+"""What a search knows of a space before it estimates anything: what is the same for many
+candidates, looked up once, and what is lacking."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ class Counted:
 
 @dataclass
 class Lost:
-    """Of a kind that was not taken: the least time it can take (None: not known), the least memory that was found to be needed, a refusal."""
+    """Of a kind that was not taken: the least time it can take (None: not known), the least memory
+    that was found to be needed, a refusal."""
 
     seconds: float | None = None
     needs: int | None = None
@@ -108,20 +110,26 @@ class Ledger:
     called: dict[tuple[int, int, int], float] = field(default_factory=dict)
     sorts: dict[tuple[str, ...], int] = field(default_factory=dict)
     fixed: dict[tuple[int, int], tuple[tuple[float, Kept], ...]] = field(default_factory=dict)
-    same: dict[tuple[tuple[float, Kept], ...], tuple[tuple[float, Kept], ...]] = field(default_factory=dict)  # what layouts have in common
+    same: dict[tuple[tuple[float, Kept], ...], tuple[tuple[float, Kept], ...]] = field(
+        default_factory=dict
+    )  # what layouts have in common
     stepped: dict[int, list[Job]] = field(default_factory=dict)  # a job for each optimizer
 
     def __post_init__(self) -> None:
         gpu = self.space.cluster.gpu
         self.usable = min(usable(gpu), self.room or usable(gpu))
         self.outside, self.high = context(gpu).low, spread().high
-        self.most_live = int((self.usable - self.outside) / self.high)  # bytes; more do not fit for certain
+        self.most_live = int(
+            (self.usable - self.outside) / self.high
+        )  # bytes; more do not fit for certain
         self.taken_share = 0.0 if self.bounds.rates is None else self.bounds.rates.taken
         self.labels = [label(one) for one in self.space.strategies]
         self.batches = [dict(self.space.batches(one)) for one in self.space.strategies]
         self.inner = numbered([(one.tp, one.cp, one.pp) for one in self.space.strategies])
         places = {strategy: place for place, strategy in enumerate(self.space.strategies)}
-        self.closest = [places.get(closest(one), place) for place, one in enumerate(self.space.strategies)]
+        self.closest = [
+            places.get(closest(one), place) for place, one in enumerate(self.space.strategies)
+        ]
         self.sharing: dict[tuple[object, ...], list[int]] = {}
         for place, strategy in enumerate(self.space.strategies):
             self.sharing.setdefault(sharing(strategy), []).append(place)
@@ -144,17 +152,25 @@ class Ledger:
 
     def sort(self, kernels: Job) -> int:
         """The number of what neither the micro-batch nor checkpointing changes."""
-        return self.sorts.setdefault((kernels.framework, kernels.method, kernels.precision, kernels.quant), len(self.sorts))
+        return self.sorts.setdefault(
+            (kernels.framework, kernels.method, kernels.precision, kernels.quant), len(self.sorts)
+        )
 
     def statics(self, kernels: Job, place: int) -> tuple[tuple[float, Kept], ...]:
-        """Of each optimizer: seconds of its step, and bytes that are kept, whatever the micro-batch."""
+        """Of each optimizer: seconds of its step, and bytes that are kept, whatever the
+        micro-batch."""
         sort = self.sort(kernels)
         key = sort, place
         if key not in self.fixed:
             strategy, bounds = self.space.strategies[place], self.bounds
             if sort not in self.stepped:
-                self.stepped[sort] = [kernels.replace(optimizer=optimizer) for optimizer in self.space.optimizers]
-            found = tuple((bounds.stepping(job, strategy), bounds.holds.kept(job, strategy)) for job in self.stepped[sort])
+                self.stepped[sort] = [
+                    kernels.replace(optimizer=optimizer) for optimizer in self.space.optimizers
+                ]
+            found = tuple(
+                (bounds.stepping(job, strategy), bounds.holds.kept(job, strategy))
+                for job in self.stepped[sort]
+            )
             self.fixed[key] = self.same.setdefault(found, found)
         return self.fixed[key]
 
@@ -162,8 +178,13 @@ class Ledger:
         return self.statics(kernels, place)[self.space.optimizers.index(optimizer)]
 
     def lacking(self, least: int, kernels: Job, place: int) -> int:
-        """By how much so many live bytes are too many to fit for certain; what a kind lacks is remembered."""
-        return least - self.most_live if least <= self.most_live else self.lack(self.kind(kernels, place), least)
+        """By how much so many live bytes are too many to fit for certain; what a kind lacks is
+        remembered."""
+        return (
+            least - self.most_live
+            if least <= self.most_live
+            else self.lack(self.kind(kernels, place), least)
+        )
 
     def lack(self, kind: Kind, least: int) -> int:
         lost, needs = self.lost.setdefault(kind, Lost()), round(self.high * least) + self.outside

@@ -1,5 +1,6 @@
-"""LLMem's Algorithm 1 (Kim et al., IJCAI 2024, arXiv 2404.10933) as a policy: of the ways to spread a training job, the one that puts the most
-sequences through at once, whatever its links; it knows no time. Whose memory a way's batch comes from is the caller's: LLMem's formulas
+"""LLMem's Algorithm 1 (Kim et al., IJCAI 2024, arXiv 2404.10933) as a policy: of the ways to spread
+a training job, the one that puts the most sequences through at once, whatever its links; it knows
+no time. Whose memory a way's batch comes from is the caller's: LLMem's formulas
 (`truth/baselines/llmem.py`) or memfit's own (`ways`)."""
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ MOST = 1024  # sequences of one rank: no GPU of this choice has room for more
 
 
 class Way(NamedTuple):
-    """`batch`: the most sequences of one rank that fit, 0 where not even one does; `data`: ranks that see sequences of their own."""
+    """`batch`: the most sequences of one rank that fit, 0 where not even one does; `data`: ranks
+    that see sequences of their own."""
 
     method: str
     batch: int
@@ -41,7 +43,9 @@ class Way(NamedTuple):
 
 def ranked(ways: Iterable[Way]) -> list[Way]:
     """The best first, without those that do not fit: none left means offload."""
-    return sorted((way for way in ways if way.batch), key=lambda way: (-way.score, METHODS.index(way.method)))
+    return sorted(
+        (way for way in ways if way.batch), key=lambda way: (-way.score, METHODS.index(way.method))
+    )
 
 
 def chosen(ways: Iterable[Way]) -> str:
@@ -50,7 +54,8 @@ def chosen(ways: Iterable[Way]) -> str:
 
 
 def method_of(strategy: Strategy) -> str | None:
-    """Which of its methods a strategy is; None: none of them. Weights are gathered by FSDP, by ZeRO-3 and by Gemini alike."""
+    """Which of its methods a strategy is; None: none of them. Weights are gathered by FSDP, by
+    ZeRO-3 and by Gemini alike."""
     names = {name for name, layout in strategy.uses() if layout.size > 1}
     gathers = (
         (strategy.fsdp is not None and strategy.fsdp.reshard)
@@ -67,17 +72,21 @@ def method_of(strategy: Strategy) -> str | None:
 
 
 def ways(model: Model, job: Job, cluster: Cluster, strategies: Sequence[Strategy]) -> list[Way]:
-    """What memfit says of each strategy that is one of the algorithm's methods; those that a job cannot have put nothing through."""
+    """What memfit says of each strategy that is one of the algorithm's methods; those that a job
+    cannot have put nothing through."""
     found: list[Way] = []
     for strategy in strategies:
         method = method_of(strategy)
         if method is not None:
-            found.append(Way(method, largest(model, job, cluster, strategy), strategy.data, strategy))
+            found.append(
+                Way(method, largest(model, job, cluster, strategy), strategy.data, strategy)
+            )
     return found
 
 
 def largest(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> int:
-    """The last batch, counted up from 1, that gets through; it is sought by doubling and halving."""
+    """The last batch, counted up from 1, that gets through; it is sought by doubling and
+    halving."""
     if not gets_through(model, job, cluster, strategy, 1):
         return 0
     good, bad = 1, 2
@@ -85,7 +94,9 @@ def largest(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> int
         good, bad = bad, 2 * bad
     while bad - good > 1:
         middle = (good + bad) // 2
-        good, bad = (middle, bad) if gets_through(model, job, cluster, strategy, middle) else (good, middle)
+        good, bad = (
+            (middle, bad) if gets_through(model, job, cluster, strategy, middle) else (good, middle)
+        )
     return good
 
 
@@ -98,20 +109,24 @@ def gets_through(model: Model, job: Job, cluster: Cluster, strategy: Strategy, b
 
 
 def served(said: Estimate, cluster: Cluster) -> bool:
-    """Whether the allocator serves every request in what the middle of context and NCCL leaves of the GPU: LLMem's answer has no band."""
+    """Whether the allocator serves every request in what the middle of context and NCCL leaves of
+    the GPU: LLMem's answer has no band."""
     left = usable(cluster.gpu) - said.outside
     return said.held <= left or replay(said.memory.tape, capacity=max(0, left)).oom is None
 
 
 def solve(search: Search) -> Sequence[Found]:
-    """Of the space's layouts those that are its methods, each with its largest micro-batch, under checkpoints where there is a choice."""
+    """Of the space's layouts those that are its methods, each with its largest micro-batch, under
+    checkpoints where there is a choice."""
     space, best = search.space, dict[Way, Found]()
     if not space.kernels:
         return []
     job = next((one for one in space.kernels if one.checkpointing == "full"), space.kernels[0])
     for place, strategy in enumerate(space.strategies):
         method = method_of(strategy)
-        for size, times in sorted(search.ledger.batches[place].items(), reverse=True) if method is not None else ():
+        for size, times in (
+            sorted(search.ledger.batches[place].items(), reverse=True) if method is not None else ()
+        ):
             asked = space.work.job_of(job, space.optimizers[0], size, times)
             try:
                 said = estimate(space.work.model, asked, space.cluster, turned(strategy, times))
@@ -119,7 +134,9 @@ def solve(search: Search) -> Sequence[Found]:
                 continue
             search.counted.replayed += 1
             if served(said, space.cluster):
-                best[Way(method or "", size, strategy.data, strategy)] = Found(kind=search.ledger.kind(job, place), estimate=said)
+                best[Way(method or "", size, strategy.data, strategy)] = Found(
+                    kind=search.ledger.kind(job, place), estimate=said
+                )
                 break
     kinds: dict[object, Found] = {}
     for way in ranked(best):
@@ -128,4 +145,17 @@ def solve(search: Search) -> Sequence[Found]:
     return search.taken
 
 
-__all__ = ["GATHERING", "METHODS", "OFFLOAD", "Way", "chosen", "gets_through", "largest", "method_of", "ranked", "served", "solve", "ways"]
+__all__ = [
+    "GATHERING",
+    "METHODS",
+    "OFFLOAD",
+    "Way",
+    "chosen",
+    "gets_through",
+    "largest",
+    "method_of",
+    "ranked",
+    "served",
+    "solve",
+    "ways",
+]

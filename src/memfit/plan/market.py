@@ -1,4 +1,5 @@
-"""The cheapest machine on which some work can be done: those with a public price, in the order of what an hour of them costs."""
+"""The cheapest machine on which some work can be done: those with a public price, in the order of
+what an hour of them costs."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)  # GPUs of a machine, whole nodes of eigh
 
 
 def machines(network: Link | None = None) -> Iterator[tuple[float, Cluster]]:
-    """With dollars of an hour, the cheapest first; of those that cost the same, the one with fewer GPUs."""
+    """With dollars of an hour, the cheapest first; of those that cost the same, the one with fewer
+    GPUs."""
     priced = [(known.dollars, gpu) for gpu in all_gpus() if (known := price(gpu)) is not None]
     offered = [(count * dollars, count, gpu) for dollars, gpu in priced for count in COUNTS]
     for dollars, count, gpu in sorted(offered, key=lambda one: (one[0], one[1], one[2].id)):
@@ -26,13 +28,17 @@ def machines(network: Link | None = None) -> Iterator[tuple[float, Cluster]]:
 
 
 def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) -> Plan:
-    """The plan on the first of these machines that does the work, within the budgets if there are any; of cheaper ones it is told that none was found.
-    Whether a machine does it the leanest ways tell, first those that are soon looked through; pipelines, which hold no less than shards, are not
-    tried for that."""
+    """The plan on the first of these machines that does the work, within the budgets if there are
+    any; of cheaper ones it is told that none was found. Whether a machine does it the leanest ways
+    tell, first those that are soon looked through; pipelines, which hold no less than shards, are
+    not tried for that."""
     answers = work.serving is not None  # whose ways are soon looked through, and share no sequences
     passed: list[Dropped] = []
     found: Plan | None = None
-    lean, told = leaner(work), replace(wish, each=1, budget=None, hours=None, progress=until(over, wish.progress))
+    lean, told = (
+        leaner(work),
+        replace(wish, each=1, budget=None, hours=None, progress=until(over, wish.progress)),
+    )
     for dollars, cluster in machines(network):
         if not answers and work.sequences % cluster.gpus:
             continue
@@ -44,10 +50,24 @@ def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) ->
             if found.fits or found.interrupted:
                 return replace(found, dropped=(*passed, *found.dropped))
         elif found.interrupted:
-            return replace(found, dropped=tuple(passed), reason="interrupted before any machine was found on which it fits")
-        passed.append(Dropped(layout=cluster.name, refused=f"${dollars:,.2f} an hour: {found.reason or 'no way was found that fits'}"))
+            return replace(
+                found,
+                dropped=tuple(passed),
+                reason="interrupted before any machine was found on which it fits",
+            )
+        passed.append(
+            Dropped(
+                layout=cluster.name,
+                refused=f"${dollars:,.2f} an hour: {found.reason or 'no way was found that fits'}",
+            )
+        )
     assert found is not None  # there is a machine of one GPU
-    return replace(found, rows=(), dropped=tuple(passed), reason="none of the machines with a public price does it")
+    return replace(
+        found,
+        rows=(),
+        dropped=tuple(passed),
+        reason="none of the machines with a public price does it",
+    )
 
 
 def over(counted: Counted) -> bool:

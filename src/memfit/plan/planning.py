@@ -1,4 +1,5 @@
-"""Ranked answers: how to do some work on some GPUs, what each way costs and gives up, and why others are not among them."""
+"""Ranked answers: how to do some work on some GPUs, what each way costs and gives up, and why
+others are not among them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ LEAN = ("checkpointing", "liger")  # options whose last value holds least
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """What another judge says of a row: the bytes that it holds of the GPU, the seconds of a step where it ran, or why it says nothing."""
+    """What another judge says of a row: the bytes that it holds of the GPU, the seconds of a step
+    where it ran, or why it says nothing."""
 
     by: str
     device: int | None = None
@@ -49,8 +51,9 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Dropped:
-    """A kind of strategy that is not among the rows, and why: no candidate takes less than `seconds` or less memory than `needs`, as far
-    as each is known (`largest` holds most of that); or it is refused."""
+    """A kind of strategy that is not among the rows, and why: no candidate takes less than
+    `seconds` or less memory than `needs`, as far as each is known (`largest` holds most of that);
+    or it is refused."""
 
     layout: str
     method: str = ""
@@ -63,7 +66,8 @@ class Dropped:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`rows` are the best first; none where nothing fits: then `reason` says why, and `nearest` is a plan that does, on more GPUs."""
+    """`rows` are the best first; none where nothing fits: then `reason` says why, and `nearest` is
+    a plan that does, on more GPUs."""
 
     work: Work
     cluster: Cluster
@@ -78,7 +82,9 @@ class Plan:
     nearest: Plan | None = None
     frontier: tuple[Row, ...] | None = None  # over all candidates, where that was asked for
     notes: tuple[str, ...] = field(default=())
-    trade: tuple[Row, ...] = ()  # of answers: all that none beats in seconds and in tokens a second, the quickest first
+    trade: tuple[
+        Row, ...
+    ] = ()  # of answers: all that none beats in seconds and in tokens a second, the quickest first
 
     @property
     def fits(self) -> bool:
@@ -86,7 +92,8 @@ class Plan:
 
     @property
     def front(self) -> tuple[Row, ...]:
-        """Of the rows, those that none beats in time and memory both; on one machine money is time. Of answers, in seconds and tokens a second."""
+        """Of the rows, those that none beats in time and memory both; on one machine money is time.
+        Of answers, in seconds and tokens a second."""
         if self.trade:
             best = [(row.estimate.job, row.kind) for row in self.trade]
             return tuple(row for row in self.rows if (row.estimate.job, row.kind) in best)
@@ -99,12 +106,17 @@ def beats(one: Row, other: Row) -> bool:
     if mine.time is None:
         return False
     slow = float("inf") if theirs.time is None else theirs.time.seconds
-    return mine.time.seconds <= slow and mine.device <= theirs.device and (mine.time.seconds, mine.device) != (slow, theirs.device)
+    return (
+        mine.time.seconds <= slow
+        and mine.device <= theirs.device
+        and (mine.time.seconds, mine.device) != (slow, theirs.device)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wish:
-    """What is wanted of a plan beside the work itself. `tokens`: of the dataset; 0: costs are told of a million."""
+    """What is wanted of a plan beside the work itself. `tokens`: of the dataset; 0: costs are told
+    of a million."""
 
     each: int = 3
     tokens: float = 0
@@ -127,19 +139,33 @@ def plan(work: Work, cluster: Cluster, wish: Wish) -> Plan:
 
 def together(one: Counted, other: Counted) -> Counted:
     """Of two searches."""
-    sums = {name: getattr(one, name) + getattr(other, name) for name in ("size", "walked", "estimated", "replayed")}
+    sums = {
+        name: getattr(one, name) + getattr(other, name)
+        for name in ("size", "walked", "estimated", "replayed")
+    }
     return Counted(**sums, best=other.best)
 
 
-def none_at_all(work: Work, cluster: Cluster, wish: Wish, solve: Callable[[Work, Cluster, Wish], Plan] = plan) -> Plan:
+def none_at_all(
+    work: Work, cluster: Cluster, wish: Wish, solve: Callable[[Work, Cluster, Wish], Plan] = plan
+) -> Plan:
     """No GPUs were named: what one of them would do."""
     found = solve(work, cluster, wish)
-    return replace(found, rows=(), dropped=(), reason="no GPUs run nothing", nearest=found if found.fits else found.nearest)
+    return replace(
+        found,
+        rows=(),
+        dropped=(),
+        reason="no GPUs run nothing",
+        nearest=found if found.fits else found.nearest,
+    )
 
 
 def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     """On these GPUs, whatever comes of it. Interrupted, it tells what was found until then."""
-    with uncollected(), remembering():  # what is remembered goes before anything is looked through for cycles
+    with (
+        uncollected(),
+        remembering(),
+    ):  # what is remembered goes before anything is looked through for cycles
         found = searched(work, cluster, wish)
     found = found if wish.hours is None else in_time(found, wish.hours)
     return found if wish.budget is None or not found.rows else afforded(found, wish.budget)
@@ -149,32 +175,55 @@ def searched(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     space = Space(work, cluster)
     interrupted, search = False, None
     try:
-        search = Search(space=space, bounds=Bounds(work.model, cluster), each=wish.each, progress=wish.progress)
+        search = Search(
+            space=space, bounds=Bounds(work.model, cluster), each=wish.each, progress=wish.progress
+        )
         taken = list(POLICIES.find(wish.policy).solve(search))
     except (KeyboardInterrupt, Enough) as end:
-        taken, interrupted = list(search.taken) if search is not None else [], isinstance(end, KeyboardInterrupt)
+        taken, interrupted = (
+            list(search.taken) if search is not None else [],
+            isinstance(end, KeyboardInterrupt),
+        )
     each = paid(cluster, wish.dollars)
     rows = [row_of(one, cluster, each, wish.tokens) for one in taken]
     found = Plan(
-        work=work, cluster=cluster, paid=each, tokens=wish.tokens or MILLION, rows=tuple(rows), interrupted=interrupted,
-        dropped=() if search is None else tuple(dropped(space, search)), counted=Counted() if search is None else search.counted,
-        policy=wish.policy, reason="interrupted before anything was found that fits" if interrupted and not rows else "",
-    )  # fmt: skip
+        work=work,
+        cluster=cluster,
+        paid=each,
+        tokens=wish.tokens or MILLION,
+        rows=tuple(rows),
+        interrupted=interrupted,
+        dropped=() if search is None else tuple(dropped(space, search)),
+        counted=Counted() if search is None else search.counted,
+        policy=wish.policy,
+        reason="interrupted before anything was found that fits"
+        if interrupted and not rows
+        else "",
+    )
     if search is not None:
         search.bounds.forget()
     return found
 
 
 def judged(found: Plan, count: int, judge: Callable[[Row], Checked]) -> Plan:
-    """With what a judge says of the first rows; what it says does not fit is not among them any more."""
+    """With what a judge says of the first rows; what it says does not fit is not among them any
+    more."""
     rows = [replace(row, checked=(*row.checked, judge(row))) for row in found.rows[:count]]
     out = [
-        Dropped(layout=row.kind.layout, method=row.kind.method, refused=f"{told.by}: it does not fit{f', {told.why}' if told.why else ''}")
+        Dropped(
+            layout=row.kind.layout,
+            method=row.kind.method,
+            refused=f"{told.by}: it does not fit{f', {told.why}' if told.why else ''}",
+        )
         for row in rows
         if not (told := row.checked[-1]).fits
     ]
     left = (*(row for row in rows if row.checked[-1].fits), *found.rows[count:])
-    reason = found.reason if left or not rows else f"nothing that the formulas chose fits: {out[0].refused}"
+    reason = (
+        found.reason
+        if left or not rows
+        else f"nothing that the formulas chose fits: {out[0].refused}"
+    )
     return replace(found, rows=left, dropped=(*out, *found.dropped), reason=reason)
 
 
@@ -186,7 +235,10 @@ def in_time(found: Plan, hours: float) -> Plan:
         return replace(found, rows=soon)
     least = min(known, key=lambda row: row.cost.hours if row.cost is not None else 0.0)
     assert least.cost is not None
-    reason = f"the quickest way that fits takes {least.cost.hours:.3g} hours, and the budget is {hours:.3g}"
+    reason = (
+        f"the quickest way that fits takes {least.cost.hours:.3g} hours, and the budget is "
+        f"{hours:.3g}"
+    )
     return replace(found, rows=(), reason=reason, nearest=replace(found, rows=(least,)))
 
 
@@ -197,8 +249,15 @@ def afforded(found: Plan, budget: float) -> Plan:
         return replace(found, rows=paid_for)
     least = min(found.rows, key=dollars)
     if dollars(least) == float("inf"):
-        return replace(found, rows=(), reason="what an hour of this GPU costs is not on record: `--price` says it", nearest=found)
-    reason = f"the cheapest way that fits costs ${dollars(least):,.2f}, and the budget is ${budget:,.2f}"
+        return replace(
+            found,
+            rows=(),
+            reason="what an hour of this GPU costs is not on record: `--price` says it",
+            nearest=found,
+        )
+    reason = (
+        f"the cheapest way that fits costs ${dollars(least):,.2f}, and the budget is ${budget:,.2f}"
+    )
     return replace(found, rows=(), reason=reason, nearest=replace(found, rows=(least,)))
 
 
@@ -209,17 +268,29 @@ def dollars(row: Row) -> float:
 def row_of(found: Found, cluster: Cluster, each: Paid, tokens: float) -> Row:
     one = found.estimate
     told = None if one.time is None else cost(one.time, cluster, each, tokens)
-    return Row(kind=found.kind, estimate=one, cost=told, gives_up=tuple(gives_up(one.job, one.strategy)))
+    return Row(
+        kind=found.kind, estimate=one, cost=told, gives_up=tuple(gives_up(one.job, one.strategy))
+    )
 
 
 def dropped(space: Space, search: Search) -> Iterator[Dropped]:
-    """One for each kind that was looked at and not taken, then one for what no candidate may have. Where a method has all the rows that it may have,
-    not all of its candidates were looked at, and others than those may need less."""
+    """One for each kind that was looked at and not taken, then one for what no candidate may have.
+    Where a method has all the rows that it may have, not all of its candidates were looked at, and
+    others than those may need less."""
     shown = {one.kind for one in search.taken}
-    for kind, lost in sorted(search.ledger.lost.items(), key=lambda one: (one[1].seconds or float("inf"), one[1].needs or 0, one[0])):
+    for kind, lost in sorted(
+        search.ledger.lost.items(),
+        key=lambda one: (one[1].seconds or float("inf"), one[1].needs or 0, one[0]),
+    ):
         if kind not in shown and (lost.seconds or lost.needs or lost.refused):
             needs = None if search.full(kind.method) else lost.needs
-            yield Dropped(layout=kind.layout, method=kind.method, seconds=lost.seconds, needs=needs, refused=lost.refused)
+            yield Dropped(
+                layout=kind.layout,
+                method=kind.method,
+                seconds=lost.seconds,
+                needs=needs,
+                refused=lost.refused,
+            )
     legal = {search.ledger.labels[place] for place in range(len(search.ledger.labels))}
     for name, reason in space.refused.items():
         if (
@@ -244,13 +315,18 @@ def why(found: Plan) -> str:
 
 
 def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
-    """With other layouts, or on the fewest more GPUs of the same kind, whole nodes of eight from there on; fewer, where more have no place. Where that
-    is, the leanest ways tell, which are soon looked through; the quickest way there is then sought, as far as so much effort goes."""
+    """With other layouts, or on the fewest more GPUs of the same kind, whole nodes of eight from
+    there on; fewer, where more have no place. Where that is, the leanest ways tell, which are soon
+    looked through; the quickest way there is then sought, as far as so much effort goes."""
     asked = replace(wish, each=1, budget=None, hours=None)
     for lean in (leaner(work), work):
         for other in others(work, cluster):
             sequences = other.gpus * -(-work.sequences // other.gpus)
-            found = once(replace(lean, sequences=sequences, strategies=()), other, replace(asked, progress=until(first, wish.progress)))
+            found = once(
+                replace(lean, sequences=sequences, strategies=()),
+                other,
+                replace(asked, progress=until(first, wish.progress)),
+            )
             if found.fits:
                 tired = replace(asked, progress=until(tiring, wish.progress))
                 better = once(replace(work, sequences=sequences, strategies=()), other, tired)
@@ -263,12 +339,17 @@ def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:
 def others(work: Work, cluster: Cluster) -> Iterator[Cluster]:
     counts = [2**power for power in range(MOST_GPUS.bit_length())]
     more = [cluster.gpus] if work.strategies else []
-    for count in (*more, *(one for one in counts if one > cluster.gpus), *(one for one in reversed(counts) if one < cluster.gpus)):
+    for count in (
+        *more,
+        *(one for one in counts if one > cluster.gpus),
+        *(one for one in reversed(counts) if one < cluster.gpus),
+    ):
         yield cluster if count == cluster.gpus else cluster.resized(count)
 
 
 def leaner(work: Work) -> Work:
-    """The values that hold least of what is open, and layouts that are quickly looked at: a layer stands for many, and there are no stages."""
+    """The values that hold least of what is open, and layouts that are quickly looked at: a layer
+    stands for many, and there are no stages."""
     lean = {name: values[-1:] if name in LEAN else values for name, values in work.axes.items()}
     return replace(work, axes=lean, strategies=(), without=("pp", "zero"))
 

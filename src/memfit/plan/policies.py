@@ -1,4 +1,5 @@
-"""By what a plan chooses: a row each. A policy is a way to search a space, and answers with what it would take, best first."""
+"""By what a plan chooses: a row each. A policy is a way to search a space, and answers with what it
+would take, best first."""
 
 from __future__ import annotations
 
@@ -28,9 +29,17 @@ def fastest(search: Search) -> Sequence[Found]:
     return search.taken
 
 
-POLICIES.add("fastest", Policy(name="fastest", help="least time of a step that fits: exact, by bounds", solve=fastest))
 POLICIES.add(
-    "llmem", Policy(name="llmem", help="the most sequences at once that get through, as LLMem's Algorithm 1 counts them", solve=llmem.solve)
+    "fastest",
+    Policy(name="fastest", help="least time of a step that fits: exact, by bounds", solve=fastest),
+)
+POLICIES.add(
+    "llmem",
+    Policy(
+        name="llmem",
+        help="the most sequences at once that get through, as LLMem's Algorithm 1 counts them",
+        solve=llmem.solve,
+    ),
 )
 
 __all__ = ["POLICIES", "Policy"]

@@ -1,4 +1,5 @@
-"""Other layouts over the same GPUs that hold less on each: what is sharded further, or waits on the host."""
+"""Other layouts over the same GPUs that hold less on each: what is sharded further, or waits on the
+host."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ class Relayout:
 
 
 def relayouts(strategy: Strategy) -> Iterator[Relayout]:
-    """The least different first. What splits the model (tensor, context, pipeline parallelism) stays."""
+    """The least different first. What splits the model (tensor, context, pipeline parallelism)
+    stays."""
     fsdp, zero, ddp = strategy.fsdp, strategy.zero, strategy.ddp
     if fsdp is not None:
         yield from sharded(strategy, fsdp)
@@ -46,9 +48,15 @@ def sharded(strategy: Strategy, fsdp: FSDP) -> Iterator[Relayout]:
     if not fsdp.reshard:
         yield to(strategy, "fsdp", dataclasses.replace(fsdp, reshard=True), ddp=strategy.ddp)
     if strategy.ddp is not None and strategy.ddp.size > 1:  # no replicas of shards
-        yield to(strategy, "fsdp", dataclasses.replace(fsdp, reshard=True, size=fsdp.size * strategy.ddp.size))
+        yield to(
+            strategy,
+            "fsdp",
+            dataclasses.replace(fsdp, reshard=True, size=fsdp.size * strategy.ddp.size),
+        )
     if not fsdp.offload:
-        yield to(strategy, "fsdp", dataclasses.replace(fsdp, offload=True), host=True, ddp=strategy.ddp)
+        yield to(
+            strategy, "fsdp", dataclasses.replace(fsdp, offload=True), host=True, ddp=strategy.ddp
+        )
 
 
 def partitioned(strategy: Strategy, zero: ZeRO) -> Iterator[Relayout]:
@@ -59,10 +67,17 @@ def partitioned(strategy: Strategy, zero: ZeRO) -> Iterator[Relayout]:
         states = "cpu"
         yield to(strategy, "zero", dataclasses.replace(zero, offload_optimizer=states), host=True)
     if zero.offload_param == "none":
-        yield to(strategy, "zero", dataclasses.replace(zero, **WHOLE | {"offload_optimizer": states}), host=True)
+        yield to(
+            strategy,
+            "zero",
+            dataclasses.replace(zero, **WHOLE | {"offload_optimizer": states}),
+            host=True,
+        )
 
 
-def to(strategy: Strategy, name: str, layout: FSDP | ZeRO, *, host: bool = False, ddp: Any = None) -> Relayout:
+def to(
+    strategy: Strategy, name: str, layout: FSDP | ZeRO, *, host: bool = False, ddp: Any = None
+) -> Relayout:
     """With this layout in place of those that share the data."""
     other = dataclasses.replace(strategy, **{"ddp": ddp, "fsdp": None, "zero": None, name: layout})
     before, after = set(uses(strategy)), list(uses(other))

@@ -1,7 +1,9 @@
-"""The questions turned round: the largest batch, the longest sequence, the smallest and the cheapest GPU, the precision to go down to.
+"""The questions turned round: the largest batch, the longest sequence, the smallest and the
+cheapest GPU, the precision to go down to.
 
-Memory grows with batch and length, nearly in proportion, so the end is sought along a line: first of the live peak, which is quick and
-rules out what cannot fit, then with the allocator replayed. A setting counts only if it `fits`; where that is uncertain, it does not.
+Memory grows with batch and length, nearly in proportion, so the end is sought along a line: first
+of the live peak, which is quick and rules out what cannot fit, then with the allocator replayed. A
+setting counts only if it `fits`; where that is uncertain, it does not.
 """
 
 from __future__ import annotations
@@ -22,48 +24,105 @@ from memfit.tape import Producer
 LARGEST_BATCH, LONGEST_SEQ = 2**24, 2**28  # what a Job accepts
 
 
-def largest_batch(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None, strategy: Strategy = ONE) -> Answer:
+def largest_batch(
+    model: Model,
+    job: Job,
+    cluster: Cluster | None,
+    producer: Producer | None = None,
+    strategy: Strategy = ONE,
+) -> Answer:
     """How many sequences fit into one step, everything else being equal."""
-    best, found, said = _largest(_Search(model, job, _named(cluster), strategy, producer, "batch"), LARGEST_BATCH)
-    return Answer(question="largest_batch", value=best, device=None if found is None else found.device, limit=said)
+    best, found, said = _largest(
+        _Search(model, job, _named(cluster), strategy, producer, "batch"), LARGEST_BATCH
+    )
+    return Answer(
+        question="largest_batch",
+        value=best,
+        device=None if found is None else found.device,
+        limit=said,
+    )
 
 
-def longest_seq(model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None, strategy: Strategy = ONE) -> Answer:
-    """How many tokens a sequence may have, up to what the model has positions for; of long ones a multiple of `STEP`."""
-    top = LONGEST_SEQ if not model.positions else max(1, min(LONGEST_SEQ, model.positions - (0 if job.training else job.new_tokens)))
-    best, found, said = _largest(_Search(model, job, _named(cluster), strategy, producer, "seq"), top)
+def longest_seq(
+    model: Model,
+    job: Job,
+    cluster: Cluster | None,
+    producer: Producer | None = None,
+    strategy: Strategy = ONE,
+) -> Answer:
+    """How many tokens a sequence may have, up to what the model has positions for; of long ones a
+    multiple of `STEP`."""
+    top = (
+        LONGEST_SEQ
+        if not model.positions
+        else max(1, min(LONGEST_SEQ, model.positions - (0 if job.training else job.new_tokens)))
+    )
+    best, found, said = _largest(
+        _Search(model, job, _named(cluster), strategy, producer, "seq"), top
+    )
     limit = "the model has no more positions" if best == top and model.positions else said
-    return Answer(question="longest_seq", value=best, device=None if found is None else found.device, limit=limit)
+    return Answer(
+        question="longest_seq",
+        value=best,
+        device=None if found is None else found.device,
+        limit=limit,
+    )
 
 
 def smallest_gpu(
-    model: Model, job: Job, cluster: Cluster | None = None, producer: Producer | None = None, strategy: Strategy = ONE
+    model: Model,
+    job: Job,
+    cluster: Cluster | None = None,
+    producer: Producer | None = None,
+    strategy: Strategy = ONE,
 ) -> Answer:
-    """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the table. Those without the kernels that
-    the job asks for do not count."""
+    """The NVIDIA GPU on record that offers the least and is enough; among equals the first of the
+    table. Those without the kernels that the job asks for do not count."""
     some = sorted((gpu for gpu in all_gpus() if gpu.vendor == "nvidia"), key=usable)
     gpu, found = _enough(model, job, (cluster, strategy), producer, some)
     if gpu is not None and found is not None:
         return Answer(question="smallest_gpu", value=gpu.id, device=found.device, limit=gpu.name)
-    return Answer(question="smallest_gpu", value=None, limit=f"no {'single ' if strategy.ranks == 1 else ''}NVIDIA GPU on record is enough")
+    return Answer(
+        question="smallest_gpu",
+        value=None,
+        limit=f"no {'single ' if strategy.ranks == 1 else ''}NVIDIA GPU on record is enough",
+    )
 
 
 def cheapest_gpu(
-    model: Model, job: Job, cluster: Cluster | None = None, producer: Producer | None = None, strategy: Strategy = ONE
+    model: Model,
+    job: Job,
+    cluster: Cluster | None = None,
+    producer: Producer | None = None,
+    strategy: Strategy = ONE,
 ) -> Answer:
     """The same by what an hour costs, of those with a public price."""
     known = {gpu.id: one for gpu in all_gpus() if (one := price(gpu)) is not None}
-    some = sorted((gpu for gpu in all_gpus() if gpu.id in known), key=lambda gpu: (known[gpu.id].dollars, usable(gpu)))
+    some = sorted(
+        (gpu for gpu in all_gpus() if gpu.id in known),
+        key=lambda gpu: (known[gpu.id].dollars, usable(gpu)),
+    )
     gpu, found = _enough(model, job, (cluster, strategy), producer, some)
     if gpu is not None and found is not None:
         one = known[gpu.id]
-        limit = f"{gpu.name}, ${one.dollars:.2f} an hour{' each' if strategy.ranks > 1 else ''} on {one.date}"
+        limit = (
+            f"{gpu.name}, ${one.dollars:.2f} an hour{' each' if strategy.ranks > 1 else ''} "
+            f"on {one.date}"
+        )
         return Answer(question="cheapest_gpu", value=gpu.id, device=found.device, limit=limit)
-    return Answer(question="cheapest_gpu", value=None, limit=f"none of the {len(known)} GPUs with a public price is enough")
+    return Answer(
+        question="cheapest_gpu",
+        value=None,
+        limit=f"none of the {len(known)} GPUs with a public price is enough",
+    )
 
 
 def _enough(
-    model: Model, job: Job, place: tuple[Cluster | None, Strategy], producer: Producer | None, gpus: Sequence[GPU]
+    model: Model,
+    job: Job,
+    place: tuple[Cluster | None, Strategy],
+    producer: Producer | None,
+    gpus: Sequence[GPU],
 ) -> tuple[GPU | None, Estimate | None]:
     """The first of these on which it fits."""
     cluster, strategy = place
@@ -81,9 +140,14 @@ def _enough(
 
 
 def cheapest_precision(
-    model: Model, job: Job, cluster: Cluster | None, producer: Producer | None = None, strategy: Strategy = ONE
+    model: Model,
+    job: Job,
+    cluster: Cluster | None,
+    producer: Producer | None = None,
+    strategy: Strategy = ONE,
 ) -> Answer:
-    """The precision that gives up least and fits; all are tried, so that the prices can be compared."""
+    """The precision that gives up least and fits; all are tried, so that the prices can be
+    compared."""
     one = _named(cluster)
     tried: list[tuple[str, str, int]] = []
     for name, changes in _precisions(job):
@@ -93,7 +157,9 @@ def cheapest_precision(
             tried.append((name, bad.problems[0].message, 0))
         else:
             tried.append((name, found.verdict or "", found.device))
-    best = next(((name, device) for name, verdict, device in tried if verdict == "fits"), (None, None))
+    best = next(
+        ((name, device) for name, verdict, device in tried if verdict == "fits"), (None, None)
+    )
     return Answer(question="cheapest_precision", value=best[0], device=best[1], tried=tuple(tried))
 
 
@@ -117,34 +183,64 @@ def _precisions(job: Job) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _named(cluster: Cluster | None) -> Cluster:
     if cluster is None:
-        raise InputError.one("what fits depends on the GPU, and none is named", where="gpu", hint="name one like `--gpu rtx-4090`")
+        raise InputError.one(
+            "what fits depends on the GPU, and none is named",
+            where="gpu",
+            hint="name one like `--gpu rtx-4090`",
+        )
     return cluster
 
 
 class _Search:
     """How far one setting may go, everything else being equal; every value is looked at once."""
 
-    def __init__(self, model: Model, job: Job, cluster: Cluster, strategy: Strategy, producer: Producer | None, field: str) -> None:
-        self.model, self.job, self.cluster, self.strategy, self.producer, self.field = model, job, cluster, strategy, producer, field
+    def __init__(
+        self,
+        model: Model,
+        job: Job,
+        cluster: Cluster,
+        strategy: Strategy,
+        producer: Producer | None,
+        field: str,
+    ) -> None:
+        self.model, self.job, self.cluster, self.strategy, self.producer, self.field = (
+            model,
+            job,
+            cluster,
+            strategy,
+            producer,
+            field,
+        )
         self.seen: dict[tuple[int, bool], int] = {}
 
     def over(self, value: int, precise: bool = True) -> int:
         known = self.seen.get((value, precise))
         if known is None:
-            job, producer = self.job.replace(**{self.field: value}), self.producer if precise else None
-            known = self.seen[value, precise] = surplus(self.model, job, self.cluster, producer, strategy=self.strategy, precise=precise)
+            job, producer = (
+                self.job.replace(**{self.field: value}),
+                self.producer if precise else None,
+            )
+            known = self.seen[value, precise] = surplus(
+                self.model, job, self.cluster, producer, strategy=self.strategy, precise=precise
+            )
         return known
 
     def live(self, top: int) -> tuple[int, int]:
-        """The last value whose live peak has room, and by how much one more raises that; all, where no family knows the model."""
+        """The last value whose live peak has room, and by how much one more raises that; all, where
+        no family knows the model."""
         if not self.model.layers:
             return top, 0
-        bound = last(lambda value: self.over(value, False), top, min(top, getattr(self.job, self.field)))
+        bound = last(
+            lambda value: self.over(value, False), top, min(top, getattr(self.job, self.field))
+        )
         half = bound // 2
-        return bound, (self.over(bound, False) - self.over(half, False)) // (bound - half) if half else 0
+        return bound, (self.over(bound, False) - self.over(half, False)) // (
+            bound - half
+        ) if half else 0
 
     def largest(self, top: int) -> int:
-        """0 if none fits. Gaps of the allocator are no smooth matter: what was found is looked beyond once more."""
+        """0 if none fits. Gaps of the allocator are no smooth matter: what was found is looked
+        beyond once more."""
         bound, rise = self.live(top)
         if not bound or self.over(bound) <= 0:
             return bound
@@ -154,35 +250,55 @@ class _Search:
         while True:
             at, known = max(good + 1, min(end, start)), ((bound // step, self.over(bound)),)
             good = last(lambda value: self.over(value * step), end, at, good, known)
-            further = (start for start in dict.fromkeys(good * part // 4 for part in (5, 6, 8)) if good + 1 < start <= end)
+            further = (
+                start
+                for start in dict.fromkeys(good * part // 4 for part in (5, 6, 8))
+                if good + 1 < start <= end
+            )
             start = next((start for start in further if self.over(start * step) <= 0), 0)
             if not start:
                 return good * step
             good = start
 
     def answer(self, value: int) -> Estimate:
-        return estimate(self.model, self.job.replace(**{self.field: value}), self.cluster, self.strategy, producer=self.producer)
+        return estimate(
+            self.model,
+            self.job.replace(**{self.field: value}),
+            self.cluster,
+            self.strategy,
+            producer=self.producer,
+        )
 
     def uneven(self, best: int) -> bool:
         """Was there less that does not fit?"""
-        return any(over > 0 and value < best for (value, precise), over in self.seen.items() if precise)
+        return any(
+            over > 0 and value < best for (value, precise), over in self.seen.items() if precise
+        )
 
 
 def _largest(search: _Search, top: int) -> tuple[int | None, Estimate | None, str]:
-    """The largest value of the search's field up to `top` that fits, with its estimate and what there is to say about it."""
+    """The largest value of the search's field up to `top` that fits, with its estimate and what
+    there is to say about it."""
     best = search.largest(top)
     if not best:
         return None, None, ""
-    said = "the allocator's gaps are uneven: some smaller ones do not fit" if search.uneven(best) else ""
+    said = (
+        "the allocator's gaps are uneven: some smaller ones do not fit"
+        if search.uneven(best)
+        else ""
+    )
     return best, search.answer(best), said
 
 
 Points = Sequence[tuple[int, int]]
 
 
-def last(over: Callable[[int], int], top: int, start: int = 1, good: int = 0, known: Points = ()) -> int:
-    """The last of `good` … `top` at which `over` is not positive, as it is from there on; `good` is known to be one. `over` is taken for a
-    line through the last two points: the next is where that crosses zero, and a little beyond, so that the end is caught between two."""
+def last(
+    over: Callable[[int], int], top: int, start: int = 1, good: int = 0, known: Points = ()
+) -> int:
+    """The last of `good` … `top` at which `over` is not positive, as it is from there on; `good` is
+    known to be one. `over` is taken for a line through the last two points: the next is where that
+    crosses zero, and a little beyond, so that the end is caught between two."""
     bad, known = top + 1, list(known)
     at, slow = start, 0
     while good + 1 < bad:
@@ -202,7 +318,8 @@ STRIDE = 64  # times as far, at most, as was looked before
 
 
 def _crossing(known: Points) -> int:
-    """Where the line through the last two points, or through the last one alone, is zero, and a sixteenth of the way on."""
+    """Where the line through the last two points, or through the last one alone, is zero, and a
+    sixteenth of the way on."""
     (at, value) = known[-1]
     other, before = known[-2] if len(known) > 1 else (at, value)
     if value == before:
@@ -212,9 +329,22 @@ def _crossing(known: Points) -> int:
     return at + way + (way // 16 or (1 if value <= 0 else -1))
 
 
-QUESTIONS: Mapping[str, Callable[[Model, Job, Cluster | None, Producer | None, Strategy], Answer]] = {
-    "largest_batch": largest_batch, "longest_seq": longest_seq, "smallest_gpu": smallest_gpu, "cheapest_gpu": cheapest_gpu,
+QUESTIONS: Mapping[
+    str, Callable[[Model, Job, Cluster | None, Producer | None, Strategy], Answer]
+] = {
+    "largest_batch": largest_batch,
+    "longest_seq": longest_seq,
+    "smallest_gpu": smallest_gpu,
+    "cheapest_gpu": cheapest_gpu,
     "cheapest_precision": cheapest_precision,
-}  # fmt: skip
+}
 
-__all__ = ["QUESTIONS", "cheapest_gpu", "cheapest_precision", "largest_batch", "last", "longest_seq", "smallest_gpu"]
+__all__ = [
+    "QUESTIONS",
+    "cheapest_gpu",
+    "cheapest_precision",
+    "largest_batch",
+    "last",
+    "longest_seq",
+    "smallest_gpu",
+]

@@ -1,4 +1,5 @@
-"""Ranked ways to answer on some GPUs: the best of each form of weights, how seconds trade against tokens a second, and the nearest where nothing does."""
+"""Ranked ways to answer on some GPUs: the best of each form of weights, how seconds trade against
+tokens a second, and the nearest where nothing does."""
 
 from __future__ import annotations
 
@@ -43,10 +44,20 @@ def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
     rows = [row_of(*one, cluster, each, tokens) for one in search.taken(wish.each)]
     trade = [row_of(*one, cluster, each, tokens) for one in search.front()] if rows else []
     return Plan(
-        work=work, cluster=cluster, paid=each, tokens=tokens, rows=tuple(rows), trade=tuple(trade), interrupted=interrupted,
-        dropped=tuple(dropped(search, rows)), counted=search.counted, policy=asked.goal,
-        reason="interrupted before anything was found that fits" if interrupted and not rows else "",
-    )  # fmt: skip
+        work=work,
+        cluster=cluster,
+        paid=each,
+        tokens=tokens,
+        rows=tuple(rows),
+        trade=tuple(trade),
+        interrupted=interrupted,
+        dropped=tuple(dropped(search, rows)),
+        counted=search.counted,
+        policy=asked.goal,
+        reason="interrupted before anything was found that fits"
+        if interrupted and not rows
+        else "",
+    )
 
 
 def asked_of(work: Work) -> Asked:
@@ -55,7 +66,8 @@ def asked_of(work: Work) -> Asked:
 
 
 def budgeted(asked: Asked, cluster: Cluster, each: Paid, wish: Wish) -> Asked:
-    """Hours and money for so many tokens are a least pace on a machine whose GPUs are all paid for; where no price is known, no pace is enough."""
+    """Hours and money for so many tokens are a least pace on a machine whose GPUs are all paid for;
+    where no price is known, no pace is enough."""
     tokens, least = wish.tokens or MILLION, asked.limits.tokens_per_second
     if wish.hours:
         least = max(least, tokens / (3600 * wish.hours))
@@ -69,13 +81,18 @@ def row_of(one: Timed, found: Estimate, cluster: Cluster, each: Paid, tokens: fl
     way = one.way
     lost = [way.weights.gives_up] if way.weights.gives_up else []
     return Row(
-        kind=way.kind, estimate=found, cost=served(one.pace.tokens_per_second, cluster, each, tokens),
-        gives_up=(*lost, *gives_up(found.job, found.strategy)), pace=one.pace, groups=way.groups,
-    )  # fmt: skip
+        kind=way.kind,
+        estimate=found,
+        cost=served(one.pace.tokens_per_second, cluster, each, tokens),
+        gives_up=(*lost, *gives_up(found.job, found.strategy)),
+        pace=one.pace,
+        groups=way.groups,
+    )
 
 
 def dropped(search: Serving, rows: list[Row]) -> Iterator[Dropped]:
-    """One for each kind that was looked at and not taken, then what is refused; layouts of one form of weights that have the same reason together."""
+    """One for each kind that was looked at and not taken, then what is refused; layouts of one form
+    of weights that have the same reason together."""
     shown, reasons = {row.kind for row in rows}, dict[tuple[str, str], list[str]]()
     for kind, lost in search.lost.items():
         if kind in shown:
@@ -84,9 +101,13 @@ def dropped(search: Serving, rows: list[Row]) -> Iterator[Dropped]:
             reasons.setdefault((kind.method, lost.refused), []).append(kind.place)
             continue
         yield Dropped(
-            layout=kind.place, method=kind.method, seconds=lost.seconds, tokens_per_second=lost.tokens_per_second, needs=lost.needs,
+            layout=kind.place,
+            method=kind.method,
+            seconds=lost.seconds,
+            tokens_per_second=lost.tokens_per_second,
+            needs=lost.needs,
             largest=lost.largest,
-        )  # fmt: skip
+        )
     looked = {(kind.method, kind.layout) for kind in search.lost}
     for (method, layout), reason in search.ways.refused.items():
         if (method, layout) not in looked:
@@ -97,11 +118,18 @@ def dropped(search: Serving, rows: list[Row]) -> Iterator[Dropped]:
 
 def why(found: Plan, close: Plan | None, limits: Limits) -> str:
     """Why there is no row, in one sentence."""
-    pace = None if close is None or close.cluster != found.cluster or not close.rows else close.rows[0].pace
+    pace = (
+        None
+        if close is None or close.cluster != found.cluster or not close.rows
+        else close.rows[0].pace
+    )
     for what, much, allowed in limits.broken(pace) if pace is not None else ():
         if what == "tokens a second":
             return f"the best way that fits makes {much:,.4g} {what}, and {allowed:,.4g} are wanted"
-        return f"the quickest way that fits takes {much:.3g} s for {what}, and {allowed:.3g} s are allowed"
+        return (
+            f"the quickest way that fits takes {much:.3g} s for {what}, and {allowed:.3g} s "
+            "are allowed"
+        )
     if any(one.needs is not None for one in found.dropped):
         return "nothing fits"
     refused = [one.refused for one in found.dropped if one.refused]
@@ -109,10 +137,15 @@ def why(found: Plan, close: Plan | None, limits: Limits) -> str:
 
 
 def nearest(work: Work, cluster: Cluster, wish: Wish, limits: Limits) -> Plan | None:
-    """What fits without the limits; else in any form of weights and cache; else on more GPUs of one node; else with fewer requests at once."""
+    """What fits without the limits; else in any form of weights and cache; else on more GPUs of one
+    node; else with fewer requests at once."""
     asked, one = asked_of(work), replace(wish, each=1, budget=None, hours=None)
     timed = bool(limits.answer or limits.first or limits.token)
-    free = replace(asked, limits=ANY, goal="latency" if timed else "throughput" if limits != ANY else asked.goal)
+    free = replace(
+        asked,
+        limits=ANY,
+        goal="latency" if timed else "throughput" if limits != ANY else asked.goal,
+    )
     found = once(replace(work, serving=free), cluster, one)
     if found.fits or found.interrupted:
         return found if found.fits else None
@@ -124,7 +157,9 @@ def nearest(work: Work, cluster: Cluster, wish: Wish, limits: Limits) -> Plan | 
             return found
     requests = asked.requests // 2
     while requests:
-        found = once(replace(open_, serving=replace(asked_of(open_), requests=requests)), cluster, one)
+        found = once(
+            replace(open_, serving=replace(asked_of(open_), requests=requests)), cluster, one
+        )
         if found.fits:
             return found
         requests //= 2

@@ -1,7 +1,8 @@
 """What may be tried: every combination of a job's open options and of layouts that share the GPUs.
 
-Which values an option is tried with stands beside the option (`tries`, in `job.py` and `strategy.py`); which combinations are legal the
-techniques say. Candidates that run the same kernels are one `Kernels`: they differ in the optimizer, the micro-batch and the layout.
+Which values an option is tried with stands beside the option (`tries`, in `job.py` and
+`strategy.py`); which combinations are legal the techniques say. Candidates that run the same
+kernels are one `Kernels`: they differ in the optimizer, the micro-batch and the layout.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from memfit.techniques.framework import facts_of
 from memfit.techniques.offload import HOOKS
 
 OUTER = ("optimizer",)  # open options that change no kernel of the passes
-AXES: Mapping[str, tuple[Any, ...]] = {one.name: one.metadata["tries"] for one in dataclasses.fields(Job) if one.metadata["tries"]}
+AXES: Mapping[str, tuple[Any, ...]] = {
+    one.name: one.metadata["tries"] for one in dataclasses.fields(Job) if one.metadata["tries"]
+}
 GOOD_PART = 0.02  # of a GPU
 INNER = ("tp", "cp", "pp")  # what they take of the GPUs, replicas and shards share the rest
 SHARED = ("ddp", "fsdp", "zero")
@@ -34,8 +37,9 @@ SHARED = ("ddp", "fsdp", "zero")
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is to be done, however it is done: `job` is what all candidates have in common, `axes` are the options in which they differ,
-    `sequences` those of one optimizer step on all GPUs together. `strategies`: the layouts to choose from, where they are named."""
+    """What is to be done, however it is done: `job` is what all candidates have in common, `axes`
+    are the options in which they differ, `sequences` those of one optimizer step on all GPUs
+    together. `strategies`: the layouts to choose from, where they are named."""
 
     model: Model
     job: Job
@@ -80,7 +84,8 @@ class Space:
 
     @cached_property
     def kernels(self) -> tuple[Job, ...]:
-        """Jobs that differ in the kernels of their passes, the most precise and simplest first; options that do not go together are left out."""
+        """Jobs that differ in the kernels of their passes, the most precise and simplest first;
+        options that do not go together are left out."""
         names = [name for name in self.work.axes if name not in OUTER]
         found: dict[Job, None] = {}
         for values in product(*(self.values(name) for name in names)):
@@ -92,9 +97,16 @@ class Space:
         return tuple(filter(None, map(self.parked, jobs))) if self.work.parked else jobs
 
     def parked(self, job: Job) -> Job | None:
-        """With what its checkpoints keep on the host, where that of one sequence takes a good part of the GPU."""
+        """With what its checkpoints keep on the host, where that of one sequence takes a good part
+        of the GPU."""
         kind, model = HOOKS.get(job.framework, ""), self.work.model
-        if not (kind and self.work.offload and job.training and job.checkpointing == "full" and job.activation_offload == "none"):
+        if not (
+            kind
+            and self.work.offload
+            and job.training
+            and job.checkpointing == "full"
+            and job.activation_offload == "none"
+        ):
             return None
         inputs = len(model.layers) * job.seq * model.width * FORMATS[model.dtype].block_bytes
         if inputs < GOOD_PART * self.cluster.gpu.memory:
@@ -110,7 +122,11 @@ class Space:
 
     def runs(self, job: Job) -> bool:
         """Whether the techniques take it on one GPU, whatever the layout."""
-        wrong = [one for one in problems(self.work.model, job, self.cluster, ONE) if not one.where.startswith("use")]
+        wrong = [
+            one
+            for one in problems(self.work.model, job, self.cluster, ONE)
+            if not one.where.startswith("use")
+        ]
         if wrong:
             self.refused.setdefault("options", wrong[0].message)
         return not wrong
@@ -125,11 +141,16 @@ class Space:
         named = self.work.strategies
         offered = named or tuple(self.layouts() if self.cluster.gpus > 1 else self.single())
         legal = [one for one in dict.fromkeys(offered) if self.work.offload or not one.offloads]
-        legal = [one for one in legal if not any(one.size(name) > 1 or getattr(one, name) for name in self.work.without)]
+        legal = [
+            one
+            for one in legal
+            if not any(one.size(name) > 1 or getattr(one, name) for name in self.work.without)
+        ]
         return tuple(one for one in legal if self.takes(one))
 
     def takes(self, strategy: Strategy) -> bool:
-        """Whether any method of the first kernels goes with it; where none does, what the first of them lacks is kept."""
+        """Whether any method of the first kernels goes with it; where none does, what the first of
+        them lacks is kept."""
         few = strategy if self.mixtures else least(strategy)
         if few not in self.told:
             self.told[few] = self.lacking(few)
@@ -152,7 +173,10 @@ class Space:
     def counts(self, strategy: Strategy) -> bool:
         """Whether every rank gets as many sequences."""
         if self.work.sequences % strategy.data:
-            self.refused.setdefault(label(strategy), f"{strategy.data} ranks do not divide {self.work.sequences} sequences")
+            self.refused.setdefault(
+                label(strategy),
+                f"{strategy.data} ranks do not divide {self.work.sequences} sequences",
+            )
             return False
         return True
 
@@ -193,51 +217,84 @@ class Space:
         """The settings of a layout that any of the jobs can have of it by itself."""
         if name not in self.known:
             sizes = divisors(self.cluster.gpus)[1:]
-            self.known[name] = tuple(one for one in variants(name) if any(self.alone(name, one, size) for size in sizes))
+            self.known[name] = tuple(
+                one for one in variants(name) if any(self.alone(name, one, size) for size in sizes)
+            )
         return self.known[name]
 
     def alone(self, name: str, layout: Layout, size: int) -> bool:
         wrong: tuple[Problem, ...] = ()
         for job in self.plainest:
-            wrong = problems(self.work.model, job, self.cluster, from_layouts({name: dataclasses.replace(layout, size=size)}))
+            wrong = problems(
+                self.work.model,
+                job,
+                self.cluster,
+                from_layouts({name: dataclasses.replace(layout, size=size)}),
+            )
             if not wrong:
                 return True
         self.refused.setdefault(name, wrong[0].message if wrong else "")
         return False
 
     def sizes(self, name: str) -> list[int]:
-        """Sizes that any of the jobs can have of a layout that splits the model; tensor-parallel ranks are on one node."""
+        """Sizes that any of the jobs can have of a layout that splits the model; tensor-parallel
+        ranks are on one node."""
         most = self.cluster.gpus_per_node if name == "tp" else self.cluster.gpus
         each = [size for size in divisors(most)[1:] if self.cluster.gpus % size == 0]
-        return [1, *(size for size in each if any(self.alone(name, one, size) for one in self.settings(name)))]
+        return [
+            1,
+            *(
+                size
+                for size in each
+                if any(self.alone(name, one, size) for one in self.settings(name))
+            ),
+        ]
 
     def shared(self, ranks: int) -> Iterator[list[Part]]:
-        """How so many ranks share what the inner layouts leave: replicas, shards, or replicas of shards."""
+        """How so many ranks share what the inner layouts leave: replicas, shards, or replicas of
+        shards."""
         if ranks == 1:
             yield [()]
             return
         for name in ("ddp", "fsdp", "zero"):
             yield self.variants(name, ranks)
         for size in divisors(ranks)[1:-1]:  # shards within, replicas of them without
-            yield [(part[0], ("ddp", LAYOUTS["ddp"](size=ranks // size))) for part in self.variants("fsdp", size)]
+            yield [
+                (part[0], ("ddp", LAYOUTS["ddp"](size=ranks // size)))
+                for part in self.variants("fsdp", size)
+            ]
 
     @cached_property
     def mixtures(self) -> set[int]:
         """How many experts its layers have."""
-        return {block.mixer.experts for layer, _ in self.work.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)}
+        return {
+            block.mixer.experts
+            for layer, _ in self.work.model.kinds
+            for block in layer.blocks
+            if isinstance(block.mixer, MoE)
+        }
 
     def experts(self, within: int) -> list[Part]:
         """Nothing, or the experts of a mixture over some of the ranks of a stage."""
         if not self.mixtures or not any(facts_of(job.framework).engine for job in self.plainest):
             return [()]
-        sizes = [size for size in divisors(within)[1:] if all(count % size == 0 for count in self.mixtures)]
+        sizes = [
+            size
+            for size in divisors(within)[1:]
+            if all(count % size == 0 for count in self.mixtures)
+        ]
         return [(), *((("ep", LAYOUTS["ep"](size=size)),) for size in sizes)]
 
     def batches(self, strategy: Strategy) -> list[tuple[int, int]]:
-        """(micro-batch, how many of them) that make up a rank's share of the step, the largest first."""
+        """(micro-batch, how many of them) that make up a rank's share of the step, the largest
+        first."""
         share = self.work.sequences // strategy.data
         allowed = self.work.batches or (*(2**power for power in range(share.bit_length())), share)
-        return [(size, share // size) for size in sorted(set(allowed), reverse=True) if share % size == 0]
+        return [
+            (size, share // size)
+            for size in sorted(set(allowed), reverse=True)
+            if share % size == 0
+        ]
 
     @cached_property
     def size(self) -> int:
@@ -248,7 +305,9 @@ class Space:
         for job, strategy, optimizer in product(self.kernels, self.strategies, self.optimizers):
             for batch, times in self.batches(strategy):
                 try:
-                    yield Candidate(self.work.job_of(job, optimizer, batch, times), turned(strategy, times))
+                    yield Candidate(
+                        self.work.job_of(job, optimizer, batch, times), turned(strategy, times)
+                    )
                 except InputError:
                     continue
 
@@ -256,13 +315,17 @@ class Space:
 def variants(name: str) -> list[Layout]:
     """A layout with every combination of the settings that are tried."""
     kind = LAYOUTS[name]
-    tried = {one.name: one.metadata["tries"] for one in dataclasses.fields(kind) if one.metadata["tries"]}
+    tried = {
+        one.name: one.metadata["tries"] for one in dataclasses.fields(kind) if one.metadata["tries"]
+    }
     return [kind(**dict(zip(tried, values, strict=True))) for values in product(*tried.values())]
 
 
 def problems(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> tuple[Problem, ...]:
     """What the techniques say against it."""
-    program = Program(model=model, job=job, entries=(), weights=model.dtype, gpu=cluster.gpu, strategy=strategy)
+    program = Program(
+        model=model, job=job, entries=(), weights=model.dtype, gpu=cluster.gpu, strategy=strategy
+    )
     try:
         marked(program)
     except InputError as bad:
@@ -271,18 +334,28 @@ def problems(model: Model, job: Job, cluster: Cluster, strategy: Strategy) -> tu
 
 
 def least(strategy: Strategy) -> Strategy:
-    """With as few replicas and shards as there can be: of a model without experts no technique asks how many share the data, but whether any do
-    (and whether groups that are named divide them)."""
+    """With as few replicas and shards as there can be: of a model without experts no technique asks
+    how many share the data, but whether any do (and whether groups that are named divide them)."""
     fsdp, zero = strategy.fsdp, strategy.zero
-    if strategy.ep is not None or (fsdp is not None and fsdp.reshard_to) or (zero is not None and zero.hpz > 1):
+    if (
+        strategy.ep is not None
+        or (fsdp is not None and fsdp.reshard_to)
+        or (zero is not None and zero.hpz > 1)
+    ):
         return strategy
     shared = {name: getattr(strategy, name) for name in SHARED if strategy.size(name) > 2}
-    return dataclasses.replace(strategy, **{name: dataclasses.replace(layout, size=2) for name, layout in shared.items()})
+    return dataclasses.replace(
+        strategy, **{name: dataclasses.replace(layout, size=2) for name, layout in shared.items()}
+    )
 
 
 def turned(strategy: Strategy, times: int) -> Strategy:
     """A pipeline is told how many micro-batches go through it."""
-    return strategy if strategy.pp is None else dataclasses.replace(strategy, pp=dataclasses.replace(strategy.pp, micro_batches=times))
+    return (
+        strategy
+        if strategy.pp is None
+        else dataclasses.replace(strategy, pp=dataclasses.replace(strategy.pp, micro_batches=times))
+    )
 
 
 def from_layouts(layouts: Mapping[str, Any]) -> Strategy:
@@ -305,4 +378,14 @@ def label(strategy: Strategy) -> str:
     return f"{text} + offload" if strategy.offloads else text
 
 
-__all__ = ["AXES", "Candidate", "Space", "Work", "divisors", "label", "problems", "turned", "variants"]
+__all__ = [
+    "AXES",
+    "Candidate",
+    "Space",
+    "Work",
+    "divisors",
+    "label",
+    "problems",
+    "turned",
+    "variants",
+]

@@ -1,4 +1,5 @@
-"""The matrix of ways to fine-tune: what each needs and takes for every model, machine and length, and which one to begin with."""
+"""The matrix of ways to fine-tune: what each needs and takes for every model, machine and length,
+and which one to begin with."""
 
 from __future__ import annotations
 
@@ -24,10 +25,16 @@ OFFLOAD = {
     "ZeRO-3 + offload": "zero,stage=3,auto,offload-optimizer=cpu,offload-param=cpu",
 }
 SPREAD: Mapping[str, str] = {
-    "DDP": "ddp", "ZeRO-1": "zero,stage=1,auto", "ZeRO-2": "zero,stage=2,auto", "ZeRO-3": "zero,stage=3,auto", **OFFLOAD,
-}  # fmt: skip
+    "DDP": "ddp",
+    "ZeRO-1": "zero,stage=1,auto",
+    "ZeRO-2": "zero,stage=2,auto",
+    "ZeRO-3": "zero,stage=3,auto",
+    **OFFLOAD,
+}
 ALONE: Mapping[str, str] = {"one GPU": "", **OFFLOAD}
-CLOSE = 0.02  # share of a step's time within which two ways are as quick as each other, and the smaller one is preferred
+# share of a step's time within which two ways are as quick as each other, and the smaller one is
+# preferred
+CLOSE = 0.02
 LONG = 4096  # tokens from which a context is called long
 
 
@@ -43,7 +50,8 @@ class Way:
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """`refused` says why there is no answer. Bytes of the worst rank; `seconds` of a step, where they are known."""
+    """`refused` says why there is no answer. Bytes of the worst rank; `seconds` of a step, where
+    they are known."""
 
     way: Way
     refused: str = ""
@@ -92,8 +100,9 @@ class Study:
 
 @dataclass(frozen=True, kw_only=True)
 class Default:
-    """What to begin with in a situation: it fits in most of its cases, and of those that do it is the quickest, `slower` than the quickest of
-    each case on average; `memory`: its share of the GPU. `method` empty: of all methods."""
+    """What to begin with in a situation: it fits in most of its cases, and of those that do it is
+    the quickest, `slower` than the quickest of each case on average; `memory`: its share of the
+    GPU. `method` empty: of all methods."""
 
     situation: str
     method: str
@@ -109,8 +118,8 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """What a study covers; `precision` empty: as transformers' Trainer trains in 16 bits, on what the GPU can do. Layers beside 4-bit ones stay in
-    16 bits, as TRL has had it since 0.26."""
+    """What a study covers; `precision` empty: as transformers' Trainer trains in 16 bits, on what
+    the GPU can do. Layers beside 4-bit ones stay in 16 bits, as TRL has had it since 0.26."""
 
     models: Sequence[Model]
     clusters: Sequence[Cluster]
@@ -124,15 +133,28 @@ class Matrix:
         yield from product(self.models, self.clusters, self.lengths)
 
     def ways(self, cluster: Cluster) -> Iterator[Way]:
-        layouts = [name for name in (SPREAD if cluster.gpus > 1 else ALONE) if not self.layouts or name in self.layouts]
-        for method, checkpointing, attention, layout in product(self.methods, CHECKPOINTING, attentions(cluster), layouts):
-            yield Way(method=method, checkpointing=checkpointing, attention=attention, layout=layout)
+        layouts = [
+            name
+            for name in (SPREAD if cluster.gpus > 1 else ALONE)
+            if not self.layouts or name in self.layouts
+        ]
+        for method, checkpointing, attention, layout in product(
+            self.methods, CHECKPOINTING, attentions(cluster), layouts
+        ):
+            yield Way(
+                method=method, checkpointing=checkpointing, attention=attention, layout=layout
+            )
 
     def job(self, way: Way, cluster: Cluster, seq: int) -> Job:
         precision = self.precision or numbers(way.method, cluster)
         return self.base.replace(
-            method=way.method, checkpointing=way.checkpointing, attention=way.attention, seq=seq, precision=precision, prepare_kbit=False,
-        )  # fmt: skip
+            method=way.method,
+            checkpointing=way.checkpointing,
+            attention=way.attention,
+            seq=seq,
+            precision=precision,
+            prepare_kbit=False,
+        )
 
 
 def attentions(cluster: Cluster) -> tuple[str, ...]:
@@ -141,7 +163,8 @@ def attentions(cluster: Cluster) -> tuple[str, ...]:
 
 
 def numbers(method: str, cluster: Cluster) -> str:
-    """Full training steps fp32 weights, as ZeRO's own copies are; adapters stand in fp32 beside 16-bit weights."""
+    """Full training steps fp32 weights, as ZeRO's own copies are; adapters stand in fp32 beside
+    16-bit weights."""
     half = cluster.gpu.half
     return f"autocast-{half}" if method == "full" else f"{half}-autocast"
 
@@ -168,12 +191,24 @@ def study(matrix: Matrix, progress: Progress = lambda done, total, words: None) 
             whole = False
         if cells:
             panels.append(
-                Panel(model=model.name, parameters=model.parameters, cluster=cluster, seq=seq, batch=matrix.base.batch, cells=tuple(cells))
+                Panel(
+                    model=model.name,
+                    parameters=model.parameters,
+                    cluster=cluster,
+                    seq=seq,
+                    batch=matrix.base.batch,
+                    cells=tuple(cells),
+                )
             )
         if not whole:
             break
     progress(done, total, "")
-    return Study(matrix=matrix, panels=tuple(panels), defaults=tuple(defaults(panels, matrix.methods)), whole=whole)
+    return Study(
+        matrix=matrix,
+        panels=tuple(panels),
+        defaults=tuple(defaults(panels, matrix.methods)),
+        whole=whole,
+    )
 
 
 def cell(matrix: Matrix, model: Model, cluster: Cluster, seq: int, way: Way) -> Cell:
@@ -182,21 +217,31 @@ def cell(matrix: Matrix, model: Model, cluster: Cluster, seq: int, way: Way) -> 
     except InputError as bad:
         return Cell(way=way, refused=bad.problems[0].message)
     return Cell(
-        way=way, verdict=found.verdict or "", device=found.device, reserved=found.memory.reserved or 0, allocated=found.memory.allocated,
-        host=found.host.size, band=found.band, seconds=None if found.time is None else found.time.seconds,
-    )  # fmt: skip
+        way=way,
+        verdict=found.verdict or "",
+        device=found.device,
+        reserved=found.memory.reserved or 0,
+        allocated=found.memory.allocated,
+        host=found.host.size,
+        band=found.band,
+        seconds=None if found.time is None else found.time.seconds,
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------- what to begin with
+# ------------------------------------------------------------------------------ what to begin with
 Situation = Callable[[Panel], bool]
 SITUATIONS: Mapping[str, Situation] = {
     "several GPUs": lambda panel: panel.cluster.gpus > 1,
     "one GPU": lambda panel: panel.cluster.gpus == 1,
     "a few GPUs (2 to 8)": lambda panel: 1 < panel.cluster.gpus <= 8,
     "many GPUs": lambda panel: panel.cluster.gpus > 8,
-    "scarce memory (16-bit weights take over half of a GPU)": lambda panel: 4 * panel.parameters > panel.usable,
+    "scarce memory (16-bit weights take over half of a GPU)": lambda panel: (
+        4 * panel.parameters > panel.usable
+    ),
     f"long context ({LONG} tokens and more)": lambda panel: panel.seq >= LONG,
-    "long context on GPUs without FlashAttention": lambda panel: panel.seq >= LONG and not panel.flash,
+    "long context on GPUs without FlashAttention": lambda panel: (
+        panel.seq >= LONG and not panel.flash
+    ),
     "tens of billions of parameters": lambda panel: 10**10 <= panel.parameters < 10**11,
     "hundreds of billions": lambda panel: panel.parameters >= 10**11,
 }
@@ -219,11 +264,21 @@ def default(situation: str, panels: Sequence[Panel], method: str) -> Default:
     best = min(found, key=lambda one: one.rank, default=None)
     if best is None or not best.fits:
         return Default(situation=situation, method=method, cases=len(panels), way=None)
-    near = [one for one in found if one.fits == best.fits and one.slower is not None and best.slower is not None]
+    near = [
+        one
+        for one in found
+        if one.fits == best.fits and one.slower is not None and best.slower is not None
+    ]
     near = [one for one in near if (one.slower or 0) <= (best.slower or 0) + CLOSE] or [best]
     chosen = min(near, key=lambda one: one.memory)
     return Default(
-        situation=situation, method=method, cases=len(panels), way=chosen.way, fits=chosen.fits, slower=chosen.slower, memory=chosen.memory
+        situation=situation,
+        method=method,
+        cases=len(panels),
+        way=chosen.way,
+        fits=chosen.fits,
+        slower=chosen.slower,
+        memory=chosen.memory,
     )
 
 
@@ -236,7 +291,8 @@ class Score:
 
     @property
     def rank(self) -> tuple[float, ...]:
-        """Smaller is better: most cases first, then those whose time is known, then the quickest."""
+        """Smaller is better: most cases first, then those whose time is known, then the
+        quickest."""
         return (-self.fits, self.slower is None, self.slower or 0.0, self.memory)
 
 
@@ -247,12 +303,17 @@ def ways_of(panels: Iterable[Panel]) -> tuple[Way, ...]:
 
 def fused(way: Way) -> Way:
     return (
-        way if way.attention == "eager" else Way(method=way.method, checkpointing=way.checkpointing, attention="fused", layout=way.layout)
+        way
+        if way.attention == "eager"
+        else Way(
+            method=way.method, checkpointing=way.checkpointing, attention="fused", layout=way.layout
+        )
     )
 
 
 def scored(way: Way, panels: Sequence[Panel]) -> Score:
-    """How much slower: the geometric mean over the cases in which it fits, each beside the quickest that fits there."""
+    """How much slower: the geometric mean over the cases in which it fits, each beside the quickest
+    that fits there."""
     fits, ratios, shares = 0, [], []
     known = True
     for panel in panels:
@@ -266,7 +327,9 @@ def scored(way: Way, panels: Sequence[Panel]) -> Score:
             ratios.append(math.log(mine.seconds / best))
         known = known and bool(mine.seconds)
     slower = math.exp(sum(ratios) / len(ratios)) - 1 if ratios and known else None
-    return Score(way=way, fits=fits, slower=slower, memory=sum(shares) / len(shares) if shares else 0.0)
+    return Score(
+        way=way, fits=fits, slower=slower, memory=sum(shares) / len(shares) if shares else 0.0
+    )
 
 
 __all__ = ["Cell", "Default", "Matrix", "Panel", "Study", "Way", "study"]

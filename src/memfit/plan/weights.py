@@ -1,6 +1,8 @@
-"""In what form weights may lie while answers are made: a row each, with what it gives up against the checkpoint as it is published.
+"""In what form weights may lie while answers are made: a row each, with what it gives up against
+the checkpoint as it is published.
 
-bitsandbytes packs any checkpoint as it is loaded; for the others somebody must have made, or make, a checkpoint of that kind.
+bitsandbytes packs any checkpoint as it is loaded; for the others somebody must have made, or make,
+a checkpoint of that kind.
 """
 
 from __future__ import annotations
@@ -31,25 +33,37 @@ class Weights:
 WEIGHTS: Registry[Weights] = Registry("form of weights", where="weights")
 for _row in (
     Weights(name=OWN),
-    Weights(name="int8", quant="int8", gives_up="weights and inputs of products in 8 bits (bitsandbytes)"),
-    Weights(name="nf4", quant="nf4", gives_up="weights in 4 bits, rounded without looking at data (bitsandbytes)"),
     Weights(
-        name="gptq-8bit", stored={"quant_method": "gptq", "bits": 8, "group_size": 128},
+        name="int8",
+        quant="int8",
+        gives_up="weights and inputs of products in 8 bits (bitsandbytes)",
+    ),
+    Weights(
+        name="nf4",
+        quant="nf4",
+        gives_up="weights in 4 bits, rounded without looking at data (bitsandbytes)",
+    ),
+    Weights(
+        name="gptq-8bit",
+        stored={"quant_method": "gptq", "bits": 8, "group_size": 128},
         gives_up="weights in 8 bits: a checkpoint made by GPTQ in groups of 128",
     ),
     Weights(
-        name="gptq-4bit", stored={"quant_method": "gptq", "bits": 4, "group_size": 128},
+        name="gptq-4bit",
+        stored={"quant_method": "gptq", "bits": 4, "group_size": 128},
         gives_up="weights in 4 bits: a checkpoint made by GPTQ in groups of 128",
     ),
     Weights(
-        name="awq-4bit", stored={"quant_method": "awq", "bits": 4, "group_size": 128},
+        name="awq-4bit",
+        stored={"quant_method": "awq", "bits": 4, "group_size": 128},
         gives_up="weights in 4 bits: a checkpoint made by AWQ in groups of 128",
     ),
     Weights(
-        name="fp8", stored={"quant_method": "fp8", "weight_block_size": [128, 128]},
+        name="fp8",
+        stored={"quant_method": "fp8", "weight_block_size": [128, 128]},
         gives_up="weights and inputs of products in fp8: a checkpoint scaled in blocks of 128",
     ),
-):  # fmt: skip
+):
     WEIGHTS.add(_row.name, _row)
 
 
@@ -58,7 +72,9 @@ def packed(model: Model) -> bool:
     return bool(method(model.config) or model.stored)
 
 
-def models(model: Model, wanted: tuple[str, ...], refused: dict[tuple[str, str], str]) -> Iterator[tuple[Weights, Model]]:
+def models(
+    model: Model, wanted: tuple[str, ...], refused: dict[tuple[str, str], str]
+) -> Iterator[tuple[Weights, Model]]:
     """The model in each form; what cannot be is `refused`."""
     for name in wanted:
         row = WEIGHTS.find(name)

@@ -35,17 +35,46 @@ EVERY_SOURCE = "all, averaged"
 TASK_HEAD = ("rows described completely", "answered", "%")
 REASON_HEAD = ("about", "reason", CERTAIN, "rows")
 HEAD = ("source", "compared", "cases", "median", "p95", "worst", "bias", "under", "deepest")
-METHOD_HEAD = ("method", "cases", "median", "p95", "worst", "bias", "under", "deepest", "OOM seen", "false no", "seconds")
-PRODUCER_HEAD = ("source", "compared", "cases", "formulas: median", "p95", "worst", "trace: median", "p95", "worst", "apart", "seconds")
+METHOD_HEAD = (
+    "method",
+    "cases",
+    "median",
+    "p95",
+    "worst",
+    "bias",
+    "under",
+    "deepest",
+    "OOM seen",
+    "false no",
+    "seconds",
+)
+PRODUCER_HEAD = (
+    "source",
+    "compared",
+    "cases",
+    "formulas: median",
+    "p95",
+    "worst",
+    "trace: median",
+    "p95",
+    "worst",
+    "apart",
+    "seconds",
+)
 SHORT = {
-    "held after a step": "after a step", "held after generation": "after generation", "counter not named": "not named",
+    "held after a step": "after a step",
+    "held after generation": "after generation",
+    "counter not named": "not named",
     "allocated + context": "with context",
-}  # fmt: skip
+}
 LEGEND = (
-    "Errors are predicted / measured − 1, in per cent. median, p95: of their size; bias: the middle error; under: share of cases that are "
-    "under-estimated by more than 1 %; deepest: the worst of those. Averages are over sources, not over lines. OOM seen: runs out of memory "
-    "that were foreseen; false no: runs that went through and were called too large. seconds: the middle of what one answer took here."
-)  # fmt: skip
+    "Errors are predicted / measured − 1, in per cent. median, p95: of their size; bias: "
+    "the middle error; under: share of cases that are "
+    "under-estimated by more than 1 %; deepest: the worst of those. Averages are over "
+    "sources, not over lines. OOM seen: runs out of memory "
+    "that were foreseen; false no: runs that went through and were called too large. "
+    "seconds: the middle of what one answer took here."
+)
 
 
 def share(value: float, digits: int = 1) -> str:
@@ -72,7 +101,8 @@ def cells(one: Figures) -> tuple[str, ...]:
 
 
 def rows(found: Accuracy, confidence: str = "") -> list[tuple[str, ...]]:
-    """A line a source and metric, then the average over them; with a confidence, of its rows alone."""
+    """A line a source and metric, then the average over them; with a confidence, of its rows
+    alone."""
     lines, groups = [], found.groups(confidence)
     for (source, metric), outcomes in groups.items():
         one = figures(error for case in outcomes if (error := case.error()) is not None)
@@ -84,7 +114,10 @@ def rows(found: Accuracy, confidence: str = "") -> list[tuple[str, ...]]:
 
 def task_rows(found: Accuracy) -> list[tuple[str, ...]]:
     """Of the rows that carry memory and are described completely, those answered, by task."""
-    return [(name, ratio(counts), share(counts[0] / counts[1], 0)) for name, counts in found.tasks().items()]
+    return [
+        (name, ratio(counts), share(counts[0] / counts[1], 0))
+        for name, counts in found.tasks().items()
+    ]
 
 
 def technique_rows(found: Accuracy) -> list[tuple[str, ...]]:
@@ -114,14 +147,24 @@ def method_rows(found: Accuracy) -> list[tuple[str, ...]]:
     for method in METHODS:
         one = over_sources(peaks, method)
         if one is not None:
-            lines.append((method, *cells(one), ratio(found.decisions(method)), ratio(found.fitted(method)), brief(found.seconds(method))))
+            lines.append(
+                (
+                    method,
+                    *cells(one),
+                    ratio(found.decisions(method)),
+                    ratio(found.fitted(method)),
+                    brief(found.seconds(method)),
+                )
+            )
     return lines
 
 
 AXIS_HEAD = ("by", *METHOD_HEAD)
 
 
-def axis_rows(told: Mapping[str, Mapping[str, Mapping[str, Any]]], axis: str) -> list[tuple[str, ...]]:
+def axis_rows(
+    told: Mapping[str, Mapping[str, Mapping[str, Any]]], axis: str
+) -> list[tuple[str, ...]]:
     """A line a name on the axis and method, from `by` of the JSON."""
     lines = []
     for name, each in told[axis].items():
@@ -134,14 +177,20 @@ def axis_rows(told: Mapping[str, Mapping[str, Mapping[str, Any]]], axis: str) ->
 
 
 def producer_rows(lines: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """Formulas and trace on the rows that both answer: a line a source and metric; `apart` is how far they differ at most."""
+    """Formulas and trace on the rows that both answer: a line a source and metric; `apart` is how
+    far they differ at most."""
     return [
         (
-            one["source"], METRICS.get(one["metric"], one["metric"]), str(one["formulas"]["cases"]), *cells(Figures(**one["formulas"]))[1:4],
-            *cells(Figures(**one["trace"]))[1:4], signed(one["apart"]), brief(one["seconds"]),
+            one["source"],
+            METRICS.get(one["metric"], one["metric"]),
+            str(one["formulas"]["cases"]),
+            *cells(Figures(**one["formulas"]))[1:4],
+            *cells(Figures(**one["trace"]))[1:4],
+            signed(one["apart"]),
+            brief(one["seconds"]),
         )
         for one in lines
-    ]  # fmt: skip
+    ]
 
 
 def brief(seconds: float | None) -> str:
@@ -149,7 +198,13 @@ def brief(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return (
-        "<0.001" if seconds < 0.0005 else f"{seconds:.3f}" if seconds < 0.0095 else f"{seconds:.2f}" if seconds < 0.95 else f"{seconds:.0f}"
+        "<0.001"
+        if seconds < 0.0005
+        else f"{seconds:.3f}"
+        if seconds < 0.0095
+        else f"{seconds:.2f}"
+        if seconds < 0.95
+        else f"{seconds:.0f}"
     )
 
 
@@ -168,7 +223,10 @@ def kernel_rows(found: Accuracy) -> list[tuple[str, ...]]:
 
 def share_rows(found: Accuracy) -> list[tuple[str, ...]]:
     """Rows answered of all, by what they are about and how completely they are described."""
-    return [(kind, *(ratio(groups.get(name, (0, 0))) for name in (*CONFIDENCES, "all"))) for kind, groups in found.shares().items()]
+    return [
+        (kind, *(ratio(groups.get(name, (0, 0))) for name in (*CONFIDENCES, "all")))
+        for kind, groups in found.shares().items()
+    ]
 
 
 def ratio(counts: tuple[int, int]) -> str:
@@ -176,24 +234,35 @@ def ratio(counts: tuple[int, int]) -> str:
 
 
 def reason_rows(found: Accuracy) -> list[tuple[str, ...]]:
-    return [(kind, reason, str(certain) if certain else "", str(count)) for (kind, reason), (certain, count) in found.reasons().items()]
+    return [
+        (kind, reason, str(certain) if certain else "", str(count))
+        for (kind, reason), (certain, count) in found.reasons().items()
+    ]
 
 
 def worst_rows(worst: Sequence[Outcome]) -> list[tuple[str, ...]]:
     return [
         (
-            one.case.id, one.case.model, METRICS.get(one.case.metric, one.case.metric), gib(one.case.value or 0), gib(one.predicted),
-            signed(one.error() or 0), why(one.case),
+            one.case.id,
+            one.case.model,
+            METRICS.get(one.case.metric, one.case.metric),
+            gib(one.case.value or 0),
+            gib(one.predicted),
+            signed(one.error() or 0),
+            why(one.case),
         )
         for one in worst
-    ]  # fmt: skip
+    ]
 
 
 def summary(found: Accuracy) -> str:
     right, asked = found.decisions()
     oom = f"; {right} of {asked} runs out of memory foreseen" if asked else ""
     answered = len(found.outcomes) + len(found.kernels)
-    return f"{found.rows} row{'s' * (found.rows != 1)}: {answered} answered, {len(found.refused)} refused, each with its reason{oom}"
+    return (
+        f"{found.rows} row{'s' * (found.rows != 1)}: {answered} answered, "
+        f"{len(found.refused)} refused, each with its reason{oom}"
+    )
 
 
 def broken(found: Accuracy, shown: int = 5) -> str:
@@ -204,16 +273,26 @@ def broken(found: Accuracy, shown: int = 5) -> str:
     return f"{len(lines)} {are}: {', '.join(lines[:shown])}{more}" if lines else ""
 
 
-# ------------------------------------------------------------------------------------------------------------ as text
+# ----------------------------------------------------------------------------------------- as text
 def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
     """Columns that stay within the terminal: sources without their owner, no middle error."""
     parts = [fill(summary(found), width)]
     for heading, head, lines, first in (
-        ("by source, rows described completely", HEAD, [short(row) for row in rows(found, CERTAIN)], 2),
+        (
+            "by source, rows described completely",
+            HEAD,
+            [short(row) for row in rows(found, CERTAIN)],
+            2,
+        ),
         ("by source", HEAD, [short(row) for row in rows(found)], 2),
         ("peaks by technique", ("technique", *HEAD[2:]), technique_rows(found), 1),
         ("peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found), 1),
-        ("formulas and trace on the same rows", PRODUCER_HEAD, [short(row) for row in producer_rows(producers(found))], 2),
+        (
+            "formulas and trace on the same rows",
+            PRODUCER_HEAD,
+            [short(row) for row in producer_rows(producers(found))],
+            2,
+        ),
         ("peaks by every method", METHOD_HEAD, method_rows(found), 1),
         *((f"every method: {name}", METHOD_HEAD, lines, 1) for name, lines in of_axes(found)),
         ("single kernels", ("kernel", *HEAD[2:]), kernel_rows(found), 1),
@@ -222,12 +301,22 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
             parts.append(f"{heading}\n{plain(head, lines, first)}")
     if found.tasks():
         parts.append("answered\n" + columns(TASK_HEAD, task_rows(found), frozenset({1, 2})))
-    parts.append("rows answered, by confidence\n" + columns(("about", *CONFIDENCES, "all"), share_rows(found), frozenset(range(1, 5))))
+    parts.append(
+        "rows answered, by confidence\n"
+        + columns(("about", *CONFIDENCES, "all"), share_rows(found), frozenset(range(1, 5)))
+    )
     parts += [fill(line, width) for line in missing(found)]
     if found.refused:
-        parts.append("refused\n" + columns(REASON_HEAD, [clipped(row, width) for row in reason_rows(found)], frozenset({2, 3})))
+        parts.append(
+            "refused\n"
+            + columns(
+                REASON_HEAD, [clipped(row, width) for row in reason_rows(found)], frozenset({2, 3})
+            )
+        )
     if worst:
-        parts.append("worst\n" + "\n\n".join("\n".join(case_lines(one, width)) for one in found.worst(worst)))
+        parts.append(
+            "worst\n" + "\n\n".join("\n".join(case_lines(one, width)) for one in found.worst(worst))
+        )
     return "\n\n".join([*parts, fill(LEGEND, width)])
 
 
@@ -240,10 +329,15 @@ def of_axes(found: Accuracy) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
 
 
 def plain(head: Sequence[str], lines: Sequence[Sequence[str]], first: int) -> str:
-    """Without the middle error, nor the worst one where time is told: both are in the other formats."""
+    """Without the middle error, nor the worst one where time is told: both are in the other
+    formats."""
     narrow = {"bias", "worst"} if "seconds" in head else {"bias"}
     keep = [at for at in range(len(head)) if head[at] not in narrow]
-    return columns([head[at] for at in keep], [[row[at] for at in keep] for row in lines], frozenset(range(first, len(head))))
+    return columns(
+        [head[at] for at in keep],
+        [[row[at] for at in keep] for row in lines],
+        frozenset(range(first, len(head))),
+    )
 
 
 def short(row: tuple[str, ...]) -> tuple[str, ...]:
@@ -256,20 +350,38 @@ def clipped(row: tuple[str, ...], width: int) -> tuple[str, ...]:
 
 
 def fill(words: str, width: int, indent: str = "") -> str:
-    return textwrap.fill(words, width, subsequent_indent=indent, initial_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(
+        words,
+        width,
+        subsequent_indent=indent,
+        initial_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def case_lines(one: Outcome, width: int) -> Iterator[str]:
     """One case in full: what was measured, what memfit says, and what that is made of."""
     case = one.case
     said = f"predicted {gib(one.predicted)} ({signed(one.error() or 0)} %)"
-    yield fill(f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)} {gib(case.value or 0)} GiB, {said}", width)
+    yield fill(
+        (
+            f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)} "
+            f"{gib(case.value or 0)} GiB, {said}"
+        ),
+        width,
+    )
     made = ", ".join(f"{name} {gib(size)}" for name, size in one.parts.items() if size >= 1 << 24)
-    for words in (job_words(case.job), f"{made}; peak in {one.moment}", *case.notes, f"cause: {why(case)}"):
+    for words in (
+        job_words(case.job),
+        f"{made}; peak in {one.moment}",
+        *case.notes,
+        f"cause: {why(case)}",
+    ):
         yield fill(words, width, "  ")
 
 
-# -------------------------------------------------------------------------------------------------------- as Markdown
+# ------------------------------------------------------------------------------------- as Markdown
 def markdown(found: Accuracy, *, worst: int = 0) -> str:
     lines, told = [f"{summary(found)}.", "", LEGEND], methods.data(found)
     for heading, head, body in (
@@ -284,7 +396,11 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
         ("Answered", TASK_HEAD, task_rows(found)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), share_rows(found)),
         ("Refused", REASON_HEAD, reason_rows(found)),
-        ("Worst", ("case", "model", "compared", "measured", "predicted", "error", "cause"), worst_rows(found.worst(worst))),
+        (
+            "Worst",
+            ("case", "model", "compared", "measured", "predicted", "error", "cause"),
+            worst_rows(found.worst(worst)),
+        ),
     ):
         if body:
             lines += ["", f"## {heading}", "", *table(head, body, WORDS)]
@@ -293,28 +409,103 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
     return "\n".join(lines)
 
 
-# ------------------------------------------------------------------------------------------------------------ as JSON
+# ----------------------------------------------------------------------------------------- as JSON
 FIELDS = (
     ("schema", "integer", f"{SCHEMA}; a key that goes, or means something else, raises it"),
     ("rows", "integer", "rows looked at"),
-    ("average", "figures?", "memfit over all groups: the mean over sources of the mean over their metrics; null without a case"),
-    ("certain", "figures?", "the same over the rows of confidence `high` alone, which describe a run completely"),
-    ("groups", "list", "for each `source` and `metric`, the figures of every method that applies, by its name"),
+    (
+        "average",
+        "figures?",
+        (
+            "memfit over all groups: the mean over sources of the mean over their metrics; "
+            "null without a case"
+        ),
+    ),
+    (
+        "certain",
+        "figures?",
+        "the same over the rows of confidence `high` alone, which describe a run completely",
+    ),
+    (
+        "groups",
+        "list",
+        "for each `source` and `metric`, the figures of every method that applies, by its name",
+    ),
     ("techniques", "map", "for each technique, memfit's figures over peaks"),
     ("tasks", "map", "the same for training and inference"),
     ("gpus", "map", "the same for each GPU"),
-    ("producers", "list", "for each `source` and `metric` that the trace answers: figures of `formulas` and `trace`, how far `apart` at most, `seconds`"),
-    ("methods", "map", "for each method, the average over sources of its figures for peaks, and `seconds`, the middle of what an answer took"),
-    ("by", "map", "for each axis (metric, task, technique, GPU, source), name and method: `figures`, `oom` as below, `seconds`"),
-    ("kernels", "list", "single kernels: `id`, `source`, `kernel`, `confidence`, `measured`, `predicted`, `error`"),
-    ("oom", "map", "for each method: runs out of memory `seen` of those `asked`, and `false_no` of the runs that `fitted`"),
+    (
+        "producers",
+        "list",
+        (
+            "for each `source` and `metric` that the trace answers: figures of `formulas` "
+            "and `trace`, how far `apart` at most, `seconds`"
+        ),
+    ),
+    (
+        "methods",
+        "map",
+        (
+            "for each method, the average over sources of its figures for peaks, and "
+            "`seconds`, the middle of what an answer took"
+        ),
+    ),
+    (
+        "by",
+        "map",
+        (
+            "for each axis (metric, task, technique, GPU, source), name and method: "
+            "`figures`, `oom` as below, `seconds`"
+        ),
+    ),
+    (
+        "kernels",
+        "list",
+        "single kernels: `id`, `source`, `kernel`, `confidence`, `measured`, `predicted`, `error`",
+    ),
+    (
+        "oom",
+        "map",
+        (
+            "for each method: runs out of memory `seen` of those `asked`, and `false_no` of "
+            "the runs that `fitted`"
+        ),
+    ),
     ("absent", "list", "tools that were wanted and are not installed"),
-    ("answered", "map", "of the rows that carry memory and are of confidence `high`: `answered` of `rows`, for each task, and for serving engines"),
+    (
+        "answered",
+        "map",
+        (
+            "of the rows that carry memory and are of confidence `high`: `answered` of "
+            "`rows`, for each task, and for serving engines"
+        ),
+    ),
     ("shares", "map", "for each kind of row and confidence: `answered` of `rows`"),
-    ("outcomes", "list", "each case: `measured`, `predicted`, `error`, `parts`, `moment`, `technique`, `baselines`, `traced`, `seconds`, `notes`, `cause`"),
-    ("refused", "list", "each row without an answer: `id`, `source`, `kind`, `reason`, `detail`, `metric`, `confidence`, `task`"),
-    ("reasons", "list", "`kind`, `reason`, number of `rows`, and how many of them are `certain`: of confidence `high`"),
-)  # fmt: skip
+    (
+        "outcomes",
+        "list",
+        (
+            "each case: `measured`, `predicted`, `error`, `parts`, `moment`, `technique`, "
+            "`baselines`, `traced`, `seconds`, `notes`, `cause`"
+        ),
+    ),
+    (
+        "refused",
+        "list",
+        (
+            "each row without an answer: `id`, `source`, `kind`, `reason`, `detail`, "
+            "`metric`, `confidence`, `task`"
+        ),
+    ),
+    (
+        "reasons",
+        "list",
+        (
+            "`kind`, `reason`, number of `rows`, and how many of them are `certain`: of "
+            "confidence `high`"
+        ),
+    ),
+)
 
 
 def data(found: Accuracy) -> dict[str, Any]:
@@ -328,38 +519,79 @@ def data(found: Accuracy) -> dict[str, Any]:
         "average": None if average is None else vars_of(average),
         "certain": None if certain is None else vars_of(certain),
         "groups": [
-            {"source": source, "metric": metric, **{method: vars_of(one) for method in METHODS if (one := method_figures(outcomes, method))}}
+            {
+                "source": source,
+                "metric": metric,
+                **{
+                    method: vars_of(one)
+                    for method in METHODS
+                    if (one := method_figures(outcomes, method))
+                },
+            }
             for (source, metric), outcomes in found.groups().items()
         ],
         "techniques": {
-            name: vars_of(one) for name, outcomes in found.by(lambda one: technique(one.case)).items() if (one := method_figures(outcomes, OURS))
+            name: vars_of(one)
+            for name, outcomes in found.by(lambda one: technique(one.case)).items()
+            if (one := method_figures(outcomes, OURS))
         },
-        "tasks": {name: vars_of(one) for name, outcomes in found.by(task).items() if (one := method_figures(outcomes, OURS))},
-        "gpus": {name: vars_of(one) for name, outcomes in found.by(device).items() if (one := method_figures(outcomes, OURS))},
+        "tasks": {
+            name: vars_of(one)
+            for name, outcomes in found.by(task).items()
+            if (one := method_figures(outcomes, OURS))
+        },
+        "gpus": {
+            name: vars_of(one)
+            for name, outcomes in found.by(device).items()
+            if (one := method_figures(outcomes, OURS))
+        },
         "producers": producers(found),
-        "methods": {method: {**vars_of(one), "seconds": found.seconds(method)} for method, one in averages.items()},
+        "methods": {
+            method: {**vars_of(one), "seconds": found.seconds(method)}
+            for method, one in averages.items()
+        },
         "by": methods.data(found),
         "kernels": [
             {
-                "id": one.kernel.id, "source": one.kernel.source, "kernel": one.kernel.name, "confidence": one.kernel.confidence,
-                "measured": one.kernel.value, "predicted": one.predicted, "error": one.error,
+                "id": one.kernel.id,
+                "source": one.kernel.source,
+                "kernel": one.kernel.name,
+                "confidence": one.kernel.confidence,
+                "measured": one.kernel.value,
+                "predicted": one.predicted,
+                "error": one.error,
             }
             for one in found.kernels
         ],
         "oom": {
-            method: dict(zip(("seen", "asked", "false_no", "fitted"), (*found.decisions(method), *found.fitted(method)), strict=True))
+            method: dict(
+                zip(
+                    ("seen", "asked", "false_no", "fitted"),
+                    (*found.decisions(method), *found.fitted(method)),
+                    strict=True,
+                )
+            )
             for method in METHODS
             if method in averages or not peer(method)
         },
         "absent": list(found.absent),
-        "answered": {name: {"answered": counts[0], "rows": counts[1]} for name, counts in found.tasks().items()},
+        "answered": {
+            name: {"answered": counts[0], "rows": counts[1]}
+            for name, counts in found.tasks().items()
+        },
         "shares": {
-            kind: {name: {"answered": counts[0], "rows": counts[1]} for name, counts in groups.items()} for kind, groups in found.shares().items()
+            kind: {
+                name: {"answered": counts[0], "rows": counts[1]} for name, counts in groups.items()
+            }
+            for kind, groups in found.shares().items()
         },
         "outcomes": [outcome(one) for one in found.outcomes],
         "refused": [vars(one) | {} for one in found.refused],
-        "reasons": [{"kind": kind, "reason": reason, "rows": count, "certain": certain} for (kind, reason), (certain, count) in found.reasons().items()],
-    }  # fmt: skip
+        "reasons": [
+            {"kind": kind, "reason": reason, "rows": count, "certain": certain}
+            for (kind, reason), (certain, count) in found.reasons().items()
+        ],
+    }
 
 
 def missing(found: Accuracy) -> Iterator[str]:
@@ -378,12 +610,28 @@ def peer(method: str) -> bool:
 def outcome(one: Outcome) -> dict[str, Any]:
     case = one.case
     return {
-        "id": case.id, "source": case.source, "model": case.model, "metric": case.metric, "confidence": case.confidence, "measured": case.value,
-        "predicted": one.predicted, "least": one.least, "most": one.most, "error": one.error(), "verdict": one.verdict, "technique": technique(case),
-        "seconds": {method: round(spent, 6) for method, spent in one.seconds.items()}, "parts": dict(one.parts), "moment": one.moment,
-        "baselines": dict(one.others), "notes": list(case.notes), "cause": why(case) if abs(one.error() or 0) > NOTABLE else "",
-        "traced": None if one.traced is None else {name: getattr(one.traced, name) for name in ("predicted", "versions", "instead")},
-    }  # fmt: skip
+        "id": case.id,
+        "source": case.source,
+        "model": case.model,
+        "metric": case.metric,
+        "confidence": case.confidence,
+        "measured": case.value,
+        "predicted": one.predicted,
+        "least": one.least,
+        "most": one.most,
+        "error": one.error(),
+        "verdict": one.verdict,
+        "technique": technique(case),
+        "seconds": {method: round(spent, 6) for method, spent in one.seconds.items()},
+        "parts": dict(one.parts),
+        "moment": one.moment,
+        "baselines": dict(one.others),
+        "notes": list(case.notes),
+        "cause": why(case) if abs(one.error() or 0) > NOTABLE else "",
+        "traced": None
+        if one.traced is None
+        else {name: getattr(one.traced, name) for name in ("predicted", "versions", "instead")},
+    }
 
 
 NOTABLE = 0.03  # an error that wants a cause

@@ -1,6 +1,8 @@
-"""An estimate as JSON, schema 1: every key is a row of `FIELDS`, from which the schema file and the reference page are written.
+"""An estimate as JSON, schema 1: every key is a row of `FIELDS`, from which the schema file and the
+reference page are written.
 
-Keys are added without a new number; a key that goes, or changes its meaning, makes it schema 2. Sizes are whole bytes.
+Keys are added without a new number; a key that goes, or changes its meaning, makes it schema 2.
+Sizes are whole bytes.
 """
 
 from __future__ import annotations
@@ -17,15 +19,27 @@ from memfit.report.pace import TIME, time_dict
 from memfit.simulate.memory import MOMENTS, Moment
 
 SCHEMA = 1
-# (path, type, meaning). `?` may be null, `[]` a list, `{}` a map from names, `a|b` one of these; a row for an object comes first.
+# (path, type, meaning). `?` may be null, `[]` a list, `{}` a map from names, `a|b` one of these; a
+# row for an object comes first.
 FIELDS: tuple[tuple[str, str, str], ...] = (
     ("schema", "integer", "version of this format"),
-    ("verdict", "fits|tight|no?", "`tight`: the band straddles what is usable; null where no GPU was named or the input was unusable"),
+    (
+        "verdict",
+        "fits|tight|no?",
+        (
+            "`tight`: the band straddles what is usable; null where no GPU was named or the "
+            "input was unusable"
+        ),
+    ),
     ("model", "object?", "what was asked about"),
     ("model.name", "string", "as it was named, or as the catalog names it"),
     ("model.family", "string", "whose formulas it follows"),
     ("model.origin", "string", "where its config was read"),
-    ("job", "object?", "every option of the job, defaults included; see the reference of jobs; null for a script"),
+    (
+        "job",
+        "object?",
+        "every option of the job, defaults included; see the reference of jobs; null for a script",
+    ),
     ("script", "object?", "the script that was traced; null where it was a model"),
     ("script.path", "string", "as it was given"),
     ("script.arguments", "[]string", "what it was given"),
@@ -45,15 +59,50 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("ranks[].device", "integer", "what it takes of its GPU"),
     ("ranks[].verdict", "fits|tight|no?", "as `verdict`"),
     ("memory", "object?", "the four numbers, and the host's"),
-    ("memory.allocated", "integer", "peak of live tensors, as torch.cuda.max_memory_allocated counts it"),
-    ("memory.reserved", "integer?", "peak of what torch's caching allocator holds; null where it was not replayed"),
-    ("memory.device", "integer", "what nvidia-smi shows: reserved (or, without it, allocated), the CUDA context and NCCL"),
-    ("memory.usable", "integer?", "what the GPU offers to one process, at least; null where no GPU was named"),
+    (
+        "memory.allocated",
+        "integer",
+        "peak of live tensors, as torch.cuda.max_memory_allocated counts it",
+    ),
+    (
+        "memory.reserved",
+        "integer?",
+        "peak of what torch's caching allocator holds; null where it was not replayed",
+    ),
+    (
+        "memory.device",
+        "integer",
+        "what nvidia-smi shows: reserved (or, without it, allocated), the CUDA context and NCCL",
+    ),
+    (
+        "memory.usable",
+        "integer?",
+        "what the GPU offers to one process, at least; null where no GPU was named",
+    ),
     ("memory.host", "integer", "host memory beside the process itself, at its worst moment"),
-    ("memory.host_node", "integer", "what all ranks of a node keep there together while they run; 0 where nothing stays"),
-    ("memory.parts", "{}integer", "what fills it at the peak; all together `device`, without `fragmentation`, `context` and `nccl` (several GPUs) `allocated`"),
-    ("memory.peak", "object?", "when the peak of live tensors comes; null where nothing is allocated"),
-    ("memory.peak.phase", "string", "load, prepare, forward, backward, step, evaluate, save, prefill or decode"),
+    (
+        "memory.host_node",
+        "integer",
+        "what all ranks of a node keep there together while they run; 0 where nothing stays",
+    ),
+    (
+        "memory.parts",
+        "{}integer",
+        (
+            "what fills it at the peak; all together `device`, without `fragmentation`, "
+            "`context` and `nccl` (several GPUs) `allocated`"
+        ),
+    ),
+    (
+        "memory.peak",
+        "object?",
+        "when the peak of live tensors comes; null where nothing is allocated",
+    ),
+    (
+        "memory.peak.phase",
+        "string",
+        "load, prepare, forward, backward, step, evaluate, save, prefill or decode",
+    ),
     ("memory.peak.step", "integer", "of the run, from 0"),
     ("memory.peak.where", "string", "path of the module"),
     ("memory.peak.op", "string", "the operation whose result did not fit below the peak before it"),
@@ -74,38 +123,66 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("timeline[].step", "integer", "of the run, from 0; -1: of the longest batch"),
     ("timeline[].allocated", "integer", "peak of live tensors"),
     ("timeline[].reserved", "integer?", "peak of what the allocator holds"),
-    ("out_of_memory", "object?", "the request that this GPU could not serve; null where all were served"),
+    (
+        "out_of_memory",
+        "object?",
+        "the request that this GPU could not serve; null where all were served",
+    ),
     ("out_of_memory.phase", "string", "as in `memory.peak.phase`"),
     ("out_of_memory.step", "integer", "of the run, from 0"),
     ("out_of_memory.where", "string", "path of the module"),
     ("out_of_memory.op", "string", "the operation"),
     ("out_of_memory.asked", "integer", "the size of the request"),
     ("out_of_memory.left", "integer", "what the driver still had"),
-    ("retries", "integer", "how often the allocator must give back everything cached to get through on this GPU"),
+    (
+        "retries",
+        "integer",
+        "how often the allocator must give back everything cached to get through on this GPU",
+    ),
     ("answers", "[]object", "to the reverse questions that were asked"),
-    ("answers[].question", "largest_batch|longest_seq|smallest_gpu|cheapest_gpu|cheapest_precision", "which"),
+    (
+        "answers[].question",
+        "largest_batch|longest_seq|smallest_gpu|cheapest_gpu|cheapest_precision",
+        "which",
+    ),
     ("answers[].value", "any", "a number or a name; null where nothing fits"),
     ("answers[].device", "integer?", "what it then takes of the device"),
     ("answers[].limit", "string", "what else ended the search, if anything did"),
-    ("answers[].tried", "[]object", "the settings looked at, in order of preference; empty where they are numbers"),
+    (
+        "answers[].tried",
+        "[]object",
+        "the settings looked at, in order of preference; empty where they are numbers",
+    ),
     ("answers[].tried[].setting", "string", "which"),
     ("answers[].tried[].verdict", "string", "fits, tight, no, or why there is none"),
     ("answers[].tried[].device", "integer", "what it takes"),
-    ("advice", "object?", "the shortest ladder of changes that makes it fit; null where it was not asked for"),
+    (
+        "advice",
+        "object?",
+        "the shortest ladder of changes that makes it fit; null where it was not asked for",
+    ),
     ("advice.helps", "boolean", "false where none does"),
     ("advice.rungs", "[]object", "the least painful first; none where it fits as it is"),
     ("advice.rungs[].name", "string", "the flags"),
     ("advice.rungs[].freed", "integer", "bytes of the device, beside the rungs before"),
-    ("advice.rungs[].slower", "number?", "how much longer a token then takes than as it was, 0.3 for 30 %"),
+    (
+        "advice.rungs[].slower",
+        "number?",
+        "how much longer a token then takes than as it was, 0.3 for 30 %",
+    ),
     ("advice.rungs[].device", "integer", "what is needed then"),
     ("advice.rungs[].verdict", "fits|tight|no", "as `verdict`"),
-    ("advice.rungs[].host", "integer?", "bytes that each rank has on the host then, where they became more"),
+    (
+        "advice.rungs[].host",
+        "integer?",
+        "bytes that each rank has on the host then, where they became more",
+    ),
     ("problems", "[]object", "what is wrong (level `error`), doubtful or assumed"),
     ("problems[].level", "error|warning|note", "how bad"),
     ("problems[].where", "string", "path into the input"),
     ("problems[].message", "string", "one sentence"),
     ("problems[].hint", "string", "what to do about it, or nothing"),
-)  # fmt: skip
+)
 EXPLAINED: tuple[tuple[str, str, str], ...] = (
     ("workings", "[]object", "with `--explain`: every kind of block alive at the peak"),
     ("workings[].part", "string", "one of `memory.parts`"),
@@ -119,9 +196,19 @@ EXPLAINED: tuple[tuple[str, str, str], ...] = (
     (
         "kernels",
         "[]object",
-        "with `--explain`: kernels and calls of `time` on this rank (of `generation`: the prompt's pass, the last token's), the longest first",
+        (
+            "with `--explain`: kernels and calls of `time` on this rank (of `generation`: "
+            "the prompt's pass, the last token's), the longest first"
+        ),
     ),
-    ("kernels[].part", "string", "one of `time.parts`, or `beside`: on other streams, behind kernels as far as those are long enough"),
+    (
+        "kernels[].part",
+        "string",
+        (
+            "one of `time.parts`, or `beside`: on other streams, behind kernels as far as "
+            "those are long enough"
+        ),
+    ),
     ("kernels[].phase", "string", "forward, backward, step, prefill or decode"),
     ("kernels[].where", "string", "path of the module, a star for the number of the layer"),
     ("kernels[].op", "string", "the operation"),
@@ -144,21 +231,38 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "schema": SCHEMA,
         "verdict": estimate.verdict,
-        "model": {"name": estimate.model.name, "family": estimate.model.family, "origin": estimate.model.origin},
+        "model": {
+            "name": estimate.model.name,
+            "family": estimate.model.family,
+            "origin": estimate.model.origin,
+        },
         "job": dataclasses.asdict(estimate.job) if estimate.script is None else None,
-        "script": None if estimate.script is None else {**dataclasses.asdict(estimate.script), "arguments": [*estimate.script.arguments]},
-        "gpu": None if gpu is None or usable is None else {"id": gpu.id, "name": gpu.name, "usable_low": usable[0], "usable_high": usable[1]},
+        "script": None
+        if estimate.script is None
+        else {**dataclasses.asdict(estimate.script), "arguments": [*estimate.script.arguments]},
+        "gpu": None
+        if gpu is None or usable is None
+        else {"id": gpu.id, "name": gpu.name, "usable_low": usable[0], "usable_high": usable[1]},
         "gpus": estimate.strategy.ranks,
         "layouts": {name: dataclasses.asdict(layout) for name, layout in estimate.strategy.uses()},
         "rank": estimate.strategy.rank,
         "ranks": [dataclasses.asdict(one) for one in estimate.ranks],
         "memory": {
-            "allocated": memory.allocated, "reserved": memory.reserved, "device": estimate.device,
-            "usable": None if usable is None else usable[0], "host": estimate.host.size, "host_node": estimate.host.node,
-            "parts": estimate.parts, "peak": moment(memory.at),
+            "allocated": memory.allocated,
+            "reserved": memory.reserved,
+            "device": estimate.device,
+            "usable": None if usable is None else usable[0],
+            "host": estimate.host.size,
+            "host_node": estimate.host.node,
+            "parts": estimate.parts,
+            "peak": moment(memory.at),
         },
         **time_dict(estimate),
-        "band": {"low": estimate.band.low, "high": estimate.band.high, "origin": estimate.band.origin},
+        "band": {
+            "low": estimate.band.low,
+            "high": estimate.band.high,
+            "origin": estimate.band.origin,
+        },
         "parameters": {"total": known.total, "trainable": known.trainable, "active": known.active},
         "source": estimate.source,
         "versions": dict(estimate.versions),
@@ -167,16 +271,26 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
         "retries": estimate.retries,
         "answers": [
             {
-                "question": one.question, "value": one.value, "device": one.device, "limit": one.limit,
-                "tried": [{"setting": name, "verdict": verdict, "device": device} for name, verdict, device in one.tried],
+                "question": one.question,
+                "value": one.value,
+                "device": one.device,
+                "limit": one.limit,
+                "tried": [
+                    {"setting": name, "verdict": verdict, "device": device}
+                    for name, verdict, device in one.tried
+                ],
             }
             for one in estimate.answers
         ],
         "advice": None if estimate.advice is None else dataclasses.asdict(estimate.advice),
         "problems": [problem_dict(problem) for problem in estimate.problems],
-    }  # fmt: skip
+    }
     if estimate.failure is not None:
-        answer["out_of_memory"] = {**(moment(estimate.failure.at) or {}), "asked": estimate.failure.asked, "left": estimate.failure.left}
+        answer["out_of_memory"] = {
+            **(moment(estimate.failure.at) or {}),
+            "asked": estimate.failure.asked,
+            "left": estimate.failure.left,
+        }
     if explain:
         answer["workings"] = [dataclasses.asdict(one) for one in workings(estimate)]
         answer["kernels"] = [one._asdict() for one in estimate.kernels]
@@ -188,17 +302,32 @@ def refusal(problems: Iterable[Problem]) -> dict[str, Any]:
     empty: dict[str, Any] = {"schema": SCHEMA}
     for path, kind, _ in FIELDS:
         if "." not in path and path != "schema":
-            empty[path] = [] if kind.startswith("[]") else {} if kind.startswith("{}") else 0 if kind == "integer" else None
+            empty[path] = (
+                []
+                if kind.startswith("[]")
+                else {}
+                if kind.startswith("{}")
+                else 0
+                if kind == "integer"
+                else None
+            )
     empty["problems"] = [problem_dict(problem) for problem in problems]
     return empty
 
 
 def moment(at: Moment | None) -> dict[str, Any] | None:
-    return None if at is None else {"phase": at.phase, "step": at.step, "where": at.where, "op": at.op}
+    return (
+        None if at is None else {"phase": at.phase, "step": at.step, "where": at.where, "op": at.op}
+    )
 
 
 def problem_dict(problem: Problem) -> dict[str, str]:
-    return {"level": problem.level, "where": problem.where, "message": problem.message, "hint": problem.hint}
+    return {
+        "level": problem.level,
+        "where": problem.where,
+        "message": problem.message,
+        "hint": problem.hint,
+    }
 
 
 def schema() -> dict[str, Any]:
@@ -213,7 +342,10 @@ def schema() -> dict[str, Any]:
         holder["properties"][name] = {**_type(kind), "description": meaning}
         if (path, kind, meaning) in FIELDS or outer:
             holder["required"].append(name)
-    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": f"memfit estimate, schema {SCHEMA}"}
+    head = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"memfit estimate, schema {SCHEMA}",
+    }
     return head | root
 
 

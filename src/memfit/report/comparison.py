@@ -18,19 +18,34 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 def text(variants: Variants, *, width: int = 80) -> str:
-    """A legend of the variants, then a column for each; more than fit beside each other go on below."""
+    """A legend of the variants, then a column for each; more than fit beside each other go on
+    below."""
     fit = max(1, (width - LABEL) // COLUMN)
     blocks = ["\n".join(legend(variants, width))]
     for first in range(0, len(variants), fit):
         some = range(first, min(first + fit, len(variants)))
-        rows = [("", [LETTERS[at] for at in some]), *((name, [cells[at] for at in some]) for name, cells in lines(variants))]
-        blocks.append("\n".join(f"{name:<{LABEL}}" + "".join(f"{cell:>{COLUMN}}" for cell in cells) for name, cells in rows))
+        rows = [
+            ("", [LETTERS[at] for at in some]),
+            *((name, [cells[at] for at in some]) for name, cells in lines(variants)),
+        ]
+        blocks.append(
+            "\n".join(
+                f"{name:<{LABEL}}" + "".join(f"{cell:>{COLUMN}}" for cell in cells)
+                for name, cells in rows
+            )
+        )
     return "\n\n".join(blocks)
 
 
 def legend(variants: Variants, width: int) -> Iterator[str]:
     for letter, (words, _) in zip(LETTERS, variants, strict=False):
-        yield from textwrap.wrap(f"{letter}  {words}", width, subsequent_indent="   ", break_long_words=False, break_on_hyphens=False)
+        yield from textwrap.wrap(
+            f"{letter}  {words}",
+            width,
+            subsequent_indent="   ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
 
 
 def lines(variants: Variants) -> Iterator[tuple[str, list[str]]]:
@@ -41,10 +56,16 @@ def lines(variants: Variants) -> Iterator[tuple[str, list[str]]]:
     yield "from", [gib(one.band.low) for one in found]
     yield "to", [gib(one.band.high) for one in found]
     if any(one.memory.reserved is not None for one in found):
-        yield "reserved", ["" if one.memory.reserved is None else gib(one.memory.reserved) for one in found]
+        yield (
+            "reserved",
+            ["" if one.memory.reserved is None else gib(one.memory.reserved) for one in found],
+        )
     yield "allocated", [gib(one.memory.allocated) for one in found]
     parts = [large_parts(one) for one in found]
-    order = sorted({name for one in parts for name in one}, key=lambda name: (-max(one.get(name, 0) for one in parts), name))
+    order = sorted(
+        {name for one in parts for name in one},
+        key=lambda name: (-max(one.get(name, 0) for one in parts), name),
+    )
     for name in order:
         yield f"  {name}", [gib(one[name]) if one.get(name) else "" for one in parts]
     if any(one.usable is not None for one in found):
@@ -59,10 +80,21 @@ def lines(variants: Variants) -> Iterator[tuple[str, list[str]]]:
 
 
 def table(variants: Variants) -> str:
-    named = [f"- {letter}: `{words}`" for letter, (words, _) in zip(LETTERS, variants, strict=False)]
+    named = [
+        f"- {letter}: `{words}`" for letter, (words, _) in zip(LETTERS, variants, strict=False)
+    ]
     head = ("", *LETTERS[: len(variants)])
-    return "\n".join([*named, "", *markdown.table(head, ((name.strip(), *cells) for name, cells in lines(variants)))])
+    return "\n".join(
+        [
+            *named,
+            "",
+            *markdown.table(head, ((name.strip(), *cells) for name, cells in lines(variants))),
+        ]
+    )
 
 
 def data(variants: Variants) -> dict[str, Any]:
-    return {"schema": 1, "variants": [{"words": words, "estimate": to_dict(one)} for words, one in variants]}
+    return {
+        "schema": 1,
+        "variants": [{"words": words, "estimate": to_dict(one)} for words, one in variants],
+    }

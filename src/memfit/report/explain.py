@@ -14,14 +14,25 @@ from memfit.report.timing import timing
 from memfit.simulate.memory import Group
 
 LEGEND = {
-    "B": "sequences", "S": "tokens of one", "T": "tokens in all, B·S", "D": "model width", "N": "query heads", "K": "key/value heads",
-    "H": "head size", "F": "feed-forward width", "V": "vocabulary", "E": "experts", "R": "adapter rank", "P": "positions",
-}  # fmt: skip
+    "B": "sequences",
+    "S": "tokens of one",
+    "T": "tokens in all, B·S",
+    "D": "model width",
+    "N": "query heads",
+    "K": "key/value heads",
+    "H": "head size",
+    "F": "feed-forward width",
+    "V": "vocabulary",
+    "E": "experts",
+    "R": "adapter rank",
+    "P": "positions",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Working:
-    """One kind of block: `letters` and `figures` are its formula, `each` the bytes of one, `total` of all `count`."""
+    """One kind of block: `letters` and `figures` are its formula, `each` the bytes of one, `total`
+    of all `count`."""
 
     part: str
     where: str
@@ -39,8 +50,15 @@ def workings(estimate: Estimate) -> Iterator[Working]:
     for group in estimate.memory.groups:
         symbols, figures = _formula(group, letters)
         yield Working(
-            part=group.part, where=group.where, op=group.op, count=group.times, letters=symbols, figures=figures, each=group.size, total=group.bytes
-        )  # fmt: skip
+            part=group.part,
+            where=group.where,
+            op=group.op,
+            count=group.times,
+            letters=symbols,
+            figures=figures,
+            each=group.size,
+            total=group.bytes,
+        )
 
 
 def working(estimate: Estimate, *, width: int = 80) -> str:
@@ -51,9 +69,13 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
         if one.part != part:
             part = one.part
             lines += ["", f"{part}  {gib(estimate.memory.parts[part])} GiB"]
-        lines.append(f"  {one.count} × {' '.join(filter(None, (one.where or estimate.model.name, one.op)))}")
+        lines.append(
+            f"  {one.count} × {' '.join(filter(None, (one.where or estimate.model.name, one.op)))}"
+        )
         formula = " = ".join(filter(None, (one.letters, one.figures, with_unit(one.each))))
-        lines.append(f"      {formula}" + (f", in all {with_unit(one.total)}" if one.count > 1 else ""))
+        lines.append(
+            f"      {formula}" + (f", in all {with_unit(one.total)}" if one.count > 1 else "")
+        )
         used += one.letters
     lines += [
         "",
@@ -67,26 +89,42 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
             "  peak of reserved less peak of allocated, by replaying the allocator",
         ]
     span, links = estimate.context, estimate.nccl
-    lines += ["", f"context  {gib(middle(span))} GiB", f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})"]
+    lines += [
+        "",
+        f"context  {gib(middle(span))} GiB",
+        f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})",
+    ]
     if estimate.strategy:
         groups = ", ".join(f"{name} of {ranks}" for name, ranks, _ in estimate.strategy.groups)
         lines += [
             "",
             f"nccl  {gib(middle(links))} GiB",
-            f"  communicators: {groups}; the middle of {gib(links.low)} to {gib(links.high)} GiB ({links.cite})",
+            (
+                f"  communicators: {groups}; the middle of {gib(links.low)} to "
+                f"{gib(links.high)} GiB ({links.cite})"
+            ),
         ]
-    lines += ["", f"band  {gib(estimate.band.low)} to {gib(estimate.band.high)} GiB", f"  {estimate.band.origin}"]
+    lines += [
+        "",
+        f"band  {gib(estimate.band.low)} to {gib(estimate.band.high)} GiB",
+        f"  {estimate.band.origin}",
+    ]
     known = [f"{letter} {meaning}" for letter, meaning in LEGEND.items() if letter in used]
-    return "\n".join(folded for line in [*lines, "", *known, *timing(estimate)] for folded in fold(line, width))
+    return "\n".join(
+        folded for line in [*lines, "", *known, *timing(estimate)] for folded in fold(line, width)
+    )
 
 
 def fold(line: str, width: int) -> list[str]:
     indent = len(line) - len(line.lstrip()) + 2
-    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [line]
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    ) or [line]
 
 
 def _letters(estimate: Estimate) -> dict[int, tuple[tuple[str, int], ...]]:
-    """What a bare number in a formula stands for. Where two sizes of a model are equal, the first one named here wins."""
+    """What a bare number in a formula stands for. Where two sizes of a model are equal, the first
+    one named here wins."""
     model, job = estimate.model, estimate.job
     found: dict[int, tuple[tuple[str, int], ...]] = {}
     for letters in _sizes(model):
@@ -95,7 +133,9 @@ def _letters(estimate: Estimate) -> dict[int, tuple[tuple[str, int], ...]]:
         found.setdefault(job.batch * length, (("B", job.batch), ("S", length)))
     if job.adapters:
         found.setdefault(job.rank, (("R", job.rank),))
-    return {value: letters for value, letters in found.items() if value > 8}  # a small number may be anything
+    return {
+        value: letters for value, letters in found.items() if value > 8
+    }  # a small number may be anything
 
 
 def _sizes(model: Model) -> Iterator[tuple[tuple[str, int], ...]]:
@@ -121,7 +161,8 @@ def _sizes(model: Model) -> Iterator[tuple[tuple[str, int], ...]]:
 
 
 def _formula(group: Group, letters: dict[int, tuple[tuple[str, int], ...]]) -> tuple[str, str]:
-    """(`B·S·F·2`, `1·2048·14336·2`); a text of the tracer stays a text, and a lone number is no formula."""
+    """(`B·S·F·2`, `1·2048·14336·2`); a text of the tracer stays a text, and a lone number is no
+    formula."""
     if isinstance(group.formula, str):
         return group.formula, ""
     if len(group.formula) < 2:
@@ -129,7 +170,9 @@ def _formula(group: Group, letters: dict[int, tuple[tuple[str, int], ...]]) -> t
     known: list[tuple[str, int]] = []
     for factor in group.formula[:-1]:
         letter = getattr(factor, "letter", "")
-        known += [(letter, int(factor))] if letter else letters.get(factor, ((str(factor), factor),))
+        known += (
+            [(letter, int(factor))] if letter else letters.get(factor, ((str(factor), factor),))
+        )
     symbols = "·".join([name for name, _ in known] + [str(group.formula[-1])])
     figures = "·".join([str(value) for _, value in known] + [str(group.formula[-1])])
     if prod(group.formula) != group.size:

@@ -6,7 +6,12 @@ from memfit.units import GIB, KIB, MIB
 
 VERDICTS = {"fits": "fits", "tight": "tight", "no": "does not fit", None: "no verdict"}
 # The words for a tape's phases; everything else is called what it is called.
-PHASES = {"step": "optimizer step", "evaluate": "evaluation", "save": "saving", "prepare": "preparation"}
+PHASES = {
+    "step": "optimizer step",
+    "evaluate": "evaluation",
+    "save": "saving",
+    "prepare": "preparation",
+}
 
 
 def gib(size: int) -> str:
@@ -39,7 +44,8 @@ def percent(part: int, whole: int) -> str:
 
 
 def bar(start: int, size: int, scale: int, width: int, mark: int | None = None) -> str:
-    """`size` from `start` on, of `scale` in `width` columns; `mark` draws a line where something ends."""
+    """`size` from `start` on, of `scale` in `width` columns; `mark` draws a line where something
+    ends."""
     first, last = start * width // scale, (start + size) * width // scale
     if size > 0:
         last = max(last, first + 1)

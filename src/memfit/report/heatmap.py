@@ -1,4 +1,5 @@
-"""A study as a picture: memory and time of every way, a field each, shaded by how much of the GPU it takes and how long it lasts; an SVG."""
+"""A study as a picture: memory and time of every way, a field each, shaded by how much of the GPU
+it takes and how long it lasts; an SVG."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ PALE, DEEP, HOT, NONE = (239, 246, 252), (8, 81, 156), (203, 24, 29), "#f2f2f2"
 
 
 def svg(found: Study) -> str:
-    """Two fields side by side for each panel: left GiB, right seconds. Red does not fit; grey was refused or has no time."""
+    """Two fields side by side for each panel: left GiB, right seconds. Red does not fit; grey was
+    refused or has no time."""
     wide = max((len(columns(panel)) for panel in found.panels), default=1)
     width = 2 * EDGE + 2 * (LABEL + wide * FIELD) + GAP
     tops, y = [], EDGE + 30
@@ -24,9 +26,15 @@ def svg(found: Study) -> str:
         y += HEAD + len(rows(panel)) * LINE + GAP
     style = 'font-family="system-ui, sans-serif" font-size="12" fill="#222"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" {style} role="img" aria-label="memory and time of ways to fine-tune">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {y}" {style} '
+            'role="img" aria-label="memory and time of ways to fine-tune">'
+        ),
         f'<rect width="{width}" height="{y}" fill="#fff"/>',
-        f'<text x="{EDGE}" y="{EDGE + 8}" font-size="16" font-weight="600">memfit study: GiB a GPU (left), seconds a step (right)</text>',
+        (
+            f'<text x="{EDGE}" y="{EDGE + 8}" font-size="16" font-weight="600">memfit study: '
+            "GiB a GPU (left), seconds a step (right)</text>"
+        ),
     ]
     for panel, top in zip(found.panels, tops, strict=True):
         lines += drawn(panel, top, EDGE + LABEL + wide * FIELD + GAP)
@@ -40,31 +48,56 @@ def drawn(panel: Panel, top: int, right: int) -> Iterator[str]:
     for left, timed in ((EDGE, False), (right, True)):
         for place, name in enumerate(columns(panel)):
             middle = left + LABEL + (place + 0.5) * FIELD
-            yield f'<text x="{middle}" y="{top + HEAD - 12}" text-anchor="middle" font-size="10">{escape(name)}</text>'
+            yield (
+                f'<text x="{middle}" y="{top + HEAD - 12}" text-anchor="middle" '
+                f'font-size="10">{escape(name)}</text>'
+            )
         for line, (label, cells) in enumerate(rows(panel).items()):
             y = top + HEAD + line * LINE
             yield f'<text x="{left}" y="{y + 15}">{escape(" · ".join(label.split()))}</text>'
             for place, name in enumerate(columns(panel)):
                 if name in cells:
-                    yield from one(cells[name], panel, (left + LABEL + place * FIELD, y), scale if timed else None)
+                    yield from one(
+                        cells[name],
+                        panel,
+                        (left + LABEL + place * FIELD, y),
+                        scale if timed else None,
+                    )
 
 
-def one(cell: Cell, panel: Panel, at: tuple[float, float], scale: tuple[float, float] | None) -> Iterator[str]:
+def one(
+    cell: Cell, panel: Panel, at: tuple[float, float], scale: tuple[float, float] | None
+) -> Iterator[str]:
     """A field with its figure; what is told about it stands in its title."""
     x, y = at
     if scale is None:
         share = None if cell.refused else cell.device / panel.usable
         said = "" if cell.refused else gib(cell.device)
-        colour = NONE if share is None else shade(HOT, 1.0) if cell.verdict == "no" else shade(DEEP, share)
+        colour = (
+            NONE
+            if share is None
+            else shade(HOT, 1.0)
+            if cell.verdict == "no"
+            else shade(DEEP, share)
+        )
     else:
         known = cell.seconds if not cell.refused and cell.verdict != "no" else None
         share = None if known is None else place_of(known, scale)
         said = "" if known is None else f"{known:.3g}"
         colour = NONE if share is None else shade(DEEP, share)
     dark = share is not None and (share > 0.55 or (scale is None and cell.verdict == "no"))
-    told = cell.refused or f"{cell.way.method}, {cell.way.layout}: {gib(cell.device)} GiB, {cell.verdict}"
-    yield f'<rect x="{x}" y="{y}" width="{FIELD - 2}" height="{LINE - 2}" fill="{colour}"><title>{escape(told)}</title></rect>'
-    yield f'<text x="{x + FIELD / 2 - 1}" y="{y + 15}" text-anchor="middle" fill="{"#fff" if dark else "#222"}">{said}</text>'
+    told = (
+        cell.refused
+        or f"{cell.way.method}, {cell.way.layout}: {gib(cell.device)} GiB, {cell.verdict}"
+    )
+    yield (
+        f'<rect x="{x}" y="{y}" width="{FIELD - 2}" height="{LINE - 2}" '
+        f'fill="{colour}"><title>{escape(told)}</title></rect>'
+    )
+    yield (
+        f'<text x="{x + FIELD / 2 - 1}" y="{y + 15}" text-anchor="middle" '
+        f'fill="{"#fff" if dark else "#222"}">{said}</text>'
+    )
 
 
 def place_of(value: float, scale: tuple[float, float]) -> float:
@@ -75,7 +108,9 @@ def place_of(value: float, scale: tuple[float, float]) -> float:
 
 def shade(deep: tuple[int, int, int], share: float) -> str:
     share = max(0.0, min(1.0, share))
-    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(PALE, deep, strict=True))
+    return "#" + "".join(
+        f"{round(a + (b - a) * share):02x}" for a, b in zip(PALE, deep, strict=True)
+    )
 
 
 __all__ = ["svg"]

@@ -25,7 +25,13 @@ from memfit.report.text import (
 
 
 def markdown(estimate: Estimate) -> str:
-    lines = [*_head(estimate), *_numbers(estimate), *_pace(estimate), *_parts(estimate), *_moments(estimate)]
+    lines = [
+        *_head(estimate),
+        *_numbers(estimate),
+        *_pace(estimate),
+        *_parts(estimate),
+        *_moments(estimate),
+    ]
     lines += [f"- {escape(answer_line(answer))}" for answer in estimate.answers]
     lines += [f"- {escape(line.strip())}" for line in ladder(estimate)]
     if estimate.problems:
@@ -46,7 +52,9 @@ def _head(estimate: Estimate) -> Iterator[str]:
 def _subject(estimate: Estimate) -> Iterator[str]:
     """What was asked about, and by what it was answered."""
     known, script = estimate.parameters, estimate.script
-    trained = f", {count(known.trainable)} trained" if estimate.job.training or script is not None else ""
+    trained = (
+        f", {count(known.trainable)} trained" if estimate.job.training or script is not None else ""
+    )
     active = f", {count(known.active)} active" if known.active != known.total else ""
     if script is None:
         yield f"{estimate.model.name}: {job_words(estimate.job)}"
@@ -60,7 +68,11 @@ def _subject(estimate: Estimate) -> Iterator[str]:
 
 def _numbers(estimate: Estimate) -> Iterator[str]:
     memory = estimate.memory
-    rows = [("device", estimate.device), ("reserved", memory.reserved), ("allocated", memory.allocated)]
+    rows = [
+        ("device", estimate.device),
+        ("reserved", memory.reserved),
+        ("allocated", memory.allocated),
+    ]
     rows.append(("usable", None if estimate.usable is None else estimate.usable[0]))
     known = [(name, gib(size), WHAT[name]) for name, size in rows if size is not None]
     known.append(("host", gib(estimate.host.size), WHAT["host"] + host_words(estimate.host)))
@@ -76,7 +88,9 @@ def _pace(estimate: Estimate) -> Iterator[str]:
 
 
 def _parts(estimate: Estimate) -> Iterator[str]:
-    rows = [(name, gib(size), percent(size, estimate.device)) for name, size in estimate.parts.items()]
+    rows = [
+        (name, gib(size), percent(size, estimate.device)) for name, size in estimate.parts.items()
+    ]
     yield from table(("part", "GiB", "of device"), rows)
     yield ""
 
@@ -87,12 +101,19 @@ def _moments(estimate: Estimate) -> Iterator[str]:
         return
     yield f"The peak of live tensors comes in {escape(place(memory.at, estimate))}."
     yield ""
-    rows = [(moment_words(one), gib(one.allocated), "" if one.reserved is None else gib(one.reserved)) for one in merged(memory.timeline)]
+    rows = [
+        (moment_words(one), gib(one.allocated), "" if one.reserved is None else gib(one.reserved))
+        for one in merged(memory.timeline)
+    ]
     yield from table(("moment", "allocated", "reserved"), rows)
     yield ""
 
 
-def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]], words: frozenset[str] = frozenset({"is"})) -> Iterator[str]:
+def table(
+    head: tuple[str, ...],
+    rows: Iterable[tuple[str, ...]],
+    words: frozenset[str] = frozenset({"is"}),
+) -> Iterator[str]:
     """Numbers are set right: every column but the first and those headed by `words`."""
     yield "| " + " | ".join(head) + " |"
     yield "|---" + "".join("|---" if name in words else "|---:" for name in head[1:]) + "|"

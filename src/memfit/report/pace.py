@@ -12,35 +12,94 @@ from memfit.simulate.time import Duration
 
 # (path, type, meaning), as in `codec.FIELDS`.
 TIME: tuple[tuple[str, str, str], ...] = (
-    ("time", "object?", "of one optimizer step, by what kernels were measured to reach; null where that is not known (inference, a trace)"),
+    (
+        "time",
+        "object?",
+        (
+            "of one optimizer step, by what kernels were measured to reach; null where that "
+            "is not known (inference, a trace)"
+        ),
+    ),
     ("time.seconds", "number", "the step"),
     ("time.tokens_per_second", "number", "batch, sequence and accumulation over the step"),
-    ("time.mfu", "number", "model flops utilization: the model's own arithmetic over what the GPU could do in that time"),
-    ("time.hfu", "number", "hardware flops utilization: the same of all that is computed, again or not"),
-    ("time.model_flops", "number", "of the step, the backward counted twice the forward (once for weights that are not trained), nothing computed again"),
+    (
+        "time.mfu",
+        "number",
+        (
+            "model flops utilization: the model's own arithmetic over what the GPU could do "
+            "in that time"
+        ),
+    ),
+    (
+        "time.hfu",
+        "number",
+        "hardware flops utilization: the same of all that is computed, again or not",
+    ),
+    (
+        "time.model_flops",
+        "number",
+        (
+            "of the step, the backward counted twice the forward (once for weights that are "
+            "not trained), nothing computed again"
+        ),
+    ),
     ("time.flops", "number", "all that is computed"),
-    ("time.parts", "{}number", "seconds: matmul, attention, memory (bytes alone), optimizer, communication, bubble, host (copies, optimizer), launch (waits)"),
+    (
+        "time.parts",
+        "{}number",
+        (
+            "seconds: matmul, attention, memory (bytes alone), optimizer, communication, "
+            "bubble, host (copies, optimizer), launch (waits)"
+        ),
+    ),
     ("time.kernels", "integer", "that are launched in the step"),
     ("time.measured", "boolean", "on this GPU, not on one of its kind"),
     ("time.origin", "string", "whose kernels"),
-    ("bill", "object?", "of a dataset, in whole steps; null where none was named (`--dataset-tokens`, `--examples`), or no time is told"),
+    (
+        "bill",
+        "object?",
+        (
+            "of a dataset, in whole steps; null where none was named (`--dataset-tokens`, "
+            "`--examples`), or no time is told"
+        ),
+    ),
     ("bill.steps", "integer", "optimizer steps, the last one full"),
     ("bill.tokens", "integer", "of all of them"),
     ("bill.hours", "number", "on the clock"),
     ("bill.gpu_hours", "number", "of all GPUs of the machines named"),
-    ("bill.energy", "number?", "kWh of the boards at their power limit; hosts, switches and cooling come on top"),
-    ("bill.money", "number?", "dollars, at `--price` or what a public list had an hour of the GPU at"),
-    ("untimed", "string?", "why formulas for a GPU tell neither `time` nor `generation`; null where they do"),
-    ("generation", "object?", "of all new tokens; null as `time` is, and where nothing is generated"),
+    (
+        "bill.energy",
+        "number?",
+        "kWh of the boards at their power limit; hosts, switches and cooling come on top",
+    ),
+    (
+        "bill.money",
+        "number?",
+        "dollars, at `--price` or what a public list had an hour of the GPU at",
+    ),
+    (
+        "untimed",
+        "string?",
+        "why formulas for a GPU tell neither `time` nor `generation`; null where they do",
+    ),
+    (
+        "generation",
+        "object?",
+        "of all new tokens; null as `time` is, and where nothing is generated",
+    ),
     ("generation.seconds", "number", "from the prompt to the last token"),
     ("generation.prefill", "number", "seconds until the first token"),
     ("generation.token", "number", "seconds of each further token of all sequences, on average"),
-    ("generation.waiting", "number", "of them, those that the GPU waits for the host to launch kernels"),
+    (
+        "generation.waiting",
+        "number",
+        "of them, those that the GPU waits for the host to launch kernels",
+    ),
     ("generation.tokens_per_second", "number", "new tokens of all sequences"),
     ("generation.kernels", "integer", "that are launched for a token"),
     ("generation.measured", "boolean", "on this GPU, not on one of its kind"),
     ("generation.origin", "string", "whose kernels"),
-)  # fmt: skip
+)
 
 
 def pace(estimate: Estimate) -> Iterator[str]:
@@ -52,22 +111,41 @@ def pace(estimate: Estimate) -> Iterator[str]:
         return
     of = f"{100 * time.mfu:.0f} % of the GPU's arithmetic"
     yield f"a step takes {duration(time.seconds)}: {time.tokens_per_second:,.0f} tokens/s, {of}"
-    shares = [f"{kind} {100 * seconds / time.seconds:.0f} %" for kind, seconds in time.parts.items() if seconds * 200 > time.seconds]
+    shares = [
+        f"{kind} {100 * seconds / time.seconds:.0f} %"
+        for kind, seconds in time.parts.items()
+        if seconds * 200 > time.seconds
+    ]
     yield "  " + ", ".join(shares) + ("" if time.measured else "; by a GPU of its kind")
     if (whole := estimate.bill) is not None:
         told = [f"{whole.gpu_hours:,.4g} GPU hours"] if whole.gpu_hours != whole.hours else []
-        told += [] if whole.energy is None else [f"{whole.energy:,.3g} kWh of the boards at their limit"]
+        told += (
+            []
+            if whole.energy is None
+            else [f"{whole.energy:,.3g} kWh of the boards at their limit"]
+        )
         told += ["no price on record"] if whole.money is None else [f"${whole.money:,.2f}"]
-        yield f"{whole.tokens:,} tokens in {whole.steps:,} steps take {duration(3600 * whole.hours)}: {', '.join(told)}"
+        yield (
+            f"{whole.tokens:,} tokens in {whole.steps:,} steps take "
+            f"{duration(3600 * whole.hours)}: {', '.join(told)}"
+        )
 
 
 def generating(found: Generation | None) -> Iterator[str]:
     if found is None:
         return
-    yield f"{found.new_tokens:,} new tokens take {duration(found.seconds)}: {found.tokens_per_second:,.3g} tokens/s" + (
-        "" if found.measured else ", by a GPU of its kind"
+    yield (
+        (
+            f"{found.new_tokens:,} new tokens take {duration(found.seconds)}: "
+            f"{found.tokens_per_second:,.3g} tokens/s"
+        )
+        + ("" if found.measured else ", by a GPU of its kind")
     )
-    waits = f", of which the GPU waits {duration(found.waiting)} for the host" if found.waiting > found.token / 20 else ""
+    waits = (
+        f", of which the GPU waits {duration(found.waiting)} for the host"
+        if found.waiting > found.token / 20
+        else ""
+    )
     yield f"  the first after {duration(found.prefill)}, each other {duration(found.token)}{waits}"
 
 
@@ -75,7 +153,13 @@ def duration(seconds: float) -> str:
     """`840 ms`, `1.39 s`, `4.2 min`."""
     if seconds < 1:
         return f"{seconds * 1e3:.0f} ms"
-    return f"{seconds:.3g} s" if seconds < 100 else f"{seconds / 60:.3g} min" if seconds < 6000 else f"{seconds / 3600:.3g} h"
+    return (
+        f"{seconds:.3g} s"
+        if seconds < 100
+        else f"{seconds / 60:.3g} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.3g} h"
+    )
 
 
 def time_dict(estimate: Estimate) -> dict[str, Any]:
@@ -89,4 +173,11 @@ def time_dict(estimate: Estimate) -> dict[str, Any]:
 
 def told(name: str, found: Duration | Generation | Bill | None) -> dict[str, Any] | None:
     keys = [path.partition(".")[2] for path, _, _ in TIME if path.startswith(f"{name}.")]
-    return None if found is None else {key: dict(value) if isinstance(value := getattr(found, key), Mapping) else value for key in keys}
+    return (
+        None
+        if found is None
+        else {
+            key: dict(value) if isinstance(value := getattr(found, key), Mapping) else value
+            for key in keys
+        }
+    )

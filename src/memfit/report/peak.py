@@ -1,4 +1,5 @@
-"""What is alive at the peak, largest first, grouped by module: for people (80 columns) and as data."""
+"""What is alive at the peak, largest first, grouped by module: for people (80 columns) and as
+data."""
 
 from __future__ import annotations
 
@@ -28,7 +29,12 @@ def modules(estimate: Estimate) -> list[Module]:
     for group in estimate.memory.groups:
         found.setdefault(group.where, []).append(group)
     made = (
-        Module(where, sum(one.bytes for one in groups), sum(one.times for one in groups), tuple(sorted(groups, key=lambda one: -one.bytes)))
+        Module(
+            where,
+            sum(one.bytes for one in groups),
+            sum(one.times for one in groups),
+            tuple(sorted(groups, key=lambda one: -one.bytes)),
+        )
         for where, groups in found.items()
     )
     return sorted(made, key=lambda one: (-one.size, one.where))
@@ -44,7 +50,9 @@ def table(estimate: Estimate, width: int = 80) -> str:
     ]
     left = list(known)
     while left and len(lines) < ROWS:
-        lines += [line(size, whole, count, text, width) for size, count, text in entries(left.pop(0))]
+        lines += [
+            line(size, whole, count, text, width) for size, count, text in entries(left.pop(0))
+        ]
     if left:
         lines.append(
             line(
@@ -67,10 +75,17 @@ def entries(one: Module) -> list[tuple[int, int, str]]:
     if len(one.groups) == 1:
         return [(one.size, one.blocks, f"{name}: {described(one.groups[0])}")]
     shown, rest = one.groups[:INNER], one.groups[INNER:]
-    found = [(one.size, one.blocks, name), *((group.bytes, group.times, "  " + described(group)) for group in shown)]
+    found = [
+        (one.size, one.blocks, name),
+        *((group.bytes, group.times, "  " + described(group)) for group in shown),
+    ]
     if rest:
         found.append(
-            (sum(group.bytes for group in rest), sum(group.times for group in rest), f"  {len(rest)} more kind{'s' * (len(rest) > 1)}")
+            (
+                sum(group.bytes for group in rest),
+                sum(group.times for group in rest),
+                f"  {len(rest)} more kind{'s' * (len(rest) > 1)}",
+            )
         )
     return found
 
@@ -95,20 +110,33 @@ def shape_of(group: Group) -> str:
     if not isinstance(group.formula, str):
         return " x ".join(map(str, group.formula))
     shape, bracket, dtype = group.formula.partition("] ")
-    return f"{shape[1:].replace(', ', ' x ')} {DTYPES.get(dtype, dtype)}".strip() if bracket else group.formula
+    return (
+        f"{shape[1:].replace(', ', ' x ')} {DTYPES.get(dtype, dtype)}".strip()
+        if bracket
+        else group.formula
+    )
 
 
 def data(estimate: Estimate) -> list[dict[str, Any]]:
     return [
         {
-            "module": one.where, "total": one.size, "blocks": one.blocks,
+            "module": one.where,
+            "total": one.size,
+            "blocks": one.blocks,
             "holds": [
-                {"part": group.part, "op": group.op, "shape": shape_of(group), "count": group.times, "each": group.size, "total": group.bytes}
+                {
+                    "part": group.part,
+                    "op": group.op,
+                    "shape": shape_of(group),
+                    "count": group.times,
+                    "each": group.size,
+                    "total": group.bytes,
+                }
                 for group in one.groups
             ],
         }
         for one in modules(estimate)
-    ]  # fmt: skip
+    ]
 
 
 __all__ = ["data", "modules", "table"]

@@ -1,4 +1,5 @@
-"""A plan for people and programs: a table of strategies, what each costs and gives up, the front, and why others are not there."""
+"""A plan for people and programs: a table of strategies, what each costs and gives up, the front,
+and why others are not there."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ WIDTH = 80
 
 
 def text(plan: Plan, width: int = WIDTH) -> str:
-    return "\n".join(line for block in blocks(plan, width) if block for line in [*block, ""]).rstrip()
+    return "\n".join(
+        line for block in blocks(plan, width) if block for line in [*block, ""]
+    ).rstrip()
 
 
 def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
@@ -43,13 +46,19 @@ def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
     for number, row in enumerate(plan.rows, 1):
         yield list(detail(plan, number, row, width))
     if plan.trade:
-        yield columns(serving.trade(plan), serving.LEFT, "seconds of an answer against tokens a second")
+        yield columns(
+            serving.trade(plan), serving.LEFT, "seconds of an answer against tokens a second"
+        )
     yield frontier(plan, width)
     yield losses(plan, width)
 
 
 def wanted(plan: Plan) -> str:
-    return f"{plan.work.sequences} sequences a step" if plan.work.serving is None else serving.subject(plan)
+    return (
+        f"{plan.work.sequences} sequences a step"
+        if plan.work.serving is None
+        else serving.subject(plan)
+    )
 
 
 def frontier(plan: Plan, width: int) -> list[str]:
@@ -57,8 +66,17 @@ def frontier(plan: Plan, width: int) -> list[str]:
     if plan.frontier is None:
         return []
     told = "of all candidates, those that none beats in time, memory and money (by steps of memory)"
-    lines = [line for name, row in named(plan.frontier) for line in wrapped(f"{name}  {flags(row.estimate, plan.work.job)}", width, "   ")]
-    return [*wrapped(told, width), *columns([(*COLUMNS, "GPUs"), *points(plan, plan.frontier)], frozenset({0, 1, 2})), "", *lines]
+    lines = [
+        line
+        for name, row in named(plan.frontier)
+        for line in wrapped(f"{name}  {flags(row.estimate, plan.work.job)}", width, "   ")
+    ]
+    return [
+        *wrapped(told, width),
+        *columns([(*COLUMNS, "GPUs"), *points(plan, plan.frontier)], frozenset({0, 1, 2})),
+        "",
+        *lines,
+    ]
 
 
 def points(plan: Plan, rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:
@@ -87,10 +105,15 @@ def head(plan: Plan) -> Iterator[str]:
         yield f"{work.model.name} on {plan.cluster.name}, {serving.subject(plan)}"
         yield serving.looked(plan) + (" so far (interrupted)" if plan.interrupted else "")
         return
-    yield f"{work.model.name} on {plan.cluster.name}, {work.sequences} sequences of {work.job.seq} tokens a step"
     yield (
-        f"{counted.size:,} candidates: {counted.estimated} estimated, {counted.replayed} with the allocator replayed, the others ruled out by bounds"
-        f" ({counted.walked} walks of one GPU's kernels)" + (" so far (interrupted)" if plan.interrupted else "")
+        f"{work.model.name} on {plan.cluster.name}, {work.sequences} sequences of "
+        f"{work.job.seq} tokens a step"
+    )
+    yield (
+        f"{counted.size:,} candidates: {counted.estimated} estimated, {counted.replayed} "
+        "with the allocator replayed, the others ruled out by bounds"
+        f" ({counted.walked} walks of one GPU's kernels)"
+        + (" so far (interrupted)" if plan.interrupted else "")
     )
 
 
@@ -98,14 +121,24 @@ COLUMNS = ("", "method", "layout", "s/step", "tokens/s", "GiB", "to", "$", "hour
 
 
 def cells(plan: Plan, number: int, row: Row) -> tuple[str, ...]:
-    one, time, mark = row.estimate, row.estimate.time, f"{number}{'*' if fronted(plan, row) else ''}"
+    one, time, mark = (
+        row.estimate,
+        row.estimate.time,
+        f"{number}{'*' if fronted(plan, row) else ''}",
+    )
     if row.pace is not None:
         return serving.cells(mark, row)
     return (
-        mark, row.kind.method, row.kind.layout, "?" if time is None else f"{time.seconds:.3g}",
-        "?" if time is None else f"{time.tokens_per_second:,.0f}", gib(one.device), gib(one.band.high),
-        "?" if row.cost is None or row.cost.dollars is None else f"{row.cost.dollars:,.2f}", "?" if row.cost is None else f"{row.cost.hours:.3g}",
-    )  # fmt: skip
+        mark,
+        row.kind.method,
+        row.kind.layout,
+        "?" if time is None else f"{time.seconds:.3g}",
+        "?" if time is None else f"{time.tokens_per_second:,.0f}",
+        gib(one.device),
+        gib(one.band.high),
+        "?" if row.cost is None or row.cost.dollars is None else f"{row.cost.dollars:,.2f}",
+        "?" if row.cost is None else f"{row.cost.hours:.3g}",
+    )
 
 
 def fronted(plan: Plan, row: Row) -> bool:
@@ -115,8 +148,14 @@ def fronted(plan: Plan, row: Row) -> bool:
 def table(plan: Plan) -> list[str]:
     rows = [cells(plan, number, row) for number, row in enumerate(plan.rows, 1)]
     if plan.work.serving is not None:
-        return [*columns([serving.COLUMNS, *rows], serving.LEFT), *wrapped(serving.legend(plan), WIDTH)]
-    told = f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}. *: none of these is both quicker and smaller."
+        return [
+            *columns([serving.COLUMNS, *rows], serving.LEFT),
+            *wrapped(serving.legend(plan), WIDTH),
+        ]
+    told = (
+        f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}. "
+        "*: none of these is both quicker and smaller."
+    )
     return [*columns([COLUMNS, *rows], frozenset({0, 1, 2})), *wrapped(told, WIDTH)]
 
 
@@ -126,7 +165,8 @@ def columns(rows: Sequence[tuple[str, ...]], left: frozenset[int], title: str = 
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     lines = [
         "  ".join(
-            cell.ljust(width) if at in left else cell.rjust(width) for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if at in left else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]
@@ -152,21 +192,33 @@ def judgement(told: Checked, one: Estimate) -> str:
     if told.device is None:
         return f"{told.by}: {told.why or 'nothing'}"
     took = "" if told.seconds is None else f", {told.seconds:.3g} s a step"
-    return f"{told.by}: {gib(told.device)} GiB{took} (the formulas are {100 * (one.device / told.device - 1):+.2f} % off)"
+    return (
+        f"{told.by}: {gib(told.device)} GiB{took} (the formulas are "
+        f"{100 * (one.device / told.device - 1):+.2f} % off)"
+    )
 
 
 def binds(one: Estimate) -> str:
     """What fills the peak most, and when it comes."""
     parts = {name: size for name, size in one.parts.items() if name not in ("context", "nccl")}
     name, size = max(parts.items(), key=lambda part: part[1])
-    at = "" if one.memory.at is None else f", in the {one.memory.at.phase}" + (f" ({one.memory.at.op})" if one.memory.at.op else "")
+    at = (
+        ""
+        if one.memory.at is None
+        else f", in the {one.memory.at.phase}"
+        + (f" ({one.memory.at.op})" if one.memory.at.op else "")
+    )
     return f"{name}: {percent(size, one.device)} of the peak{at}"
 
 
 def flags(one: Estimate, common: Job) -> str:
     """The options that `memfit estimate` takes."""
     plain = Job()
-    open_ = (*AXES, "activation_offload", "batch", "accumulate") if one.job.training else (*SERVED, "quant", "batch")
+    open_ = (
+        (*AXES, "activation_offload", "batch", "accumulate")
+        if one.job.training
+        else (*SERVED, "quant", "batch")
+    )
     names = [name for name in open_ if getattr(one.job, name) != getattr(plain, name)]
     words = [flag(name, getattr(one.job, name)) for name in names]
     return " ".join([*words, *(f"--use {use}" for use in uses(one.strategy))]) or "the defaults"
@@ -174,20 +226,38 @@ def flags(one: Estimate, common: Job) -> str:
 
 def flag(name: str, value: Any) -> str:
     spelled = name.replace("_", "-")
-    return (f"--{spelled}" if value else f"--no-{spelled}") if isinstance(value, bool) else f"--{spelled} {value}"
+    return (
+        (f"--{spelled}" if value else f"--no-{spelled}")
+        if isinstance(value, bool)
+        else f"--{spelled} {value}"
+    )
 
 
 def job_file(plan: Plan, row: Row) -> str:
-    """What `memfit estimate FILE` answers the same for: every option that is not the default, and the GPUs."""
+    """What `memfit estimate FILE` answers the same for: every option that is not the default, and
+    the GPUs."""
     one, plain = row.estimate, Job()
     work, nodes = one.job, plan.cluster if row.pace is None or one.cluster is None else one.cluster
-    count = f"{nodes.nodes}x{nodes.gpus_per_node}x" if nodes.nodes > 1 or nodes.gpus_per_node > 1 else ""
+    count = (
+        f"{nodes.nodes}x{nodes.gpus_per_node}x"
+        if nodes.nodes > 1 or nodes.gpus_per_node > 1
+        else ""
+    )
     notes = (
         []
         if row.pace is None
-        else [f"# {row.kind.layout}, {row.pace.requests:,} answers at once; {'; '.join(row.gives_up) or 'nothing given up'}"]
+        else [
+            (
+                f"# {row.kind.layout}, {row.pace.requests:,} answers at once; "
+                f"{'; '.join(row.gives_up) or 'nothing given up'}"
+            )
+        ]
     )
-    lines = [*notes, f"model: {json.dumps(plan.work.model.name)}", f"gpu: {json.dumps(count + nodes.gpu.id)}"]
+    lines = [
+        *notes,
+        f"model: {json.dumps(plan.work.model.name)}",
+        f"gpu: {json.dumps(count + nodes.gpu.id)}",
+    ]
     if one.strategy:
         lines.append(f"use: [{', '.join(json.dumps(use) for use in uses(one.strategy))}]")
     for option in dataclasses.fields(Job):
@@ -199,26 +269,39 @@ def job_file(plan: Plan, row: Row) -> str:
 
 def losses(plan: Plan, width: int) -> list[str]:
     if plan.work.serving is not None:
-        named = [(f"  {one.method} {one.layout}".rstrip(), serving.lost(one)) for one in plan.dropped]
+        named = [
+            (f"  {one.method} {one.layout}".rstrip(), serving.lost(one)) for one in plan.dropped
+        ]
         lines = [line for name, why in named for line in wrapped(f"{name}: {why}", width, "      ")]
         return ["not among them", *lines] if lines else []
-    best = next((row.estimate.time.seconds for row in plan.rows if row.estimate.time is not None), None)
+    best = next(
+        (row.estimate.time.seconds for row in plan.rows if row.estimate.time is not None), None
+    )
     lines = [
-        line for one in plan.dropped for line in wrapped(f"  {one.method} {one.layout}".rstrip() + f": {lost(one, best)}", width, "      ")
+        line
+        for one in plan.dropped
+        for line in wrapped(
+            f"  {one.method} {one.layout}".rstrip() + f": {lost(one, best)}", width, "      "
+        )
     ]
     return ["not among them", *lines] if lines else []
 
 
 def lost(one: Dropped, best: float | None) -> str:
     if one.seconds is not None and best is not None:
-        return f"{one.seconds:.3g} s a step or more, {100 * (one.seconds / best - 1):.0f} % behind the first"
+        return (
+            f"{one.seconds:.3g} s a step or more, {100 * (one.seconds / best - 1):.0f} % "
+            "behind the first"
+        )
     if one.needs is not None:
         return f"needs {gib(one.needs)} GiB of a GPU or more"
     return one.refused or "not looked at: others are quicker for certain"
 
 
 def wrapped(line: str, width: int, indent: str = "  ") -> list[str]:
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def markdown(plan: Plan) -> str:
@@ -227,7 +310,10 @@ def markdown(plan: Plan) -> str:
         lines += ranked(plan)
         if plan.frontier is not None:
             lines += ["", *md.table((*COLUMNS, "GPUs"), points(plan, plan.frontier)), ""]
-            lines += [f"- {name}: `{flags(row.estimate, plan.work.job)}`" for name, row in named(plan.frontier)]
+            lines += [
+                f"- {name}: `{flags(row.estimate, plan.work.job)}`"
+                for name, row in named(plan.frontier)
+            ]
     else:
         lines += [f"no plan fits: {plan.reason}"]
         if plan.nearest is not None:
@@ -239,9 +325,14 @@ def markdown(plan: Plan) -> str:
 def ranked(plan: Plan) -> Iterator[str]:
     """The rows in a table, and each one's options."""
     head_row = COLUMNS if plan.work.serving is None else serving.COLUMNS
-    yield from md.table(head_row, (cells(plan, number, row) for number, row in enumerate(plan.rows, 1)))
+    yield from md.table(
+        head_row, (cells(plan, number, row) for number, row in enumerate(plan.rows, 1))
+    )
     yield ""
-    yield from (f"{number}. `{flags(row.estimate, plan.work.job)}`: {binds(row.estimate)}" for number, row in enumerate(plan.rows, 1))
+    yield from (
+        f"{number}. `{flags(row.estimate, plan.work.job)}`: {binds(row.estimate)}"
+        for number, row in enumerate(plan.rows, 1)
+    )
 
 
 def data(plan: Plan) -> dict[str, Any]:
@@ -263,7 +354,9 @@ def data(plan: Plan) -> dict[str, Any]:
         },
         "reason": plan.reason,
         "rows": [{**row_data(row), "front": fronted(plan, row)} for row in plan.rows],
-        "dropped": [{**dataclasses.asdict(one), "largest": list(one.largest or ())} for one in plan.dropped],
+        "dropped": [
+            {**dataclasses.asdict(one), "largest": list(one.largest or ())} for one in plan.dropped
+        ],
         "serving": serving.asked(plan),
         "trade": [row_data(row) for row in plan.trade],
         "nearest": None if plan.nearest is None else data(plan.nearest),

@@ -14,9 +14,11 @@ from memfit.truth.regret import ALLOWED, FEWEST, Regret
 WIDE = 20  # letters of a name in a line of text
 HEAD = ("source", "model", "GPUs", "tokens", "ways", "choice", "best", "lost %")
 LEGEND = (
-    f"A sweep: {FEWEST} runs or more of one source on one model, machine and length, that differ in speed. choice: what memfit calls quickest; best: what "
-    "was measured quickest; lost: the share of the best one's tokens a second that the choice gives away."
-)  # fmt: skip
+    f"A sweep: {FEWEST} runs or more of one source on one model, machine and length, "
+    "that differ in speed. choice: what memfit calls quickest; best: what "
+    "was measured quickest; lost: the share of the best one's tokens a second that the "
+    "choice gives away."
+)
 
 
 def rows(found: Sequence[Regret], short: bool = False) -> list[tuple[str, ...]]:
@@ -25,10 +27,15 @@ def rows(found: Sequence[Regret], short: bool = False) -> list[tuple[str, ...]]:
         (
             cut(one.source.rpartition("/")[2], WIDE) if short else one.source,
             cut(one.model.partition(" (")[0].rpartition("/")[2], WIDE) if short else one.model,
-            f"{one.ranks}x{one.gpu}", str(one.seq), str(one.ways), one.choice, one.best, share(one.lost),
+            f"{one.ranks}x{one.gpu}",
+            str(one.seq),
+            str(one.ways),
+            one.choice,
+            one.best,
+            share(one.lost),
         )
         for one in sorted(found, key=lambda one: (-one.lost, one.source, one.model))
-    ]  # fmt: skip
+    ]
 
 
 def cut(name: str, room: int) -> str:
@@ -41,16 +48,29 @@ def summary(found: Sequence[Regret]) -> str:
     near = sum(one.lost <= ALLOWED for one in found)
     worst = share(max(one.lost for one in found))
     return (
-        f"the first choice is within {ALLOWED:.0%} of the best measured one in {near} of {len(found)} sweeps; {worst} % are lost at worst"
+        f"the first choice is within {ALLOWED:.0%} of the best measured one in {near} of "
+        f"{len(found)} sweeps; {worst} % are lost at worst"
     )
 
 
 def text(found: Sequence[Regret]) -> str:
-    return f"{summary(found)}\n\n" + columns(HEAD, rows(found, short=True), frozenset({3, 4, 7})) + f"\n\n{LEGEND}"
+    return (
+        f"{summary(found)}\n\n"
+        + columns(HEAD, rows(found, short=True), frozenset({3, 4, 7}))
+        + f"\n\n{LEGEND}"
+    )
 
 
 def markdown(found: Sequence[Regret]) -> str:
-    return "\n".join([f"{summary(found)}.", "", *table(HEAD, rows(found), frozenset({"model", "GPUs", "choice", "best"})), "", LEGEND])
+    return "\n".join(
+        [
+            f"{summary(found)}.",
+            "",
+            *table(HEAD, rows(found), frozenset({"model", "GPUs", "choice", "best"})),
+            "",
+            LEGEND,
+        ]
+    )
 
 
 def data(found: Sequence[Regret]) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Predicted against measured, a point a case, on logarithmic axes: an SVG that needs nothing but a viewer."""
+"""Predicted against measured, a point a case, on logarithmic axes: an SVG that needs nothing but a
+viewer."""
 
 from __future__ import annotations
 
@@ -20,13 +21,20 @@ TICKS = (0.125, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def svg(found: Accuracy) -> str:
-    """Sources by colour and shape; the number of cases beyond the dashed lines stands in the legend."""
+    """Sources by colour and shape; the number of cases beyond the dashed lines stands in the
+    legend."""
     cases = [one for one in found.outcomes if one.case.value and one.predicted > 0]
     style = 'font-family="system-ui, sans-serif" font-size="13" fill="#222"'
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {style} role="img" aria-label="predicted and measured memory">',
+        (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" {style} '
+            'role="img" aria-label="predicted and measured memory">'
+        ),
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
-        f'<text x="{LEFT}" y="28" font-size="16" font-weight="600">memfit: predicted against measured memory, {len(cases)} cases</text>',
+        (
+            f'<text x="{LEFT}" y="28" font-size="16" font-weight="600">memfit: predicted '
+            f"against measured memory, {len(cases)} cases</text>"
+        ),
     ]
     if cases:
         scale = Scale(cases)
@@ -58,14 +66,30 @@ def grid(scale: Scale) -> Iterator[str]:
         yield f'<path d="M{x:.1f} {TOP}V{bottom}M{LEFT} {y:.1f}H{right}" stroke="#e4e4e4"/>'
         yield f'<text x="{x:.1f}" y="{bottom + 18}" text-anchor="middle">{tick:g}</text>'
         yield f'<text x="{LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>'
-    yield f'<rect x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}" fill="none" stroke="#888"/>'
-    for factor, dash in ((1, ""), (NEAR, ' stroke-dasharray="5 4"'), (1 / NEAR, ' stroke-dasharray="5 4"')):
+    yield (
+        f'<rect x="{LEFT}" y="{TOP}" width="{right - LEFT}" height="{bottom - TOP}" '
+        'fill="none" stroke="#888"/>'
+    )
+    for factor, dash in (
+        (1, ""),
+        (NEAR, ' stroke-dasharray="5 4"'),
+        (1 / NEAR, ' stroke-dasharray="5 4"'),
+    ):
         first, last = scale.low * max(1, 1 / factor), scale.high / max(1, factor)
-        ends = f"M{scale.x(first):.1f} {scale.y(first * factor):.1f}L{scale.x(last):.1f} {scale.y(last * factor):.1f}"
+        ends = (
+            f"M{scale.x(first):.1f} {scale.y(first * factor):.1f}L{scale.x(last):.1f} "
+            f"{scale.y(last * factor):.1f}"
+        )
         yield f'<path d="{ends}" stroke="#888" fill="none"{dash}/>'
-    yield f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 16}" text-anchor="middle">measured, GiB</text>'
+    yield (
+        f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 16}" '
+        'text-anchor="middle">measured, GiB</text>'
+    )
     middle = (TOP + bottom) / 2
-    yield f'<text x="20" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 20 {middle:.0f})">predicted, GiB</text>'
+    yield (
+        f'<text x="20" y="{middle:.0f}" text-anchor="middle" transform="rotate(-90 20 '
+        f'{middle:.0f})">predicted, GiB</text>'
+    )
 
 
 def sources(cases: list[Outcome]) -> list[str]:
@@ -88,7 +112,10 @@ def points(scale: Scale, cases: list[Outcome]) -> Iterator[str]:
 
 def title(one: Outcome) -> str:
     case = one.case
-    words = f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)}: measured {gib(case.value or 0)}, predicted {gib(one.predicted)} GiB"
+    words = (
+        f"{case.id}: {case.model}, {METRICS.get(case.metric, case.metric)}: measured "
+        f"{gib(case.value or 0)}, predicted {gib(one.predicted)} GiB"
+    )
     return escape(words)
 
 
@@ -114,9 +141,15 @@ def legend(cases: list[Outcome]) -> Iterator[str]:
         y = TOP + 16 + 40 * place
         yield f'<g fill="{COLOURS[place % len(COLOURS)]}">{mark(place, x, y - 4)}</g>'
         yield f'<text x="{x + 14}" y="{y}">{escape(source.rpartition("/")[2][:28])}</text>'
-        yield f'<text x="{x + 14}" y="{y + 16}" font-size="11" fill="#666">{len(mine)} cases, {far} more than 10 % off</text>'
+        yield (
+            f'<text x="{x + 14}" y="{y + 16}" font-size="11" fill="#666">{len(mine)} cases, '
+            f"{far} more than 10 % off</text>"
+        )
     y = HEIGHT - BOTTOM - 20
-    yield f'<path d="M{x - 6} {y}h16" stroke="#888"/><text x="{x + 14}" y="{y + 4}" font-size="11">equal</text>'
+    yield (
+        f'<path d="M{x - 6} {y}h16" stroke="#888"/><text x="{x + 14}" y="{y + 4}" '
+        'font-size="11">equal</text>'
+    )
     dash = f'<path d="M{x - 6} {y + 18}h16" stroke="#888" stroke-dasharray="5 4"/>'
     yield f'{dash}<text x="{x + 14}" y="{y + 22}" font-size="11">10 % off</text>'
 

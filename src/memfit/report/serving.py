@@ -1,4 +1,5 @@
-"""A plan for answers: its head, its table, what binds each row, and how seconds trade against tokens a second."""
+"""A plan for answers: its head, its table, what binds each row, and how seconds trade against
+tokens a second."""
 
 from __future__ import annotations
 
@@ -22,22 +23,40 @@ def asked_of(plan: Plan) -> Asked:
 def subject(plan: Plan) -> str:
     job, asked = plan.work.job, asked_of(plan)
     batches = "/".join(map(str, plan.work.batches))
-    many = f"{asked.requests:,} at once" if asked.requests else f"{batches} a group of GPUs" if batches else "as many at once as fit"
-    return f"answers of {job.new_tokens:,} tokens to prompts of {job.seq:,}, {many}, for {asked.goal}"
+    many = (
+        f"{asked.requests:,} at once"
+        if asked.requests
+        else f"{batches} a group of GPUs"
+        if batches
+        else "as many at once as fit"
+    )
+    return (
+        f"answers of {job.new_tokens:,} tokens to prompts of {job.seq:,}, {many}, for {asked.goal}"
+    )
 
 
 def looked(plan: Plan) -> str:
     counted = plan.counted
-    return f"{counted.size:,} candidates: {counted.estimated:,} estimated, {counted.replayed} with the allocator replayed"
+    return (
+        f"{counted.size:,} candidates: {counted.estimated:,} estimated, {counted.replayed} "
+        "with the allocator replayed"
+    )
 
 
 def cells(mark: str, row: Row) -> tuple[str, ...]:
     pace = row.pace
     assert pace is not None
     return (
-        mark, row.kind.method, row.kind.place, f"{pace.requests:,}", duration(pace.seconds), duration(pace.token),
-        rate(pace.tokens_per_second), gib(row.estimate.device), dollars(row),
-    )  # fmt: skip
+        mark,
+        row.kind.method,
+        row.kind.place,
+        f"{pace.requests:,}",
+        duration(pace.seconds),
+        duration(pace.token),
+        rate(pace.tokens_per_second),
+        gib(row.estimate.device),
+        dollars(row),
+    )
 
 
 def rate(tokens: float) -> str:
@@ -50,13 +69,19 @@ def dollars(row: Row) -> str:
 
 def legend(plan: Plan) -> str:
     front = "*: none is quicker to answer and makes more tokens a second"
-    return f"GiB: of one GPU. $: of {plan.tokens:,.0f} new tokens; {plan.paid.origin.partition(',')[0]}. {front}."
+    return (
+        f"GiB: of one GPU. $: of {plan.tokens:,.0f} new tokens; "
+        f"{plan.paid.origin.partition(',')[0]}. {front}."
+    )
 
 
 def trade(plan: Plan) -> list[tuple[str, ...]]:
     """Seconds against tokens a second: all that none beats in both."""
     head = (*COLUMNS[:-2], "cache", "attention")
-    lines = [(*cells("", row)[:-2], row.estimate.job.cache, row.estimate.job.attention) for row in plan.trade]
+    lines = [
+        (*cells("", row)[:-2], row.estimate.job.cache, row.estimate.job.attention)
+        for row in plan.trade
+    ]
     return [head, *lines] if len(lines) > 1 else []
 
 
@@ -65,7 +90,10 @@ def binds(plan: Plan, row: Row) -> str:
     one = row.estimate.generation
     if one is None or row.pace is None or one.new_tokens < 2:
         return ""
-    share = f"{100 * one.waiting / one.token:.0f} % of a token is waiting for the host to launch {one.kernels:,} kernels"
+    share = (
+        f"{100 * one.waiting / one.token:.0f} % of a token is waiting for the host to launch "
+        f"{one.kernels:,} kernels"
+    )
     said = [share] if one.waiting * 3 > one.token else []
     if not said:
         parts: dict[str, float] = {}
@@ -73,8 +101,16 @@ def binds(plan: Plan, row: Row) -> str:
             if kind.phase == "decode":
                 parts[kind.part] = parts.get(kind.part, 0.0) + kind.total
         name, seconds = max(parts.items(), key=lambda part: part[1])
-        said = [f"{100 * seconds / sum(parts.values()):.0f} % of a token is {NAMES.get(name, name)}"]
-    said = [f"the first token after {duration(row.pace.first)}; up to {gib(row.estimate.band.high)} GiB", *said]
+        said = [
+            f"{100 * seconds / sum(parts.values()):.0f} % of a token is {NAMES.get(name, name)}"
+        ]
+    said = [
+        (
+            f"the first token after {duration(row.pace.first)}; up to "
+            f"{gib(row.estimate.band.high)} GiB"
+        ),
+        *said,
+    ]
     idle = plan.cluster.gpus - row.groups * row.estimate.strategy.ranks
     said += [f"{idle} GPU{'s' if idle > 1 else ''} idle"] if idle else []
     energy = None if row.cost is None else row.cost.kilowatt_hours
@@ -82,14 +118,21 @@ def binds(plan: Plan, row: Row) -> str:
     return "; ".join(said)
 
 
-NAMES = {"matmul": "products with weights", "memory": "moving bytes: the cache, norms, sums", "communication": "sums over GPUs"}
+NAMES = {
+    "matmul": "products with weights",
+    "memory": "moving bytes: the cache, norms, sums",
+    "communication": "sums over GPUs",
+}
 
 
 def lost(one: Dropped) -> str:
     if one.refused and one.seconds is None:
         return one.refused
     if one.seconds is not None:
-        return f"an answer in {duration(one.seconds)} or more, {rate(one.tokens_per_second or 0.0)} tokens/s or less"
+        return (
+            f"an answer in {duration(one.seconds)} or more, "
+            f"{rate(one.tokens_per_second or 0.0)} tokens/s or less"
+        )
     if one.needs is not None:
         most = "" if one.largest is None else f", of which {one.largest[0]} {gib(one.largest[1])}"
         return f"does not fit: needs {gib(one.needs)} GiB of a GPU or more{most}"
@@ -97,7 +140,10 @@ def lost(one: Dropped) -> str:
 
 
 def figures(row: Row) -> dict[str, Any]:
-    return {"pace": None if row.pace is None else dataclasses.asdict(row.pace), "groups": row.groups}
+    return {
+        "pace": None if row.pace is None else dataclasses.asdict(row.pace),
+        "groups": row.groups,
+    }
 
 
 def asked(plan: Plan) -> dict[str, Any] | None:
@@ -105,4 +151,16 @@ def asked(plan: Plan) -> dict[str, Any] | None:
     return None if found is None else {**dataclasses.asdict(found), "weights": list(found.weights)}
 
 
-__all__ = ["COLUMNS", "LEFT", "asked", "binds", "cells", "figures", "legend", "looked", "lost", "subject", "trade"]
+__all__ = [
+    "COLUMNS",
+    "LEFT",
+    "asked",
+    "binds",
+    "cells",
+    "figures",
+    "legend",
+    "looked",
+    "lost",
+    "subject",
+    "trade",
+]

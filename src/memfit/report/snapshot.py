@@ -1,7 +1,9 @@
-"""A tape as torch's own memory snapshot (`torch.cuda.memory._dump_snapshot`), for PyTorch's memory visualizer.
+"""A tape as torch's own memory snapshot (`torch.cuda.memory._dump_snapshot`), for PyTorch's memory
+visualizer.
 
-Addresses and segments are those of the simulated allocator. Where a real snapshot has the Python stack of an allocation there is
-the operation, the module and the phase. Format: torch/cuda/memory.py `_snapshot`, torch 2.13.
+Addresses and segments are those of the simulated allocator. Where a real snapshot has the Python
+stack of an allocation there is the operation, the module and the phase. Format:
+torch/cuda/memory.py `_snapshot`, torch 2.13.
 """
 
 from __future__ import annotations
@@ -24,12 +26,19 @@ Frames = list[dict[str, Any]]
 
 def write(estimate: Estimate, path: Path) -> None:
     """The whole run on a GPU that never fills up."""
-    found = snapshot(estimate.memory.tape, Settings.parse(estimate.job.alloc_conf, where="job.alloc_conf"))
+    found = snapshot(
+        estimate.memory.tape, Settings.parse(estimate.job.alloc_conf, where="job.alloc_conf")
+    )
     try:
         with path.open("wb") as file:
-            pickle.dump(found, file, protocol=4)  # what the visualizer reads, whatever Python writes by default
+            pickle.dump(
+                found, file, protocol=4
+            )  # what the visualizer reads, whatever Python writes by default
     except OSError as error:
-        raise InputError.one(f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="snapshot") from None
+        raise InputError.one(
+            f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}",
+            where="snapshot",
+        ) from None
 
 
 def snapshot(tape: Tape, settings: Settings) -> dict[str, Any]:
@@ -49,7 +58,9 @@ class Run:
 
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
-        self.live: dict[int, tuple[int, int, int, Frames]] = {}  # block -> address, size asked for, stream, frames
+        self.live: dict[
+            int, tuple[int, int, int, Frames]
+        ] = {}  # block -> address, size asked for, stream, frames
         self.held: dict[int, Segment] = {}
         self.clock = 0
 
@@ -76,7 +87,10 @@ class Run:
         place = self.allocator.place(event.id)
         if place is not None:
             self.live[event.id] = (BASE + place[0], event.size, event.stream, where)
-            yield {**self.entry("alloc", BASE + place[0], event.size, event.stream, where), "category": event.part}
+            yield {
+                **self.entry("alloc", BASE + place[0], event.size, event.stream, where),
+                "category": event.part,
+            }
 
     def changed(self, where: Frames) -> Iterator[dict[str, Any]]:
         """Segments that are new, or gone."""
@@ -89,9 +103,19 @@ class Run:
                 yield self.entry("segment_alloc", BASE + address, one.size, one.stream, where)
         self.held = now
 
-    def entry(self, action: str, address: int, size: int, stream: int, where: Frames) -> dict[str, Any]:
+    def entry(
+        self, action: str, address: int, size: int, stream: int, where: Frames
+    ) -> dict[str, Any]:
         self.clock += 1
-        return {"action": action, "addr": address, "size": size, "stream": stream, "frames": where, "pool_id": POOL, "time_us": self.clock}
+        return {
+            "action": action,
+            "addr": address,
+            "size": size,
+            "stream": stream,
+            "frames": where,
+            "pool_id": POOL,
+            "time_us": self.clock,
+        }
 
     def segment(self, one: Segment) -> dict[str, Any]:
         asked = {address: (size, where) for address, size, _, where in self.live.values()}
@@ -100,13 +124,30 @@ class Run:
         for size, used in one.blocks:
             wanted, where = asked.get(at, (size, [])) if used else (0, [])
             state = "active_allocated" if used else "inactive"
-            blocks.append({"address": at, "size": size, "requested_size": wanted, "state": state, "frames": where})
+            blocks.append(
+                {
+                    "address": at,
+                    "size": size,
+                    "requested_size": wanted,
+                    "state": state,
+                    "frames": where,
+                }
+            )
             at += size
         return {
-            "device": 0, "address": BASE + one.address, "total_size": one.size, "stream": one.stream, "segment_pool_id": POOL,
-            "segment_type": "small" if one.small else "large", "allocated_size": one.allocated, "active_size": one.allocated,
-            "requested_size": sum(block["requested_size"] for block in blocks), "is_expandable": False, "frames": [], "blocks": blocks,
-        }  # fmt: skip
+            "device": 0,
+            "address": BASE + one.address,
+            "total_size": one.size,
+            "stream": one.stream,
+            "segment_pool_id": POOL,
+            "segment_type": "small" if one.small else "large",
+            "allocated_size": one.allocated,
+            "active_size": one.allocated,
+            "requested_size": sum(block["requested_size"] for block in blocks),
+            "is_expandable": False,
+            "frames": [],
+            "blocks": blocks,
+        }
 
 
 def frames(event: Alloc, phase: str, step: int) -> Frames:

@@ -15,9 +15,10 @@ EVERY_CASE = "all, each case alike"
 HEAD = ("source", "cases", "median", "p95", "worst", "bias", "under", "deepest", "order")
 GPU_HEAD = ("GPU", *HEAD[1:-1])
 LEGEND = (
-    "Tokens a second on each GPU (generation: new tokens), predicted / measured − 1, in per cent. order: Spearman's rank correlation within one "
+    "Tokens a second on each GPU (generation: new tokens), predicted / measured − 1, in "
+    "per cent. order: Spearman's rank correlation within one "
     "model on one GPU, where there are four runs of it or more."
-)  # fmt: skip
+)
 
 
 def rows(found: Speeds) -> list[tuple[str, ...]]:
@@ -34,8 +35,14 @@ def rows(found: Speeds) -> list[tuple[str, ...]]:
 def gpu_rows(found: Speeds) -> list[tuple[str, ...]]:
     groups: dict[str, list[float]] = {}
     for speed in found.found:
-        groups.setdefault("" if speed.case.gpu is None else speed.case.gpu.name, []).append(speed.error)
-    return [(name, *cells(one)) for name, errors in sorted(groups.items()) if (one := figures(errors)) is not None]
+        groups.setdefault("" if speed.case.gpu is None else speed.case.gpu.name, []).append(
+            speed.error
+        )
+    return [
+        (name, *cells(one))
+        for name, errors in sorted(groups.items())
+        if (one := figures(errors)) is not None
+    ]
 
 
 def text(found: Speeds) -> str:
@@ -44,12 +51,27 @@ def text(found: Speeds) -> str:
         lines += [title, columns(HEAD, rows(some), frozenset(range(1, len(HEAD)))), ""]
     without = [(str(count), reason) for reason, count in reasons(found)]
     return "\n".join(
-        [*lines, LEGEND, *(["", "without an answer:", columns(("rows", "because"), without, frozenset({0}))] if without else [])]
+        [
+            *lines,
+            LEGEND,
+            *(
+                ["", "without an answer:", columns(("rows", "because"), without, frozenset({0}))]
+                if without
+                else []
+            ),
+        ]
     )
 
 
 def markdown(found: Speeds) -> str:
-    return "\n".join([line for title, some in kinds(found) for line in (f"**{title}**", "", *table(HEAD, rows(some)), "")] + [LEGEND])
+    return "\n".join(
+        [
+            line
+            for title, some in kinds(found)
+            for line in (f"**{title}**", "", *table(HEAD, rows(some)), "")
+        ]
+        + [LEGEND]
+    )
 
 
 def kinds(found: Speeds) -> Iterator[tuple[str, Speeds]]:
@@ -62,10 +84,17 @@ def data(found: Speeds) -> dict[str, Any]:
     return {
         "speeds": [
             {
-                "id": one.case.id, "source": one.case.source, "model": one.case.model, "gpu": "" if one.case.gpu is None else one.case.gpu.id,
-                "ranks": one.case.strategy.ranks, "measured": one.measured, "predicted": one.predicted,
+                "id": one.case.id,
+                "source": one.case.source,
+                "model": one.case.model,
+                "gpu": "" if one.case.gpu is None else one.case.gpu.id,
+                "ranks": one.case.strategy.ranks,
+                "measured": one.measured,
+                "predicted": one.predicted,
             }
             for one in found.found
         ],
-        "refused": [{"id": one.id, "reason": one.reason, "detail": one.detail} for one in found.refused],
-    }  # fmt: skip
+        "refused": [
+            {"id": one.id, "reason": one.reason, "detail": one.detail} for one in found.refused
+        ],
+    }

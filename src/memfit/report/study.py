@@ -1,4 +1,5 @@
-"""A study as text, Markdown and JSON: two tables for every model, machine and length, and what to begin with."""
+"""A study as text, Markdown and JSON: two tables for every model, machine and length, and what to
+begin with."""
 
 from __future__ import annotations
 
@@ -15,17 +16,24 @@ LABEL, COLUMN = 20, 10
 SHORT = {"ZeRO-2 + offload": "2+offload", "ZeRO-3 + offload": "3+offload"}
 KERNELS = {"flash-attn-2": "flash"}
 LEGEND = (
-    "! does not fit, ~ may fit, * the quickest that fits, - refused. Bytes of the worst rank as nvidia-smi shows them; seconds of one optimizer "
+    "! does not fit, ~ may fit, * the quickest that fits, - refused. Bytes of the worst "
+    "rank as nvidia-smi shows them; seconds of one optimizer "
     "step. Rows: method, gradient checkpointing (ckpt) or none, attention."
 )
 Measured = Mapping[tuple[str, str, int, int], Sequence[tuple[Way, Beside]]]
 
 
 def text(found: Study, beside: Measured, *, width: int = 80) -> str:
-    blocks = [panel for one in found.panels for panel in panel_text(one, beside.get(key(one), ()), width)]
+    blocks = [
+        panel for one in found.panels for panel in panel_text(one, beside.get(key(one), ()), width)
+    ]
     blocks.append("\n".join(textwrap.wrap(LEGEND, width)))
     if found.defaults:
-        blocks.append("\n".join(["what to begin with", *map("  ".__add__, default_lines(found.defaults, width - 2))]))
+        blocks.append(
+            "\n".join(
+                ["what to begin with", *map("  ".__add__, default_lines(found.defaults, width - 2))]
+            )
+        )
     if not found.whole:
         blocks.append("interrupted: this is what was found by then")
     return "\n\n".join(blocks)
@@ -37,22 +45,40 @@ def key(panel: Panel) -> tuple[str, str, int, int]:
 
 def title(panel: Panel) -> str:
     gpus = f"{panel.cluster.gpus} x " if panel.cluster.gpus > 1 else ""
-    return f"{panel.model}, {panel.batch} x {panel.seq} tokens a GPU, on {gpus}{panel.cluster.gpu.name} ({gib(panel.usable)} GiB usable)"
+    return (
+        f"{panel.model}, {panel.batch} x {panel.seq} tokens a GPU, on "
+        f"{gpus}{panel.cluster.gpu.name} ({gib(panel.usable)} GiB usable)"
+    )
 
 
 def panel_text(panel: Panel, beside: Sequence[tuple[Way, Beside]], width: int) -> Iterator[str]:
     layouts = columns(panel)
     head = "".join(f"{SHORT.get(name, name):>{COLUMN}}" for name in layouts)
     yield "\n".join(textwrap.wrap(title(panel), width))
-    yield "\n".join([f"{'GiB':<{LABEL}}{head}", *(f"{row:<{LABEL}}{cells}" for row, cells in body(panel, layouts, size))])
+    yield "\n".join(
+        [
+            f"{'GiB':<{LABEL}}{head}",
+            *(f"{row:<{LABEL}}{cells}" for row, cells in body(panel, layouts, size)),
+        ]
+    )
     quick = quickest(panel)
     timed = body(panel, layouts, lambda cell: seconds(cell, quick))
-    yield "\n".join([f"{'seconds a step':<{LABEL}}{head}", *(f"{row:<{LABEL}}{cells}" for row, cells in timed)])
-    lines = [line for reason in refusals(panel) for line in textwrap.wrap(f"- {reason}", width, subsequent_indent="  ")]
+    yield "\n".join(
+        [f"{'seconds a step':<{LABEL}}{head}", *(f"{row:<{LABEL}}{cells}" for row, cells in timed)]
+    )
+    lines = [
+        line
+        for reason in refusals(panel)
+        for line in textwrap.wrap(f"- {reason}", width, subsequent_indent="  ")
+    ]
     if lines:
         yield "\n".join(lines)
     if beside:
-        yield "\n".join(line for one in measured_lines(panel, beside) for line in textwrap.wrap(one, width, subsequent_indent="  "))
+        yield "\n".join(
+            line
+            for one in measured_lines(panel, beside)
+            for line in textwrap.wrap(one, width, subsequent_indent="  ")
+        )
 
 
 def refusals(panel: Panel) -> Iterator[str]:
@@ -70,7 +96,8 @@ def columns(panel: Panel) -> list[str]:
 
 
 def label(way: Way) -> str:
-    return f"{way.method:<6}{'ckpt' if way.checkpointing == 'full' else '-':<6}{KERNELS.get(way.attention, way.attention)}"
+    checkpoints = "ckpt" if way.checkpointing == "full" else "-"
+    return f"{way.method:<6}{checkpoints:<6}{KERNELS.get(way.attention, way.attention)}"
 
 
 def rows(panel: Panel) -> dict[str, dict[str, Cell]]:
@@ -82,7 +109,12 @@ def rows(panel: Panel) -> dict[str, dict[str, Cell]]:
 
 def body(panel: Panel, layouts: list[str], said: Any) -> Iterator[tuple[str, str]]:
     for row, cells in rows(panel).items():
-        yield row, "".join(f"{said(cells[name]) if name in cells else '':>{COLUMN}}" for name in layouts).rstrip()
+        yield (
+            row,
+            "".join(
+                f"{said(cells[name]) if name in cells else '':>{COLUMN}}" for name in layouts
+            ).rstrip(),
+        )
 
 
 def size(cell: Cell) -> str:
@@ -92,7 +124,11 @@ def size(cell: Cell) -> str:
 
 
 def quickest(panel: Panel) -> Cell | None:
-    return min((cell for cell in panel.cells if cell.fits and cell.seconds), key=lambda cell: cell.seconds or 0.0, default=None)
+    return min(
+        (cell for cell in panel.cells if cell.fits and cell.seconds),
+        key=lambda cell: cell.seconds or 0.0,
+        default=None,
+    )
 
 
 def seconds(cell: Cell, quick: Cell | None) -> str:
@@ -107,13 +143,21 @@ def measured_lines(panel: Panel, beside: Sequence[tuple[Way, Beside]]) -> Iterat
     for way, one in beside:
         predicted = one.of(cells[way])
         far = f", {predicted / one.value - 1:+.1%}" if predicted else ""
-        yield f"  {' '.join(label(way).split())}, {way.layout}: {one.what} {gib(one.value)} GiB measured, {gib(predicted)} predicted{far} ({one.source})"
+        yield (
+            f"  {' '.join(label(way).split())}, {way.layout}: {one.what} {gib(one.value)} "
+            f"GiB measured, {gib(predicted)} predicted{far} ({one.source})"
+        )
 
 
 def words(way: Way) -> str:
     """`LoRA, ZeRO-2, checkpointing, fused attention`."""
     method = {"lora": "LoRA", "qlora": "QLoRA"}.get(way.method, way.method)
-    parts = [method, way.layout, *(["checkpointing"] if way.checkpointing == "full" else []), f"{way.attention} attention"]
+    parts = [
+        method,
+        way.layout,
+        *(["checkpointing"] if way.checkpointing == "full" else []),
+        f"{way.attention} attention",
+    ]
     return ", ".join(parts)
 
 
@@ -121,9 +165,16 @@ def default_words(one: Default) -> str:
     if one.way is None:
         return "nothing fits"
     slower = (
-        "time unknown" if one.slower is None else "the quickest" if one.slower < 0.005 else f"{one.slower:.0%} slower than the quickest"
+        "time unknown"
+        if one.slower is None
+        else "the quickest"
+        if one.slower < 0.005
+        else f"{one.slower:.0%} slower than the quickest"
     )
-    return f"{words(one.way)}: fits in {one.fits} of {one.cases}, {slower}, {one.memory:.0%} of the GPU"
+    return (
+        f"{words(one.way)}: fits in {one.fits} of {one.cases}, {slower}, {one.memory:.0%} of "
+        "the GPU"
+    )
 
 
 def default_lines(found: Sequence[Default], width: int) -> Iterator[str]:
@@ -132,7 +183,11 @@ def default_lines(found: Sequence[Default], width: int) -> Iterator[str]:
         if one.situation != situation:
             situation = one.situation
             yield f"{situation}, {one.cases} case{'' if one.cases == 1 else 's'}"
-        yield from textwrap.wrap(f"  {one.method or 'any method'}: {default_words(one)}", width, subsequent_indent="      ")
+        yield from textwrap.wrap(
+            f"  {one.method or 'any method'}: {default_words(one)}",
+            width,
+            subsequent_indent="      ",
+        )
 
 
 def markdown(found: Study, beside: Measured) -> str:
@@ -140,25 +195,57 @@ def markdown(found: Study, beside: Measured) -> str:
     for panel in found.panels:
         layouts, quick = columns(panel), quickest(panel)
         both = [
-            (row, *(f"{size(cells[name]).strip()} / {seconds(cells[name], quick).strip()}" if name in cells else "" for name in layouts))
+            (
+                row,
+                *(
+                    f"{size(cells[name]).strip()} / {seconds(cells[name], quick).strip()}"
+                    if name in cells
+                    else ""
+                    for name in layouts
+                ),
+            )
             for row, cells in rows(panel).items()
         ]
-        lines += [f"**{title(panel)}** (GiB / seconds a step)", "", *marked.table(("", *layouts), both), ""]
-        lines += [f"- {one.strip()}" for one in list(measured_lines(panel, beside.get(key(panel), ())))[1:]]
+        lines += [
+            f"**{title(panel)}** (GiB / seconds a step)",
+            "",
+            *marked.table(("", *layouts), both),
+            "",
+        ]
+        lines += [
+            f"- {one.strip()}"
+            for one in list(measured_lines(panel, beside.get(key(panel), ())))[1:]
+        ]
     lines += ["", LEGEND, ""]
-    told = [(one.situation, one.method or "any", str(one.cases), default_words(one)) for one in found.defaults]
+    told = [
+        (one.situation, one.method or "any", str(one.cases), default_words(one))
+        for one in found.defaults
+    ]
     return "\n".join([*lines, *marked.table(("situation", "method", "cases", "begin with"), told)])
 
 
 def data(found: Study, beside: Measured) -> dict[str, Any]:
     return {
-        "schema": 1, "whole": found.whole,
+        "schema": 1,
+        "whole": found.whole,
         "panels": [
             {
-                "model": panel.model, "parameters": panel.parameters, "gpu": panel.cluster.gpu.id, "gpus": panel.cluster.gpus, "seq": panel.seq,
-                "batch": panel.batch, "usable": panel.usable, "cells": [cell_data(cell) for cell in panel.cells],
+                "model": panel.model,
+                "parameters": panel.parameters,
+                "gpu": panel.cluster.gpu.id,
+                "gpus": panel.cluster.gpus,
+                "seq": panel.seq,
+                "batch": panel.batch,
+                "usable": panel.usable,
+                "cells": [cell_data(cell) for cell in panel.cells],
                 "measured": [
-                    {**way_data(way), "metric": one.metric, "value": one.value, "source": one.source, "id": one.id}
+                    {
+                        **way_data(way),
+                        "metric": one.metric,
+                        "value": one.value,
+                        "source": one.source,
+                        "id": one.id,
+                    }
                     for way, one in beside.get(key(panel), ())
                 ],
             }
@@ -166,16 +253,26 @@ def data(found: Study, beside: Measured) -> dict[str, Any]:
         ],
         "defaults": [
             {
-                "situation": one.situation, "method": one.method, "cases": one.cases, "fits": one.fits, "slower": one.slower,
-                "memory": one.memory, "way": None if one.way is None else way_data(one.way),
+                "situation": one.situation,
+                "method": one.method,
+                "cases": one.cases,
+                "fits": one.fits,
+                "slower": one.slower,
+                "memory": one.memory,
+                "way": None if one.way is None else way_data(one.way),
             }
             for one in found.defaults
         ],
-    }  # fmt: skip
+    }
 
 
 def way_data(way: Way) -> dict[str, str]:
-    return {"method": way.method, "checkpointing": way.checkpointing, "attention": way.attention, "layout": way.layout}
+    return {
+        "method": way.method,
+        "checkpointing": way.checkpointing,
+        "attention": way.attention,
+        "layout": way.layout,
+    }
 
 
 def cell_data(cell: Cell) -> dict[str, Any]:
@@ -183,6 +280,12 @@ def cell_data(cell: Cell) -> dict[str, Any]:
         return {**way_data(cell.way), "refused": cell.refused}
     band = None if cell.band is None else {"low": cell.band.low, "high": cell.band.high}
     return {
-        **way_data(cell.way), "verdict": cell.verdict, "device": cell.device, "reserved": cell.reserved, "allocated": cell.allocated,
-        "host": cell.host, "band": band, "seconds": cell.seconds,
-    }  # fmt: skip
+        **way_data(cell.way),
+        "verdict": cell.verdict,
+        "device": cell.device,
+        "reserved": cell.reserved,
+        "allocated": cell.allocated,
+        "host": cell.host,
+        "band": band,
+        "seconds": cell.seconds,
+    }

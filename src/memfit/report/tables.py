@@ -12,17 +12,24 @@ from memfit.report.figures import count, gib
 UNCHECKED = "?"
 
 
-def columns(head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int], room: int = 0) -> str:
-    """As wide as its widest cells; `right` are the columns of numbers. Of a line that is longer than `room` (0: any) the end is left out."""
+def columns(
+    head: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int], room: int = 0
+) -> str:
+    """As wide as its widest cells; `right` are the columns of numbers. Of a line that is longer
+    than `room` (0: any) the end is left out."""
     cells = [tuple(head), *(tuple(row) for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(head))]
     lines = (
         "  ".join(
-            f"{cell:>{width}}" if at in right else f"{cell:<{width}}" for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+            f"{cell:>{width}}" if at in right else f"{cell:<{width}}"
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
         )
         for row in cells
     )
-    return "\n".join(line if not room or len(line) <= room else line[: room - 1] + "…" for line in map(str.rstrip, lines))
+    return "\n".join(
+        line if not room or len(line) <= room else line[: room - 1] + "…"
+        for line in map(str.rstrip, lines)
+    )
 
 
 def models(entries: Sequence[Entry], room: int = 0) -> str:
@@ -38,11 +45,15 @@ def size(entry: Entry) -> str:
 def models_json(entries: Sequence[Entry]) -> list[dict[str, Any]]:
     return [
         {
-            "name": entry.name, "model_type": entry.model_type, "parameters": entry.parameters, "published": entry.published,
-            "config": entry.provenance, "source": entry.source,
+            "name": entry.name,
+            "model_type": entry.model_type,
+            "parameters": entry.parameters,
+            "published": entry.published,
+            "config": entry.provenance,
+            "source": entry.source,
         }
         for entry in entries
-    ]  # fmt: skip
+    ]
 
 
 def gpus(found: Sequence[GPU], room: int = 0) -> str:
@@ -57,8 +68,14 @@ def gpus(found: Sequence[GPU], room: int = 0) -> str:
         )
         for gpu in found
     ]
-    text = columns(("gpu", "usable GiB", "GB/s", "bf16 TFLOP/s", "name"), rows, frozenset({1, 2, 3}), room)
-    return text + (f"\n{UNCHECKED} on record without proof" if any(UNCHECKED in cell for row in rows for cell in row[1:4]) else "")
+    text = columns(
+        ("gpu", "usable GiB", "GB/s", "bf16 TFLOP/s", "name"), rows, frozenset({1, 2, 3}), room
+    )
+    return text + (
+        f"\n{UNCHECKED} on record without proof"
+        if any(UNCHECKED in cell for row in rows for cell in row[1:4])
+        else ""
+    )
 
 
 def rate(gpu: GPU, field: str, value: float | None, unit: float) -> str:
@@ -72,9 +89,17 @@ def marked(gpu: GPU, field: str, text: str) -> str:
 def gpus_json(found: Sequence[GPU]) -> list[dict[str, Any]]:
     return [
         {
-            "id": gpu.id, "name": gpu.name, "vendor": gpu.vendor, "usable": usable(gpu), "memory_low": gpu.memory_range[0],
-            "memory_high": gpu.memory_range[1], "bandwidth": gpu.bandwidth, "rates": dict(gpu.rates), "arch": gpu.arch,
-            "status": dict(gpu.status), "cites": dict(gpu.cites),
+            "id": gpu.id,
+            "name": gpu.name,
+            "vendor": gpu.vendor,
+            "usable": usable(gpu),
+            "memory_low": gpu.memory_range[0],
+            "memory_high": gpu.memory_range[1],
+            "bandwidth": gpu.bandwidth,
+            "rates": dict(gpu.rates),
+            "arch": gpu.arch,
+            "status": dict(gpu.status),
+            "cites": dict(gpu.cites),
         }
         for gpu in found
-    ]  # fmt: skip
+    ]

@@ -1,4 +1,5 @@
-"""An estimate as text: the verdict first, then which number is which, what fills the memory, when, and what to mind.
+"""An estimate as text: the verdict first, then which number is which, what fills the memory, when,
+and what to mind.
 
 Lines keep within the width, and nothing is said by colour alone.
 """
@@ -29,9 +30,12 @@ WHAT = {
     "host": "CPU memory: ",
 }
 QUESTIONS = {
-    "largest_batch": "largest batch that fits", "longest_seq": "longest sequence that fits",
-    "smallest_gpu": "smallest GPU that fits", "cheapest_gpu": "cheapest GPU that fits", "cheapest_precision": "precision to go down to",
-}  # fmt: skip
+    "largest_batch": "largest batch that fits",
+    "longest_seq": "longest sequence that fits",
+    "smallest_gpu": "smallest GPU that fits",
+    "cheapest_gpu": "cheapest GPU that fits",
+    "cheapest_precision": "precision to go down to",
+}
 MARGIN = 11
 OUTER = ("fragmentation", "context", "nccl")
 
@@ -51,7 +55,9 @@ def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
     for section in (*sections, answers(estimate), ladder(estimate), remarks(estimate.problems)):
         found = [folded for line in section for folded in fold(line, width)]
         lines += ["", *found] if lines and found else found
-    return "\n".join([paint(lines[0], estimate.verdict), *map(paint, lines[1:])] if colour else lines)
+    return "\n".join(
+        [paint(lines[0], estimate.verdict), *map(paint, lines[1:])] if colour else lines
+    )
 
 
 def verdict(estimate: Estimate) -> Iterator[str]:
@@ -65,7 +71,10 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     on = f" on {estimate.gpu.name}" if listed else ""
     on += f", each of {estimate.strategy.ranks}" if estimate.strategy.ranks > 1 else ""
     if estimate.verdict == "no":
-        yield f"{name}: needs {device} GiB, {estimate.gpu.name if listed else 'the GPU'} offers {room} GiB"
+        yield (
+            f"{name}: needs {device} GiB, {estimate.gpu.name if listed else 'the GPU'} "
+            f"offers {room} GiB"
+        )
     elif estimate.verdict == "tight":
         yield f"{name}: {device} GiB of {room} GiB{on}"
     else:
@@ -73,9 +82,15 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     yield f"the estimate reaches from {low} to {high} GiB"
     if estimate.failure is not None:
         asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
-        yield f"runs out of memory in {place(estimate.failure.at, estimate)}: asks for {asked}, {left} are left"
+        yield (
+            f"runs out of memory in {place(estimate.failure.at, estimate)}: asks for "
+            f"{asked}, {left} are left"
+        )
     if estimate.retries:
-        yield f"it gets through only because the allocator gives back what it caches and tries again, {times(estimate.retries)}"
+        yield (
+            "it gets through only because the allocator gives back what it caches and tries "
+            f"again, {times(estimate.retries)}"
+        )
 
 
 def subject(estimate: Estimate) -> Iterator[str]:
@@ -96,27 +111,41 @@ def subject(estimate: Estimate) -> Iterator[str]:
 
 
 def layout_words(estimate: Estimate) -> str:
-    """`fsdp=8, tp=2 (sequence yes) over 2 nodes of 8 GPUs`: sizes, and every setting that is not at its default."""
+    """`fsdp=8, tp=2 (sequence yes) over 2 nodes of 8 GPUs`: sizes, and every setting that is not at
+    its default."""
     words = []
     for name, layout in estimate.strategy.uses():
         settings = [
-            f"{one.name.replace('_', '-')} {'yes' if value is True else 'no' if value is False else value}"
+            (
+                f"{one.name.replace('_', '-')} "
+                f"{'yes' if value is True else 'no' if value is False else value}"
+            )
             for one in dataclasses.fields(layout)
             if one.name != "size" and (value := getattr(layout, one.name)) != one.default
         ]
         words.append(f"{name}={layout.size}" + (f" ({', '.join(settings)})" if settings else ""))
-    return ", ".join(words) + ("" if estimate.cluster is None else f" on {machines(estimate.cluster)}")
+    return ", ".join(words) + (
+        "" if estimate.cluster is None else f" on {machines(estimate.cluster)}"
+    )
 
 
 def machines(cluster: Cluster) -> str:
     if cluster.gpus == 1:
         return "one GPU"
-    return f"{cluster.gpus_per_node} GPUs" if cluster.nodes == 1 else f"{cluster.nodes} x {cluster.gpus_per_node} GPUs"
+    return (
+        f"{cluster.gpus_per_node} GPUs"
+        if cluster.nodes == 1
+        else f"{cluster.nodes} x {cluster.gpus_per_node} GPUs"
+    )
 
 
 def source_words(estimate: Estimate) -> str:
     """`a trace of the real code (torch 2.13.0)`."""
-    how = {"formula": "formulas", "trace": "a trace of the real code", "measured": "a measured run"}.get(estimate.source, estimate.source)
+    how = {
+        "formula": "formulas",
+        "trace": "a trace of the real code",
+        "measured": "a measured run",
+    }.get(estimate.source, estimate.source)
     versions = ", ".join(f"{name} {version}" for name, version in estimate.versions.items())
     return how + (f" ({versions})" if versions else "")
 
@@ -129,20 +158,31 @@ def script_words(script: Script) -> str:
 def job_words(job: Job) -> str:
     """What any reader wants to know, then every option that is not at its default."""
     kind = f"{job.task} {job.method}" if job.training else job.task
-    words = [kind, job.framework, job.precision, *([job.optimizer] if job.training else []), f"batch {job.batch} x {job.seq} tokens"]
+    words = [
+        kind,
+        job.framework,
+        job.precision,
+        *([job.optimizer] if job.training else []),
+        f"batch {job.batch} x {job.seq} tokens",
+    ]
     if not job.training:
         words.append(f"{job.new_tokens} new tokens")
     said = {"task", "method", "framework", "precision", "optimizer", "batch", "seq", "new_tokens"}
     for one in dataclasses.fields(Job):
         value = getattr(job, one.name)
         if one.name not in said and value != one.default:
-            words.append(f"{one.name.replace('_', ' ')} {str(value).lower() if isinstance(value, bool) else value}")
+            words.append(
+                f"{one.name.replace('_', ' ')} "
+                f"{str(value).lower() if isinstance(value, bool) else value}"
+            )
     return ", ".join(words)
 
 
 def numbers(estimate: Estimate) -> Iterator[str]:
     memory = estimate.memory
-    yield figure("device", estimate.device, WHAT["device"] + (", and NCCL" if estimate.strategy else ""))
+    yield figure(
+        "device", estimate.device, WHAT["device"] + (", and NCCL" if estimate.strategy else "")
+    )
     if memory.reserved is not None:
         yield figure("reserved", memory.reserved, WHAT["reserved"])
     yield figure("allocated", memory.allocated, WHAT["allocated"])
@@ -153,7 +193,11 @@ def numbers(estimate: Estimate) -> Iterator[str]:
 
 def host_words(host: Host) -> str:
     """With what stays there on the whole node, where that is not the figure itself."""
-    return host.why + (f"; a node keeps {gib(host.node)} GiB there while it runs" if host.node and host.node != host.size else "")
+    return host.why + (
+        f"; a node keeps {gib(host.node)} GiB there while it runs"
+        if host.node and host.node != host.size
+        else ""
+    )
 
 
 def figure(name: str, size: int, what: str) -> str:
@@ -176,8 +220,11 @@ def parts(estimate: Estimate, width: int) -> Iterator[str]:
 
 
 def large_parts(estimate: Estimate) -> dict[str, int]:
-    """The parts in their order; those that would read `<0.01` stand in one line behind what is live."""
-    large: dict[str, int] = {name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in OUTER}
+    """The parts in their order; those that would read `<0.01` stand in one line behind what is
+    live."""
+    large: dict[str, int] = {
+        name: size for name, size in estimate.parts.items() if size >= GIB // 200 or name in OUTER
+    }
     small = sum(size for name, size in estimate.parts.items() if name not in large)
     outer: dict[str, int] = {name: large.pop(name) for name in OUTER if name in large}
     return {**large, **({"the rest": small} if small else {}), **outer}
@@ -198,28 +245,50 @@ def moments(estimate: Estimate, width: int) -> Iterator[str]:
         if stretch.moment == before:
             name = " " * (len(stretch.moment) + 2) + phase(stretch.phase)
         held = f"{gib(stretch.reserved):>11}" if stretch.reserved is not None else ""
-        yield f"  {name:<28}{gib(stretch.allocated):>11}{held}  {bar(0, stretch.allocated, scale, columns)}".rstrip()
+        yield (
+            f"  {name:<28}{gib(stretch.allocated):>11}{held}  "
+            f"{bar(0, stretch.allocated, scale, columns)}"
+        ).rstrip()
         before = stretch.moment
 
 
 def merged(timeline: Iterable[Stretch]) -> list[Stretch]:
-    """Each phase of each moment once (of all steady steps, of all tokens), with its highest peaks."""
+    """Each phase of each moment once (of all steady steps, of all tokens), with its highest
+    peaks."""
     found: dict[tuple[str, str], Stretch] = {}
     for one in timeline:
         last = found.get((one.moment, one.phase), one)
         reserved = one.reserved if last.reserved is None else max(last.reserved, one.reserved or 0)
-        found[one.moment, one.phase] = last._replace(allocated=max(last.allocated, one.allocated), reserved=reserved)
-    return [one for name in dict.fromkeys(moment for moment, _ in found) for (moment, _), one in found.items() if moment == name]
+        found[one.moment, one.phase] = last._replace(
+            allocated=max(last.allocated, one.allocated), reserved=reserved
+        )
+    return [
+        one
+        for name in dict.fromkeys(moment for moment, _ in found)
+        for (moment, _), one in found.items()
+        if moment == name
+    ]
 
 
 def moment_words(stretch: Stretch) -> str:
-    return phase(stretch.phase) if stretch.moment == stretch.phase else f"{stretch.moment}, {phase(stretch.phase)}"
+    return (
+        phase(stretch.phase)
+        if stretch.moment == stretch.phase
+        else f"{stretch.moment}, {phase(stretch.phase)}"
+    )
 
 
 def place(at: Moment, estimate: Estimate) -> str:
     """`the first step, backward, model.layers.31.mlp (silu)`."""
-    stretch = next((one for one in estimate.memory.timeline if (one.phase, one.step) == (at.phase, at.step)), None)
-    name = phase(at.phase) if stretch is None or stretch.moment == stretch.phase else f"the {moment_words(stretch)}"
+    stretch = next(
+        (one for one in estimate.memory.timeline if (one.phase, one.step) == (at.phase, at.step)),
+        None,
+    )
+    name = (
+        phase(at.phase)
+        if stretch is None or stretch.moment == stretch.phase
+        else f"the {moment_words(stretch)}"
+    )
     where = f", {at.where}" if at.where else ""
     like = f", one of {at.like} alike" if at.like > 1 else ""
     return name + where + like + (f" ({at.op})" if at.op else "")
@@ -241,7 +310,11 @@ def answers(estimate: Estimate) -> Iterator[str]:
     for answer in estimate.answers:
         yield answer_line(answer)
         for name, found, device in answer.tried:
-            yield f"  {name:<28}{gib(device):>8} GiB  {VERDICTS[found]}" if found in VERDICTS else f"  {name:<28}{found}"
+            yield (
+                f"  {name:<28}{gib(device):>8} GiB  {VERDICTS[found]}"
+                if found in VERDICTS
+                else f"  {name:<28}{found}"
+            )
 
 
 def ladder(estimate: Estimate) -> Iterator[str]:
@@ -250,19 +323,28 @@ def ladder(estimate: Estimate) -> Iterator[str]:
     if advice is None:
         return
     if not advice.rungs:
-        yield "it fits as it is" if advice.helps else "none of the changes that memfit knows makes it fit: a larger GPU, or more of them"
+        yield (
+            "it fits as it is"
+            if advice.helps
+            else "none of the changes that memfit knows makes it fit: a larger GPU, or more of them"
+        )
         return
     yield "to make it fit:"
     for rung in advice.rungs:
         slower = "" if rung.slower is None else f", {100 * rung.slower:+.0f} % time"
         host = "" if rung.host is None else f"; {gib(rung.host)} GiB of the host for each GPU"
-        yield f"  {rung.name}: {gib(rung.device)} GiB, {VERDICTS[rung.verdict]} (frees {gib(rung.freed)} GiB{slower}{host})"
+        yield (
+            f"  {rung.name}: {gib(rung.device)} GiB, {VERDICTS[rung.verdict]} (frees "
+            f"{gib(rung.freed)} GiB{slower}{host})"
+        )
 
 
 def answer_line(answer: Answer) -> str:
     value = "none" if answer.value is None else str(answer.value)
     device = "" if answer.device is None else f", {gib(answer.device)} GiB"
-    return f"{QUESTIONS[answer.question]}: {value}{device}" + (f" ({answer.limit})" if answer.limit else "")
+    return f"{QUESTIONS[answer.question]}: {value}{device}" + (
+        f" ({answer.limit})" if answer.limit else ""
+    )
 
 
 def remarks(problems: Iterable[Problem]) -> Iterator[str]:
@@ -285,8 +367,17 @@ def paint(line: str, kind: str | None = None) -> str:
 
 
 def fold(line: str, width: int) -> list[str]:
-    """Long lines go on under their text; a line without a blank in the first columns has its text at two."""
+    """Long lines go on under their text; a line without a blank in the first columns has its text
+    at two."""
     if len(line) <= width or "█" in line:
         return [line]
-    indent = MARGIN + 13 if line[MARGIN : MARGIN + 13].rstrip().endswith("GiB") else MARGIN if line[:MARGIN].endswith("  ") else 2
-    return textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False) or [line]
+    indent = (
+        MARGIN + 13
+        if line[MARGIN : MARGIN + 13].rstrip().endswith("GiB")
+        else MARGIN
+        if line[:MARGIN].endswith("  ")
+        else 2
+    )
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    ) or [line]

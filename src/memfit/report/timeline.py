@@ -1,4 +1,5 @@
-"""The memory of a run drawn over its events: what is alive, stacked by part, below what the allocator holds; phases are marked."""
+"""The memory of a run drawn over its events: what is alive, stacked by part, below what the
+allocator holds; phases are marked."""
 
 from __future__ import annotations
 
@@ -24,12 +25,22 @@ COLUMNS = 720  # points of a curve
 TABLE = 110  # characters of the list below it
 WIDTH, HEIGHT = 980, 460
 LEFT, RIGHT, TOP, BOTTOM = 62, 170, 54, 40
-# From the bottom up: what stays, then what comes and goes. Colours can be told apart by colour-blind eyes (after Okabe and Ito).
+# From the bottom up: what stays, then what comes and goes. Colours can be told apart by
+# colour-blind eyes (after Okabe and Ito).
 COLOURS = {
-    "weights": "#0072b2", "master": "#004c77", "optimizer": "#56b4e9", "gradients": "#009e73", "buffers": "#5f6b6d", "kv_cache": "#006b4f",
-    "workspace": "#999999", "activations": "#e69f00", "inputs": "#8c6d31", "logits": "#d55e00", "communication": "#332288",
+    "weights": "#0072b2",
+    "master": "#004c77",
+    "optimizer": "#56b4e9",
+    "gradients": "#009e73",
+    "buffers": "#5f6b6d",
+    "kv_cache": "#006b4f",
+    "workspace": "#999999",
+    "activations": "#e69f00",
+    "inputs": "#8c6d31",
+    "logits": "#d55e00",
+    "communication": "#332288",
     "temporaries": "#cc79a7",
-}  # fmt: skip
+}
 
 
 class Band(NamedTuple):
@@ -43,7 +54,8 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Curves:
-    """One value for each column: of the event in it with the most alive, so that no peak is lost."""
+    """One value for each column: of the event in it with the most alive, so that no peak is
+    lost."""
 
     parts: dict[str, list[int]]
     reserved: list[int]
@@ -56,7 +68,8 @@ class Curves:
 
 
 def curves(tape: Tape, settings: Settings, columns: int = COLUMNS) -> Curves:
-    """Blocks are rounded up to 512 bytes. `activations` that end in the phase they began in are `temporaries`, as in the report."""
+    """Blocks are rounded up to 512 bytes. `activations` that end in the phase they began in are
+    `temporaries`, as in the report."""
     passing = passing_blocks(tape)
     count = sum(isinstance(event, (Alloc, Free)) for event in tape)
     columns = max(1, min(columns, count))
@@ -93,7 +106,12 @@ def curves(tape: Tape, settings: Settings, columns: int = COLUMNS) -> Curves:
     parts = {name: [held.get(name, 0) for _, held in best] for name in COLOURS}
     ends = [band.first for band in bands[1:]] + [columns]
     bands = [band._replace(last=end) for band, end in zip(bands, ends, strict=True)]
-    return Curves(parts={name: row for name, row in parts.items() if any(row)}, reserved=reserved, bands=bands, events=count)
+    return Curves(
+        parts={name: row for name, row in parts.items() if any(row)},
+        reserved=reserved,
+        bands=bands,
+        events=count,
+    )
 
 
 def passing_blocks(tape: Tape) -> set[int]:
@@ -110,18 +128,25 @@ def passing_blocks(tape: Tape) -> set[int]:
 
 def draw(estimate: Estimate, path: Path) -> None:
     """Into a file of the kind that its name says: .svg, .png or .html."""
-    drawn = curves(estimate.memory.tape, Settings.parse(estimate.job.alloc_conf, where="job.alloc_conf"))
+    drawn = curves(
+        estimate.memory.tape, Settings.parse(estimate.job.alloc_conf, where="job.alloc_conf")
+    )
     kind = path.suffix.lower()
     try:
         if kind == ".png":
             png(estimate, drawn, path)
         else:
-            path.write_text(page(estimate, drawn) if kind == ".html" else svg(estimate, drawn), encoding="utf-8")
+            path.write_text(
+                page(estimate, drawn) if kind == ".html" else svg(estimate, drawn), encoding="utf-8"
+            )
     except OSError as error:
-        raise InputError.one(f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}", where="timeline") from None
+        raise InputError.one(
+            f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}",
+            where="timeline",
+        ) from None
 
 
-# ------------------------------------------------------------------------------------------------------------ the SVG
+# ----------------------------------------------------------------------------------------- the SVG
 class Scale(NamedTuple):
     """From columns and bytes to the drawing."""
 
@@ -161,15 +186,30 @@ def svg(estimate: Estimate, drawn: Curves) -> str:
         *legend(estimate, drawn, scale),
     ]
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" '
         'font-family="system-ui, sans-serif" font-size="11">'
     )
-    return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *body, "</svg>", ""])
+    return "\n".join(
+        [head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *body, "</svg>", ""]
+    )
 
 
-def text(x: float, y: float, words: str, *, anchor: str = "start", colour: str = "#222", size: int = 11, bold: bool = False) -> str:
+def text(
+    x: float,
+    y: float,
+    words: str,
+    *,
+    anchor: str = "start",
+    colour: str = "#222",
+    size: int = 11,
+    bold: bool = False,
+) -> str:
     weight = ' font-weight="600"' if bold else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" font-size="{size}"{weight}>{html.escape(words)}</text>'
+    return (
+        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" '
+        f'font-size="{size}"{weight}>{html.escape(words)}</text>'
+    )
 
 
 def frame(estimate: Estimate, scale: Scale) -> Iterator[str]:
@@ -186,7 +226,13 @@ def frame(estimate: Estimate, scale: Scale) -> Iterator[str]:
         yield text(LEFT - 6, y + 4, f"{value:g}", anchor="end", colour="#555")
         value += step
     yield text(LEFT - 6, TOP - 8, scale.word, anchor="end", colour="#555")
-    yield text((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 10, "allocations and frees, in order", anchor="middle", colour="#555")
+    yield text(
+        (LEFT + WIDTH - RIGHT) / 2,
+        HEIGHT - 10,
+        "allocations and frees, in order",
+        anchor="middle",
+        colour="#555",
+    )
 
 
 def tick(highest: float) -> float:
@@ -204,8 +250,14 @@ def areas(drawn: Curves, scale: Scale) -> Iterator[str]:
     for name, row in drawn.parts.items():
         above = [low + size for low, size in zip(below, row, strict=True)]
         there = [f"{scale.x(at + 0.5):.1f},{scale.y(size):.1f}" for at, size in enumerate(above)]
-        back = [f"{scale.x(at + 0.5):.1f},{scale.y(size):.1f}" for at, size in reversed(list(enumerate(below)))]
-        yield f'<polygon fill="{COLOURS[name]}" points="{" ".join(there + back)}"><title>{html.escape(name)}</title></polygon>'
+        back = [
+            f"{scale.x(at + 0.5):.1f},{scale.y(size):.1f}"
+            for at, size in reversed(list(enumerate(below)))
+        ]
+        yield (
+            f'<polygon fill="{COLOURS[name]}" '
+            f'points="{" ".join(there + back)}"><title>{html.escape(name)}</title></polygon>'
+        )
         below = above
 
 
@@ -216,29 +268,49 @@ def bands(drawn: Curves, scale: Scale) -> Iterator[str]:
         if right - left < 1:
             continue
         shade = "#f0f0f0" if number % 2 else "#e2e6ea"
-        yield f'<rect x="{left:.1f}" y="{TOP - 20}" width="{right - left:.1f}" height="16" fill="{shade}"><title>{name_of(band)}</title></rect>'
-        yield f'<line x1="{left:.1f}" x2="{left:.1f}" y1="{TOP - 20}" y2="{HEIGHT - BOTTOM}" stroke="#000" stroke-opacity="0.18"/>'
+        yield (
+            f'<rect x="{left:.1f}" y="{TOP - 20}" width="{right - left:.1f}" height="16" '
+            f'fill="{shade}"><title>{name_of(band)}</title></rect>'
+        )
+        yield (
+            f'<line x1="{left:.1f}" x2="{left:.1f}" y1="{TOP - 20}" y2="{HEIGHT - BOTTOM}" '
+            'stroke="#000" stroke-opacity="0.18"/>'
+        )
         for words in (name_of(band), phase(band.phase), band.phase):
             if len(words) * 5.9 < right - left - 2:
-                yield text((left + right) / 2, TOP - 8, words, anchor="middle", colour="#333", size=10)
+                yield text(
+                    (left + right) / 2, TOP - 8, words, anchor="middle", colour="#333", size=10
+                )
                 break
 
 
 def name_of(band: Band) -> str:
-    return f"{phase(band.phase)} {band.step + 1}" if band.phase in ("forward", "backward", "step") else phase(band.phase)
+    return (
+        f"{phase(band.phase)} {band.step + 1}"
+        if band.phase in ("forward", "backward", "step")
+        else phase(band.phase)
+    )
 
 
 def lines(estimate: Estimate, drawn: Curves, scale: Scale) -> Iterator[str]:
     """What the allocator holds, where the GPU is full, and the peak."""
-    points = " ".join(f"{scale.x(at + 0.5):.1f},{scale.y(size):.1f}" for at, size in enumerate(drawn.reserved))
+    points = " ".join(
+        f"{scale.x(at + 0.5):.1f},{scale.y(size):.1f}" for at, size in enumerate(drawn.reserved)
+    )
     yield f'<polyline fill="none" stroke="#000" stroke-width="1.2" points="{points}"/>'
     room = limit(estimate)
     if room is not None and room <= scale.top:
         y = scale.y(room)
-        yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#c00" stroke-width="1.5" stroke-dasharray="6 4"/>'
+        yield (
+            f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="#c00" '
+            'stroke-width="1.5" stroke-dasharray="6 4"/>'
+        )
     totals = drawn.totals
     at = totals.index(max(totals))
-    yield f'<circle cx="{scale.x(at + 0.5):.1f}" cy="{scale.y(totals[at]):.1f}" r="4" fill="none" stroke="#000" stroke-width="1.5"/>'
+    yield (
+        f'<circle cx="{scale.x(at + 0.5):.1f}" cy="{scale.y(totals[at]):.1f}" r="4" '
+        'fill="none" stroke="#000" stroke-width="1.5"/>'
+    )
 
 
 def legend(estimate: Estimate, drawn: Curves, scale: Scale) -> Iterator[str]:
@@ -257,24 +329,33 @@ def legend(estimate: Estimate, drawn: Curves, scale: Scale) -> Iterator[str]:
         rows.append(("#c00", ' stroke-dasharray="4 3"', "room beside context", room))
     for colour, dash, words, size in rows:
         y += 22
-        yield f'<line x1="{x}" x2="{x + 12}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" stroke-width="1.5"{dash}/>'
+        yield (
+            f'<line x1="{x}" x2="{x + 12}" y1="{y - 4}" y2="{y - 4}" stroke="{colour}" '
+            f'stroke-width="1.5"{dash}/>'
+        )
         yield text(x + 17, y, words)
         yield text(WIDTH - 12, y + 13, f"{size / scale.unit:.2f}", anchor="end")
         y += 8
     y += 26
     if estimate.memory.at is not None:
-        named = place(estimate.memory.at, estimate).replace(".default", "").replace("_", "_ ")  # a long name may break behind these
+        named = (
+            place(estimate.memory.at, estimate).replace(".default", "").replace("_", "_ ")
+        )  # a long name may break behind these
         for words in textwrap.wrap("peak: " + named, 26)[:6]:
             yield text(x, y, words.replace("_ ", "_"), colour="#555", size=10)
             y += 13
 
 
-# --------------------------------------------------------------------------------------------------- the other kinds
+# --------------------------------------------------------------------------------- the other kinds
 PAGE = """\
 <!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>body{{font:14px system-ui,sans-serif;margin:1.5em;max-width:{width}px}}#at{{min-height:3em;color:#333}}
-svg{{max-width:100%;height:auto}}pre{{background:#f6f8fa;padding:1em;overflow:auto}}</style></head><body>
+<style>
+body{{font:14px system-ui,sans-serif;margin:1.5em;max-width:{width}px}}
+#at{{min-height:3em;color:#333}}
+svg{{max-width:100%;height:auto}}
+pre{{background:#f6f8fa;padding:1em;overflow:auto}}
+</style></head><body>
 {svg}
 <p id="at">Point at the picture to read it off.</p>
 <pre>{table}</pre>
@@ -282,33 +363,51 @@ svg{{max-width:100%;height:auto}}pre{{background:#f6f8fa;padding:1em;overflow:au
 const d = {data};
 const svg = document.querySelector("svg"), at = document.getElementById("at");
 const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-for (const [k, v] of Object.entries({{y1: d.top, y2: d.bottom, stroke: "#000", "stroke-dasharray": "2 2", visibility: "hidden"}})) line.setAttribute(k, v);
+const look = {{stroke: "#000", "stroke-dasharray": "2 2", visibility: "hidden"}};
+for (const [k, v] of Object.entries({{y1: d.top, y2: d.bottom, ...look}})) line.setAttribute(k, v);
 svg.appendChild(line);
 svg.addEventListener("mousemove", e => {{
   const p = new DOMPoint(e.clientX, e.clientY).matrixTransform(svg.getScreenCTM().inverse());
   const n = d.reserved.length, c = Math.floor((p.x - d.left) / (d.right - d.left) * n);
   if (c < 0 || c >= n) return;
-  line.setAttribute("x1", p.x); line.setAttribute("x2", p.x); line.setAttribute("visibility", "visible");
-  const parts = Object.entries(d.parts).filter(([, row]) => row[c] > 0).sort((a, b) => b[1][c] - a[1][c]);
+  line.setAttribute("x1", p.x); line.setAttribute("x2", p.x);
+  line.setAttribute("visibility", "visible");
+  const alive = Object.entries(d.parts).filter(([, row]) => row[c] > 0);
+  const parts = alive.sort((a, b) => b[1][c] - a[1][c]);
   const sum = parts.reduce((s, [, row]) => s + row[c], 0);
   const band = d.bands.filter(b => b[1] <= c).pop();
-  at.textContent = (band ? band[0] + ": " : "") + (sum / d.unit).toFixed(2) + " " + d.word + " alive, " + (d.reserved[c] / d.unit).toFixed(2) +
-    " held; " + parts.map(([name, row]) => name + " " + (row[c] / d.unit).toFixed(2)).join(", ");
+  at.textContent = (band ? band[0] + ": " : "") + (sum / d.unit).toFixed(2) + " " + d.word +
+    " alive, " + (d.reserved[c] / d.unit).toFixed(2) + " held; " +
+    parts.map(([name, row]) => name + " " + (row[c] / d.unit).toFixed(2)).join(", ");
 }});
 </script></body></html>
 """
 
 
 def page(estimate: Estimate, drawn: Curves) -> str:
-    """The SVG in a page of its own, which can be read off, with the list of what is alive at the peak."""
+    """The SVG in a page of its own, which can be read off, with the list of what is alive at the
+    peak."""
     scale = scale_of(estimate, drawn)
     data = {
-        "parts": drawn.parts, "reserved": drawn.reserved, "bands": [[name_of(band), band.first] for band in drawn.bands],
-        "left": LEFT, "right": WIDTH - RIGHT, "top": TOP, "bottom": HEIGHT - BOTTOM, "unit": scale.unit, "word": scale.word,
-    }  # fmt: skip
+        "parts": drawn.parts,
+        "reserved": drawn.reserved,
+        "bands": [[name_of(band), band.first] for band in drawn.bands],
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "top": TOP,
+        "bottom": HEIGHT - BOTTOM,
+        "unit": scale.unit,
+        "word": scale.word,
+    }
     title = html.escape(estimate.model.name)
     safe = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
-    return PAGE.format(title=title, width=WIDTH, svg=svg(estimate, drawn), table=html.escape(table(estimate, TABLE)), data=safe)
+    return PAGE.format(
+        title=title,
+        width=WIDTH,
+        svg=svg(estimate, drawn),
+        table=html.escape(table(estimate, TABLE)),
+        data=safe,
+    )
 
 
 def png(estimate: Estimate, drawn: Curves, path: Path) -> None:
@@ -324,16 +423,36 @@ def png(estimate: Estimate, drawn: Curves, path: Path) -> None:
     axes = figure.add_subplot()
     columns = range(scale.columns)
     rows = [[size / scale.unit for size in row] for row in drawn.parts.values()]
-    axes.stackplot(columns, *rows, labels=list(drawn.parts), colors=[COLOURS[name] for name in drawn.parts])
-    axes.plot(columns, [size / scale.unit for size in drawn.reserved], color="black", linewidth=1, label="held by the allocator")
+    axes.stackplot(
+        columns, *rows, labels=list(drawn.parts), colors=[COLOURS[name] for name in drawn.parts]
+    )
+    axes.plot(
+        columns,
+        [size / scale.unit for size in drawn.reserved],
+        color="black",
+        linewidth=1,
+        label="held by the allocator",
+    )
     room = limit(estimate)
     if room is not None and room <= scale.top:
         axes.axhline(room / scale.unit, color="#c00", linestyle="--", label="room beside context")
     for band in drawn.bands:
         axes.axvline(band.first, color="black", alpha=0.15, linewidth=0.8)
         if (band.last - band.first) / scale.columns > 0.05:
-            axes.text((band.first + band.last) / 2, 1.01, name_of(band), transform=axes.get_xaxis_transform(), ha="center", fontsize=7)
-    axes.set(xlim=(0, scale.columns - 1), ylim=(0, scale.top / scale.unit), ylabel=scale.word, xlabel="allocations and frees, in order")
+            axes.text(
+                (band.first + band.last) / 2,
+                1.01,
+                name_of(band),
+                transform=axes.get_xaxis_transform(),
+                ha="center",
+                fontsize=7,
+            )
+    axes.set(
+        xlim=(0, scale.columns - 1),
+        ylim=(0, scale.top / scale.unit),
+        ylabel=scale.word,
+        xlabel="allocations and frees, in order",
+    )
     axes.set_xticks([])
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, reverse=True)
     figure.savefig(path)

@@ -1,4 +1,5 @@
-"""The working of the time: every kind of kernel, what it computes and moves, and what share of the GPU's figures that is."""
+"""The working of the time: every kind of kernel, what it computes and moves, and what share of the
+GPU's figures that is."""
 
 from __future__ import annotations
 
@@ -16,8 +17,12 @@ SMALL = 0.01  # of the step: kinds that take less are told together
 PASSES = {"prefill": "the prompt's pass", "decode": "the last token's pass"}
 WAITS = {
     "optimizer": "its kernels in place, which move what its row of the table of optimizers says",
-    "communication": "calls beside kernels that those were too short to hide, and what they cost the kernels",
-    "host": "copies between host and GPU that kernels were too short to hide, and the optimizer there",
+    "communication": (
+        "calls beside kernels that those were too short to hide, and what they cost the kernels"
+    ),
+    "host": (
+        "copies between host and GPU that kernels were too short to hide, and the optimizer there"
+    ),
     "bubble": "the other stages' work on one chunk of a micro-batch, before and behind",
 }
 
@@ -37,9 +42,15 @@ def timing(estimate: Estimate) -> Iterator[str]:
         yield from parts(estimate.kernels, dict(time.parts), known)
         if "launch" in time.parts:
             yield from ("", f"launch  {duration(time.parts['launch'])}")
-            yield f"  {time.kernels:,} kernels, for each of which the host needs {known.eager * TRAINED * 1e6:.1f} µs, less what they take"
+            yield (
+                f"  {time.kernels:,} kernels, for each of which the host needs "
+                f"{known.eager * TRAINED * 1e6:.1f} µs, less what they take"
+            )
         yield from ("", f"MFU  {100 * time.mfu:.1f} %, HFU {100 * time.hfu:.1f} %")
-        yield f"  {flop(time.model_flops)} of the model's own, {flop(time.flops)} in all, of {flop(time.peak)}/s in {duration(time.seconds)}"
+        yield (
+            f"  {flop(time.model_flops)} of the model's own, {flop(time.flops)} in all, of "
+            f"{flop(time.peak)}/s in {duration(time.seconds)}"
+        )
     yield from ("", "rates", f"  {known.origin}")
 
 
@@ -60,7 +71,13 @@ def parts(kernels: Sequence[Alike], told: dict[str, float], known: Rates) -> Ite
         if (rest := seconds - sum(one.total for one in mine)) > SMALL * seconds:
             yield f"  {duration(rest)}: {WAITS.get(part, 'the rest')}"
     if beside := [one for one in kernels if one.part == BESIDE]:
-        yield from ("", f"beside kernels, on streams of their own  {duration(sum(one.total for one in beside))}")
+        yield from (
+            "",
+            (
+                "beside kernels, on streams of their own  "
+                f"{duration(sum(one.total for one in beside))}"
+            ),
+        )
         yield from listed(beside, whole, known)
 
 
@@ -68,14 +85,21 @@ def listed(kernels: Sequence[Alike], whole: float, known: Rates) -> Iterator[str
     small = [one for one in kernels if one.total < SMALL * whole]
     for one in kernels:
         if one.total >= SMALL * whole:
-            yield f"  {one.times:,} × {' '.join(filter(None, (one.where, one.op)))}, {phase(one.phase)}"
+            yield (
+                f"  {one.times:,} × {' '.join(filter(None, (one.where, one.op)))}, "
+                f"{phase(one.phase)}"
+            )
             yield f"      {each(one, known)}, in all {duration(one.total)}"
     if small:
-        yield f"  {sum(one.times for one in small):,} more of {len(small)} kinds: {duration(sum(one.total for one in small))}"
+        yield (
+            f"  {sum(one.times for one in small):,} more of {len(small)} kinds: "
+            f"{duration(sum(one.total for one in small))}"
+        )
 
 
 def each(one: Alike, known: Rates) -> str:
-    """`962 GFLOP, 400.00 MiB moved: 1.36 ms, 72 % of 989 TFLOP/s`, or of the bandwidth where that is nearer."""
+    """`962 GFLOP, 400.00 MiB moved: 1.36 ms, 72 % of 989 TFLOP/s`, or of the bandwidth where that
+    is nearer."""
     takes = f"{one.seconds * 1e3:.3g} ms"
     if one.ranks:
         return f"{with_unit(one.moved)} among {one.ranks}: {takes}"
@@ -84,7 +108,10 @@ def each(one: Alike, known: Rates) -> str:
         full = known.rate(one.math)
         shares.append((one.flops / one.seconds / full, f"{flop(full)}/s"))
     share, figure = max(shares)
-    return f"{flop(one.flops) + ', ' if one.flops else ''}{with_unit(one.moved)} moved: {takes}, {100 * share:.0f} % of {figure}"
+    return (
+        f"{flop(one.flops) + ', ' if one.flops else ''}{with_unit(one.moved)} moved: "
+        f"{takes}, {100 * share:.0f} % of {figure}"
+    )
 
 
 def flop(value: float) -> str:

@@ -1,8 +1,10 @@
-"""The CUDA caching allocator without CUDA: which blocks and segments a sequence of requests leads to, byte for byte.
+"""The CUDA caching allocator without CUDA: which blocks and segments a sequence of requests leads
+to, byte for byte.
 
-Follows the native backend of torch (c10/cuda/CUDACachingAllocator.cpp) as of 2.10, whose search, splitting, sizes and
-statistics are those of 2.1 to 2.13. Left out: CUDA graphs and user memory pools, and the driver's choice of addresses:
-here they only grow, so among free blocks of one size a real run may take another one.
+Follows the native backend of torch (c10/cuda/CUDACachingAllocator.cpp) as of 2.10, whose search,
+splitting, sizes and statistics are those of 2.1 to 2.13. Left out: CUDA graphs and user memory
+pools, and the driver's choice of addresses: here they only grow, so among free blocks of one size a
+real run may take another one.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ _MASK = -ROUNDING
 
 @dataclass(frozen=True, kw_only=True)
 class OutOfMemory:
-    """A request that could not be served after everything cached had been given back; an answer, not an error."""
+    """A request that could not be served after everything cached had been given back; an answer,
+    not an error."""
 
     id: int
     asked: int  # what the program wanted
@@ -56,34 +59,60 @@ class Segment(NamedTuple):
 
 
 class Allocator:
-    """`capacity` is what the driver can give to segments (None: no end); `total` is the memory of the device, which a memory
-    fraction and the address range of an expandable segment refer to, and which is `capacity` unless stated."""
+    """`capacity` is what the driver can give to segments (None: no end); `total` is the memory of
+    the device, which a memory fraction and the address range of an expandable segment refer to, and
+    which is `capacity` unless stated."""
 
-    def __init__(self, settings: Settings = _PLAIN, capacity: int | None = None, *, total: int | None = None) -> None:
+    def __init__(
+        self, settings: Settings = _PLAIN, capacity: int | None = None, *, total: int | None = None
+    ) -> None:
         if (capacity is not None and capacity < 0) or (total is not None and total < 0):
-            raise InputError.one(f"a device of {min(capacity or 0, total or 0)} bytes", where="allocator.capacity", hint="0 or more bytes")
+            raise InputError.one(
+                f"a device of {min(capacity or 0, total or 0)} bytes",
+                where="allocator.capacity",
+                hint="0 or more bytes",
+            )
         total = capacity if total is None else total
         if total is None and settings.memory_fraction < 1:
             raise InputError.one(
-                "a memory fraction of a device of unknown size", where="allocator.memory_fraction", hint="state the capacity"
+                "a memory fraction of a device of unknown size",
+                where="allocator.memory_fraction",
+                hint="state the capacity",
             )
         self.settings = settings
-        self.allocated = self.peak_allocated = 0  # bytes of blocks in use, unsplit remainders included
+        self.allocated = self.peak_allocated = (
+            0  # bytes of blocks in use, unsplit remainders included
+        )
         self.requested = self.peak_requested = 0  # bytes that the program asked for
-        self.retries = 0  # num_alloc_retries: how often everything cached was given back for one request
+        self.retries = (
+            0  # num_alloc_retries: how often everything cached was given back for one request
+        )
         self.device = Device(capacity, LARGEST if total is None else total + total // 8)
-        self._limit = None if settings.memory_fraction >= 1 or total is None else int(settings.memory_fraction * total)
+        self._limit = (
+            None
+            if settings.memory_fraction >= 1 or total is None
+            else int(settings.memory_fraction * total)
+        )
         self._aging = self._limit is not None and settings.garbage_collection_threshold > 0
         self._divided = settings.divisions() is not None
         self._expandable = settings.expandable_segments
         self._oversize = LARGEST * 2 if settings.max_split_size is None else settings.max_split_size
-        self._unsplit = LARGEST * 2 if self._expandable else self._oversize  # requests from here on keep the whole block
+        self._unsplit = (
+            LARGEST * 2 if self._expandable else self._oversize
+        )  # requests from here on keep the whole block
         self._plain = not (self._expandable or self._aging or settings.max_split_size is not None)
         self._live: dict[int, Block | None] = {}  # None: a request of no bytes
-        self._pools: tuple[dict[int, Pool], dict[int, Pool]] = ({}, {})  # large ones by stream, small ones by stream
+        self._pools: tuple[dict[int, Pool], dict[int, Pool]] = (
+            {},
+            {},
+        )  # large ones by stream, small ones by stream
         self._searches = [0, 0]  # get_free_blocks_call_count of the large and of the small pools
-        self._uses: defaultdict[int, set[int]] = defaultdict(set)  # streams that used a live block beside its own
-        self._queues: defaultdict[int, list[Block]] = defaultdict(list)  # blocks that wait for a stream
+        self._uses: defaultdict[int, set[int]] = defaultdict(
+            set
+        )  # streams that used a live block beside its own
+        self._queues: defaultdict[int, list[Block]] = defaultdict(
+            list
+        )  # blocks that wait for a stream
         self._waits: dict[Block, int] = {}  # for how many streams a pending block waits
         self._passed: list[Block] = []  # waits that are over, not yet noticed
         self._pending = self._peak_pending = 0
@@ -195,7 +224,8 @@ class Allocator:
         insort(entries, (size, block.address, block))
 
     def record_stream(self, id: int, stream: int) -> None:
-        """`stream` uses the block, too: once freed it is not served again before somebody waited for that stream."""
+        """`stream` uses the block, too: once freed it is not served again before somebody waited
+        for that stream."""
         if id not in self._live:
             raise TapeError(f"block {id} is used by stream {stream} but not alive")
         block = self._live[id]
@@ -203,8 +233,8 @@ class Allocator:
             self._uses[id].add(stream)
 
     def sync(self, waits_for: int, behind: int = 0) -> None:
-        """What `waits_for` was doing is over, but for what uses the last `behind` blocks; the next request that is served notices
-        (`process_events`)."""
+        """What `waits_for` was doing is over, but for what uses the last `behind` blocks; the next
+        request that is served notices (`process_events`)."""
         queue = self._queues.pop(waits_for, [])
         over = max(0, len(queue) - behind)
         self._passed.extend(queue[:over])
@@ -212,7 +242,8 @@ class Allocator:
             self._queues[waits_for] = queue[over:]
 
     def empty_cache(self) -> None:
-        """Wait for all streams, then give back every segment, or page of an expandable one, that holds no block in use."""
+        """Wait for all streams, then give back every segment, or page of an expandable one, that
+        holds no block in use."""
         for stream in list(self._queues):
             self.sync(stream)
         self._notice()
@@ -225,7 +256,8 @@ class Allocator:
                         self._release(block)
 
     def segments(self) -> tuple[Segment, ...]:
-        """What is held from the driver, by address; every mapped run of an expandable segment counts as one."""
+        """What is held from the driver, by address; every mapped run of an expandable segment
+        counts as one."""
         found: list[Segment] = []
         for pool in (pool for pools in self._pools for pool in pools.values()):
             for head in pool.heads.values():
@@ -252,7 +284,9 @@ class Allocator:
         self._live[id] = None
 
     def _open(self, small: bool, stream: int) -> Pool:
-        least = ROUNDING if small or self._expandable else SMALL_REQUEST + ROUNDING  # large remainders: strictly more than 1 MiB
+        least = (
+            ROUNDING if small or self._expandable else SMALL_REQUEST + ROUNDING
+        )  # large remainders: strictly more than 1 MiB
         page = SMALL_SEGMENT if small else self.settings.large_segment_size
         pool = self._pools[small][stream] = Pool(stream=stream, small=small, page=page, least=least)
         return pool
@@ -276,7 +310,8 @@ class Allocator:
                 self._keep(block)
 
     def _search(self, pool: Pool, size: int) -> Block | None:
-        """The best fit under the options that bend the search (`get_free_block`): only one candidate is looked at."""
+        """The best fit under the options that bend the search (`get_free_block`): only one
+        candidate is looked at."""
         entries = pool.entries
         if self._aging:
             self._searches[pool.small] += 1
@@ -284,13 +319,17 @@ class Allocator:
         if at == len(entries):
             return None
         block = entries[at][2]
-        while self._expandable and at + 1 < len(entries) and reach(entries[at + 1][2]) < reach(block):
+        while (
+            self._expandable and at + 1 < len(entries) and reach(entries[at + 1][2]) < reach(block)
+        ):
             at += 1
             block = entries[at][2]
         if size < self._oversize <= block.size:
             return None
         settings = self.settings
-        if size >= self._oversize and block.size >= size + (settings.max_non_split_rounding or settings.large_segment_size):
+        if size >= self._oversize and block.size >= size + (
+            settings.max_non_split_rounding or settings.large_segment_size
+        ):
             return None
         del entries[at]
         return block
@@ -315,7 +354,8 @@ class Allocator:
         return pool.page if size < LARGE_REQUEST else round_up(size, SEGMENT_ROUNDING)
 
     def _take(self, pool: Pool, size: int, segment: int) -> Block | None:
-        """`alloc_block`: the limit is tested with the whole segment even where only pages are mapped."""
+        """`alloc_block`: the limit is tested with the whole segment even where only pages are
+        mapped."""
         device = self.device
         if self._limit is not None and device.reserved + segment > self._limit:
             return None
@@ -333,8 +373,9 @@ class Allocator:
         self.device.give(block.size)
 
     def _release_oversize(self, pool: Pool, size: int) -> bool:
-        """`release_available_cached_blocks`: one block that is large enough, or the largest ones together; only blocks that
-        are never split because of `max_split_size` qualify, and expandable ones never do."""
+        """`release_available_cached_blocks`: one block that is large enough, or the largest ones
+        together; only blocks that are never split because of `max_split_size` qualify, and
+        expandable ones never do."""
         if self._expandable or self.settings.max_split_size is None:
             return False
         wanted = max(size, self._oversize)
@@ -350,14 +391,20 @@ class Allocator:
         return freed >= wanted
 
     def _collect(self) -> None:
-        """`garbage_collect_cached_blocks`: whole cached segments of the large pools, those of at least average age first,
-        age being counted in searches; a round is finished even when enough has been given back."""
+        """`garbage_collect_cached_blocks`: whole cached segments of the large pools, those of at
+        least average age first, age being counted in searches; a round is finished even when enough
+        has been given back."""
         assert self._limit is not None
         excess = self.reserved - int(self.settings.garbage_collection_threshold * self._limit)
         if excess <= 0 or self._expandable:
             return
         now = self._searches[0]
-        cached = [block for pool in self._pools[0].values() for _, _, block in pool.entries if block.prev is None and block.next is None]
+        cached = [
+            block
+            for pool in self._pools[0].values()
+            for _, _, block in pool.entries
+            if block.prev is None and block.next is None
+        ]
         age = sum(now - block.since for block in cached)
         while excess > 0 and cached:
             mean = age / len(cached)
@@ -376,7 +423,14 @@ class Allocator:
     def _out_of_memory(self, id: int, size: int, pool: Pool, rounded: int) -> OutOfMemory:
         end = min(end for end in (self.device.capacity, self._limit, LARGEST) if end is not None)
         segment, reserved = self._segment(pool, rounded), self.reserved
-        return OutOfMemory(id=id, asked=size, segment=segment, free=end - reserved, reserved=reserved, allocated=self.allocated)
+        return OutOfMemory(
+            id=id,
+            asked=size,
+            segment=segment,
+            free=end - reserved,
+            reserved=reserved,
+            allocated=self.allocated,
+        )
 
 
 def _runs(head: Block) -> Iterator[Segment]:
@@ -389,10 +443,19 @@ def _runs(head: Block) -> Iterator[Segment]:
             if block.state == USED:
                 allocated += block.size
         elif blocks:
-            yield Segment(start, block.address - start, pool.stream, pool.small, allocated, tuple(blocks))
+            yield Segment(
+                start, block.address - start, pool.stream, pool.small, allocated, tuple(blocks)
+            )
             blocks, allocated = [], 0
         if not blocks:
             start = block.address + block.size
         head, block = block, block.next
     if blocks:
-        yield Segment(start, head.address + head.size - start, pool.stream, pool.small, allocated, tuple(blocks))
+        yield Segment(
+            start,
+            head.address + head.size - start,
+            pool.stream,
+            pool.small,
+            allocated,
+            tuple(blocks),
+        )

@@ -1,5 +1,6 @@
-"""What a step does on the host where weights, gradients or states live there: copies over PCIe, beside the kernels of a pass, and the optimizer's
-arithmetic, which all ranks of a node share the host for."""
+"""What a step does on the host where weights, gradients or states live there: copies over PCIe,
+beside the kernels of a pass, and the optimizer's arithmetic, which all ranks of a node share the
+host for."""
 
 from __future__ import annotations
 
@@ -9,15 +10,17 @@ from memfit.formats import FP32
 from memfit.hardware import Cluster
 from memfit.strategy import Strategy
 
-# Seconds a value that AdamW takes on the whole host, two 24-core processors of 2017: DeepSpeed's CPUAdam and torch's own (ZeRO-Offload, arXiv
-# 2101.06840, table 4: 2.57 and 14.76 s for ten billion; quoted from memory, not looked up again. DeepSpeed's own documentation says 5 to 7 times,
+# Seconds a value that AdamW takes on the whole host, two 24-core processors of 2017: DeepSpeed's
+# CPUAdam and torch's own (ZeRO-Offload, arXiv 2101.06840, table 4: 2.57 and 14.76 s for ten
+# billion; quoted from memory, not looked up again. DeepSpeed's own documentation says 5 to 7 times,
 # deepspeed.ai/tutorials/zero-offload). Newer hosts have two to three times that memory bandwidth.
 DEEPSPEED, TORCH = 0.257e-9, 1.476e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Away:
-    """Bytes of gradients that every backward copies to the host and of weights that come back after a step, and the step's seconds there."""
+    """Bytes of gradients that every backward copies to the host and of weights that come back after
+    a step, and the step's seconds there."""
 
     gradients: int
     weights: int
@@ -25,10 +28,12 @@ class Away:
 
 
 def away(cluster: Cluster, strategy: Strategy, trainable: int, width: int) -> Away | None:
-    """None where nothing lives on the host. DeepSpeed copies gradients as fp32 (deepspeed 0.19.8 runtime/zero/stage_1_and_2.py
-    async_inplace_copy_grad_to_fp32_buffer_from_gpu) and weights back in `width` bytes, unless they stay there, too; FSDP copies gradients as the
-    weights are stored (torch 2.13 _fsdp_param_group.py) and gathers new weights from the host, as it does all the time. Gemini's chunks go to the host
-    as they are summed up, and come from there for every pass; its HybridAdam has DeepSpeed's kernel there (colossalai 0.3.0 kernel/cuda_native)."""
+    """None where nothing lives on the host. DeepSpeed copies gradients as fp32 (deepspeed 0.19.8
+    runtime/zero/stage_1_and_2.py async_inplace_copy_grad_to_fp32_buffer_from_gpu) and weights back
+    in `width` bytes, unless they stay there, too; FSDP copies gradients as the weights are stored
+    (torch 2.13 _fsdp_param_group.py) and gathers new weights from the host, as it does all the
+    time. Gemini's chunks go to the host as they are summed up, and come from there for every pass;
+    its HybridAdam has DeepSpeed's kernel there (colossalai 0.3.0 kernel/cuda_native)."""
     zero, fsdp, gemini = strategy.zero, strategy.fsdp, strategy.gemini
     here = min(strategy.ranks, cluster.gpus_per_node)
     count = trainable // (strategy.ranks // strategy.size("ddp"))

@@ -1,4 +1,5 @@
-"""What a whole run takes: its steps, hours, energy and money, from the time of one step and how much data there is."""
+"""What a whole run takes: its steps, hours, energy and money, from the time of one step and how
+much data there is."""
 
 from __future__ import annotations
 
@@ -10,18 +11,22 @@ from memfit.simulate.time import Duration
 
 @dataclass(frozen=True, kw_only=True)
 class Bill:
-    """`tokens` are those of all steps, the last one full. None: the board's power, or the price, is not known."""
+    """`tokens` are those of all steps, the last one full. None: the board's power, or the price, is
+    not known."""
 
     steps: int
     tokens: int
     hours: float
     gpu_hours: float
-    energy: float | None  # kWh, the boards at their power limit: fans, hosts and cooling come on top
+    energy: (
+        float | None
+    )  # kWh, the boards at their power limit: fans, hosts and cooling come on top
     money: float | None
 
 
 def spent(hours: float, cluster: Cluster, price: float | None) -> tuple[float | None, float | None]:
-    """kWh, the boards at their power limit, and money. All GPUs of the cluster are paid for, used or not."""
+    """kWh, the boards at their power limit, and money. All GPUs of the cluster are paid for, used
+    or not."""
     each, power = hours * cluster.gpus, cluster.gpu.power
     return None if power is None else each * power / 1e3, None if price is None else each * price
 
@@ -31,7 +36,14 @@ def bill(time: Duration, cluster: Cluster, tokens: int, *, price: float | None =
     steps = -(-tokens // time.tokens)
     hours = steps * time.seconds / 3600
     energy, money = spent(hours, cluster, price)
-    return Bill(steps=steps, tokens=steps * time.tokens, hours=hours, gpu_hours=hours * cluster.gpus, energy=energy, money=money)
+    return Bill(
+        steps=steps,
+        tokens=steps * time.tokens,
+        hours=hours,
+        gpu_hours=hours * cluster.gpus,
+        energy=energy,
+        money=money,
+    )
 
 
 __all__ = ["Bill", "bill", "spent"]

@@ -1,4 +1,5 @@
-"""Blocks and the pools that keep the free ones: what `Block`, `BlockPool` and the driver are to the CUDA caching allocator."""
+"""Blocks and the pools that keep the free ones: what `Block`, `BlockPool` and the driver are to the
+CUDA caching allocator."""
 
 from __future__ import annotations
 
@@ -14,12 +15,21 @@ UNMAPPED: Final = 3  # addresses of an expandable segment without memory behind 
 
 
 class Block:
-    """A run of bytes in a segment, between its neighbours `prev` and `next`. The leftmost block of a segment stays the same
-    object for as long as the segment lives: splitting makes a new block on the right, merging keeps the left one."""
+    """A run of bytes in a segment, between its neighbours `prev` and `next`. The leftmost block of
+    a segment stays the same object for as long as the segment lives: splitting makes a new block on
+    the right, merging keeps the left one."""
 
     __slots__ = ("address", "next", "pool", "prev", "requested", "since", "size", "state")
 
-    def __init__(self, pool: Pool, address: int, size: int, prev: Block | None, next: Block | None, state: int) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        address: int,
+        size: int,
+        prev: Block | None,
+        next: Block | None,
+        state: int,
+    ) -> None:
         self.pool = pool
         self.address = address
         self.size = size
@@ -27,7 +37,8 @@ class Block:
         self.next = next
         self.state = state
         self.requested: int
-        self.since: int  # searches of the pools when it was last freed; kept only where garbage is collected
+        # searches of the pools when it was last freed; kept only where garbage is collected
+        self.since: int
 
     def split(self, size: int, state: int) -> Block:
         """Keep `size` bytes; what is behind them becomes a block of its own."""
@@ -49,7 +60,8 @@ class Block:
 
 
 class Pool:
-    """The free blocks of one stream, small or large, in the order of the search: by size, then by address."""
+    """The free blocks of one stream, small or large, in the order of the search: by size, then by
+    address."""
 
     __slots__ = ("entries", "gaps", "heads", "least", "page", "small", "stream")
 
@@ -76,7 +88,8 @@ class Pool:
 
 
 class Device:
-    """The driver's side: how much memory it gives, and at which addresses. It never hands out an address twice."""
+    """The driver's side: how much memory it gives, and at which addresses. It never hands out an
+    address twice."""
 
     __slots__ = ("_address", "capacity", "peak", "reserved", "span")
 

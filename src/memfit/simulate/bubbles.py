@@ -1,7 +1,9 @@
-"""A pipeline's step: the slowest stage works without a pause, and waits while the first micro-batch comes to it and the last one goes on.
+"""A pipeline's step: the slowest stage works without a pause, and waits while the first micro-batch
+comes to it and the last one goes on.
 
-With `m` micro-batches and `v` chunks on a rank the others' work of one chunk of a micro-batch stands before and behind: the bubble of Megatron-LM
-(arXiv 2104.04473, section 2.2: (p - 1) / (v m) of the work where stages are alike). GPipe's is that of 1F1B; only its memory differs."""
+With `m` micro-batches and `v` chunks on a rank the others' work of one chunk of a micro-batch
+stands before and behind: the bubble of Megatron-LM (arXiv 2104.04473, section 2.2: (p - 1) / (v m)
+of the work where stages are alike). GPipe's is that of 1F1B; only its memory differs."""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from memfit.techniques.pp import LOOPED
 
 
 def standing(pp: PP, stage: int, micro_batches: int, whole: bool) -> float:
-    """For how many passes of the schedule each one on the stage's tape stands: long steady phases are cut short there, unless it is `whole`."""
+    """For how many passes of the schedule each one on the stage's tape stands: long steady phases
+    are cut short there, unless it is `whole`."""
     written = sum(turn.forward for turn in turns(pp, stage, micro_batches, whole=whole))
     return micro_batches * chunks(pp) / written
 

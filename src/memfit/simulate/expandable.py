@@ -1,5 +1,6 @@
-"""Expandable segments: one long range of addresses per pool and stream, to which memory is mapped page by page
-(`find_expandable_block`, `map_block`, `unmap_block` of c10/cuda/CUDACachingAllocator.cpp, torch 2.10)."""
+"""Expandable segments: one long range of addresses per pool and stream, to which memory is mapped
+page by page (`find_expandable_block`, `map_block`, `unmap_block` of
+c10/cuda/CUDACachingAllocator.cpp, torch 2.10)."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ from memfit.units import round_up
 
 
 def reach(block: Block) -> int:
-    """What a free block counts in the search for the best fit: its size and the unmapped addresses right behind it."""
+    """What a free block counts in the search for the best fit: its size and the unmapped addresses
+    right behind it."""
     after = block.next
     return block.size + (after.size if after is not None and after.state == UNMAPPED else 0)
 
 
 def extend(pool: Pool, size: int, device: Device) -> Block | None:
-    """A block of at least `size` bytes, taken out of the pool, at the lowest addresses that can be mapped, or None.
+    """A block of at least `size` bytes, taken out of the pool, at the lowest addresses that can be
+    mapped, or None.
 
     Pages mapped before the device ran out stay mapped, as free blocks."""
     block: Block | None = _room(pool, size, device)
@@ -30,9 +33,13 @@ def extend(pool: Pool, size: int, device: Device) -> Block | None:
 
 
 def shrink(block: Block, device: Device) -> None:
-    """Unmap the pages that lie wholly inside a free block; what is left of it on either side stays free."""
+    """Unmap the pages that lie wholly inside a free block; what is left of it on either side stays
+    free."""
     pool = block.pool
-    start, end = round_up(block.address, pool.page), (block.address + block.size) // pool.page * pool.page
+    start, end = (
+        round_up(block.address, pool.page),
+        (block.address + block.size) // pool.page * pool.page,
+    )
     if start >= end:
         return
     pool.take(block)
@@ -60,7 +67,8 @@ def shrink(block: Block, device: Device) -> None:
 
 
 def _room(pool: Pool, size: int, device: Device) -> Block:
-    """The block at which to start mapping: the first gap, or the free block before it, with enough addresses behind."""
+    """The block at which to start mapping: the first gap, or the free block before it, with enough
+    addresses behind."""
     for _, gap in pool.gaps:
         start = gap.prev if gap.prev is not None and gap.prev.state == FREE else gap
         found, block = 0, start
@@ -77,7 +85,8 @@ def _room(pool: Pool, size: int, device: Device) -> Block:
 
 
 def _map(gap: Block, size: int, device: Device) -> Block | None:
-    """Put memory behind the first `size` bytes of a gap, in whole pages; the free block it becomes, or None."""
+    """Put memory behind the first `size` bytes of a gap, in whole pages; the free block it becomes,
+    or None."""
     pool = gap.pool
     mapped = round_up(size, pool.page)
     if not device.take(mapped):

@@ -1,4 +1,5 @@
-"""How long a generation takes: the prompt's pass, then one pass a token, each as long as its kernels or as the host needs to launch them."""
+"""How long a generation takes: the prompt's pass, then one pass a token, each as long as its
+kernels or as the host needs to launch them."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ PASSES = ("prefill", "decode")
 
 @dataclass(frozen=True, kw_only=True)
 class Generation:
-    """`batch` sequences, each of `new_tokens` tokens: `prefill` makes the first one, each other takes `token` seconds on average, of which the GPU
-    waits `waiting` for the host."""
+    """`batch` sequences, each of `new_tokens` tokens: `prefill` makes the first one, each other
+    takes `token` seconds on average, of which the GPU waits `waiting` for the host."""
 
     prefill: float
     token: float
@@ -51,12 +52,21 @@ class Pass:
 
 
 def generation(tape: Tape, rates: Rates, job: Job, *, calls: Calls = alone) -> Generation | None:
-    """None where nothing is generated, or links or kernels are not known. The tape has some of the passes; between two of them time runs evenly."""
+    """None where nothing is generated, or links or kernels are not known. The tape has some of the
+    passes; between two of them time runs evenly."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
     found = list(passes(tape, lambda: Meter(rates, told, calls, KERNELS.get(job.attention))))
-    if not told or not found or found[0][0] != "prefill" or any(meter.unknown for _, _, meter in found):
+    if (
+        not told
+        or not found
+        or found[0][0] != "prefill"
+        or any(meter.unknown for _, _, meter in found)
+    ):
         return None
-    known = [Pass(step, sum(meter.parts.values()), meter.kernels, rates.eager) for _, step, meter in found]
+    known = [
+        Pass(step, sum(meter.parts.values()), meter.kernels, rates.eager)
+        for _, step, meter in found
+    ]
     prefill, decodes = known[0], known[1:]
     return Generation(
         prefill=prefill.seconds,
@@ -72,7 +82,9 @@ def generation(tape: Tape, rates: Rates, job: Job, *, calls: Calls = alone) -> G
 
 def passes(tape: Tape, fresh: Callable[[], Meter]) -> Iterator[tuple[str, int, Meter]]:
     """(phase, number, what it takes) of every pass on the tape."""
-    often = {place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)}
+    often = {
+        place: repeat.times for repeat in tape.repeats for place in range(repeat.first, repeat.last)
+    }
     now: tuple[str, int, Meter] | None = None
     for place, event in enumerate(tape):
         if type(event) is Mark:
@@ -96,7 +108,10 @@ def mean(points: list[tuple[int, float]]) -> float:
     """Over the passes from the first to the last."""
     if len(points) < 2:
         return points[0][1] if points else 0.0
-    area = sum((after - before) * (first + second) / 2 for (before, first), (after, second) in pairwise(points))
+    area = sum(
+        (after - before) * (first + second) / 2
+        for (before, first), (after, second) in pairwise(points)
+    )
     return area / (points[-1][0] - points[0][0])
 
 

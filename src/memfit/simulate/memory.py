@@ -1,7 +1,9 @@
-"""A tape's memory: the peak of live bytes, when it comes, what it is made of, and the peak of every phase before and after.
+"""A tape's memory: the peak of live bytes, when it comes, what it is made of, and the peak of every
+phase before and after.
 
-Live sums round each block up to 512 bytes and work on compact tapes, too. Given the replay of a flat tape, `allocated` is what
-torch's own counter would show (remainders that the allocator does not split off included) and `reserved` is known.
+Live sums round each block up to 512 bytes and work on compact tapes, too. Given the replay of a
+flat tape, `allocated` is what torch's own counter would show (remainders that the allocator does
+not split off included) and `reserved` is known.
 """
 
 from __future__ import annotations
@@ -16,12 +18,22 @@ from memfit.simulate.peaks import peaks, spans
 from memfit.simulate.replay import Replay
 from memfit.tape import LONGEST, NOTHING, Alloc, Event, Free, Mark, Repeat, Tape
 
-MOMENTS = ("load", "first step", "steady step", "longest batch", "evaluate", "save", "prefill", "decode")
+MOMENTS = (
+    "load",
+    "first step",
+    "steady step",
+    "longest batch",
+    "evaluate",
+    "save",
+    "prefill",
+    "decode",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """When and where: `like` says how many identical layers `where` stands for on a compact tape."""
+    """When and where: `like` says how many identical layers `where` stands for on a compact
+    tape."""
 
     phase: str
     step: int
@@ -32,7 +44,8 @@ class Moment:
 
 
 class Stretch(NamedTuple):
-    """The peaks while a run is in one phase of one step; what was held when it began counts, too."""
+    """The peaks while a run is in one phase of one step; what was held when it began counts,
+    too."""
 
     moment: str
     phase: str
@@ -42,7 +55,8 @@ class Stretch(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Live blocks that are alike: the layer's number in `where` is a star. `bytes` are what was asked for, all together."""
+    """Live blocks that are alike: the layer's number in `where` is a star. `bytes` are what was
+    asked for, all together."""
 
     part: str
     where: str
@@ -58,8 +72,9 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """`parts` are the bytes asked for by the blocks alive at the peak, and `rounding`: what the allocator adds to them. They sum
-    to `allocated`. `at` is None for a tape that allocates nothing; `end` is what is still alive when the tape ends."""
+    """`parts` are the bytes asked for by the blocks alive at the peak, and `rounding`: what the
+    allocator adds to them. They sum to `allocated`. `at` is None for a tape that allocates nothing;
+    `end` is what is still alive when the tape ends."""
 
     allocated: int
     reserved: int | None
@@ -73,7 +88,8 @@ class Memory:
 
     @property
     def fragmentation(self) -> int | None:
-        """What the allocator holds beyond the live peak: cached blocks and the gaps between live ones."""
+        """What the allocator holds beyond the live peak: cached blocks and the gaps between live
+        ones."""
         return None if self.reserved is None else self.reserved - self.allocated
 
     @cached_property
@@ -87,11 +103,23 @@ class Memory:
             counts[key] = counts.get(key, 0) + times
         order = {part: place for place, part in enumerate(self.parts)}
         groups = (Group(*key, times) for key, times in counts.items() if times)
-        return tuple(sorted(groups, key=lambda one: (order.get(one.part, 99), -one.bytes, one.where, one.op, str(one.formula))))
+        return tuple(
+            sorted(
+                groups,
+                key=lambda one: (
+                    order.get(one.part, 99),
+                    -one.bytes,
+                    one.where,
+                    one.op,
+                    str(one.formula),
+                ),
+            )
+        )
 
 
 def memory(tape: Tape, replay: Replay | None = None) -> Memory:
-    """`replay` is that of this very tape, which is then flat, and without a limit that it ran into."""
+    """`replay` is that of this very tape, which is then flat, and without a limit that it ran
+    into."""
     if replay is not None and (tape.repeats or replay.oom is not None):
         raise TapeError("peaks of a replay belong to a flat tape that got through")
     if replay is None:
@@ -99,8 +127,16 @@ def memory(tape: Tape, replay: Replay | None = None) -> Memory:
         allocated, index, run, end = found.allocated, found.at, found.run, found.end
         stretches = [Stretch("", *phase, most) for phase, most in found.phases]
     else:
-        allocated, index, run, end = replay.peak_allocated, replay.allocated_at, 0, replay.end_allocated
-        stretches = [Stretch("", phase, step, peaks.allocated, peaks.reserved) for (phase, step), peaks in replay.phases.items()]
+        allocated, index, run, end = (
+            replay.peak_allocated,
+            replay.allocated_at,
+            0,
+            replay.end_allocated,
+        )
+        stretches = [
+            Stretch("", phase, step, peaks.allocated, peaks.reserved)
+            for (phase, step), peaks in replay.phases.items()
+        ]
     parts: dict[str, int] = {}
     if index is not None:
         for part, block, times in blocks(tape, index, run):
@@ -111,7 +147,9 @@ def memory(tape: Tape, replay: Replay | None = None) -> Memory:
         allocated=allocated,
         reserved=None if replay is None else replay.peak_reserved,
         at=None if index is None else moment(tape, index),
-        reserved_at=None if replay is None or replay.reserved_at is None else moment(tape, replay.reserved_at),
+        reserved_at=None
+        if replay is None or replay.reserved_at is None
+        else moment(tape, replay.reserved_at),
         parts=parts,
         timeline=tuple(_named(stretches)),
         end=end,
@@ -121,10 +159,12 @@ def memory(tape: Tape, replay: Replay | None = None) -> Memory:
 
 
 def blocks(tape: Tape, index: int, run: int = 0) -> Iterator[tuple[str, Alloc, int]]:
-    """(part, block, times) of what is alive after event `index` in its `run`. On a compact tape `times` may be negative: the
-    first layer's block freed once for each layer of the span behind it, while that span's own blocks are one too many.
+    """(part, block, times) of what is alive after event `index` in its `run`. On a compact tape
+    `times` may be negative: the first layer's block freed once for each layer of the span behind
+    it, while that span's own blocks are one too many.
 
-    Here, for all producers: `activations` that are freed in the very phase they were allocated in are `temporaries`.
+    Here, for all producers: `activations` that are freed in the very phase they were allocated in
+    are `temporaries`.
     """
     live: dict[int, int] = {}
     born: dict[int, Alloc] = {}
@@ -166,13 +206,26 @@ ALL = 2**62
 
 
 def _leaving(tape: Tape, index: int, run: int, phase: tuple[str, int]) -> dict[int, int]:
-    """How many runs' copies of a block, of those alive after event `index` in its `run`, go in what is left of the phase: all that
-    there are, unless runs hand the block on, so that a `Free` behind their span is about the last run's copy alone."""
-    handed = {odd.instead.id for repeat in tape.repeats for odd in repeat.odd if type(odd.instead) is Free}
-    odd = {one.place: (one.instead.id, repeat.times - 1) for repeat in tape.repeats for one in repeat.odd if type(one.instead) is Free}
-    here = next((repeat for repeat in tape.repeats if repeat.first <= index < repeat.last), Repeat(index, index + 1, 1))
+    """How many runs' copies of a block, of those alive after event `index` in its `run`, go in what
+    is left of the phase: all that there are, unless runs hand the block on, so that a `Free` behind
+    their span is about the last run's copy alone."""
+    handed = {
+        odd.instead.id for repeat in tape.repeats for odd in repeat.odd if type(odd.instead) is Free
+    }
+    odd = {
+        one.place: (one.instead.id, repeat.times - 1)
+        for repeat in tape.repeats
+        for one in repeat.odd
+        if type(one.instead) is Free
+    }
+    here = next(
+        (repeat for repeat in tape.repeats if repeat.first <= index < repeat.last),
+        Repeat(index, index + 1, 1),
+    )
     begin = here.first if run < here.times - 1 else index + 1
-    unborn = {event.id for event in tape.events[begin : here.last] if type(event) is Alloc}  # at least the last run's copy
+    unborn = {
+        event.id for event in tape.events[begin : here.last] if type(event) is Alloc
+    }  # at least the last run's copy
     leaving = dict.fromkeys(handed, 0)
     for place in range(begin, len(tape.events)):
         event = tape.events[place]
@@ -196,7 +249,14 @@ def moment(tape: Tape, index: int) -> Moment:
     like = next((repeat.times for repeat in tape.repeats if repeat.first <= index < repeat.last), 1)
     for before in reversed(tape.events[:index]):
         if type(before) is Mark:
-            return Moment(phase=before.phase, step=before.step, where=where or before.where, op=op, index=index, like=like)
+            return Moment(
+                phase=before.phase,
+                step=before.step,
+                where=where or before.where,
+                op=op,
+                index=index,
+                like=like,
+            )
     return Moment(phase="", step=0, where=where, op=op, index=index, like=like)
 
 
@@ -206,7 +266,8 @@ def starred(where: str) -> str:
 
 
 def _until(tape: Tape, index: int, run: int) -> Iterator[tuple[int, Sequence[Event]]]:
-    """(times, events) for all that has happened after event `index` in its `run`; of a span first what its runs have in common."""
+    """(times, events) for all that has happened after event `index` in its `run`; of a span first
+    what its runs have in common."""
     for span in spans(tape):
         ended = span.last <= index
         before, behind = (
@@ -236,11 +297,14 @@ def _until(tape: Tape, index: int, run: int) -> Iterator[tuple[int, Sequence[Eve
 
 
 def _named(stretches: Sequence[Stretch]) -> Iterator[Stretch]:
-    """One entry for each phase of each step, in order of appearance, with the name of its moment."""
+    """One entry for each phase of each step, in order of appearance, with the name of its
+    moment."""
     merged: dict[tuple[str, int], Stretch] = {}
     for one in stretches:
         before = merged.setdefault((one.phase, one.step), one)
-        merged[one.phase, one.step] = before._replace(allocated=max(before.allocated, one.allocated))
+        merged[one.phase, one.step] = before._replace(
+            allocated=max(before.allocated, one.allocated)
+        )
     first = next((step for phase, step in merged if phase in ("forward", "backward", "step")), None)
     begun = False
     for (phase, step), one in merged.items():
@@ -252,8 +316,20 @@ def _moment(phase: str, step: int, first: int | None, begun: bool) -> str:
     if phase in ("load", "") or (phase == "prepare" and not begun):
         return "load"
     if phase in ("forward", "backward", "step", "prepare"):
-        return "first step" if step == first else "longest batch" if step == LONGEST else "steady step"
+        return (
+            "first step" if step == first else "longest batch" if step == LONGEST else "steady step"
+        )
     return phase
 
 
-__all__ = ["MOMENTS", "Group", "Memory", "Moment", "Stretch", "blocks", "memory", "moment", "starred"]
+__all__ = [
+    "MOMENTS",
+    "Group",
+    "Memory",
+    "Moment",
+    "Stretch",
+    "blocks",
+    "memory",
+    "moment",
+    "starred",
+]

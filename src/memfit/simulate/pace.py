@@ -1,4 +1,5 @@
-"""A step's time on a cluster: which rates a rank's kernels reach, and how long its calls to others take."""
+"""A step's time on a cluster: which rates a rank's kernels reach, and how long its calls to others
+take."""
 
 from __future__ import annotations
 
@@ -32,22 +33,34 @@ def step_time(
     parameters: tuple[int, int],
     dtype: str,
 ) -> Duration | None:
-    """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`: those of the model, and those trained."""
+    """`tapes`: of each stage, or of one that takes as long, which its number says. `parameters`:
+    those of the model, and those trained."""
     total, trainable = parameters
     known, pp = rates(cluster.gpu, facts_of(job.framework).products), strategy.pp
-    if known is None or on_disk(strategy) or strategy.split is not None or (pp is not None and pp.schedule in DEFERRED):
+    if (
+        known is None
+        or on_disk(strategy)
+        or strategy.split is not None
+        or (pp is not None and pp.schedule in DEFERRED)
+    ):
         return None
     shares = strategy.ranks // (strategy.size("tp") * strategy.size("cp") * strategy.size("pp"))
     many = micros(strategy, job)
     timed = partial(
-        duration, rates=known, job=dataclasses.replace(job, accumulate=many) if many else job,
-        trained=stepped(memory, job, strategy, trainable, dtype), calls=calls(cluster, strategy),
+        duration,
+        rates=known,
+        job=dataclasses.replace(job, accumulate=many) if many else job,
+        trained=stepped(memory, job, strategy, trainable, dtype),
+        calls=calls(cluster, strategy),
         spread=Spread(shares=shares, ranks=strategy.ranks, trained=trainable / max(1, total)),
         host=away(cluster, strategy, trainable, FORMATS[dtype].block_bytes),
-    )  # fmt: skip
+    )
     if pp is None or not many:
         return timed(tapes[0][1])
-    found = {stage: timed(tape, turns=standing(pp, stage, many, whole=job.hugging)) for stage, tape in dict(tapes).items()}
+    found = {
+        stage: timed(tape, turns=standing(pp, stage, many, whole=job.hugging))
+        for stage, tape in dict(tapes).items()
+    }
     stages = [one for stage, _ in tapes if (one := found[stage]) is not None]
     return pipelined(stages, pp, many) if len(stages) == pp.size else None
 
@@ -60,16 +73,26 @@ def micros(strategy: Strategy, job: Job) -> int:
 
 def kernels(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> tuple[Alike, ...]:
     """The working of the time that this rank's tape takes."""
-    known, pp, many = rates(cluster.gpu, facts_of(job.framework).products), strategy.pp, micros(strategy, job)
+    known, pp, many = (
+        rates(cluster.gpu, facts_of(job.framework).products),
+        strategy.pp,
+        micros(strategy, job),
+    )
     if known is None:
         return ()
     if not job.training:
         return token_kernels(tape, known, job, calls(cluster, strategy))
-    turns = 0.0 if pp is None or not many else standing(pp, strategy.rank * pp.size // strategy.ranks, many, whole=job.hugging)
+    turns = (
+        0.0
+        if pp is None or not many
+        else standing(pp, strategy.rank * pp.size // strategy.ranks, many, whole=job.hugging)
+    )
     return step_kernels(tape, known, job, calls(cluster, strategy), turns=turns)
 
 
-def generation_time(tape: Tape, cluster: Cluster, job: Job, strategy: Strategy) -> Generation | None:
+def generation_time(
+    tape: Tape, cluster: Cluster, job: Job, strategy: Strategy
+) -> Generation | None:
     known = rates(cluster.gpu)
     return None if known is None else generation(tape, known, job, calls=calls(cluster, strategy))
 
@@ -85,7 +108,10 @@ def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
     if known is None:
         return f"neither kernels of {cluster.gpu.name} nor of a GPU of its kind were measured"
     if pp is not None and pp.schedule in DEFERRED:
-        return f"no formula says how long a pipeline waits whose backwards come in two parts (`schedule={pp.schedule}`)"
+        return (
+            "no formula says how long a pipeline waits whose backwards come in two parts "
+            f"(`schedule={pp.schedule}`)"
+        )
     if strategy.split is not None:
         return "no formula says how long the GPUs of one process wait for one another (`split`)"
     if on_disk(strategy):
@@ -100,23 +126,33 @@ def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
 
 
 def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype: str) -> int:
-    """Bytes of the parameters that the optimizer steps on this rank. States that are like them tell, shards and all."""
+    """Bytes of the parameters that the optimizer steps on this rank. States that are like them
+    tell, shards and all."""
     like = [state for state in OPTIMIZERS[job.optimizer].states if state == "like"]
     kept = memory.parts.get("optimizer", 0)
     if like and kept and memory.at is not None and (memory.at.step or memory.at.phase == "step"):
         return kept // len(like)
     wide = job.precision == "fp32" or job.precision.startswith("autocast") or job.method != "full"
-    return trainable * FORMATS["float32" if wide else dtype].block_bytes // (strategy.ranks // strategy.size("ddp"))
+    return (
+        trainable
+        * FORMATS["float32" if wide else dtype].block_bytes
+        // (strategy.ranks // strategy.size("ddp"))
+    )
 
 
 def calls(cluster: Cluster, strategy: Strategy) -> Calls:
-    """Megatron's data-parallel group holds context-parallel ranks too, that of experts the ranks beyond those of one copy of them."""
+    """Megatron's data-parallel group holds context-parallel ranks too, that of experts the ranks
+    beyond those of one copy of them."""
     strides = {name: stride for name, _, stride in strategy.groups}
     strides |= {"dp": strategy.size("tp"), "edp": strategy.size("ep") * strategy.expert_tensor}
 
     @cache
     def known(op: str, size: int, ranks: int, group: str) -> float | None:
-        where = Group(size=ranks, stride=strides.get(group, strategy.size("tp")), per_node=cluster.gpus_per_node)
+        where = Group(
+            size=ranks,
+            stride=strides.get(group, strategy.size("tp")),
+            per_node=cluster.gpus_per_node,
+        )
         return seconds(op, size, where, cluster)
 
     def call(event: Comm) -> float | None:

@@ -1,4 +1,5 @@
-"""A tape through the allocator: what a run reserves, when its peaks are reached, and whether it gets through."""
+"""A tape through the allocator: what a run reserves, when its peaks are reached, and whether it
+gets through."""
 
 from __future__ import annotations
 
@@ -27,13 +28,16 @@ class Peaks:
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """What `torch.cuda.memory_stats` would say after the run. A run out of memory ends at `oom.event`."""
+    """What `torch.cuda.memory_stats` would say after the run. A run out of memory ends at
+    `oom.event`."""
 
     peak_allocated: int
     peak_reserved: int
     peak_requested: int
     peak_active: int
-    allocated_at: int | None  # index of the event that first reached the peak; None where nothing was allocated
+    allocated_at: (
+        int | None
+    )  # index of the event that first reached the peak; None where nothing was allocated
     reserved_at: int | None
     end_allocated: int
     end_reserved: int
@@ -43,8 +47,15 @@ class Replay:
     oom: OutOfMemory | None
 
 
-def replay(tape: Tape | Iterable[Event], settings: Settings = PLAIN, capacity: int | None = None, *, total: int | None = None) -> Replay:
-    """Replay a flat tape, or its events, on a fresh allocator; `capacity` and `total` are those of `Allocator`."""
+def replay(
+    tape: Tape | Iterable[Event],
+    settings: Settings = PLAIN,
+    capacity: int | None = None,
+    *,
+    total: int | None = None,
+) -> Replay:
+    """Replay a flat tape, or its events, on a fresh allocator; `capacity` and `total` are those of
+    `Allocator`."""
     if isinstance(tape, Tape) and tape.repeats:
         raise TapeError("a compact tape cannot be replayed: the allocator needs every event")
     allocator = Allocator(settings, capacity, total=total)
@@ -107,7 +118,8 @@ def live_at(tape: Tape | Iterable[Event], index: int) -> tuple[int, ...]:
 
 
 class _Books:
-    """The peaks of each phase: at every turn the allocator's peaks are written down and start again."""
+    """The peaks of each phase: at every turn the allocator's peaks are written down and start
+    again."""
 
     def __init__(self, allocator: Allocator) -> None:
         self.allocator = allocator
@@ -128,5 +140,6 @@ class _Books:
         before = self.phases.get(self.moment, Peaks(allocated=0, reserved=0))
         if self.moment != START or held.peak_reserved:
             self.phases[self.moment] = Peaks(
-                allocated=max(before.allocated, held.peak_allocated), reserved=max(before.reserved, held.peak_reserved)
+                allocated=max(before.allocated, held.peak_allocated),
+                reserved=max(before.reserved, held.peak_reserved),
             )

@@ -1,5 +1,5 @@
-"""What users may set of the CUDA caching allocator, and the reader of the text of `PYTORCH_ALLOC_CONF` (or
-`PYTORCH_CUDA_ALLOC_CONF`, its older name) as torch 2.13 understands it."""
+"""What users may set of the CUDA caching allocator, and the reader of the text of
+`PYTORCH_ALLOC_CONF` (or `PYTORCH_CUDA_ALLOC_CONF`, its older name) as torch 2.13 understands it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from memfit.errors import InputError, Problem, raise_errors
 from memfit.registry import nearest
 from memfit.units import MIB
 
-# c10/core/AllocatorConfig.h of torch 2.13; up to 2.8 the same numbers stood in c10/cuda/CUDACachingAllocator.cpp.
+# c10/core/AllocatorConfig.h of torch 2.13; up to 2.8 the same numbers stood in
+# c10/cuda/CUDACachingAllocator.cpp.
 ROUNDING = 512  # kMinBlockSize: every block is a multiple of it
 SMALL_REQUEST = 1 * MIB  # kSmallSize: up to here a request lives in the small pool
 SMALL_SEGMENT = 2 * MIB  # kSmallBuffer
@@ -33,10 +34,21 @@ _FIELDS = {
 }
 # Keys that torch knows and that move no byte of device memory: they are read, checked and dropped.
 _SWITCHES = (
-    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
-    "pinned_use_background_threads", "pinned_free_catch_all", "throw_on_cudamalloc_oom", "graph_capture_record_stream_reuse",
-)  # fmt: skip
-_COUNTS = ("pinned_num_register_threads", "pinned_reserve_segment_size_mb", "pinned_max_round_threshold_mb", "pinned_max_cached_size_mb")
+    "release_lock_on_cudamalloc",
+    "release_lock_on_hipmalloc",
+    "pinned_use_cuda_host_register",
+    "pinned_use_hip_host_register",
+    "pinned_use_background_threads",
+    "pinned_free_catch_all",
+    "throw_on_cudamalloc_oom",
+    "graph_capture_record_stream_reuse",
+)
+_COUNTS = (
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_max_cached_size_mb",
+)
 KEYS = (*_FIELDS, "backend", *_SWITCHES, *_COUNTS)
 _LONGEST = 2000  # characters: an honest setting is a tenth of it
 
@@ -45,14 +57,17 @@ _LONGEST = 2000  # characters: an honest setting is a tenth of it
 class Settings:
     """The options of the native allocator that move bytes; the defaults are torch's own.
 
-    `roundup_power2_divisions` is one number for all sizes, or 16 of them: for sizes below 2 MiB, from 2 MiB, from 4 MiB, …,
-    from 32 GiB. `memory_fraction` is what `torch.cuda.set_per_process_memory_fraction` sets, too.
+    `roundup_power2_divisions` is one number for all sizes, or 16 of them: for sizes below 2 MiB,
+    from 2 MiB, from 4 MiB, …, from 32 GiB. `memory_fraction` is what
+    `torch.cuda.set_per_process_memory_fraction` sets, too.
     """
 
     expandable_segments: bool = False
     max_split_size: int | None = None  # None: blocks of any size are split
     max_non_split_rounding: int | None = None  # None: large_segment_size
-    garbage_collection_threshold: float = 0.0  # 0: never; and nothing happens without a memory fraction below 1
+    garbage_collection_threshold: float = (
+        0.0  # 0: never; and nothing happens without a memory fraction below 1
+    )
     roundup_power2_divisions: int | tuple[int, ...] = 0
     large_segment_size: int = LARGE_SEGMENT
     memory_fraction: float = 1.0
@@ -64,17 +79,28 @@ class Settings:
     def parse(cls, text: str, *, where: str = "PYTORCH_ALLOC_CONF") -> Settings:
         """Read `key:value,key:[…]`; a later key overrides an earlier one, and blanks do not count.
 
-        Where torch reads garbage in silence this is stricter: 2.13 takes `128MB` for 128 and, without CUDA, skips unknown keys.
+        Where torch reads garbage in silence this is stricter: 2.13 takes `128MB` for 128 and,
+        without CUDA, skips unknown keys.
         """
         if not isinstance(text, str) or len(text) > _LONGEST:
-            raise InputError.one("the options are no text, or a very long one", where=where, hint=f"at most {_LONGEST} characters")
+            raise InputError.one(
+                "the options are no text, or a very long one",
+                where=where,
+                hint=f"at most {_LONGEST} characters",
+            )
         problems: list[Problem] = []
         values: dict[str, Any] = {}
         for key, value in _pairs(text):
             try:
                 _read(key, value, values)
             except _Unusable as finding:
-                problems.append(Problem(message=finding.args[0], where=f"{where}.{key}" if key in KEYS else where, hint=finding.args[1]))
+                problems.append(
+                    Problem(
+                        message=finding.args[0],
+                        where=f"{where}.{key}" if key in KEYS else where,
+                        hint=finding.args[1],
+                    )
+                )
         try:
             settings = cls(**values)
         except InputError as error:
@@ -89,8 +115,9 @@ class Settings:
         return every if max(every) > 1 else None
 
     def rounded(self, size: int) -> int:
-        """The bytes that a request of `size` > 0 looks for (`round_size`): a multiple of 512, or with divisions k the next
-        k-th of its power of two. Example of the source: 1200 with k = 4 would be 1280, were it not below 512·4."""
+        """The bytes that a request of `size` > 0 looks for (`round_size`): a multiple of 512, or
+        with divisions k the next k-th of its power of two. Example of the source: 1200 with k = 4
+        would be 1280, were it not below 512·4."""
         table = self.divisions()
         if table is not None:
             parts = table[min(max(size.bit_length() - 21, 0), INTERVALS - 1)]  # 1 MiB has 21 bits
@@ -108,7 +135,11 @@ def _check(settings: Settings) -> Iterator[Problem]:
     """What torch's own parser refuses, and what no parser lets through (types)."""
 
     def problem(field: str, hint: str) -> Problem:
-        return Problem(message=f"`{str(getattr(settings, field))[:80]}` is unusable", where=f"allocator.{field}", hint=hint)
+        return Problem(
+            message=f"`{str(getattr(settings, field))[:80]}` is unusable",
+            where=f"allocator.{field}",
+            hint=hint,
+        )
 
     large = settings.large_segment_size
     if not isinstance(settings.expandable_segments, bool):
@@ -142,7 +173,8 @@ def _number(value: object) -> bool:
 
 
 def _pairs(text: str) -> Iterator[tuple[str, str]]:
-    """The entries between commas that stand outside of brackets; one trailing comma is allowed, as torch allows it."""
+    """The entries between commas that stand outside of brackets; one trailing comma is allowed, as
+    torch allows it."""
     plain = "".join(text.split())
     entries = re.split(r",(?![^\[]*\])", plain)
     if entries[-1] == "":
@@ -158,7 +190,11 @@ def _read(key: str, value: str, values: dict[str, Any]) -> None:
     elif key == "backend":
         if value != "native":
             known = value in ("cudaMallocAsync", "hipMallocAsync")
-            hint = "its memory follows the driver's own rules; leave `backend` out" if known else "`native` is the one that is simulated"
+            hint = (
+                "its memory follows the driver's own rules; leave `backend` out"
+                if known
+                else "`native` is the one that is simulated"
+            )
             raise _Unusable(f"the backend `{value[:40]}` is not simulated", hint)
     elif key in _SWITCHES:
         _switch(value)
@@ -166,7 +202,11 @@ def _read(key: str, value: str, values: dict[str, Any]) -> None:
         _count(value)
     else:
         close = nearest(key, KEYS)
-        hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else f"known: {', '.join(_FIELDS)}"
+        hint = (
+            "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"
+            if close
+            else f"known: {', '.join(_FIELDS)}"
+        )
         raise _Unusable(f"unknown option `{key[:80]}`" if key else "an option without a name", hint)
 
 
@@ -176,18 +216,25 @@ def _value(key: str, value: str) -> Any:
     if key.endswith("_mb"):
         return _count(value) * MIB
     if key == "roundup_power2_divisions":
-        return _table(value[1:-1]) if value.startswith("[") and value.endswith("]") else _count(value)
+        return (
+            _table(value[1:-1]) if value.startswith("[") and value.endswith("]") else _count(value)
+        )
     if not re.fullmatch(r"([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE]-?[0-9]{1,2})?", value):
         raise _Unusable(f"`{value[:40]}` is no fraction", "a number like `0.8`")
     fraction = float(value)
     if key == "garbage_collection_threshold" and fraction == 0:
-        raise _Unusable("a threshold of 0 is not accepted by torch", "leave the option out to switch collection off")
+        raise _Unusable(
+            "a threshold of 0 is not accepted by torch",
+            "leave the option out to switch collection off",
+        )
     return fraction
 
 
 def _switch(value: str) -> bool:
     if value not in ("True", "False"):
-        raise _Unusable(f"`{value[:40]}` is neither `True` nor `False`", "torch wants the capital letter")
+        raise _Unusable(
+            f"`{value[:40]}` is neither `True` nor `False`", "torch wants the capital letter"
+        )
     return value == "True"
 
 
@@ -198,9 +245,9 @@ def _count(value: str) -> int:
 
 
 def _table(text: str) -> tuple[int, ...]:
-    """`256:1,512:2,1024:4,>:8`: bounds in MiB. The first entry also fills everything below it, `>` everything after the last
-    one, and what lies between two bounds that are no neighbours stays 0 (parseRoundUpPower2Divisions, torch 2.13; up to
-    2.8 `>` overwrote the last bound as well)."""
+    """`256:1,512:2,1024:4,>:8`: bounds in MiB. The first entry also fills everything below it, `>`
+    everything after the last one, and what lies between two bounds that are no neighbours stays 0
+    (parseRoundUpPower2Divisions, torch 2.13; up to 2.8 `>` overwrote the last bound as well)."""
     table = [0] * INTERVALS
     last, first = 0, True
     for entry in text.split(","):
@@ -211,7 +258,10 @@ def _table(text: str) -> tuple[int, ...]:
             continue
         size = _count(bound)
         if not colon or size == 0 or size & (size - 1):
-            raise _Unusable(f"`{entry[:40]}` is no bound in MiB and its divisions", "a power of two and a number, like `256:4`, or `>:8`")
+            raise _Unusable(
+                f"`{entry[:40]}` is no bound in MiB and its divisions",
+                "a power of two and a number, like `256:4`, or `>:8`",
+            )
         last = min(size.bit_length() - 1, INTERVALS - 1)
         if first:
             table[:last] = [parts] * last

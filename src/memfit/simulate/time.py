@@ -1,7 +1,9 @@
-"""A tape's time: every kernel by what it computes and moves, at the rates that GPUs were measured to reach.
+"""A tape's time: every kernel by what it computes and moves, at the rates that GPUs were measured
+to reach.
 
-Kernels follow each other on one stream. Collectives on other streams run beside them and slow them down: what does not fit behind the kernels
-of its phase is waited for. Those on the same stream are waited for in full. A micro-batch takes no less than the host needs to launch its kernels.
+Kernels follow each other on one stream. Collectives on other streams run beside them and slow them
+down: what does not fit behind the kernels of its phase is waited for. Those on the same stream are
+waited for in full. A micro-batch takes no less than the host needs to launch its kernels.
 """
 
 from __future__ import annotations
@@ -19,8 +21,9 @@ from memfit.simulate.peaks import spans
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Phase, Tape
 
 PASSES = ("forward", "backward")
-# Products of weights that lie in fp8 blocks are Triton kernels of transformers' own, launched from Python (integrations/finegrained_fp8.py): published
-# runs of small batches took 2 to 50 times as long as such weights take to be read, and nobody's table has the kernels.
+# Products of weights that lie in fp8 blocks are Triton kernels of transformers' own, launched from
+# Python (integrations/finegrained_fp8.py): published runs of small batches took 2 to 50 times as
+# long as such weights take to be read, and nobody's table has the kernels.
 UNMEASURED = frozenset({"fp8"})
 Calls = Callable[[Comm], float | None]  # seconds of a collective; None: not known
 BESIDE = "beside"  # what runs on other streams; what does not fit behind kernels is a part's
@@ -31,10 +34,12 @@ BACKWARD = 2  # times the forward's arithmetic: a product's two gradients
 
 @dataclass(frozen=True, kw_only=True)
 class Duration:
-    """One optimizer step of `tokens` tokens, on `ranks` GPUs together. `parts` sum to `seconds`; `host` among them is what is waited for there,
-    `launch` what small kernels wait for it. `flops` are all that one of them computes, `model_flops` those of the passes without what checkpointing
-    computes again: the backward twice the forward, less the gradients of weights that are not trained; `peak` is what the GPU could do of them in a
-    second. `hidden`: seconds of communication and copies behind kernels."""
+    """One optimizer step of `tokens` tokens, on `ranks` GPUs together. `parts` sum to `seconds`;
+    `host` among them is what is waited for there, `launch` what small kernels wait for it. `flops`
+    are all that one of them computes, `model_flops` those of the passes without what checkpointing
+    computes again: the backward twice the forward, less the gradients of weights that are not
+    trained; `peak` is what the GPU could do of them in a second. `hidden`: seconds of communication
+    and copies behind kernels."""
 
     seconds: float
     stepping: float  # of them, the optimizer's, with its collectives
@@ -60,12 +65,14 @@ class Duration:
 
     @property
     def hfu(self) -> float:
-        """Hardware flops utilization: with what checkpointing computes again, and attention's second product of scores."""
+        """Hardware flops utilization: with what checkpointing computes again, and attention's
+        second product of scores."""
         return self.flops / self.seconds / self.peak
 
 
 class Priced(NamedTuple):
-    """A kernel or call of a `kind` of `Duration.parts`, or beside kernels: what it moves, how long one takes, and how often it is run."""
+    """A kernel or call of a `kind` of `Duration.parts`, or beside kernels: what it moves, how long
+    one takes, and how often it is run."""
 
     kind: str
     event: Event
@@ -93,7 +100,9 @@ class Meter:
     last: tuple[str, str, str] = ("", "", "")  # by its op, module and part
     made: Alloc | None = None  # and the largest one of attention since its last kernel
     listing: list[Priced] | None = None  # every kernel and call, where the working is asked for
-    known: dict[tuple[float, float, str], float] = field(default_factory=dict)  # seconds of products, which layers have in common
+    known: dict[tuple[float, float, str], float] = field(
+        default_factory=dict
+    )  # seconds of products, which layers have in common
 
     def add(self, kind: str, seconds: float, times: float, event: Event, moved: float) -> None:
         self.parts[kind] = self.parts.get(kind, 0.0) + seconds * times
@@ -109,12 +118,22 @@ class Meter:
         if event.op == "partial_sums":  # 128 times as large as what is put by in it
             return
         if event.op in self.told:
-            if "attention" in event.op and event.part != "workspace" and (self.made is None or event.size > self.made.size):
+            if (
+                "attention" in event.op
+                and event.part != "workspace"
+                and (self.made is None or event.size > self.made.size)
+            ):
                 self.made = event
         elif event.op == "to_device":
             self.copied += round(event.size * times)
         elif event.op in TOGETHER and (event.op, event.where, event.part) == self.last:
-            self.add("memory", event.size / (self.rates.bandwidth * self.rates.copy), times, event, event.size)
+            self.add(
+                "memory",
+                event.size / (self.rates.bandwidth * self.rates.copy),
+                times,
+                event,
+                event.size,
+            )
             self.kernels -= round(times)  # the kernel before writes this, too
         elif bytes := moved(event, self.before):
             self.add("memory", self.rates.moved(bytes), times, event, bytes)
@@ -123,11 +142,16 @@ class Meter:
     def compute(self, event: Compute, times: float) -> None:
         self.math[event.math] = self.math.get(event.math, 0.0) + event.flops * times
         if "attention" in event.op and self.made is not None:
-            name, backward = event.op.removesuffix(GRADIENTS), event.op.endswith(GRADIENTS)  # a recomputation stands in the backward, too
+            name, backward = (
+                event.op.removesuffix(GRADIENTS),
+                event.op.endswith(GRADIENTS),
+            )  # a recomputation stands in the backward, too
             width, values = heads(self.made)
             length = event.flops / (5 if backward else 2) / values
             kernel, shape = self.attention or KERNELS.get(name, NEWEST), (width, round(length))
-            seconds = self.rates.attended(kernel, event.flops, event.bytes, event.math, shape, backward=backward)
+            seconds = self.rates.attended(
+                kernel, event.flops, event.bytes, event.math, shape, backward=backward
+            )
             self.add("attention", seconds, times, event, event.bytes)
             self.made = None
         elif event.math in UNMEASURED:
@@ -143,7 +167,9 @@ class Meter:
             self.add("memory", self.rates.moved(event.bytes), times, event, event.bytes)
 
     def call(self, event: Comm, times: float) -> None:
-        if event.group == "host" and event.op in ALOUD and not event.stream:  # on the stream that computes
+        if (
+            event.group == "host" and event.op in ALOUD and not event.stream
+        ):  # on the stream that computes
             if self.rates.host is None:
                 self.unknown = True
             else:
@@ -163,12 +189,15 @@ class Meter:
             self.add("communication", seconds, times, event, event.size)
 
     def finish(self) -> float:
-        """Kernels are slower while a collective runs beside them, for it takes processors; what does not fit behind them is waited for.
-        Returns the seconds of collectives that cost none."""
+        """Kernels are slower while a collective runs beside them, for it takes processors; what
+        does not fit behind them is waited for. Returns the seconds of collectives that cost none.
+        """
         kernels = sum(self.parts.values())
         waited = max(self.beside, kernels + self.rates.taken * self.beside) - kernels
         copies = self.copied / self.rates.host if self.copied and self.rates.host else 0.0
-        late = max(0.0, copies + (self.beside if copies and self.rates.shared else 0.0) - kernels - waited)
+        late = max(
+            0.0, copies + (self.beside if copies and self.rates.shared else 0.0) - kernels - waited
+        )
         if waited:
             self.wait("communication", waited)
         if late:
@@ -182,7 +211,8 @@ class Meter:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """`shares`: ranks with batches of their own, of `ranks` in all. `trained`: the share of the weights whose gradients are wanted."""
+    """`shares`: ranks with batches of their own, of `ranks` in all. `trained`: the share of the
+    weights whose gradients are wanted."""
 
     shares: int = 1
     ranks: int = 1
@@ -208,20 +238,33 @@ def duration(
     turns: float = 0,
     host: Away | None = None,
 ) -> Duration | None:
-    """Of the last optimizer step on the tape; None where it has none, or links or kernels are not known. `trained`: bytes of the parameters that the
-    optimizer of this rank steps on the GPU, `host`: what the host does instead; `turns`: for how many passes each pass on the tape stands, where
-    the schedule of a pipeline tells."""
+    """Of the last optimizer step on the tape; None where it has none, or links or kernels are not
+    known. `trained`: bytes of the parameters that the optimizer of this rank steps on the GPU,
+    `host`: what the host does instead; `turns`: for how many passes each pass on the tape stands,
+    where the schedule of a pipeline tells."""
     told = frozenset(event.op for event in tape if type(event) is Compute)
-    step = max((event.step for event in tape if type(event) is Mark and event.phase == "step"), default=None)
+    step = max(
+        (event.step for event in tape if type(event) is Mark and event.phase == "step"),
+        default=None,
+    )
     if step is None or not told:
         return None
     known: dict[tuple[float, float, str], float] = {}
-    micro, stepping = walk(tape, step, lambda: Meter(rates, told, calls, KERNELS.get(job.attention), known=known))
+    micro, stepping = walk(
+        tape, step, lambda: Meter(rates, told, calls, KERNELS.get(job.attention), known=known)
+    )
     if not micro:
         return None
     times = each(job, len(micro), turns)
-    passes = [(often, meter) for often, phases in zip(times, micro, strict=True) for meter in phases.values()]
-    if any(meter.unknown or (meter.copied and rates.host is None) for _, meter in (*passes, (1, stepping))):
+    passes = [
+        (often, meter)
+        for often, phases in zip(times, micro, strict=True)
+        for meter in phases.values()
+    ]
+    if any(
+        meter.unknown or (meter.copied and rates.host is None)
+        for _, meter in (*passes, (1, stepping))
+    ):
         return None
     if host is not None:
         if rates.host is None:
@@ -232,11 +275,16 @@ def duration(
     elif trained:
         stepping.wait("optimizer", rates.moved(OPTIMIZERS[job.optimizer].moved * trained))
     hidden = sum(often * meter.finish() for often, meter in passes) + stepping.finish()
-    late = sum(often * waiting(phases, rates.eager * TRAINED) for often, phases in zip(times, micro, strict=True))
+    late = sum(
+        often * waiting(phases, rates.eager * TRAINED)
+        for often, phases in zip(times, micro, strict=True)
+    )
     parts: dict[str, float] = {"launch": late} if late else {}
     for often, meter in (*passes, (1.0, stepping)):
         for kind, seconds in meter.parts.items():
-            name = "optimizer" if meter is stepping and kind not in ("communication", "host") else kind
+            name = (
+                "optimizer" if meter is stepping and kind not in ("communication", "host") else kind
+            )
             parts[name] = parts.get(name, 0.0) + often * seconds
     forward = [(often, phases["forward"]) for often, phases in zip(times, micro, strict=True)]
     return Duration(
@@ -247,8 +295,13 @@ def duration(
         parts=dict(sorted(parts.items(), key=lambda one: -one[1])),
         hidden=hidden,
         flops=sum(often * meter.flops for often, meter in passes) + stepping.flops,
-        model_flops=sum(often * ((1 + BACKWARD) * meter.flops - spared(job, spread) * meter.products) for often, meter in forward),
-        peak=rates.rate(max(forward[0][1].math.items(), key=lambda one: one[1], default=("bf16", 0))[0]),
+        model_flops=sum(
+            often * ((1 + BACKWARD) * meter.flops - spared(job, spread) * meter.products)
+            for often, meter in forward
+        ),
+        peak=rates.rate(
+            max(forward[0][1].math.items(), key=lambda one: one[1], default=("bf16", 0))[0]
+        ),
         kernels=round(sum(often * meter.kernels for often, meter in passes)) + stepping.kernels,
         measured=rates.measured,
         origin=rates.origin,
@@ -256,30 +309,41 @@ def duration(
 
 
 def each(job: Job, written: int, turns: float) -> list[float]:
-    """How often each micro-batch on the tape is run: of an accumulation it has the first and the last, behind which gradients are summed up; those
-    between are like the first."""
+    """How often each micro-batch on the tape is run: of an accumulation it has the first and the
+    last, behind which gradients are summed up; those between are like the first."""
     if turns:
         return [turns] * written
-    return [float(job.accumulate)] if written == 1 else [job.accumulate - written + 1.0] + [1.0] * (written - 1)
+    return (
+        [float(job.accumulate)]
+        if written == 1
+        else [job.accumulate - written + 1.0] + [1.0] * (written - 1)
+    )
 
 
 def spared(job: Job, spread: Spread) -> float:
-    """Of a product's two gradients those that nobody asks for: its frozen weight's, and its input's where all below is frozen, too."""
+    """Of a product's two gradients those that nobody asks for: its frozen weight's, and its input's
+    where all below is frozen, too."""
     return (2 if job.method == "freeze" else 1) * (1 - spread.trained)
 
 
 def waiting(phases: Mapping[str, Meter], eager: float) -> float:
-    """What the GPU waits in a micro-batch for the host, which runs ahead of it wherever a kernel is longer than its launch."""
-    return max(0.0, sum(meter.kernels * eager - sum(meter.parts.values()) for meter in phases.values()))
+    """What the GPU waits in a micro-batch for the host, which runs ahead of it wherever a kernel is
+    longer than its launch."""
+    return max(
+        0.0, sum(meter.kernels * eager - sum(meter.parts.values()) for meter in phases.values())
+    )
 
 
 def walk(tape: Tape, step: int, fresh: Callable[[], Meter]) -> tuple[list[dict[str, Meter]], Meter]:
-    """Every event of the step, as often as it happens: of each micro-batch by pass, and of the optimizer."""
+    """Every event of the step, as often as it happens: of each micro-batch by pass, and of the
+    optimizer."""
     micro: list[dict[str, Meter]] = []
     stepping = fresh()
     phase: Phase = "load"
     meter: Meter | None = None
-    first = next((place for place, event in enumerate(tape) if type(event) is Mark and event.step == step), 0)
+    first = next(
+        (place for place, event in enumerate(tape) if type(event) is Mark and event.step == step), 0
+    )
     for span in spans(tape):
         times = span.times
         for event in tape.events[max(first, span.first) : span.last]:
@@ -288,7 +352,15 @@ def walk(tape: Tape, step: int, fresh: Callable[[], Meter]) -> tuple[list[dict[s
                 if mine and event.phase == "forward" and (phase != "forward" or not micro):
                     micro.append({name: fresh() for name in PASSES})
                 phase = event.phase
-                meter = None if not mine else stepping if phase == "step" else micro[-1].get(phase) if micro else None
+                meter = (
+                    None
+                    if not mine
+                    else stepping
+                    if phase == "step"
+                    else micro[-1].get(phase)
+                    if micro
+                    else None
+                )
             elif meter is None:
                 continue
             elif type(event) is Alloc:

@@ -37,12 +37,33 @@ from memfit.techniques import (
 from memfit.techniques.base import Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
-    inputs.TECHNIQUE, own.TECHNIQUE,
-    precision.TECHNIQUE, stored.TECHNIQUE, dequantize.TECHNIQUE, freeze.TECHNIQUE, quantize.TECHNIQUE, lora.TECHNIQUE,
-    framework.TECHNIQUE, gemini.TECHNIQUE, tp.TECHNIQUE, ep.TECHNIQUE, pp.TECHNIQUE, split.TECHNIQUE, cp.TECHNIQUE,
-    attention.TECHNIQUE, liger.TECHNIQUE, trl.TECHNIQUE, recompute.TECHNIQUE, offload.TECHNIQUE, experts.TECHNIQUE,
-    versions.TECHNIQUE, brought.TECHNIQUE, ddp.TECHNIQUE, fsdp.TECHNIQUE, zero.TECHNIQUE,
-)  # fmt: skip
+    inputs.TECHNIQUE,
+    own.TECHNIQUE,
+    precision.TECHNIQUE,
+    stored.TECHNIQUE,
+    dequantize.TECHNIQUE,
+    freeze.TECHNIQUE,
+    quantize.TECHNIQUE,
+    lora.TECHNIQUE,
+    framework.TECHNIQUE,
+    gemini.TECHNIQUE,
+    tp.TECHNIQUE,
+    ep.TECHNIQUE,
+    pp.TECHNIQUE,
+    split.TECHNIQUE,
+    cp.TECHNIQUE,
+    attention.TECHNIQUE,
+    liger.TECHNIQUE,
+    trl.TECHNIQUE,
+    recompute.TECHNIQUE,
+    offload.TECHNIQUE,
+    experts.TECHNIQUE,
+    versions.TECHNIQUE,
+    brought.TECHNIQUE,
+    ddp.TECHNIQUE,
+    fsdp.TECHNIQUE,
+    zero.TECHNIQUE,
+)
 
 
 def unserved(program: Program) -> Iterator[Problem]:
@@ -50,15 +71,24 @@ def unserved(program: Program) -> Iterator[Problem]:
     known = [technique.layout for technique in TECHNIQUES if technique.layout]
     for name, layout in program.strategy.uses():
         if layout.size > 1 and name not in known:
-            yield Problem(message=f"no formula yet for the layout `{name}`", where="use", hint="one of " + ", ".join(known))
+            yield Problem(
+                message=f"no formula yet for the layout `{name}`",
+                where="use",
+                hint="one of " + ", ".join(known),
+            )
     fsdp = program.strategy.fsdp
     if fsdp is not None and fsdp.size == 1 and fsdp.offload:
         message = "no formula yet for FSDP's offload on one GPU, where nothing is sharded"
-        yield Problem(message=message, where="use fsdp.offload", hint="`--use zero,offload-optimizer=cpu` is DeepSpeed's")
+        yield Problem(
+            message=message,
+            where="use fsdp.offload",
+            hint="`--use zero,offload-optimizer=cpu` is DeepSpeed's",
+        )
 
 
 def apply(program: Program) -> Program:
-    """Every technique that the job asks for, in order; what is wrong with any of them is raised together."""
+    """Every technique that the job asks for, in order; what is wrong with any of them is raised
+    together."""
     return marked(program)[0]
 
 

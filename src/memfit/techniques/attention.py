@@ -1,4 +1,5 @@
-"""Attention kernels that a job forces: can they run on this GPU, in this precision, for these heads and masks?"""
+"""Attention kernels that a job forces: can they run on this GPU, in this precision, for these heads
+and masks?"""
 
 from __future__ import annotations
 
@@ -13,7 +14,10 @@ from memfit.techniques.base import Technique
 
 BACKENDS = ("flash", "efficient", "cudnn", "math")
 PACKAGES = ("flash-attn-2", "flash-attn-3")
-GROUPS_SINCE = (4, 54)  # transformers hands groups of heads over unrepeated (integrations/sdpa_attention.py)
+GROUPS_SINCE = (
+    4,
+    54,
+)  # transformers hands groups of heads over unrepeated (integrations/sdpa_attention.py)
 LARGEST_HEAD = 256
 
 
@@ -23,17 +27,27 @@ def check(program: Program) -> Iterator[Problem]:
     for layer, _ in program.model.kinds:
         for block in layer.blocks:
             if isinstance(block.mixer, (Attention, Latent)):
-                for problem in (packaged if program.job.attention in PACKAGES else forced)(program, block.mixer):
+                for problem in (packaged if program.job.attention in PACKAGES else forced)(
+                    program, block.mixer
+                ):
                     found.setdefault(problem.message, problem)
     yield from found.values()
 
 
 def problem(program: Program, reason: str, hint: str = "`sdpa` takes what fits") -> Problem:
-    return Problem(message=f"attention `{program.job.attention}` cannot run: {reason}", where="job.attention", hint=hint)
+    return Problem(
+        message=f"attention `{program.job.attention}` cannot run: {reason}",
+        where="job.attention",
+        hint=hint,
+    )
 
 
 def sizes(mixer: Attention | Latent) -> tuple[int, int]:
-    return (mixer.head, mixer.head) if isinstance(mixer, Attention) else (mixer.nope + mixer.rope, mixer.value)
+    return (
+        (mixer.head, mixer.head)
+        if isinstance(mixer, Attention)
+        else (mixer.nope + mixer.rope, mixer.value)
+    )
 
 
 def element(program: Program) -> int:
@@ -42,8 +56,9 @@ def element(program: Program) -> int:
 
 
 def handed(program: Program) -> str:
-    """The dtype that the flash-attn package is given. fp32 queries over packed weights, as PEFT's fp32 norms make them, are cast to that of the
-    model (transformers 5.23 integrations/flash_attention.py get_target_dtype)."""
+    """The dtype that the flash-attn package is given. fp32 queries over packed weights, as PEFT's
+    fp32 norms make them, are cast to that of the model (transformers 5.23
+    integrations/flash_attention.py get_target_dtype)."""
     return program.autocast or (program.weights if program.quant is not None else program.hidden)
 
 
@@ -57,12 +72,29 @@ def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     window = mixer.window if isinstance(mixer, Attention) else 0
     masked = not job.packing or 0 < window <= job.reach
     groups = isinstance(mixer, Attention) and mixer.heads != mixer.kv_heads
-    grouped = groups and not masked and head <= LARGEST_HEAD and job.version("transformers") >= GROUPS_SINCE and job.hugging
+    grouped = (
+        groups
+        and not masked
+        and head <= LARGEST_HEAD
+        and job.version("transformers") >= GROUPS_SINCE
+        and job.hugging
+    )
     size = element(program)
     backend = kernels.sdpa_backend(
-        element=size, half=size == 2, head=head, value_head=value, masked=masked, causal=not masked, query=job.reach, key=job.reach, grouped=grouped,
-        training=job.training, capability=program.capability, torch=job.version("torch"), allowed=(job.attention,),
-    )  # fmt: skip
+        element=size,
+        half=size == 2,
+        head=head,
+        value_head=value,
+        masked=masked,
+        causal=not masked,
+        query=job.reach,
+        key=job.reach,
+        grouped=grouped,
+        training=job.training,
+        capability=program.capability,
+        torch=job.version("torch"),
+        allowed=(job.attention,),
+    )
     if backend != job.attention:
         yield problem(program, why_not(program, size, head, masked, grouped))
 
@@ -77,12 +109,16 @@ def why_not(program: Program, size: int, head: int, masked: bool, grouped: bool)
     if masked and attention == "flash":
         return "padding or a sliding window needs a mask, which it does not take"
     if grouped and attention == "efficient":
-        return "it takes no groups of heads, which transformers hands over unrepeated where there is no mask"
+        return (
+            "it takes no groups of heads, which transformers hands over unrepeated where "
+            "there is no mask"
+        )
     return f"it does not take heads of {head} values in this call"
 
 
 def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
-    """The flash-attn package (flash-attn v2.8.3 csrc/flash_attn/flash_api.cpp, hopper/flash_api.cpp)."""
+    """The flash-attn package (flash-attn v2.8.3 csrc/flash_attn/flash_api.cpp,
+    hopper/flash_api.cpp)."""
     third = program.job.attention == "flash-attn-3"
     if "flash" not in mixer.kernels:
         yield problem(program, "the family's code has no path for it")
@@ -93,11 +129,16 @@ def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     if program.capability < (8, 0) or (third and program.capability[0] > 9):
         capability = ".".join(map(str, program.capability))
         yield problem(
-            program, f"the GPU has compute capability {capability}", "`flash-attn-2` runs from 8.0 on, `flash-attn-3` from 8.0 to 9.0"
+            program,
+            f"the GPU has compute capability {capability}",
+            "`flash-attn-2` runs from 8.0 on, `flash-attn-3` from 8.0 to 9.0",
         )
 
 
 TECHNIQUE = Technique(
-    name="attention", cite="torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp", wanted=lambda job: job.attention in (*BACKENDS, *PACKAGES),
-    apply=lambda program: program, check=check,
-)  # fmt: skip
+    name="attention",
+    cite="torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp",
+    wanted=lambda job: job.attention in (*BACKENDS, *PACKAGES),
+    apply=lambda program: program,
+    check=check,
+)

@@ -1,4 +1,5 @@
-"""What a technique is: when it is wanted, what is wrong with wanting it, and how it marks the Program."""
+"""What a technique is: when it is wanted, what is wrong with wanting it, and how it marks the
+Program."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, placed
 
-TRACE = "`--by trace` runs the real code instead (extra `trace`)"  # of problems that the formulas alone have
+# of problems that the formulas alone have
+TRACE = "`--by trace` runs the real code instead (extra `trace`)"
 
 
 def no_problem(program: Program) -> Iterator[Problem]:
@@ -40,14 +42,21 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def flattened(job: Job) -> Iterator[Problem]:
-    """Optimizers that cannot step what lies flat (galore-torch 1.0 galore_projector.py, apollo-torch 1.0.3 random_projector.py: `shape[1]`)."""
+    """Optimizers that cannot step what lies flat (galore-torch 1.0 galore_projector.py,
+    apollo-torch 1.0.3 random_projector.py: `shape[1]`)."""
     if job.training and OPTIMIZERS[job.optimizer].low_rank:
-        message = f"`{job.optimizer}` asks a gradient for its second side, which a flat part of the parameters has not"
+        message = (
+            f"`{job.optimizer}` asks a gradient for its second side, which a flat part of "
+            "the parameters has not"
+        )
         yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
 
 
 def numbered(program: Program, parts: tuple[str, ...]) -> Program:
-    """Parts of names with a number may mean some layers and not others, so that none stands for its neighbours then."""
-    if any(sign.isdigit() for part in parts for sign in part) and any(entry.times > 1 for entry in program.entries):
+    """Parts of names with a number may mean some layers and not others, so that none stands for its
+    neighbours then."""
+    if any(sign.isdigit() for part in parts for sign in part) and any(
+        entry.times > 1 for entry in program.entries
+    ):
         return program.replace(entries=placed(program.model.layers, False))
     return program

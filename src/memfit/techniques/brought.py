@@ -1,4 +1,5 @@
-"""Families whose code came with their checkpoints (`trust_remote_code`) and calls torch by itself, whatever transformers offers its own models."""
+"""Families whose code came with their checkpoints (`trust_remote_code`) and calls torch by itself,
+whatever transformers offers its own models."""
 
 from __future__ import annotations
 
@@ -18,19 +19,41 @@ def check(program: Program) -> Iterator[Problem]:
         return
     checkpointed = job.training and job.checkpointing != "none"
     if checkpointed and (job.checkpointing != "full" or job.recompute_layers):
-        yield Problem(message=f"this model's own code checkpoints all layers or none ({code})", where="job.checkpointing", hint="`full`")
+        yield Problem(
+            message=f"this model's own code checkpoints all layers or none ({code})",
+            where="job.checkpointing",
+            hint="`full`",
+        )
     if checkpointed and not job.reentrant:
-        message = f"this model's own code calls torch's checkpoint as it is by default, which is reentrant ({code})"
+        message = (
+            "this model's own code calls torch's checkpoint as it is by default, which is "
+            f"reentrant ({code})"
+        )
         yield Problem(message=message, where="job.reentrant", hint="`--reentrant`")
     if job.attention not in PLAIN:
-        message = f"this model's own code has no attention `{job.attention}`: the flash-attn package, or SDPA with a mask ({code})"
-        yield Problem(message=message, where="job.attention", hint="one of " + ", ".join(f"`{one}`" for one in PLAIN))
+        message = (
+            f"this model's own code has no attention `{job.attention}`: the flash-attn "
+            f"package, or SDPA with a mask ({code})"
+        )
+        yield Problem(
+            message=message,
+            where="job.attention",
+            hint="one of " + ", ".join(f"`{one}`" for one in PLAIN),
+        )
     if not job.training and job.cache != "dynamic":
-        yield Problem(message=f"this model's own code keeps its keys and values in tuples ({code})", where="job.cache", hint="`dynamic`")
+        yield Problem(
+            message=f"this model's own code keeps its keys and values in tuples ({code})",
+            where="job.cache",
+            hint="`dynamic`",
+        )
     for name, layout in program.strategy.uses():
         if layout.size > 1 and name not in ("ddp", "fsdp", "zero", "split"):
-            message = f"no formula for `{name}` of a model whose code transformers does not have ({code})"
-            yield Problem(message=message, where=f"use {name}", hint="`ddp`, `fsdp`, `zero` or `split`")
+            message = (
+                f"no formula for `{name}` of a model whose code transformers does not have ({code})"
+            )
+            yield Problem(
+                message=message, where=f"use {name}", hint="`ddp`, `fsdp`, `zero` or `split`"
+            )
 
 
 TECHNIQUE = Technique(

@@ -1,4 +1,5 @@
-"""What happens to experts that lie together in one stack and not in linear layers: what packs, adapts or shares them out, and what does not."""
+"""What happens to experts that lie together in one stack and not in linear layers: what packs,
+adapts or shares them out, and what does not."""
 
 from __future__ import annotations
 
@@ -15,7 +16,12 @@ STACKED = (5, 0)  # until then the families of `FUSED` kept each expert's matric
 
 
 def mixtures(program: Program) -> list[MoE]:
-    return [block.mixer for layer, _ in program.model.kinds for block in layer.blocks if isinstance(block.mixer, MoE)]
+    return [
+        block.mixer
+        for layer, _ in program.model.kinds
+        for block in layer.blocks
+        if isinstance(block.mixer, MoE)
+    ]
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -23,7 +29,13 @@ def check(program: Program) -> Iterator[Problem]:
     if not found:
         return
     spread = program.strategy.size("ep") > 1
-    yield from megatron(program) if program.engine else shared_out(program) if spread else routed(program, found)
+    yield from (
+        megatron(program)
+        if program.engine
+        else shared_out(program)
+        if spread
+        else routed(program, found)
+    )
     if program.quant is not None and not any(one.format for one in found):
         yield from unpacked(program)
     if program.adapter is not None:
@@ -31,36 +43,56 @@ def check(program: Program) -> Iterator[Problem]:
 
 
 def routed(program: Program, found: list[MoE]) -> Iterator[Problem]:
-    """Grouped products hold the same whatever the shares; only the backward of fp8 stacks takes a part of the experts at a time, with
-    the rows that went to them (transformers 5.23 integrations/moe.py, finegrained_fp8.py FP8GroupedMatmulFunction)."""
+    """Grouped products hold the same whatever the shares; only the backward of fp8 stacks takes a
+    part of the experts at a time, with the rows that went to them (transformers 5.23
+    integrations/moe.py, finegrained_fp8.py FP8GroupedMatmulFunction)."""
     job, where = program.job, "job.router_skew"
     counts = job.training and any(one.format.startswith("float8") for one in found)
     if job.router_skew != 1 and not counts:
-        message = "`router_skew` changes nothing here: the experts' grouped products hold the same whatever each one's share"
+        message = (
+            "`router_skew` changes nothing here: the experts' grouped products hold the same "
+            "whatever each one's share"
+        )
         yield Problem(message=message, where=where, level="note")
     elif job.router_skew == 1:
         message = "every expert is taken to get an equal share of the tokens"
-        hint = "`--router-skew 2` gives the busiest one twice its share" if counts else "other shares take the same memory"
+        hint = (
+            "`--router-skew 2` gives the busiest one twice its share"
+            if counts
+            else "other shares take the same memory"
+        )
         yield Problem(message=message, where=where, hint=hint, level="note")
 
 
 def megatron(program: Program) -> Iterator[Problem]:
-    """What Megatron's dispatchers can do, and what they hold where tokens are not balanced (megatron-core 0.16.1 transformer_config.py,
-    transformer/moe/token_dispatcher.py)."""
+    """What Megatron's dispatchers can do, and what they hold where tokens are not balanced
+    (megatron-core 0.16.1 transformer_config.py, transformer/moe/token_dispatcher.py)."""
     ep, where = program.strategy.ep or EP(size=1), "use ep.imbalance"
     if ep.dispatcher == "flex":
-        message = "no formula yet for the dispatcher `flex`: DeepEP's buffers lie outside torch's allocator"
+        message = (
+            "no formula yet for the dispatcher `flex`: DeepEP's buffers lie outside torch's "
+            "allocator"
+        )
         yield Problem(message=message, where="use ep.dispatcher", hint="`alltoall` or `allgather`")
     if ep.padded and not ep.capacity:
-        yield Problem(message="experts are padded to a capacity", where="use ep.padded", hint="`capacity=1`")
+        yield Problem(
+            message="experts are padded to a capacity", where="use ep.padded", hint="`capacity=1`"
+        )
     if ep.padded and ep.imbalance > 1:
-        yield Problem(message="padded experts all get the same rows", where=where, hint="leave it away")
+        yield Problem(
+            message="padded experts all get the same rows", where=where, hint="leave it away"
+        )
     if ep.tensor and ep.size == 1:
         message = "one rank of experts shares their matrices as `tp` says"
         yield Problem(message=message, where="use ep.tensor", hint="leave it away")
     if program.job.router_skew != 1:
         message = "what counts is the busiest rank's share, not the busiest expert's"
-        yield Problem(message=message, where="job.router_skew", hint="`--use ep=8,imbalance=1.5`", level="note")
+        yield Problem(
+            message=message,
+            where="job.router_skew",
+            hint="`--use ep=8,imbalance=1.5`",
+            level="note",
+        )
     if not ep.padded:
         yield from shared_out(program)
 
@@ -70,22 +102,44 @@ def shared_out(program: Program) -> Iterator[Problem]:
     ep = program.strategy.ep
     if ep is None or ep.imbalance == 1:
         message = "every rank is taken to get an equal share of the tokens"
-        yield Problem(message=message, where="use ep.imbalance", hint="`imbalance=1.5` gives this rank half as many again", level="note")
+        yield Problem(
+            message=message,
+            where="use ep.imbalance",
+            hint="`imbalance=1.5` gives this rank half as many again",
+            level="note",
+        )
 
 
 def unpacked(program: Program) -> Iterator[Problem]:
-    """bitsandbytes packs linear layers and nothing else (transformers 5.23 integrations/bitsandbytes.py replace_with_bnb_linear); PEFT's
-    preparation then takes the stacks for leftovers."""
+    """bitsandbytes packs linear layers and nothing else (transformers 5.23
+    integrations/bitsandbytes.py replace_with_bnb_linear); PEFT's preparation then takes the stacks
+    for leftovers."""
     model, quant = program.model, program.quant
     assert quant is not None
     values = sum(weight.count for weight in model.weights() if weight.role == "expert")
     share = f"the experts, {100 * values // max(1, model.parameters)} % of the parameters"
     if program.job.version("transformers") < STACKED and model.family in FUSED:
-        message = f"no formula for experts packed one by one, as transformers before 5 kept them: {share}, are counted as they are"
-        yield Problem(message=message, where="job.versions", hint="transformers 5 or newer keeps them in stacks", level="warning")
+        message = (
+            "no formula for experts packed one by one, as transformers before 5 kept them: "
+            f"{share}, are counted as they are"
+        )
+        yield Problem(
+            message=message,
+            where="job.versions",
+            hint="transformers 5 or newer keeps them in stacks",
+            level="warning",
+        )
         return
-    kept = "are made fp32 by prepare_model_for_kbit_training" if quant.prepared else f"stay in {program.weights}"
-    hint = "`prepare_kbit=false` leaves them as they are" if quant.prepared else "a checkpoint that stores them packed, or no `quant`"
+    kept = (
+        "are made fp32 by prepare_model_for_kbit_training"
+        if quant.prepared
+        else f"stay in {program.weights}"
+    )
+    hint = (
+        "`prepare_kbit=false` leaves them as they are"
+        if quant.prepared
+        else "a checkpoint that stores them packed, or no `quant`"
+    )
     message = f"bitsandbytes packs no stacks of matrices: {share}, {kept}"
     yield Problem(message=message, where="job.quant", hint=hint, level="warning")
 
@@ -96,10 +150,20 @@ def adapted(program: Program) -> Iterator[Problem]:
     if not adapter.everywhere:
         return
     if not converts(job) and model.family in FUSED:
-        message = "no formula for adapters on each expert by itself, as transformers before 5 kept them: the experts get none here"
-        yield Problem(message=message, where="job.versions", hint="transformers 5 and peft 0.19 or newer adapt the stacks", level="warning")
+        message = (
+            "no formula for adapters on each expert by itself, as transformers before 5 kept "
+            "them: the experts get none here"
+        )
+        yield Problem(
+            message=message,
+            where="job.versions",
+            hint="transformers 5 and peft 0.19 or newer adapt the stacks",
+            level="warning",
+        )
     else:
-        message = "the experts get no adapters: they lie in stacks, and `all-linear` means linear layers"
+        message = (
+            "the experts get no adapters: they lie in stacks, and `all-linear` means linear layers"
+        )
         yield Problem(
             message=message,
             where="job.targets",
@@ -109,6 +173,9 @@ def adapted(program: Program) -> Iterator[Problem]:
 
 
 TECHNIQUE = Technique(
-    name="experts", cite="transformers 5.23 integrations/moe.py; peft 0.21 utils/transformers_weight_conversion.py", wanted=lambda job: True,
-    apply=lambda program: program, check=check,
-)  # fmt: skip
+    name="experts",
+    cite="transformers 5.23 integrations/moe.py; peft 0.21 utils/transformers_weight_conversion.py",
+    wanted=lambda job: True,
+    apply=lambda program: program,
+    check=check,
+)

@@ -17,10 +17,15 @@ def apply(program: Program) -> Program:
 def check(program: Program) -> Iterator[Problem]:
     if not any(program.trains(weight) for weight in program.model.weights()):
         message = f"no parameter's name contains any of `{program.job.trainable[:200]}`"
-        yield Problem(message=message, where="job.trainable", hint="for example `lm_head` or `layers.31.`")
+        yield Problem(
+            message=message, where="job.trainable", hint="for example `lm_head` or `layers.31.`"
+        )
 
 
 TECHNIQUE = Technique(
-    name="freeze", cite="requires_grad_(False) on all but the named parameters",
-    wanted=lambda job: job.training and job.method == "freeze", apply=apply, check=check,
-)  # fmt: skip
+    name="freeze",
+    cite="requires_grad_(False) on all but the named parameters",
+    wanted=lambda job: job.training and job.method == "freeze",
+    apply=apply,
+    check=check,
+)

@@ -22,7 +22,15 @@ def check(program: Program) -> Iterator[Problem]:
         message = f"the family `{program.model.family}` has no decoder beside an encoder"
         yield Problem(message=message, where="job.target_seq", hint="leave `target_seq` at 0")
     if job.head not in ("auto", "causal-lm"):
-        yield Problem(message=f"no formula yet for a head of kind `{job.head}`", where="job.head", hint=TRACE)
+        yield Problem(
+            message=f"no formula yet for a head of kind `{job.head}`", where="job.head", hint=TRACE
+        )
 
 
-TECHNIQUE = Technique(name="inputs", cite="transformers 5.23 models/auto", wanted=wanted, apply=lambda program: program, check=check)
+TECHNIQUE = Technique(
+    name="inputs",
+    cite="transformers 5.23 models/auto",
+    wanted=wanted,
+    apply=lambda program: program,
+    check=check,
+)

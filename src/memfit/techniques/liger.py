@@ -14,7 +14,8 @@ from memfit.techniques.base import Technique
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patch:
-    """What `apply_liger_kernel_to_<model type>` replaces by default (liger-kernel 0.8.5 transformers/monkey_patch.py)."""
+    """What `apply_liger_kernel_to_<model type>` replaces by default (liger-kernel 0.8.5
+    transformers/monkey_patch.py)."""
 
     norms: bool = True
     in_place: bool = True  # the gradient of a norm's input overwrites that of its output
@@ -22,19 +23,38 @@ class Patch:
     mlp: bool = True
     experts: bool = False  # a fused kernel for routed experts, which has no formula here
     loss: bool = True  # fused linear cross-entropy exists for the family
-    inner: bool = True  # norms of queries and keys too, in a model that is built already (as a Trainer's)
-    plain_loss: bool = False  # its cross-entropy is put where the modelling file no longer looks (`modeling_….CrossEntropyLoss`)
+    inner: bool = (
+        True  # norms of queries and keys too, in a model that is built already (as a Trainer's)
+    )
+    # its cross-entropy is put where the modelling file no longer looks
+    # (`modeling_….CrossEntropyLoss`)
+    plain_loss: bool = False
 
 
 PATCHES: dict[str, Patch] = {
-    "llama": Patch(), "mistral": Patch(plain_loss=True), "ministral": Patch(plain_loss=True),
-    "qwen2": Patch(), "qwen3": Patch(), "smollm3": Patch(), "phi3": Patch(), "gemma": Patch(),
-    "hunyuan_v1_dense": Patch(inner=False), "gemma2": Patch(in_place=False), "gemma3_text": Patch(in_place=False), "gemma3": Patch(in_place=False),
-    "olmo2": Patch(in_place=False, inner=False), "olmo3": Patch(in_place=False, inner=False),
-    "exaone4": Patch(in_place=False), "glm4": Patch(in_place=False, rope=False),
-    "granite": Patch(loss=False), "gpt_oss": Patch(mlp=False), "mixtral": Patch(experts=True), "qwen3_moe": Patch(experts=True),
-    "deepseek_v2": Patch(rope=False, experts=True), "deepseek_v3": Patch(rope=False, experts=True),
-}  # fmt: skip
+    "llama": Patch(),
+    "mistral": Patch(plain_loss=True),
+    "ministral": Patch(plain_loss=True),
+    "qwen2": Patch(),
+    "qwen3": Patch(),
+    "smollm3": Patch(),
+    "phi3": Patch(),
+    "gemma": Patch(),
+    "hunyuan_v1_dense": Patch(inner=False),
+    "gemma2": Patch(in_place=False),
+    "gemma3_text": Patch(in_place=False),
+    "gemma3": Patch(in_place=False),
+    "olmo2": Patch(in_place=False, inner=False),
+    "olmo3": Patch(in_place=False, inner=False),
+    "exaone4": Patch(in_place=False),
+    "glm4": Patch(in_place=False, rope=False),
+    "granite": Patch(loss=False),
+    "gpt_oss": Patch(mlp=False),
+    "mixtral": Patch(experts=True),
+    "qwen3_moe": Patch(experts=True),
+    "deepseek_v2": Patch(rope=False, experts=True),
+    "deepseek_v3": Patch(rope=False, experts=True),
+}
 
 
 def wanted(job: Job) -> bool:
@@ -47,20 +67,36 @@ def check(program: Program) -> Iterator[Problem]:
     where = "job.liger" if job.liger else "job.loss"
     if patch is None:
         close = ", ".join(f"`{one}`" for one in nearest(family, PATCHES))
-        yield Problem(message=f"Liger has no kernels for the family `{family}`", where=where, hint=f"it has for {close}" if close else "")
+        yield Problem(
+            message=f"Liger has no kernels for the family `{family}`",
+            where=where,
+            hint=f"it has for {close}" if close else "",
+        )
         return
     if job.liger and patch.experts:
         message = f"no formula for Liger's fused experts of the family `{family}`"
-        yield Problem(message=message, where="job.liger", hint="`loss=liger` without `liger` has one")
+        yield Problem(
+            message=message, where="job.liger", hint="`loss=liger` without `liger` has one"
+        )
     if job.loss == "liger" and not patch.loss:
         yield Problem(
-            message=f"Liger has no fused linear loss for the family `{family}`", where="job.loss", hint="`liger-ce` keeps the head apart"
+            message=f"Liger has no fused linear loss for the family `{family}`",
+            where="job.loss",
+            hint="`liger-ce` keeps the head apart",
         )
     biased = any(weight.role == "bias" for weight in program.model.head.weights())
     if job.loss == "liger" and biased:
-        yield Problem(message="Liger's fused linear loss leaves out the head's bias", where="job.loss", hint="use `liger-ce`")
+        yield Problem(
+            message="Liger's fused linear loss leaves out the head's bias",
+            where="job.loss",
+            hint="use `liger-ce`",
+        )
 
 
 TECHNIQUE = Technique(
-    name="liger", cite="liger-kernel 0.8.5 transformers/monkey_patch.py", wanted=wanted, apply=lambda program: program, check=check
+    name="liger",
+    cite="liger-kernel 0.8.5 transformers/monkey_patch.py",
+    wanted=wanted,
+    apply=lambda program: program,
+    check=check,
 )

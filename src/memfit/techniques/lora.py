@@ -1,4 +1,5 @@
-"""LoRA as PEFT does it: the base is frozen, adapters stand beside the linear layers, in fp32 unless told otherwise."""
+"""LoRA as PEFT does it: the base is frozen, adapters stand beside the linear layers, in fp32 unless
+told otherwise."""
 
 from __future__ import annotations
 
@@ -11,37 +12,60 @@ from memfit.program import Adapter, Program
 from memfit.registry import nearest
 from memfit.techniques.base import TRACE, Technique, names
 
-UPCAST = (0, 12)  # the first peft that keeps adapters in fp32 over a 16-bit base (peft_model.py autocast_adapter_dtype)
+UPCAST = (
+    0,
+    12,
+    # the first peft that keeps adapters in fp32 over a 16-bit base (peft_model.py
+    # autocast_adapter_dtype)
+)
 
 
 def apply(program: Program) -> Program:
     job = program.job
     wide = job.adapter_dtype == "float32" and job.version("peft") >= UPCAST
     targets, parameters = fused(program, frozenset(names(job.targets)))
-    # TRL from 0.26 on makes all that is trained beside a packed model 16-bit (trl 0.26 trainer/sft_trainer.py).
+    # TRL from 0.26 on makes all that is trained beside a packed model 16-bit (trl 0.26
+    # trainer/sft_trainer.py).
     narrow = job.framework == "trl" and job.version("trl") >= (0, 26) and job.quantization != "none"
     adapter = Adapter(
-        rank=job.rank, dropout=job.dropout, format="bfloat16" if narrow else "float32" if wide else program.weights, narrow=narrow,
-        targets=targets, parameters=parameters,
-        everywhere=job.targets == "all-linear" and not parameters, saved=names(job.modules_to_save),
+        rank=job.rank,
+        dropout=job.dropout,
+        format="bfloat16" if narrow else "float32" if wide else program.weights,
+        narrow=narrow,
+        targets=targets,
+        parameters=parameters,
+        everywhere=job.targets == "all-linear" and not parameters,
+        saved=names(job.modules_to_save),
         scaling=job.alpha / (job.rank**0.5 if job.rslora else job.rank),
-    )  # fmt: skip
+    )
     return program.replace(adapter=adapter, trained=())
 
 
-def fused(program: Program, targets: frozenset[str]) -> tuple[frozenset[str], tuple[tuple[str, int], ...]]:
-    """Where transformers 5 keeps experts in stacks and older versions kept linear layers, PEFT turns the old names into the stacks'
-    own, and lets go of them everywhere else: `all-linear` then means attention, experts and router, but no dense feed-forward
-    (peft 0.21 utils/transformers_weight_conversion.py). Two matrices in one stack get twice the rank."""
+def fused(
+    program: Program, targets: frozenset[str]
+) -> tuple[frozenset[str], tuple[tuple[str, int], ...]]:
+    """Where transformers 5 keeps experts in stacks and older versions kept linear layers, PEFT
+    turns the old names into the stacks' own, and lets go of them everywhere else: `all-linear` then
+    means attention, experts and router, but no dense feed-forward (peft 0.21
+    utils/transformers_weight_conversion.py). Two matrices in one stack get twice the rank."""
     mapping = FUSED.get(program.model.family)
     everywhere = program.job.targets == "all-linear"
     if mapping is None or not converts(program.job):
         return frozenset() if everywhere else targets, ()
     if everywhere:
         linears = {linear.name for layer, _ in program.model.kinds for linear in layer.linears()}
-        linears |= {linear.name for module in (*program.model.embed, *program.model.final) for linear in module.linears()}
+        linears |= {
+            linear.name
+            for module in (*program.model.embed, *program.model.final)
+            for linear in module.linears()
+        }
         targets = frozenset({name.rsplit(".", 1)[-1] for name in linears} | mapping.keys())
-    found = {target: new for target in targets for old, new in mapping.items() if target == old or target.endswith(f".{old}")}
+    found = {
+        target: new
+        for target in targets
+        for old, new in mapping.items()
+        if target == old or target.endswith(f".{old}")
+    }
     matrices = {new: sum(other == new for other in mapping.values()) for new in found.values()}
     ranks = tuple((new, program.job.rank * count) for new, count in sorted(matrices.items()))
     return frozenset(target for target in targets if target not in found), ranks
@@ -52,43 +76,90 @@ def check(program: Program) -> Iterator[Problem]:
     assert adapter is not None
     if adapter.parameters and adapter.dropout:
         message = "PEFT has no dropout before adapters of stacked experts"
-        yield Problem(message=message, where="job.dropout", hint="0, or `targets` that name attention alone")
+        yield Problem(
+            message=message, where="job.dropout", hint="0, or `targets` that name attention alone"
+        )
     yield from routers(program)
     yield from half_fused(program)
     yield from packed_and_saved(program)
     linears = {linear.name for layer, _ in model.kinds for linear in layer.linears()}
-    linears |= {linear.name for module in (*model.embed, *model.final, model.head) for linear in module.linears()}
-    matched = {target for target in adapter.targets if any(name == target or name.endswith(f".{target}") for name in linears)}
+    linears |= {
+        linear.name
+        for module in (*model.embed, *model.final, model.head)
+        for linear in module.linears()
+    }
+    matched = {
+        target
+        for target in adapter.targets
+        if any(name == target or name.endswith(f".{target}") for name in linears)
+    }
     for target in sorted(adapter.targets - matched):
-        if any(isinstance(module, Embedding) and module.name.endswith(target) for module in model.embed):
-            yield Problem(message=f"no formula yet for an adapter on the embedding `{target[:60]}`", where="job.targets", hint=TRACE)
+        if any(
+            isinstance(module, Embedding) and module.name.endswith(target) for module in model.embed
+        ):
+            yield Problem(
+                message=f"no formula yet for an adapter on the embedding `{target[:60]}`",
+                where="job.targets",
+                hint=TRACE,
+            )
         elif any(part.isdigit() for part in target.split(".")):
-            yield Problem(message=f"`{target[:60]}` names one layer, and adapters go into all", where="job.targets", hint=TRACE)
+            yield Problem(
+                message=f"`{target[:60]}` names one layer, and adapters go into all",
+                where="job.targets",
+                hint=TRACE,
+            )
         else:
             known = sorted({name.rsplit(".", 1)[-1] for name in linears})
             close = nearest(target, known) or tuple(known[:8])
             hint = "there are " + ", ".join(f"`{one}`" for one in close)
-            level: Level = "warning" if matched or adapter.parameters else "error"  # PEFT takes names that mean nothing, if not alone
-            yield Problem(message=f"no linear layer is called `{target[:60]}`", where="job.targets", hint=hint, level=level)
+            level: Level = (
+                "warning" if matched or adapter.parameters else "error"
+            )  # PEFT takes names that mean nothing, if not alone
+            yield Problem(
+                message=f"no linear layer is called `{target[:60]}`",
+                where="job.targets",
+                hint=hint,
+                level=level,
+            )
     paths = module_paths(model)
     for saved in adapter.saved:
-        if f"{model.prefix}.0".endswith(saved) or any(part.endswith(saved) for part in whole(model.prefix)):
-            yield Problem(message=f"`{saved[:60]}` is the model itself", where="job.modules_to_save", hint="method `full` trains all of it")
+        if f"{model.prefix}.0".endswith(saved) or any(
+            part.endswith(saved) for part in whole(model.prefix)
+        ):
+            yield Problem(
+                message=f"`{saved[:60]}` is the model itself",
+                where="job.modules_to_save",
+                hint="method `full` trains all of it",
+            )
         elif not any(path.endswith(saved) for path in paths):
             close = nearest(saved, sorted({path.rsplit(".", 1)[-1] for path in paths}))
-            hint = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else "for example `lm_head` or `embed_tokens`"
-            yield Problem(message=f"no module's path ends with `{saved[:60]}`", where="job.modules_to_save", hint=hint)
+            hint = (
+                "did you mean " + ", ".join(f"`{one}`" for one in close) + "?"
+                if close
+                else "for example `lm_head` or `embed_tokens`"
+            )
+            yield Problem(
+                message=f"no module's path ends with `{saved[:60]}`",
+                where="job.modules_to_save",
+                hint=hint,
+            )
 
 
 def routers(program: Program) -> Iterator[Problem]:
-    """A router that is a linear layer gives more than a tensor, which PEFT's layer then asks for its dtype (peft 0.21
-    tuners/lora/layer.py Linear.forward)."""
+    """A router that is a linear layer gives more than a tensor, which PEFT's layer then asks for
+    its dtype (peft 0.21 tuners/lora/layer.py Linear.forward)."""
     adapter, name = program.adapter, TUPLES.get(program.model.family, "")
     assert adapter is not None
-    meant = adapter.everywhere or any(f".{name}".endswith(f".{target}") for target in adapter.targets)
+    meant = adapter.everywhere or any(
+        f".{name}".endswith(f".{target}") for target in adapter.targets
+    )
     if name and meant and program.job.version("transformers") >= (5, 0):
         message = f"PEFT cannot put an adapter on `{name}`, which returns more than a tensor"
-        yield Problem(message=message, where="job.targets", hint="`targets` that leave it out, for example those of attention")
+        yield Problem(
+            message=message,
+            where="job.targets",
+            hint="`targets` that leave it out, for example those of attention",
+        )
 
 
 def packed_and_saved(program: Program) -> Iterator[Problem]:
@@ -97,12 +168,22 @@ def packed_and_saved(program: Program) -> Iterator[Problem]:
     assert adapter is not None
     if program.quant is None or not adapter.saved:
         return
-    places = [(f"{model.prefix}.0.{linear.name}", linear) for layer, _ in model.kinds for linear in layer.linears()]
-    places += [(linear.name, linear) for module in (*model.embed, *model.final, model.head) for linear in module.linears()]
+    places = [
+        (f"{model.prefix}.0.{linear.name}", linear)
+        for layer, _ in model.kinds
+        for linear in layer.linears()
+    ]
+    places += [
+        (linear.name, linear)
+        for module in (*model.embed, *model.final, model.head)
+        for linear in module.linears()
+    ]
     if any(adapter.saves(path) and program.quantized(linear, path) for path, linear in places):
         message = "a module that is trained whole is packed"
         yield Problem(
-            message=message, where="job.modules_to_save", hint="name it in `quant_skip` (with the head, which is skipped by itself)"
+            message=message,
+            where="job.modules_to_save",
+            hint="name it in `quant_skip` (with the head, which is skipped by itself)",
         )
 
 
@@ -118,16 +199,26 @@ def half_fused(program: Program) -> Iterator[Problem]:
         return
     for stack in sorted(set(mapping.values())):
         olds = [old for old, new in mapping.items() if new == stack]
-        missing = [old for old in olds if not any(target == old or target.endswith(f".{old}") for target in targets)]
+        missing = [
+            old
+            for old in olds
+            if not any(target == old or target.endswith(f".{old}") for target in targets)
+        ]
         if 0 < len(missing) < len(olds):
-            message = f"`{olds[0]}` and `{olds[1]}` lie in one stack, `{stack}`, and are adapted together"
+            message = (
+                f"`{olds[0]}` and `{olds[1]}` lie in one stack, `{stack}`, and are adapted together"
+            )
             yield Problem(message=message, where="job.targets", hint=f"add `{missing[0]}`")
 
 
 def module_paths(model: Model) -> set[str]:
     """Every module that has parameters: in a layer by its path there, else by its full one."""
     found = [weight.name for layer, _ in model.kinds for weight in layer.weights()]
-    found += [weight.name for module in (*model.embed, *model.final, model.head) for weight in module.weights()]
+    found += [
+        weight.name
+        for module in (*model.embed, *model.final, model.head)
+        for weight in module.weights()
+    ]
     return {path for name in found for path in whole(name.rpartition(".")[0])}
 
 
@@ -138,11 +229,31 @@ def whole(path: str) -> list[str]:
 
 
 MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
-QWEN2_MOE = {"gate": "gate.weight", "gate_proj": "gate_up_proj", "up_proj": "gate_up_proj", "down_proj": "down_proj"}
-# Of the families here, those in transformers 5.23 conversion_mapping.py _MODEL_TO_CONVERSION_PATTERN (and mixtral, which PEFT adds).
+QWEN2_MOE = {
+    "gate": "gate.weight",
+    "gate_proj": "gate_up_proj",
+    "up_proj": "gate_up_proj",
+    "down_proj": "down_proj",
+}
+# Of the families here, those in transformers 5.23 conversion_mapping.py
+# _MODEL_TO_CONVERSION_PATTERN (and mixtral, which PEFT adds).
 FUSED = {
-    "mixtral": MIXTRAL, "minimax_m2": MIXTRAL, "deepseek_v2": QWEN2_MOE, "deepseek_v3": QWEN2_MOE, "dots1": QWEN2_MOE,
-    "ernie4_5_moe": QWEN2_MOE, "glm4_moe": QWEN2_MOE, "glm4_moe_lite": QWEN2_MOE, "olmoe": QWEN2_MOE, "qwen3_moe": QWEN2_MOE,
-}  # fmt: skip
+    "mixtral": MIXTRAL,
+    "minimax_m2": MIXTRAL,
+    "deepseek_v2": QWEN2_MOE,
+    "deepseek_v3": QWEN2_MOE,
+    "dots1": QWEN2_MOE,
+    "ernie4_5_moe": QWEN2_MOE,
+    "glm4_moe": QWEN2_MOE,
+    "glm4_moe_lite": QWEN2_MOE,
+    "olmoe": QWEN2_MOE,
+    "qwen3_moe": QWEN2_MOE,
+}
 TUPLES = {"phimoe": "mlp.router"}  # transformers 5.23 modeling_phimoe.py PhimoeTopKRouter
-TECHNIQUE = Technique(name="lora", cite="peft 0.21 tuners/lora/layer.py", wanted=lambda job: job.adapters, apply=apply, check=check)
+TECHNIQUE = Technique(
+    name="lora",
+    cite="peft 0.21 tuners/lora/layer.py",
+    wanted=lambda job: job.adapters,
+    apply=apply,
+    check=check,
+)

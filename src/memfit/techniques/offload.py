@@ -1,4 +1,5 @@
-"""Activations that wait on the host between the passes: torch's hooks on saved tensors, as TRL and torchtune use them, and torch's own two."""
+"""Activations that wait on the host between the passes: torch's hooks on saved tensors, as TRL and
+torchtune use them, and torch's own two."""
 
 from __future__ import annotations
 
@@ -11,21 +12,46 @@ from memfit.strategy import Strategy
 from memfit.techniques.base import TRACE, Technique
 from memfit.techniques.pp import DEFERRED
 
-HOOKS = {"trl": "streams", "torchtune": "streams", "transformers": "wrapper"}  # by framework: the way that its users reach first
-FORGETS = (1, 7)  # from here on TRL forgets a tensor that has left (trl 1.7 models/activation_offloading.py release_storage_key)
+HOOKS = {
+    "trl": "streams",
+    "torchtune": "streams",
+    "transformers": "wrapper",
+}  # by framework: the way that its users reach first
+FORGETS = (
+    1,
+    7,
+    # from here on TRL forgets a tensor that has left (trl 1.7 models/activation_offloading.py
+    # release_storage_key)
+)
 
 
 def check(program: Program) -> Iterator[Problem]:
     job, where = program.job, "job.activation_offload"
     streams = job.activation_offload == "streams"
     if streams and job.framework not in ("trl", "torchtune"):
-        message = f"the hooks with a stream of their own are TRL's and torchtune's, not of `{job.framework}`"
-        yield Problem(message=message, where=where, hint="`--framework trl`, or torch's own `wrapper` or `all`")
+        message = (
+            "the hooks with a stream of their own are TRL's and torchtune's, not of "
+            f"`{job.framework}`"
+        )
+        yield Problem(
+            message=message,
+            where=where,
+            hint="`--framework trl`, or torch's own `wrapper` or `all`",
+        )
     if not streams and not job.hugging:
-        message = f"no formula for `{job.activation_offload}` around the models of `{job.framework}`"
-        yield Problem(message=message, where=where, hint="`streams` for torchtune, or `--framework transformers`")
+        message = (
+            f"no formula for `{job.activation_offload}` around the models of `{job.framework}`"
+        )
+        yield Problem(
+            message=message,
+            where=where,
+            hint="`streams` for torchtune, or `--framework transformers`",
+        )
     if streams and job.framework == "trl" and job.version("trl") < FORGETS:
-        message = "TRL before 1.7 keeps on the GPU whatever lies at the address of a tensor that has left, which depends on the addresses"
+        message = (
+            "TRL before 1.7 keeps on the GPU whatever lies at the address of a tensor that "
+            "has left, which depends on the addresses"
+        )
         yield Problem(message=message, where="job.versions", hint="a newer `trl`, or `wrapper`")
     if streams and job.framework == "torchtune" and job.checkpointing == "none":
         message = "torchtune's recipes refuse activation offloading without checkpoints"
@@ -38,31 +64,51 @@ def beside(program: Program, where: str) -> Iterator[Problem]:
     strategy, job = program.strategy, program.job
     yield from engines(job, strategy)
     if strategy.gemini is not None:
-        yield Problem(message="no formula for activations on the host beside Gemini's chunks", where=where, hint="`fsdp` or `zero`")
+        yield Problem(
+            message="no formula for activations on the host beside Gemini's chunks",
+            where=where,
+            hint="`fsdp` or `zero`",
+        )
     cut = [name for name in ("tp", "cp", "ep") if strategy.size(name) > 1]
     if job.activation_offload == "streams" and cut:
         message = f"no formula for the hooks with a stream of their own under `{cut[0]}`"
-        yield Problem(message=message, where=where, hint=f"`wrapper` with `checkpointing` full, or {TRACE}")
+        yield Problem(
+            message=message, where=where, hint=f"`wrapper` with `checkpointing` full, or {TRACE}"
+        )
     if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
-        message = f"no formula for what comes back from the host twice, as `{strategy.pp.schedule}` asks for it"
+        message = (
+            "no formula for what comes back from the host twice, as "
+            f"`{strategy.pp.schedule}` asks for it"
+        )
         yield Problem(message=message, where="use pp.schedule", hint="`1f1b` or `interleaved`")
 
 
 def engines(job: Job, strategy: Strategy) -> Iterator[Problem]:
-    """What stops where it runs. torch's hooks copy a tensor into one that they make by its size alone, which is none of a mesh: aten.copy_.default got
-    mixed torch.Tensor and DTensor (torch 2.13 autograd/graph.py save_on_cpu). A layer that is checkpointed saves its input, a plain tensor."""
+    """What stops where it runs. torch's hooks copy a tensor into one that they make by its size
+    alone, which is none of a mesh: aten.copy_.default got mixed torch.Tensor and DTensor (torch
+    2.13 autograd/graph.py save_on_cpu). A layer that is checkpointed saves its input, a plain
+    tensor."""
     kind, where = job.activation_offload, "job.activation_offload"
     if not wanted(job):
         return
     if kind == "streams" and strategy.size("pp") > 1:
-        message = "the hooks stand around a Trainer's step, and a Trainer runs no stages of a pipeline"
+        message = (
+            "the hooks stand around a Trainer's step, and a Trainer runs no stages of a pipeline"
+        )
         yield Problem(message=message, where=where, hint="torch's own `wrapper`")
     ring = strategy.cp is not None and strategy.cp.size > 1 and strategy.cp.style != "ulysses"
     mesh = "tp" if strategy.size("tp") > 1 else "cp" if ring else ""
     inputs = job.checkpointing == "full" and (kind == "wrapper" or mesh != "tp")
     if kind != "streams" and mesh and not inputs:
-        message = f"torch's `save_on_cpu` stops at the DTensors that `{mesh}` has nodes save: it copies them into plain tensors"
-        yield Problem(message=message, where=where, hint="`wrapper` with `checkpointing` full, where layers save their inputs alone")
+        message = (
+            f"torch's `save_on_cpu` stops at the DTensors that `{mesh}` has nodes save: it "
+            "copies them into plain tensors"
+        )
+        yield Problem(
+            message=message,
+            where=where,
+            hint="`wrapper` with `checkpointing` full, where layers save their inputs alone",
+        )
 
 
 def wanted(job: Job) -> bool:
@@ -71,6 +117,11 @@ def wanted(job: Job) -> bool:
 
 TECHNIQUE = Technique(
     name="activation offload",
-    cite="trl 1.16 models/activation_offloading.py; torchtune 0.6.1 training/_activation_offloading.py; torch 2.13 autograd/graph.py save_on_cpu",
-    wanted=wanted, apply=lambda program: program, check=check,
-)  # fmt: skip
+    cite=(
+        "trl 1.16 models/activation_offloading.py; torchtune 0.6.1 "
+        "training/_activation_offloading.py; torch 2.13 autograd/graph.py save_on_cpu"
+    ),
+    wanted=wanted,
+    apply=lambda program: program,
+    check=check,
+)

@@ -17,26 +17,41 @@ def apply(program: Program) -> Program:
     skip = names(job.quant_skip) or whole(program.model)
     compute = program.weights if job.quant_compute == "weights" else job.quant_compute
     quant = Quant(
-        format=job.quantization, double=job.double_quant, skip=skip, prepared=job.prepared, compute=compute,
+        format=job.quantization,
+        double=job.double_quant,
+        skip=skip,
+        prepared=job.prepared,
+        compute=compute,
         narrowed=NARROWED if narrows(job) else (),
-    )  # fmt: skip
+    )
     return numbered(program.replace(quant=quant), skip)
 
 
 def whole(model: Model) -> tuple[str, ...]:
-    """The head, and the module of the model's last parameter: with a tied head, and a final norm that has none, that is a matrix of
-    the last layer (transformers 5.23 quantizers/base.py get_keys_to_not_convert)."""
+    """The head, and the module of the model's last parameter: with a tied head, and a final norm
+    that has none, that is a matrix of the last layer (transformers 5.23 quantizers/base.py
+    get_keys_to_not_convert)."""
     last = model.layers[-1].blocks[-1].mixer
-    if not model.tied or any(True for module in model.final for _ in module.weights()) or not isinstance(last, MLP):
+    if (
+        not model.tied
+        or any(True for module in model.final for _ in module.weights())
+        or not isinstance(last, MLP)
+    ):
         return (model.head.name,)
     return model.head.name, f"{model.prefix}.{len(model.layers) - 1}.{last.down.name}"
 
 
 def narrows(job: Job) -> bool:
-    """TRL up to 0.25, where it trains 4-bit models under bf16 autocast (trl 0.13 trainer/sft_trainer.py, trainer/utils.py
-    peft_module_casting_to_bf16)."""
+    """TRL up to 0.25, where it trains 4-bit models under bf16 autocast (trl 0.13
+    trainer/sft_trainer.py, trainer/utils.py peft_module_casting_to_bf16)."""
     four = job.quantization in ("nf4", "fp4")
-    return job.framework == "trl" and job.prepared and four and job.autocast and "bf16" in job.precision
+    return (
+        job.framework == "trl"
+        and job.prepared
+        and four
+        and job.autocast
+        and "bf16" in job.precision
+    )
 
 
 NARROWED = ("lm_head", "embed_tokens", "wte", "wpe")
@@ -45,17 +60,37 @@ NARROWED = ("lm_head", "embed_tokens", "wte", "wpe")
 def check(program: Program) -> Iterator[Problem]:
     job = program.job
     if job.training and not job.adapters:
-        yield Problem(message="a quantized weight cannot be trained", where="job.quant", hint="use method `lora` or `qlora`")
-    if job.training and job.loss == "liger" and not program.model.tied and program.quantized(program.model.head, program.model.head.name):
-        yield Problem(message="Liger's loss multiplies by the head itself, which is packed", where="job.quant_skip", hint="add `lm_head`")
+        yield Problem(
+            message="a quantized weight cannot be trained",
+            where="job.quant",
+            hint="use method `lora` or `qlora`",
+        )
+    if (
+        job.training
+        and job.loss == "liger"
+        and not program.model.tied
+        and program.quantized(program.model.head, program.model.head.name)
+    ):
+        yield Problem(
+            message="Liger's loss multiplies by the head itself, which is packed",
+            where="job.quant_skip",
+            hint="add `lm_head`",
+        )
     if job.quantization == "int8" and job.training and job.version("bitsandbytes") < (0, 45):
         yield Problem(
-            message="no formula for training over int8 before bitsandbytes 0.45, which kept its weights in tiles",
+            message=(
+                "no formula for training over int8 before bitsandbytes 0.45, which kept its "
+                "weights in tiles"
+            ),
             where="job.versions",
             hint="0.45 or newer has one",
         )
 
 
 TECHNIQUE = Technique(
-    name="quantize", cite="bitsandbytes 0.50 functional.py", wanted=lambda job: job.quantization != "none", apply=apply, check=check
+    name="quantize",
+    cite="bitsandbytes 0.50 functional.py",
+    wanted=lambda job: job.quantization != "none",
+    apply=apply,
+    check=check,
 )

@@ -1,5 +1,6 @@
-"""A model split over the GPUs of one process (`device_map="auto"`): each GPU has some of the layers, one works while the others wait, and hidden states
-go from one to the next. The embedding is the first's, norm, head and loss are the last's; what the model returns goes back to the first."""
+"""A model split over the GPUs of one process (`device_map="auto"`): each GPU has some of the
+layers, one works while the others wait, and hidden states go from one to the next. The embedding is
+the first's, norm, head and loss are the last's; what the model returns goes back to the first."""
 
 from __future__ import annotations
 
@@ -16,22 +17,34 @@ from memfit.strategy import Split
 from memfit.techniques.base import Technique
 from memfit.techniques.trl import head_of
 
-SPARE = 1.25  # of a layer, beside an equal share (accelerate 1.15 utils/modeling.py get_balanced_memory)
+# of a layer, beside an equal share (accelerate 1.15 utils/modeling.py get_balanced_memory)
+SPARE = 1.25
 
 
 def size_of(modules: tuple[Module, ...], dtype: str, buffers: bool = True) -> int:
-    weights = (weight for module in modules for weight in module.weights() if buffers or weight.role != "buffer")
+    weights = (
+        weight
+        for module in modules
+        for weight in module.weights()
+        if buffers or weight.role != "buffer"
+    )
     return sum(FORMATS[weight.format or dtype].bytes(weight.count) for weight in weights)
 
 
 def shares(model: Model, gpus: int, dtype: str) -> tuple[int, ...]:
-    """Layers of each GPU as accelerate deals them: each but the last has an equal share of the bytes and a quarter more than a layer; the first keeps room
-    for the largest module that is still to come, which is the head or a layer (get_balanced_memory, infer_auto_device_map)."""
-    layers, head = [size_of((layer,), dtype) for layer in model.layers], size_of((model.head,), dtype)
+    """Layers of each GPU as accelerate deals them: each but the last has an equal share of the
+    bytes and a quarter more than a layer; the first keeps room for the largest module that is still
+    to come, which is the head or a layer (get_balanced_memory, infer_auto_device_map)."""
+    layers, head = (
+        [size_of((layer,), dtype) for layer in model.layers],
+        size_of((model.head,), dtype),
+    )
     buffers = sum(FORMATS[one.format or dtype].bytes(one.count) for one in model.buffers)
     ends = size_of((*model.embed, *model.final), dtype)
     parts = [size_of((one,), dtype) for layer in model.layers for one in layer.linears()] + [head]
-    most = (sum(layers) + head + ends + buffers) // gpus + int(SPARE * max(*layers, int(mean(parts))))
+    most = (sum(layers) + head + ends + buffers) // gpus + int(
+        SPARE * max(*layers, int(mean(parts)))
+    )
     found, used = [0] * gpus, size_of(model.embed, dtype)
     gpu = 0
     for layer in layers:
@@ -48,7 +61,11 @@ def counts(split: Split, program: Program) -> tuple[int, ...] | None:
     if not split.layers:
         return shares(program.model, split.size, program.weights)
     parts = split.layers.split("/")
-    return tuple(int(part) for part in parts) if all(part.isdecimal() and len(part) < 8 for part in parts) else None
+    return (
+        tuple(int(part) for part in parts)
+        if all(part.isdecimal() and len(part) < 8 for part in parts)
+        else None
+    )
 
 
 def apply(program: Program) -> Program:
@@ -58,14 +75,31 @@ def apply(program: Program) -> Program:
         return program
     number, each = program.strategy.rank, counts(split, program) or ()
     begin = sum(each[:number])
-    own, first, last = model.layers[begin : begin + each[number]], number == 0, number == split.size - 1
+    own, first, last = (
+        model.layers[begin : begin + each[number]],
+        number == 0,
+        number == split.size - 1,
+    )
     compact, job = any(entry.times > 1 for entry in program.entries), program.job
-    entries = placed(own, compact, job.checkpoint_every if job.checkpointing == "every" else 1, begin) if program.entries else ()
+    entries = (
+        placed(own, compact, job.checkpoint_every if job.checkpointing == "every" else 1, begin)
+        if program.entries
+        else ()
+    )
     model = replace(
-        model, layers=own, embed=model.embed if first else (), towers=model.towers if first else (), final=model.final if last else (), headless=not last,
-    )  # fmt: skip
+        model,
+        layers=own,
+        embed=model.embed if first else (),
+        towers=model.towers if first else (),
+        final=model.final if last else (),
+        headless=not last,
+    )
     chunk = Chunk(0, len(entries), first, last)
-    return program.replace(model=model, entries=entries, stage=Stage(number=number, count=split.size, micro_batches=1, chunks=(chunk,)))
+    return program.replace(
+        model=model,
+        entries=entries,
+        stage=Stage(number=number, count=split.size, micro_batches=1, chunks=(chunk,)),
+    )
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -79,33 +113,63 @@ def problems(program: Program) -> Iterator[Problem]:
     yield from beside(program)
     for wrong, what, where, hint in unknown(job, model):
         if wrong:
-            yield Problem(message=f"no formula yet for a model split over one process's GPUs {what}", where=where, hint=hint)
+            yield Problem(
+                message=f"no formula yet for a model split over one process's GPUs {what}",
+                where=where,
+                hint=hint,
+            )
     if not split.layers and job.quantization != "none":
         message = "no formula says how many bytes accelerate takes a packed layer for"
-        yield Problem(message=message, where="use split.layers", hint="layers of each GPU, like `20/20`")
+        yield Problem(
+            message=message, where="use split.layers", hint="layers of each GPU, like `20/20`"
+        )
         return
     each = counts(split, program)
     if each is None:
-        yield Problem(message=f"`{split.layers[:40]}` is no list of layers", where="use split.layers", hint="like `20/20`")
+        yield Problem(
+            message=f"`{split.layers[:40]}` is no list of layers",
+            where="use split.layers",
+            hint="like `20/20`",
+        )
     elif len(each) != split.size or sum(each) != len(model.layers):
-        message = f"{len(each)} GPUs of {sum(each)} layers, where there are {split.size} of {len(model.layers)}"
-        yield Problem(message=message, where="use split.layers", hint="one number for each GPU, in their order")
+        message = (
+            f"{len(each)} GPUs of {sum(each)} layers, where there are {split.size} of "
+            f"{len(model.layers)}"
+        )
+        yield Problem(
+            message=message,
+            where="use split.layers",
+            hint="one number for each GPU, in their order",
+        )
     elif min(each) < 1:
-        yield Problem(message=f"a GPU without layers: {'/'.join(map(str, each))}", where="use split", hint="fewer GPUs")
+        yield Problem(
+            message=f"a GPU without layers: {'/'.join(map(str, each))}",
+            where="use split",
+            hint="fewer GPUs",
+        )
 
 
 def beside(program: Program) -> Iterator[Problem]:
     for name, layout in program.strategy.uses():
         if name != "split" and layout.size > 1:
             message = f"one process has all GPUs of a split model, and no ranks for `{name}`"
-            yield Problem(message=message, where=f"use {name}", hint="`split` alone, or `pp`, `fsdp` or `zero`")
+            yield Problem(
+                message=message,
+                where=f"use {name}",
+                hint="`split` alone, or `pp`, `fsdp` or `zero`",
+            )
 
 
 def unknown(job: Job, model: Model) -> Iterator[tuple[bool, str, str, str]]:
     yield not job.hugging, f"of {job.framework}", "use split", "`--framework transformers`"
     yield not job.training, "that answers", "job.task", "`--by trace` follows one GPU"
     yield model.tied, "whose head is the embedding", "use split", "`pp`"
-    yield bool(model.stored), "whose weights are blocks of a file", "use split", "leave `split` away"
+    yield (
+        bool(model.stored),
+        "whose weights are blocks of a file",
+        "use split",
+        "leave `split` away",
+    )
     yield (
         job.loss != "plain" or head_of(job) != "plain",
         "with a loss that makes no logits",
@@ -113,9 +177,24 @@ def unknown(job: Job, model: Model) -> Iterator[tuple[bool, str, str, str]]:
         "`--framework transformers` and `plain`",
     )
     more = job.evaluate or job.keep_outputs or bool(job.longest) or job.merge or bool(job.unsloth)
-    yield more, "but of plain training", "job", "no evaluation, merge, kept outputs or longest batch"
-    yield job.activation_offload != "none", "with activations on the host", "job.activation_offload", "leave it away"
-    yield bool(job.recompute_layers), "that checkpoints its first layers", "job.recompute_layers", "`--checkpointing full`"
+    yield (
+        more,
+        "but of plain training",
+        "job",
+        "no evaluation, merge, kept outputs or longest batch",
+    )
+    yield (
+        job.activation_offload != "none",
+        "with activations on the host",
+        "job.activation_offload",
+        "leave it away",
+    )
+    yield (
+        bool(job.recompute_layers),
+        "that checkpoints its first layers",
+        "job.recompute_layers",
+        "`--checkpointing full`",
+    )
 
 
 TECHNIQUE = Technique(

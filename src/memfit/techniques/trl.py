@@ -1,4 +1,5 @@
-"""SFTTrainer's own heads, by version: hidden states straight to the loss, a part of the logits at a time."""
+"""SFTTrainer's own heads, by version: hidden states straight to the loss, a part of the logits at a
+time."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from memfit.techniques.base import Technique
 
 OFFERED = (1, 4)  # `loss_type="chunked_nll"` (trl 1.4 trainer/sft_config.py)
 USUAL = (1, 6)  # which is the default from here on, but with Liger's kernels
-FUSED = (1, 15)  # `add_fused_lm_head` takes the place of every loss (trl 1.15 trainer/utils.py); both names mean it
+FUSED = (
+    1,
+    15,
+    # `add_fused_lm_head` takes the place of every loss (trl 1.15 trainer/utils.py); both names mean
+    # it
+)
 
 
 def head_of(job: Job) -> str:
@@ -21,38 +27,69 @@ def head_of(job: Job) -> str:
     version = job.version("trl")
     if version >= FUSED:
         return "fused"
-    usual = version >= USUAL and not job.liger  # with `use_liger_kernel` a loss that is not named is Liger's
+    usual = (
+        version >= USUAL and not job.liger
+    )  # with `use_liger_kernel` a loss that is not named is Liger's
     return "chunked" if usual or (job.loss == "chunked" and version >= OFFERED) else "plain"
 
 
 def wanted(job: Job) -> bool:
-    return job.training and job.hugging and (job.loss == "chunked" or head_of(job) != "plain" or job.framework == "trl")
+    return (
+        job.training
+        and job.hugging
+        and (job.loss == "chunked" or head_of(job) != "plain" or job.framework == "trl")
+    )
 
 
 def check(program: Program) -> Iterator[Problem]:
-    """Where the head's weight is cut it is whole when the head runs: FSDP gathers it for the norm before it, or with the root; ZeRO-3 when the code
-    asks for it, and from then on with the whole model; what tensor parallelism cut the code gathers itself (techniques/tp.py `headed`)."""
+    """Where the head's weight is cut it is whole when the head runs: FSDP gathers it for the norm
+    before it, or with the root; ZeRO-3 when the code asks for it, and from then on with the whole
+    model; what tensor parallelism cut the code gathers itself (techniques/tp.py `headed`)."""
     job, head = program.job, program.model.head
     yield from refusals(job)
     if head_of(job) == "plain":
         return
     if not program.model.tied and program.quantized(head, head.name):
-        yield Problem(message="TRL's head multiplies by the weight itself, which is packed", where="job.quant_skip", hint="add `lm_head`")
+        yield Problem(
+            message="TRL's head multiplies by the weight itself, which is packed",
+            where="job.quant_skip",
+            hint="add `lm_head`",
+        )
     if program.adapted(head):
-        message = "TRL multiplies by the head's weight itself, so that an adapter there would not be trained"
+        message = (
+            "TRL multiplies by the head's weight itself, so that an adapter there would not "
+            "be trained"
+        )
         yield Problem(message=message, where="job.targets", hint=f"leave `{head.name}` out")
 
 
 def refusals(job: Job) -> Iterator[Problem]:
     """Losses that no version of the code has."""
     if job.loss == "chunked" and job.framework == "transformers":
-        message = "transformers' own losses take all tokens at once: a chunked loss is torchtune's and TRL's"
-        yield Problem(message=message, where="job.loss", hint="use `plain` or `liger`, or `--framework trl`")
+        message = (
+            "transformers' own losses take all tokens at once: a chunked loss is torchtune's "
+            "and TRL's"
+        )
+        yield Problem(
+            message=message, where="job.loss", hint="use `plain` or `liger`, or `--framework trl`"
+        )
     elif job.loss == "chunked" and head_of(job) == "plain":
-        yield Problem(message="TRL has no chunked loss before 1.4", where="job.loss", hint="use `plain`, or a newer TRL in `versions`")
+        yield Problem(
+            message="TRL has no chunked loss before 1.4",
+            where="job.loss",
+            hint="use `plain`, or a newer TRL in `versions`",
+        )
     elif job.loss.startswith("liger") and job.version("trl") >= FUSED and job.framework == "trl":
         message = "TRL has a fused head of its own, which replaces Liger's loss"
-        yield Problem(message=message, where="job.loss", hint="use `plain`, or an older TRL in `versions`")
+        yield Problem(
+            message=message, where="job.loss", hint="use `plain`, or an older TRL in `versions`"
+        )
 
 
-TECHNIQUE = Technique(name="trl", cite="trl 1.4 to 1.16 trainer/sft_trainer.py", wanted=wanted, apply=lambda program: program, check=check)
+TECHNIQUE = Technique(
+    name="trl",
+    cite="trl 1.4 to 1.16 trainer/sft_trainer.py",
+    wanted=wanted,
+    apply=lambda program: program,
+    check=check,
+)

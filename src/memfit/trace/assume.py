@@ -1,4 +1,5 @@
-"""Values that a program of unknown kind may ask for, and the assumption that lets it go on: the first choice is the largest."""
+"""Values that a program of unknown kind may ask for, and the assumption that lets it go on: the
+first choice is the largest."""
 
 from __future__ import annotations
 
@@ -33,8 +34,12 @@ def largest(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool
 
 
 ASSUMED: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {
-    aten.argmax.default: argmax, aten.argmin.default: argmax, aten.max.dim: largest, aten.min.dim: largest, aten.mode.default: largest,
-}  # fmt: skip
+    aten.argmax.default: argmax,
+    aten.argmin.default: argmax,
+    aten.max.dim: largest,
+    aten.min.dim: largest,
+    aten.mode.default: largest,
+}
 
 
 def install() -> None:

@@ -1,8 +1,10 @@
-"""Autocast for tensors without a device: the op lists and the cache of cast weights, under torch's own autocast state.
+"""Autocast for tensors without a device: the op lists and the cache of cast weights, under torch's
+own autocast state.
 
-`torch.autocast` keeps its state as always; its kernels only cast tensors that are truly on the device, so the ones of the
-lists are replaced here. Lists: torch 2.13 ATen/autocast_mode.h; rules: aten/src/ATen/autocast_mode.cpp `cached_cast`. A trace
-that acts as a CPU borrows the GPU's state, with the CPU's lists.
+`torch.autocast` keeps its state as always; its kernels only cast tensors that are truly on the
+device, so the ones of the lists are replaced here. Lists: torch 2.13 ATen/autocast_mode.h; rules:
+aten/src/ATen/autocast_mode.cpp `cached_cast`. A trace that acts as a CPU borrows the GPU's state,
+with the CPU's lists.
 """
 
 from __future__ import annotations
@@ -128,12 +130,45 @@ WIDE_OUTPUT = [
 WIDE_APPENDED = ["norm.Scalar", "norm.ScalarOpt_dim"]
 # Of the CPU's own (autocast_mode.cpp AutocastCPU), those that do not go to fp32.
 CPU_LOWER = [
-    "conv1d", "conv1d.padding", "conv2d", "conv2d.padding", "conv3d", "conv3d.padding", "bmm", "mm", "linalg_vecdot", "baddbmm", "addmm",
-    "_addmm_activation", "addbmm", "linear", "_convolution.deprecated", "matmul", "conv_tbc", "mkldnn_rnn_layer", "conv_transpose1d",
-    "conv_transpose2d.input", "conv_transpose3d.input", "prelu", "scaled_dot_product_attention", "_native_multi_head_attention",
-]  # fmt: skip
+    "conv1d",
+    "conv1d.padding",
+    "conv2d",
+    "conv2d.padding",
+    "conv3d",
+    "conv3d.padding",
+    "bmm",
+    "mm",
+    "linalg_vecdot",
+    "baddbmm",
+    "addmm",
+    "_addmm_activation",
+    "addbmm",
+    "linear",
+    "_convolution.deprecated",
+    "matmul",
+    "conv_tbc",
+    "mkldnn_rnn_layer",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "prelu",
+    "scaled_dot_product_attention",
+    "_native_multi_head_attention",
+]
 CPU_PROMOTE = ["stack", "cat", "index_copy"]
-PROMOTE = ["addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add"]
+PROMOTE = [
+    "addcdiv",
+    "addcmul",
+    "atan2",
+    "bilinear",
+    "cross",
+    "dot",
+    "vdot",
+    "grid_sampler",
+    "index_put",
+    "tensordot",
+    "scatter_add",
+]
 
 Policy = Callable[[Any, Any, Any], Any]
 KEY = "AutocastCUDA"
@@ -145,20 +180,26 @@ _CACHE: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
 
 def eligible(tensor: torch.Tensor) -> bool:
-    """Floats on the GPU, pretended or real: with a CUDA build these kernels serve both. A CPU has all of them."""
+    """Floats on the GPU, pretended or real: with a CUDA build these kernels serve both. A CPU has
+    all of them."""
     here = tensor.is_meta or _ACTING[0] == "cpu" or TRUE_IS_CUDA.__get__(tensor)
     return here and tensor.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """`cached_cast`: leaf fp32 weights that require a gradient keep their 16-bit copy until the outermost autocast ends."""
+    """`cached_cast`: leaf fp32 weights that require a gradient keep their 16-bit copy until the
+    outermost autocast ends."""
     if isinstance(value, torch.Tensor):
         if not eligible(value) or value.dtype == dtype:
             return value
         keeps = (
-            dtype == torch.get_autocast_dtype("cuda") and value.dtype == torch.float32 and value.requires_grad and value.is_leaf
-            and not value._is_view() and torch.is_autocast_cache_enabled()
-        )  # fmt: skip
+            dtype == torch.get_autocast_dtype("cuda")
+            and value.dtype == torch.float32
+            and value.requires_grad
+            and value.is_leaf
+            and not value._is_view()
+            and torch.is_autocast_cache_enabled()
+        )
         if not keeps:
             return cuda.TRUE_TO(value, dtype)
         found = _CACHE.get(id(value))
@@ -171,7 +212,8 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def called(func: Any, args: Any, kwargs: Any, dtype: torch.dtype) -> Any:
-    """The last argument is cast first: torch casts them inside a call, and compilers go through those from the right."""
+    """The last argument is cast first: torch casts them inside a call, and compilers go through
+    those from the right."""
     named = {key: cast(value, dtype) for key, value in reversed(kwargs.items())}
     given = [cast(value, dtype) for value in reversed(args)]
     return func(*reversed(given), **named)
@@ -221,7 +263,13 @@ def promote(func: Any, args: Any, kwargs: Any) -> Any:
 POLICIES: dict[str, dict[str, Policy]] = {
     "cuda": {
         name: policy
-        for names, policy in ((LOWER, lower), (WIDE, wide), (WIDE_OUTPUT, wide_output), (WIDE_APPENDED, wide_appended), (PROMOTE, promote))
+        for names, policy in (
+            (LOWER, lower),
+            (WIDE, wide),
+            (WIDE_OUTPUT, wide_output),
+            (WIDE_APPENDED, wide_appended),
+            (PROMOTE, promote),
+        )
         for name in names
     },
 }
@@ -230,14 +278,23 @@ POLICIES: dict[str, dict[str, Policy]] = {
 def policies(type: str) -> dict[str, Policy]:
     """What each operator of the device's lists does."""
     if type not in POLICIES:
-        known = [one.removeprefix("aten::") for one in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")]
-        POLICIES[type] = {name: lower if name in CPU_LOWER else promote if name in CPU_PROMOTE else wide for name in known}
+        known = [
+            one.removeprefix("aten::")
+            for one in torch._C._dispatch_get_registrations_for_dispatch_key("AutocastCPU")
+        ]
+        POLICIES[type] = {
+            name: lower if name in CPU_LOWER else promote if name in CPU_PROMOTE else wide
+            for name in known
+        }
     return POLICIES[type]
 
 
 def install(type: str = "cuda") -> None:
-    """Replace the autocast kernels of the lists, once a process; on a build without CUDA nothing else reaches them."""
-    fresh = [name for name in {**policies("cuda"), **policies(type)} if name not in _NAMES]  # torch's own would turn all casts off inside
+    """Replace the autocast kernels of the lists, once a process; on a build without CUDA nothing
+    else reaches them."""
+    fresh = [
+        name for name in {**policies("cuda"), **policies(type)} if name not in _NAMES
+    ]  # torch's own would turn all casts off inside
     if not fresh:
         return
     with warnings.catch_warnings():
@@ -270,14 +327,20 @@ def kernel(func: Any, name: str, keys: Any) -> Callable[..., Any]:
 
 
 def borrowed(type: str) -> list[tuple[Any, str, Any]]:
-    """For a CPU, whose own state belongs to real tensors: what `torch.autocast("cpu")` asks and sets is the GPU's."""
+    """For a CPU, whose own state belongs to real tensors: what `torch.autocast("cpu")` asks and
+    sets is the GPU's."""
     if type != "cpu":
         return []
 
     def moved(true: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *given: true(*("cuda" if one == "cpu" else one for one in given))
 
-    names = ("is_autocast_enabled", "set_autocast_enabled", "get_autocast_dtype", "set_autocast_dtype")
+    names = (
+        "is_autocast_enabled",
+        "set_autocast_enabled",
+        "get_autocast_dtype",
+        "set_autocast_dtype",
+    )
     return [(torch, name, moved(getattr(torch, name))) for name in names]
 
 

@@ -1,4 +1,5 @@
-"""Activations on the host between the passes: TRL's own code, or torch's, with streams of the pretended GPU and a host that has no values."""
+"""Activations on the host between the passes: TRL's own code, or torch's, with streams of the
+pretended GPU and a host that has no values."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ Around = Callable[[], contextlib.AbstractContextManager[Any]]  # of a training s
 
 
 class Away(Sides):
-    """A recorder for programs that keep activations on the host: those have no values there, and copies both ways are told, which hooks on saved
-    tensors ask for; an engine beside them has copies of its own."""
+    """A recorder for programs that keep activations on the host: those have no values there, and
+    copies both ways are told, which hooks on saved tensors ask for; an engine beside them has
+    copies of its own."""
 
     around: Around | None = None
     asked = 0  # by hooks, within one another
@@ -48,41 +50,56 @@ class Away(Sides):
             result = super().dispatch(func, args, kwargs)
             if before != self.device.owns(result) and result.numel() > 1:
                 op = "to_host" if before else "to_device"
-                self.events.append(Comm(op, result.numel() * result.element_size(), 1, "host", stream=self.stream))
+                self.events.append(
+                    Comm(op, result.numel() * result.element_size(), 1, "host", stream=self.stream)
+                )
             return result
         return super().dispatch(func, args, kwargs)
 
 
 @contextlib.contextmanager
 def engaged(recorder: Recorder, job: Job, followed: bool) -> Iterator[None]:
-    """Streams, where nobody follows them yet; addresses, of which a meta tensor has none: every block has one of its own, which no later one gets. (On
-    a GPU TRL takes a new tensor for one that has left if it gets its address while the copy of that is on its way, and keeps it there.)"""
+    """Streams, where nobody follows them yet; addresses, of which a meta tensor has none: every
+    block has one of its own, which no later one gets. (On a GPU TRL takes a new tensor for one that
+    has left if it gets its address while the copy of that is on its way, and keeps it there.)"""
     if not isinstance(recorder, Away):
         yield
         return
     true = torch.UntypedStorage.data_ptr
-    packed = job.quantization != "none" or "bitsandbytes" in OPTIMIZERS[job.optimizer].cite  # else nobody need have it installed
+    packed = (
+        job.quantization != "none" or "bitsandbytes" in OPTIMIZERS[job.optimizer].cite
+    )  # else nobody need have it installed
 
     def address(self: Any) -> int:
         if self.device.type != "meta":
             return int(true(self))
         block = recorder.blocks.get(self._cdata)
-        return 0 if not self.nbytes() else -int(self._cdata) if block is None else block.id << ADDRESS
+        return (
+            0 if not self.nbytes() else -int(self._cdata) if block is None else block.id << ADDRESS
+        )
 
     with contextlib.ExitStack() as stack:
         if not followed:
             stack.enter_context(streams.followed(recorder))
         answers: list[tuple[Any, str, Any]] = [
-            (torch.UntypedStorage, "data_ptr", address), (torch.cuda, "empty_cache", lambda: recorder.events.append(Trim()) if packed else None),
-            (torch.cuda.Stream, "synchronize", lambda self: recorder.events.append(Sync(1 - min(1, self.stream_id), self.stream_id))),
+            (torch.UntypedStorage, "data_ptr", address),
+            (torch.cuda, "empty_cache", lambda: recorder.events.append(Trim()) if packed else None),
+            (
+                torch.cuda.Stream,
+                "synchronize",
+                lambda self: recorder.events.append(
+                    Sync(1 - min(1, self.stream_id), self.stream_id)
+                ),
+            ),
             (torch.autograd.graph.saved_tensors_hooks, "__init__", hooks_of(recorder)),
-        ]  # fmt: skip
+        ]
         stack.enter_context(cuda.patched(answers))
         yield
 
 
 def hooks_of(recorder: Away) -> Callable[..., None]:
-    """`saved_tensors_hooks.__init__`, whose hooks the recorder knows of; a checkpoint's run a part of the program."""
+    """`saved_tensors_hooks.__init__`, whose hooks the recorder knows of; a checkpoint's run a part
+    of the program."""
     true = torch.autograd.graph.saved_tensors_hooks.__init__
 
     def known(hook: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -96,15 +113,18 @@ def hooks_of(recorder: Away) -> Callable[..., None]:
         return run
 
     def init(self: Any, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
-        copies = isinstance(self, torch.autograd.graph.save_on_cpu) or type(self).__name__ == "OffloadActivations"
+        copies = (
+            isinstance(self, torch.autograd.graph.save_on_cpu)
+            or type(self).__name__ == "OffloadActivations"
+        )
         true(self, *((known(pack), known(unpack)) if copies else (pack, unpack)))
 
     return init
 
 
 def stood(recorder: Recorder, model: Any, job: Job) -> Around:
-    """What stands around a training step; or each layer gets torch's wrapper, and nothing does. Asked once: before an engine takes the weights, where
-    it takes them from the host."""
+    """What stands around a training step; or each layer gets torch's wrapper, and nothing does.
+    Asked once: before an engine takes the weights, where it takes them from the host."""
     if not job.training or job.activation_offload == "none":
         return contextlib.nullcontext
     if not isinstance(recorder, Away):  # real steps
@@ -120,7 +140,9 @@ def wrapped(model: Any, job: Job) -> Around:
     if job.activation_offload == "wrapper":
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
 
-        for part in [part.whole for part in model.parts] if isinstance(model, stages.Stages) else [model]:
+        for part in (
+            [part.whole for part in model.parts] if isinstance(model, stages.Stages) else [model]
+        ):
             layers = layers_of(part)
             for place, layer in enumerate(layers):
                 layers[place] = offload_wrapper(layer)

@@ -1,4 +1,5 @@
-"""`import bitsandbytes` in a traced program: a package made of the stand-ins, with the names that programs and libraries use."""
+"""`import bitsandbytes` in a traced program: a package made of the stand-ins, with the names that
+programs and libraries use."""
 
 from __future__ import annotations
 
@@ -33,13 +34,17 @@ STATES = {
     "AdEMAMix": 2,
     "PagedAdEMAMix": 2,
 }
-WIDE: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # modules whose states are to stay in 32 bits
+WIDE: weakref.WeakSet[torch.nn.Module] = (
+    weakref.WeakSet()
+)  # modules whose states are to stay in 32 bits
 
 
 class GlobalOptimManager:
     """Remembers the overrides that a program asks for."""
 
-    def register_module_override(self, module: torch.nn.Module, name: str, settings: dict[str, Any]) -> None:
+    def register_module_override(
+        self, module: torch.nn.Module, name: str, settings: dict[str, Any]
+    ) -> None:
         if settings.get("optim_bits") == 32:
             WIDE.add(module)
 
@@ -57,16 +62,37 @@ def optimizer(name: str, states: int, bits: int | None, paged: bool) -> type:
     """One of `bitsandbytes.optim`'s classes; `bits` None: as its argument says."""
     doubled = "AdEMAMix" in name
 
-    def build(self: Any, params: Any, lr: float = 1e-3, *_: Any, optim_bits: int = 32, is_paged: bool = False, **given: Any) -> None:
-        BlockwiseOptimizer.__init__(self, params, states=states, bits=bits or optim_bits, paged=paged or is_paged, doubled=doubled)
+    def build(
+        self: Any,
+        params: Any,
+        lr: float = 1e-3,
+        *_: Any,
+        optim_bits: int = 32,
+        is_paged: bool = False,
+        **given: Any,
+    ) -> None:
+        BlockwiseOptimizer.__init__(
+            self,
+            params,
+            states=states,
+            bits=bits or optim_bits,
+            paged=paged or is_paged,
+            doubled=doubled,
+        )
         for group in self.param_groups:
             group["lr"] = lr
 
     def fill(self: Any, one: torch.Tensor) -> None:
-        self.wide = {id(parameter) for module in WIDE for parameter in module.parameters(recurse=False)}
+        self.wide = {
+            id(parameter) for module in WIDE for parameter in module.parameters(recurse=False)
+        }
         BlockwiseOptimizer.fill(self, one)
 
-    return type(name, (BlockwiseOptimizer,), {"__init__": build, "fill": fill, "__module__": "bitsandbytes.optim"})
+    return type(
+        name,
+        (BlockwiseOptimizer,),
+        {"__init__": build, "fill": fill, "__module__": "bitsandbytes.optim"},
+    )
 
 
 def optimizers() -> dict[str, Any]:
@@ -79,13 +105,28 @@ def optimizers() -> dict[str, Any]:
 
 def contents() -> dict[str, dict[str, Any]]:
     """The names of each module of the package."""
-    layers = {one.__name__: one for one in (standins.Linear4bit, standins.Linear8bitLt, standins.Params4bit, standins.Int8Params)}
+    layers = {
+        one.__name__: one
+        for one in (
+            standins.Linear4bit,
+            standins.Linear8bitLt,
+            standins.Params4bit,
+            standins.Int8Params,
+        )
+    }
     found = optimizers()
     return {
-        "bitsandbytes": {"__version__": VERSION, "supported_torch_devices": {"cpu", "cuda"}, "features": {"multi_backend"}},
+        "bitsandbytes": {
+            "__version__": VERSION,
+            "supported_torch_devices": {"cpu", "cuda"},
+            "features": {"multi_backend"},
+        },
         "bitsandbytes.nn": layers,
         "bitsandbytes.optim": found,
-        "bitsandbytes.optim.optimizer": {"Optimizer2State": Optimizer2State, "GlobalOptimManager": GlobalOptimManager},
+        "bitsandbytes.optim.optimizer": {
+            "Optimizer2State": Optimizer2State,
+            "GlobalOptimManager": GlobalOptimManager,
+        },
         "bitsandbytes.functional": standins.FUNCTIONAL,
     }
 
@@ -99,7 +140,9 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         if name not in self.contents:
             return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=name in ("bitsandbytes", "bitsandbytes.optim"))
+        return importlib.machinery.ModuleSpec(
+            name, self, is_package=name in ("bitsandbytes", "bitsandbytes.optim")
+        )
 
     def create_module(self, spec: Any) -> Any:
         return None
@@ -119,7 +162,15 @@ def installed() -> Iterator[None]:
     finder = Finder()
     sys.meta_path.insert(0, finder)
     try:
-        with cuda.patched([(importlib.metadata, "version", lambda name: VERSION if name == "bitsandbytes" else true(name))]):
+        with cuda.patched(
+            [
+                (
+                    importlib.metadata,
+                    "version",
+                    lambda name: VERSION if name == "bitsandbytes" else true(name),
+                )
+            ]
+        ):
             yield
     finally:
         sys.meta_path.remove(finder)

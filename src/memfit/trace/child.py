@@ -1,7 +1,9 @@
-"""The process that traces: run by its path in any interpreter, it imports memfit from where this file lies, and nothing else of there.
+"""The process that traces: run by its path in any interpreter, it imports memfit from where this
+file lies, and nothing else of there.
 
-It reads a request (JSON) and appends lines of JSON to a file: progress, then either the tape or problems. Until `memfit` is
-imported the code here must suit old versions of Python, to be able to say that they are too old.
+It reads a request (JSON) and appends lines of JSON to a file: progress, then either the tape or
+problems. Until `memfit` is imported the code here must suit old versions of Python, to be able to
+say that they are too old.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Channel:
         def beat() -> None:
             while os.getppid() == parent:
                 time.sleep(BEAT)
-                self.say(progress=[recorder.phase, recorder.step, recorder.layer, len(recorder.events)])  # type: ignore[attr-defined]
+                at = [recorder.phase, recorder.step, recorder.layer]  # type: ignore[attr-defined]
+                self.say(progress=[*at, len(recorder.events)])  # type: ignore[attr-defined]
             os._exit(3)
 
         threading.Thread(target=beat, daemon=True).start()
@@ -61,11 +64,18 @@ def main() -> None:
         faulthandler.dump_traceback_later(request["seconds"] + 2, file=stack)
     if sys.version_info < OLDEST:
         version = ".".join(str(one) for one in sys.version_info[:2])
-        channel.refuse("the trace needs Python 3.11 or newer, and `%s` is %s" % (sys.executable, version), "python")  # noqa: UP031
+        channel.refuse(
+            "the trace needs Python 3.11 or newer, and `%s` is %s" % (sys.executable, version),  # noqa: UP031
+            "python",
+        )
         return
     for name in ("torch", *(("transformers",) if request["kind"] == "model" else ())):
         if importlib.util.find_spec(name) is None:
-            channel.refuse(f"`{sys.executable}` has no `{name}`", "python", "install it there, or name another interpreter with `--python`")
+            channel.refuse(
+                f"`{sys.executable}` has no `{name}`",
+                "python",
+                "install it there, or name another interpreter with `--python`",
+            )
             return
     sys.path.pop(0)  # the folder of this file
     home(request["package"])
@@ -73,8 +83,11 @@ def main() -> None:
 
 
 def home(folder: str) -> None:
-    """Make `import memfit` mean the package in `folder`, without putting its neighbours on the path."""
-    spec = importlib.util.spec_from_file_location("memfit", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+    """Make `import memfit` mean the package in `folder`, without putting its neighbours on the
+    path."""
+    spec = importlib.util.spec_from_file_location(
+        "memfit", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -90,7 +103,9 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
 
     lighten()
     try:
-        tape, notes, facts = (of_model if request["kind"] == "model" else of_script)(request, channel)
+        tape, notes, facts = (of_model if request["kind"] == "model" else of_script)(
+            request, channel
+        )
     except InputError as bad:
         if request["show"] and bad.__cause__ is not None:
             sys.excepthook(type(bad.__cause__), bad.__cause__, bad.__cause__.__traceback__)
@@ -104,7 +119,9 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
     else:
         from memfit.trace.wire import to_text
 
-        channel.say(tape=to_text(tape), notes=[dataclasses.asdict(one) for one in notes], facts=facts)
+        channel.say(
+            tape=to_text(tape), notes=[dataclasses.asdict(one) for one in notes], facts=facts
+        )
     leave()
 
 
@@ -124,7 +141,13 @@ def of_model(request: dict, channel: Channel) -> tuple:  # type: ignore[type-arg
     from memfit.trace import trace_config
 
     options = {**request["options"], "strategy": from_data(request["strategy"])}
-    tape = trace_config(request["config"], Job(**request["job"]), gpu=Given(request["gpu"]), watch=channel.watch, **options)
+    tape = trace_config(
+        request["config"],
+        Job(**request["job"]),
+        gpu=Given(request["gpu"]),
+        watch=channel.watch,
+        **options,
+    )
     return tape, [], {}
 
 
@@ -132,7 +155,11 @@ class Given:
     """The GPU's figures as attributes."""
 
     def __init__(self, values: dict) -> None:  # type: ignore[type-arg]
-        self.name, self.sms, self.memory = values.get("name"), values.get("sms"), values.get("memory")
+        self.name, self.sms, self.memory = (
+            values.get("name"),
+            values.get("sms"),
+            values.get("memory"),
+        )
         self.sm = tuple(values["sm"]) if values.get("sm") else None
 
 
@@ -145,14 +172,24 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         tape = script.answer(follower)
         from memfit.trace.wire import to_text
 
-        channel.say(tape=to_text(tape), notes=[vars_of(one) for one in notes.values()], facts=facts_of(follower))
+        channel.say(
+            tape=to_text(tape),
+            notes=[vars_of(one) for one in notes.values()],
+            facts=facts_of(follower),
+        )
         leave()
 
     wanted = script.Request(
-        script=request["script"], arguments=tuple(request["arguments"]), device=device_of(Options(gpu=Given(request["gpu"]))),
-        steps=request["steps"], seconds=request["seconds"], scratch=request["scratch"], alloc_conf=request["alloc_conf"],
-        watch=channel.watch, leave=told,
-    )  # fmt: skip
+        script=request["script"],
+        arguments=tuple(request["arguments"]),
+        device=device_of(Options(gpu=Given(request["gpu"]))),
+        steps=request["steps"],
+        seconds=request["seconds"],
+        scratch=request["scratch"],
+        alloc_conf=request["alloc_conf"],
+        watch=channel.watch,
+        leave=told,
+    )
     follower = script.follow(wanted)
     return script.answer(follower), list(follower.recorder.notes.values()), facts_of(follower)
 
@@ -167,7 +204,13 @@ def facts_of(follower: object) -> dict:  # type: ignore[type-arg]
     total, trainable = follower.parameters  # type: ignore[attr-defined]
     conf = os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF") or ""
     steps, host = follower.steps, follower.recorder.host_peak  # type: ignore[attr-defined]
-    return {"steps": steps, "host": host, "parameters": total, "trainable": trainable, "alloc_conf": conf}
+    return {
+        "steps": steps,
+        "host": host,
+        "parameters": total,
+        "trainable": trainable,
+        "alloc_conf": conf,
+    }
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Which class of transformers a configuration is run as: the one that its `architectures` name, the one asked for, or the usual one."""
+"""Which class of transformers a configuration is run as: the one that its `architectures` name, the
+one asked for, or the usual one."""
 
 from __future__ import annotations
 
@@ -20,7 +21,12 @@ BUILDERS: dict[str, tuple[str, ...]] = {
     "question-answering": ("AutoModelForQuestionAnswering",),
 }
 assert {"auto", *BUILDERS} == set(HEADS)
-SILENT = ("masked-lm", "classification", "token-classification", "question-answering")  # heads that generate nothing
+SILENT = (
+    "masked-lm",
+    "classification",
+    "token-classification",
+    "question-answering",
+)  # heads that generate nothing
 
 
 def chosen(config: Any, head: str) -> tuple[str, Any]:
@@ -29,7 +35,11 @@ def chosen(config: Any, head: str) -> tuple[str, Any]:
     if head != "auto":
         if head not in known:
             hint = "it has " + ", ".join(f"`{kind}`" for kind in known) if known else ""
-            raise InputError.one(f"transformers has no class of kind `{head}` for `{config.model_type}`", where="job.head", hint=hint)
+            raise InputError.one(
+                f"transformers has no class of kind `{head}` for `{config.model_type}`",
+                where="job.head",
+                hint=hint,
+            )
         return head, known[head]
     for wanted in config.architectures or ():
         for kind, found in known.items():
@@ -37,13 +47,17 @@ def chosen(config: Any, head: str) -> tuple[str, Any]:
                 return kind, found
     likely = usual(config, known)
     if likely is None:
-        message = f"transformers has no class with a language model's, an encoder's or a classifier's head for `{config.model_type}`"
+        message = (
+            "transformers has no class with a language model's, an encoder's or a "
+            f"classifier's head for `{config.model_type}`"
+        )
         raise InputError.one(message, where="config.model_type")
     return likely, known[likely]
 
 
 def usual(config: Any, known: dict[str, Any]) -> str | None:
-    """Where nothing is named: encoders predict masked tokens, composites see, and everything else goes on with a text."""
+    """Where nothing is named: encoders predict masked tokens, composites see, and everything else
+    goes on with a text."""
     order = ["causal-lm", "image-text", "seq2seq-lm", *SILENT]
     if getattr(config, "vision_config", None) is not None:
         order.insert(0, "image-text")

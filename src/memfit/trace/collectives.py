@@ -1,6 +1,8 @@
-"""Collectives of the pretended GPU: nothing is sent, each call becomes a `Comm`, and what the real one holds until it is waited for is held.
+"""Collectives of the pretended GPU: nothing is sent, each call becomes a `Comm`, and what the real
+one holds until it is waited for is held.
 
-In-place ones (`c10d::`) have no kernel for meta tensors, the functional ones have (torch 2.13 torch/distributed/_functional_collectives.py).
+In-place ones (`c10d::`) have no kernel for meta tensors, the functional ones have (torch 2.13
+torch/distributed/_functional_collectives.py).
 """
 
 from __future__ import annotations
@@ -16,7 +18,9 @@ from memfit.trace.recorder import Recorder
 from memfit.trace.rules import NO, RULES
 
 SPACES = ("c10d", "_c10d_functional", "_dtensor")
-IN_A_COPY = {f"_c10d_functional::{name}" for name in ("all_reduce", "all_reduce_coalesced", "broadcast")}
+IN_A_COPY = {
+    f"_c10d_functional::{name}" for name in ("all_reduce", "all_reduce_coalesced", "broadcast")
+}
 PENDING = 1  # the stream that stands for NCCL's own, where asynchronous collectives run
 
 
@@ -30,15 +34,17 @@ def install() -> None:
     for schema in torch._C._jit_get_all_schemas():
         space, _, name = schema.name.partition("::")
         if space in SPACES:
-            func = getattr(getattr(getattr(torch.ops, space), name), schema.overload_name or "default")
+            func = getattr(
+                getattr(getattr(torch.ops, space), name), schema.overload_name or "default"
+            )
             RULES.setdefault(func, OWN.get(name, in_place if space == "c10d" else functional))
     RULES.setdefault(torch.ops.fsdp.chunk_cat.default, reduced)
     gloo.install()
 
 
 def in_place(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """`c10d::`: the result is what was passed in, and a work that is done. (There is no kernel for meta tensors, and the work of the
-    fake group has no result, which DDP reads.)"""
+    """`c10d::`: the result is what was passed in, and a work that is done. (There is no kernel for
+    meta tensors, and the work of the fake group has no result, which DDP reads.)"""
     tensors = tensors_of(args)
     if not any(one.is_meta for one in tensors):
         return NO
@@ -58,8 +64,9 @@ def done(tensors: list[torch.Tensor]) -> Any:
 
 
 def functional(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """`_c10d_functional::`: a fresh result, and the operand held until that is waited for (ProcessGroupNCCL `WorkNCCL::stash`). A sum is one of
-    a copy, which is the result (Functional.cpp `all_reduce`)."""
+    """`_c10d_functional::`: a fresh result, and the operand held until that is waited for
+    (ProcessGroupNCCL `WorkNCCL::stash`). A sum is one of a copy, which is the result
+    (Functional.cpp `all_reduce`)."""
     tensors = tensors_of(args)
     if not any(one.is_meta for one in tensors):
         return NO
@@ -91,21 +98,24 @@ def reduced(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool
 
 
 def wrapped(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """The result as torch hands it on: it is waited for by the first who uses it. (Meta tensors it leaves as they are.)"""
+    """The result as torch hands it on: it is waited for by the first who uses it. (Meta tensors it
+    leaves as they are.)"""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return (True, AsyncCollectiveTensor(args[0])) if args[0].is_meta else NO
 
 
 def told(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Numbers that ranks tell each other, how many rows each sends: every rank is taken to choose experts as this one does, and this one to receive
-    `imbalance` times its share."""
+    """Numbers that ranks tell each other, how many rows each sends: every rank is taken to choose
+    experts as this one does, and this one to receive `imbalance` times its share."""
     target, source = args[:2]
     group = group_in(func, args)
     if target.is_meta or source.is_meta or group is None:
         return in_place(recorder, func, args, kwargs)
     own = source.view(group.size(), -1)[group.rank()]
-    target.view(group.size(), -1).copy_((own * recorder.imbalance).ceil().to(target.dtype).expand(group.size(), -1))
+    target.view(group.size(), -1).copy_(
+        (own * recorder.imbalance).ceil().to(target.dtype).expand(group.size(), -1)
+    )
     note(recorder, func, args, [target, source])
     return True, done([target])
 
@@ -118,10 +128,16 @@ def note(recorder: Recorder, func: Any, args: Any, tensors: list[torch.Tensor]) 
     name, ranks = group_of(func, args)
     wide = max((one.numel() * one.element_size() for one in tensors), default=0)
     if func._schema.name.endswith(("coalesced", "coalesced_", "allgather_", "reduce_scatter_")):
-        wide = max(sum(one.numel() * one.element_size() for one in tensors_of([part])) for part in args if isinstance(part, (list, tuple)))
+        wide = max(
+            sum(one.numel() * one.element_size() for one in tensors_of([part]))
+            for part in args
+            if isinstance(part, (list, tuple))
+        )
     where = recorder.modules[-1] if recorder.modules else recorder.last_node[1]
     op = func._schema.name.partition("::")[2].strip("_")
-    recorder.events.append(Comm(op, wide, ranks, recorder.groups.get(name, name), where, recorder.stream))
+    recorder.events.append(
+        Comm(op, wide, ranks, recorder.groups.get(name, name), where, recorder.stream)
+    )
 
 
 def group_of(func: Any, args: Any) -> tuple[str, int]:

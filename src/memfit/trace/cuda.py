@@ -1,4 +1,5 @@
-"""Make a program on a machine without a GPU believe that it runs on one: `device` attributes, `torch.cuda` answers, kernel choices.
+"""Make a program on a machine without a GPU believe that it runs on one: `device` attributes,
+`torch.cuda` answers, kernel choices.
 
 Tensors on the pretended GPU are meta tensors, or real ones whose storage has been claimed.
 """
@@ -14,7 +15,8 @@ import torch
 
 
 class _Inside:
-    """How deep in the dispatcher we are: kernels must see the true device, programs the pretended one."""
+    """How deep in the dispatcher we are: kernels must see the true device, programs the pretended
+    one."""
 
     depth = 0
 
@@ -24,7 +26,8 @@ INSIDE = _Inside
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """The device whose kernels the trace stands for. `sms` and `capability` steer kernel choices; A100 by default."""
+    """The device whose kernels the trace stands for. `sms` and `capability` steer kernel choices;
+    A100 by default."""
 
     type: str = "cuda"
     name: str = "NVIDIA A100-SXM4-80GB"
@@ -33,7 +36,9 @@ class Device:
     memory: int = 85_899_345_920
     version: tuple[int, int] = (2, 13)  # of torch
     claimed: set[int] = field(default_factory=set, compare=False)
-    elsewhere: dict[int, torch.device] = field(default_factory=dict, compare=False)  # meta storages that are not on the GPU
+    elsewhere: dict[int, torch.device] = field(
+        default_factory=dict, compare=False
+    )  # meta storages that are not on the GPU
 
     def owns(self, tensor: torch.Tensor) -> bool:
         if tensor.is_meta:
@@ -82,7 +87,9 @@ def pretended(device: Device) -> Iterator[None]:
         if true.type == "meta":
             if not device.elsewhere:
                 return here
-            own = getattr(self, "_local_tensor", self)  # a distributed tensor is where this rank's part is
+            own = getattr(
+                self, "_local_tensor", self
+            )  # a distributed tensor is where this rank's part is
             return device.elsewhere.get(own.untyped_storage()._cdata, here)
         return here if device.claimed and device.owns(self) else true
 
@@ -103,7 +110,9 @@ def pretended(device: Device) -> Iterator[None]:
                 return self.detach().clone()  # small integers are real on either side
         return moved
 
-    def cuda(self: torch.Tensor, target: Any = None, non_blocking: bool = False, **kwargs: Any) -> torch.Tensor:
+    def cuda(
+        self: torch.Tensor, target: Any = None, non_blocking: bool = False, **kwargs: Any
+    ) -> torch.Tensor:
         return self.to("cuda" if target is None else target, non_blocking=non_blocking)
 
     patches: list[tuple[Any, str, Any]] = [
@@ -117,7 +126,9 @@ def pretended(device: Device) -> Iterator[None]:
     else:
         patches += draws()
     lifted = torch._C._only_lift_cpu_tensors()
-    torch._C._set_only_lift_cpu_tensors(True)  # `torch.tensor(x, device="cuda")` then shows its copy to the mode
+    torch._C._set_only_lift_cpu_tensors(
+        True
+    )  # `torch.tensor(x, device="cuda")` then shows its copy to the mode
     try:
         with patched(patches):
             yield
@@ -126,13 +137,16 @@ def pretended(device: Device) -> Iterator[None]:
 
 
 def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:
-    """The device argument of `.to`; where it names what the tensor is on already, the device that it truly is on."""
+    """The device argument of `.to`; where it names what the tensor is on already, the device that
+    it truly is on."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = torch.device(device.type, value)
     if isinstance(value, (str, torch.device)):
         value = torch.device(value)
         if value.type == device.type == "cuda":
-            value = torch.device(only(value).type, 0)  # without an index torch asks the driver for it
+            value = torch.device(
+                only(value).type, 0
+            )  # without an index torch asks the driver for it
         if value.type == tensor.device.type:
             return TRUE_DEVICE.__get__(tensor)
         if value.type == "cpu" and tensor.is_cuda:
@@ -192,19 +206,28 @@ class Idle:
 
 
 def accelerator() -> list[tuple[Any, str, Any]]:
-    """`torch.accelerator` (torch 2.6 and later): optimizers ask it for a stream, and a build with CUDA would ask the driver."""
+    """`torch.accelerator` (torch 2.6 and later): optimizers ask it for a stream, and a build with
+    CUDA would ask the driver."""
     values = {
-        "is_available": lambda: True, "device_count": lambda: 1, "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "current_device_index": lambda: 0, "current_stream": lambda *_: Idle(), "synchronize": lambda *_: None,
-    }  # fmt: skip
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_stream": lambda *_: Idle(),
+        "synchronize": lambda *_: None,
+    }
     module = getattr(torch, "accelerator", None)
     return [(module, name, value) for name, value in values.items() if hasattr(module, name)]
 
 
 def draws() -> list[tuple[Any, str, Any]]:
-    """The state of the CPU's generator, which checkpointing keeps, is made below the dispatcher; here it is seen."""
+    """The state of the CPU's generator, which checkpointing keeps, is made below the dispatcher;
+    here it is seen."""
     size = torch.get_rng_state().numel()
-    values: dict[str, Any] = {"get_rng_state": lambda: torch.empty(size, dtype=torch.uint8), "set_rng_state": lambda _: None}
+    values: dict[str, Any] = {
+        "get_rng_state": lambda: torch.empty(size, dtype=torch.uint8),
+        "set_rng_state": lambda _: None,
+    }
     return [(torch, name, value) for name, value in values.items()]
 
 

@@ -1,4 +1,5 @@
-"""DeepSpeed's offload to NVMe without a disk: its swappers' own Python over a handle that takes every read and write for done."""
+"""DeepSpeed's offload to NVMe without a disk: its swappers' own Python over a handle that takes
+every read and write for done."""
 
 from __future__ import annotations
 
@@ -16,13 +17,16 @@ class Module:
         locked: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
         class Handle:
-            """Buffers that are locked are known by their storages; requests are counted until somebody waits."""
+            """Buffers that are locked are known by their storages; requests are counted until
+            somebody waits."""
 
             def __init__(self, *_: Any, **__: Any) -> None:
                 self.pending = 0
 
             def get_alignment(self) -> int:
-                return 1024  # bytes: one thread, and the file system's blocks (runtime/swap_tensor/utils.py MIN_AIO_BYTES)
+                # bytes: one thread, and the file system's blocks (runtime/swap_tensor/utils.py
+                # MIN_AIO_BYTES)
+                return 1024
 
             def new_cpu_locked_tensor(self, count: int, example: torch.Tensor) -> torch.Tensor:
                 made = recorder.apart(torch.empty(int(count), dtype=example.dtype, device="cpu"))
@@ -82,7 +86,10 @@ def answers(recorder: Sides) -> list[tuple[Any, str, Any]]:
 
     builder = Builder(Module(recorder))
     users = (partitioned_optimizer_swapper, partitioned_param_swapper, pipelined_optimizer_swapper)
-    return [(optimizer_utils, "SwapTensorContext", Context), *((one, "AsyncIOBuilder", builder) for one in users)]
+    return [
+        (optimizer_utils, "SwapTensorContext", Context),
+        *((one, "AsyncIOBuilder", builder) for one in users),
+    ]
 
 
 def nothing(recorder: Sides) -> torch.Tensor:

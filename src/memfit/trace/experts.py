@@ -1,5 +1,5 @@
-"""Experts spread over ranks by transformers' own plan (transformers 5.23 distributed/expert_parallel.py): which rank holds which, how tokens get there,
-and how many come."""
+"""Experts spread over ranks by transformers' own plan (transformers 5.23
+distributed/expert_parallel.py): which rank holds which, how tokens get there, and how many come."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
 
 
 def mesh_of(strategy: Strategy, device: str) -> Any:
-    """The same ranks once more, as experts see them: neighbours hold other experts, `efsdp` ones the same (distributed/utils.py
-    `initialize_distributed_mesh`); None where nothing is spread."""
+    """The same ranks once more, as experts see them: neighbours hold other experts, `efsdp` ones
+    the same (distributed/utils.py `initialize_distributed_mesh`); None where nothing is spread."""
     if strategy.size("ep") == 1:
         return None
     from torch.distributed.device_mesh import init_device_mesh
@@ -37,7 +37,9 @@ def named(strategy: Strategy, experts: Any) -> tuple[float, dict[str, str]]:
     """How uneven the rows are, and what the groups of that mesh are for."""
     if experts is None or strategy.ep is None:
         return 0.0, {}
-    return strategy.ep.imbalance, {experts.get_group(name).group_name: name for name in ("efsdp", "ep")}
+    return strategy.ep.imbalance, {
+        experts.get_group(name).group_name: name for name in ("efsdp", "ep")
+    }
 
 
 def spread(model: Any, mesh: Any, experts: Any, way: str) -> Any:
@@ -45,14 +47,17 @@ def spread(model: Any, mesh: Any, experts: Any, way: str) -> Any:
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
     if not model.ep_plan:
-        message = f"transformers has no plan that spreads the experts of `{model.config.model_type}`"
+        message = (
+            f"transformers has no plan that spreads the experts of `{model.config.model_type}`"
+        )
         raise InputError.one(message, where="use ep", hint="leave it away")
     plan = model._expand_parallel_plan(model.ep_plan)
     return apply_expert_parallelism(model, experts["ep"], mesh["tp"], plan, ep_implementation=way)
 
 
 def sharded(model: Any, ranks: int, experts: Any, given: dict[str, Any]) -> None:
-    """Each layer's experts are a unit over the ranks that hold the same ones (distributed/fsdp.py `apply_fully_sharded_data_parallelism`)."""
+    """Each layer's experts are a unit over the ranks that hold the same ones (distributed/fsdp.py
+    `apply_fully_sharded_data_parallelism`)."""
     from torch.distributed.fsdp import fully_shard
 
     same = experts["ddp", "efsdp"] if experts["ddp"].size() > 1 else experts["efsdp"]

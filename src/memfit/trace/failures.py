@@ -9,9 +9,26 @@ from memfit.errors import Problem
 from memfit.trace.cuda import NoSuchDevice
 
 SPREAD = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-HUB = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "HfHubHTTPError", "RepositoryNotFoundError", "GatedRepoError", "ConnectionError",
-       "ConnectError", "ConnectTimeout", "EntryNotFoundError", "OfflineModeError", "DatasetNotFoundError", "MaxRetryError")  # fmt: skip
-PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "sklearn": "scikit-learn", "yaml": "pyyaml"}  # where it has another name on PyPI
+HUB = (
+    "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+    "HfHubHTTPError",
+    "RepositoryNotFoundError",
+    "GatedRepoError",
+    "ConnectionError",
+    "ConnectError",
+    "ConnectTimeout",
+    "EntryNotFoundError",
+    "OfflineModeError",
+    "DatasetNotFoundError",
+    "MaxRetryError",
+)
+PACKAGES = {
+    "PIL": "pillow",
+    "cv2": "opencv-python",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}  # where it has another name on PyPI
 ELSEWHERE = "put a local folder in its place, or run once with a network so that it is in the cache"
 
 
@@ -21,7 +38,10 @@ def explain(bad: BaseException, script: str, where: str) -> Problem:
         if found is not None:
             return Problem(message=found[0], where=where, hint=found[1])
     text = first_line(bad)
-    return Problem(message=f"`{script}` stops with {type(bad).__name__}" + (f": {text}" if text else ""), where=where)
+    return Problem(
+        message=f"`{script}` stops with {type(bad).__name__}" + (f": {text}" if text else ""),
+        where=where,
+    )
 
 
 Told = tuple[str, str] | None
@@ -32,31 +52,57 @@ def missing_package(bad: BaseException, script: str) -> Told:
 
 
 def lacking(bad: ImportError, who: str) -> tuple[str, str]:
-    """Python names the package; transformers' own checks do so in words (utils/import_utils.py `requires_backends`)."""
+    """Python names the package; transformers' own checks do so in words (utils/import_utils.py
+    `requires_backends`)."""
     found = re.search(r"requires the (\S+) library", str(bad))
-    name = bad.name.partition(".")[0] if isinstance(bad, ModuleNotFoundError) and bad.name else found[1] if found else ""
+    name = (
+        bad.name.partition(".")[0]
+        if isinstance(bad, ModuleNotFoundError) and bad.name
+        else found[1]
+        if found
+        else ""
+    )
     if name:
         known = f" (`pip install {PACKAGES[name]}`)" if name in PACKAGES else ""
         hint = f"install it{known}, or name an environment that has it with `--python`"
         return f"{who} needs the package `{name}`, which is not installed here", hint
-    return f"{who} stops with ImportError: {first_line(bad)}", "another environment can be named with `--python`"
+    return (
+        f"{who} stops with ImportError: {first_line(bad)}",
+        "another environment can be named with `--python`",
+    )
 
 
 def no_such_device(bad: BaseException, script: str) -> Told:
     if not isinstance(bad, NoSuchDevice):
         return None
-    return f"`{script}` asks for `cuda:{bad.index}`, and there is one GPU, `cuda:0`", "so far memfit follows one process on one GPU"
+    return (
+        f"`{script}` asks for `cuda:{bad.index}`, and there is one GPU, `cuda:0`",
+        "so far memfit follows one process on one GPU",
+    )
 
 
 def ended(bad: BaseException, script: str) -> Told:
     if not isinstance(bad, SystemExit):
         return None
-    how = "by itself" if not bad.code else f"with code {bad.code}" if isinstance(bad.code, int) else f"with `{str(bad.code)[:120]}`"
-    return f"`{script}` ends {how} before it has trained a step", "does it lack an argument? They stand behind the script, or behind `--`"
+    how = (
+        "by itself"
+        if not bad.code
+        else f"with code {bad.code}"
+        if isinstance(bad.code, int)
+        else f"with `{str(bad.code)[:120]}`"
+    )
+    return (
+        f"`{script}` ends {how} before it has trained a step",
+        "does it lack an argument? They stand behind the script, or behind `--`",
+    )
 
 
 def asks(bad: BaseException, script: str) -> Told:
-    return (f"`{script}` asks for input, and a trace has none to give", "pass it as an argument") if isinstance(bad, EOFError) else None
+    return (
+        (f"`{script}` asks for input, and a trace has none to give", "pass it as an argument")
+        if isinstance(bad, EOFError)
+        else None
+    )
 
 
 def several(bad: BaseException, script: str) -> Told:
@@ -75,16 +121,27 @@ def hub(bad: BaseException, script: str) -> Told:
         if at is None:
             return None
         text = str(at)
-        if type(at).__name__ in HUB or "couldn't connect to" in text.lower() or ("Can't load" in text and "from_pretrained" in text):
+        if (
+            type(at).__name__ in HUB
+            or "couldn't connect to" in text.lower()
+            or ("Can't load" in text and "from_pretrained" in text)
+        ):
             name = repository(bad)
             named = f"`{name}`" if name else "something"
-            return f"`{script}` needs {named} from a hub that cannot be reached, and it is not in the cache", ELSEWHERE
+            return (
+                (
+                    f"`{script}` needs {named} from a hub that cannot be reached, and it is "
+                    "not in the cache"
+                ),
+                ELSEWHERE,
+            )
         at = at.__cause__ or at.__context__
     return None
 
 
 def repository(bad: BaseException) -> str:
-    """What was asked for, by the arguments of the functions that the exception came through: its text does not say."""
+    """What was asked for, by the arguments of the functions that the exception came through: its
+    text does not say."""
     trace = bad.__traceback__
     while trace is not None:
         for name in ("pretrained_model_name_or_path", "path_or_repo_id", "repo_id"):
@@ -99,7 +156,9 @@ def repository(bad: BaseException) -> str:
 def custom_operator(bad: BaseException, script: str) -> Told:
     text = str(bad) if isinstance(bad, (NotImplementedError, RuntimeError)) else ""
     found = re.search(r"\b(\w+::\w+)", text) if "Meta" in text or "backend" in text else None
-    if found is None or found[1].startswith(("aten::", "prim::", "c10::", "at::", "torch::", "std::")):
+    if found is None or found[1].startswith(
+        ("aten::", "prim::", "c10::", "at::", "torch::", "std::")
+    ):
         return None
     hint = "a fake implementation (`torch.library.register_fake`) makes it traceable"
     return f"the operator `{found[1]}` has code for real GPUs only, and cannot be followed", hint
@@ -115,9 +174,14 @@ def no_values(bad: BaseException, script: str) -> Told:
         or "DynamicOutputShape" in type(bad).__name__
     ):
         sized = (
-            any(word in text for word in ("nonzero", "data-dependent", "data-independent")) or "DynamicOutputShape" in type(bad).__name__
+            any(word in text for word in ("nonzero", "data-dependent", "data-independent"))
+            or "DynamicOutputShape" in type(bad).__name__
         )
-        hint = "they decide how large a result is (`nonzero`, `unique`)" if sized else f"{type(bad).__name__}: {first_line(bad)}"
+        hint = (
+            "they decide how large a result is (`nonzero`, `unique`)"
+            if sized
+            else f"{type(bad).__name__}: {first_line(bad)}"
+        )
         return "the script depends on values that only a GPU could compute", hint
     return None
 

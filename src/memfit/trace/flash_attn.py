@@ -1,7 +1,9 @@
-"""The flash-attn package without its kernels: what its functions save, make and hold, under transformers' own integration.
+"""The flash-attn package without its kernels: what its functions save, make and hold, under
+transformers' own integration.
 
-Read from flash-attn 2.8.3 flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp; hopper/flash_attn_interface.py
-and hopper/flash_api.cpp for version 3. transformers 5.x modeling_flash_attention_utils.py imports them lazily.
+Read from flash-attn 2.8.3 flash_attn/flash_attn_interface.py and csrc/flash_attn/flash_api.cpp;
+hopper/flash_attn_interface.py and hopper/flash_api.cpp for version 3. transformers 5.x
+modeling_flash_attention_utils.py imports them lazily.
 """
 
 from __future__ import annotations
@@ -16,7 +18,14 @@ from memfit import kernels
 from memfit.errors import InputError
 from memfit.trace import cuda, flash_older, kernels_of, versions
 
-ACCEPTED = ("dropout_p", "softmax_scale", "causal", "window_size", "softcap", "deterministic")  # what transformers looks for
+ACCEPTED = (
+    "dropout_p",
+    "softmax_scale",
+    "causal",
+    "window_size",
+    "softcap",
+    "deterministic",
+)  # what transformers looks for
 VERSIONS = {"flash-attn-2": 2, "flash-attn-3": 3}
 
 
@@ -30,11 +39,19 @@ def padded(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Attention(torch.autograd.Function):
-    """(batch, tokens, heads, head), or (tokens, heads, head) with `batch` sequences of at most `longest` tokens."""
+    """(batch, tokens, heads, head), or (tokens, heads, head) with `batch` sequences of at most
+    `longest` tokens."""
 
     @staticmethod
     def forward(
-        ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, dropout: float, batch: int, longest: int, version: int
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        dropout: float,
+        batch: int,
+        longest: int,
+        version: int,
     ) -> torch.Tensor:
         if query.dtype not in (torch.float16, torch.bfloat16):
             raise RuntimeError("FlashAttention only support fp16 and bf16 data type")
@@ -46,9 +63,13 @@ class Attention(torch.autograd.Function):
         sequences, tokens = (1, query.shape[0]) if batch else (query.shape[0], query.shape[1])
         rows = (heads, tokens) if batch else (sequences, heads, tokens)
         lse = torch.empty(rows, dtype=torch.float32, device=query.device)
-        ctx.state = torch.empty(4 if version == 2 else 1, dtype=torch.float32, device=query.device)  # two 64-bit numbers; a semaphore
+        ctx.state = torch.empty(
+            4 if version == 2 else 1, dtype=torch.float32, device=query.device
+        )  # two 64-bit numbers; a semaphore
         if version == 2 and not batch and dropout == 0:
-            split = kernels.flash_split_buffers(sequences, heads, tokens, key.shape[1], head, kernels_of.acting().sms)
+            split = kernels.flash_split_buffers(
+                sequences, heads, tokens, key.shape[1], head, kernels_of.acting().sms
+            )
             held = [scratch(size, query) for size in split if size]
             del held
         ctx.save_for_backward(query, key, value, out, lse)
@@ -75,19 +96,48 @@ def buffers(ctx: Any, query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]
     longest, keys = (ctx.longest, ctx.longest) if ctx.batch else (query.shape[1], key.shape[1])
     if ctx.version == 3:
         hopper = kernels_of.acting().capability == (9, 0)
-        return kernels.flash_attn_3_backward(batch, heads, key.shape[-2], longest, keys, head, real=real, hopper=hopper)
-    row = kernels.flash_attn_2_backward(batch, heads, key.shape[-2], longest, keys, head, query.element_size(), real)
+        return kernels.flash_attn_3_backward(
+            batch, heads, key.shape[-2], longest, keys, head, real=real, hopper=hopper
+        )
+    row = kernels.flash_attn_2_backward(
+        batch, heads, key.shape[-2], longest, keys, head, query.element_size(), real
+    )
     return row.softmax_d, row.dq_accum, row.dk_expanded, row.dv_expanded
 
 
 def functions(version: int) -> tuple[Any, Any]:
     """`flash_attn_func` and `flash_attn_varlen_func` with the signature that transformers reads."""
 
-    def func(q: Any, k: Any, v: Any, dropout_p: float = 0.0, softmax_scale: Any = None, causal: bool = False, **_: Any) -> Any:
+    def func(
+        q: Any,
+        k: Any,
+        v: Any,
+        dropout_p: float = 0.0,
+        softmax_scale: Any = None,
+        causal: bool = False,
+        **_: Any,
+    ) -> Any:
         return Attention.apply(q, k, v, dropout_p, 0, 0, version)
 
-    def varlen(q: Any, k: Any, v: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: Any, max_seqlen_k: Any, **known: Any) -> Any:
-        return Attention.apply(q, k, v, known.get("dropout_p", 0.0), cu_seqlens_q.numel() - 1, int(max_seqlen_q), version)
+    def varlen(
+        q: Any,
+        k: Any,
+        v: Any,
+        cu_seqlens_q: Any,
+        cu_seqlens_k: Any,
+        max_seqlen_q: Any,
+        max_seqlen_k: Any,
+        **known: Any,
+    ) -> Any:
+        return Attention.apply(
+            q,
+            k,
+            v,
+            known.get("dropout_p", 0.0),
+            cu_seqlens_q.numel() - 1,
+            int(max_seqlen_q),
+            version,
+        )
 
     return accepting(func), accepting(varlen)
 
@@ -95,7 +145,11 @@ def functions(version: int) -> tuple[Any, Any]:
 def accepting(function: Any) -> Any:
     """With the options of the package in its signature, which transformers reads."""
     own = inspect.signature(function).parameters
-    more = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ACCEPTED if name not in own]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY)
+        for name in ACCEPTED
+        if name not in own
+    ]
     function.__signature__ = inspect.Signature([*[*own.values()][:-1], *more])
     return function
 

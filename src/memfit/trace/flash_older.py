@@ -1,5 +1,5 @@
-"""flash-attn under transformers 4, whose modules import the package where they stand if it is there: in those that are loaded its names are
-put, and those loaded later find a stand-in."""
+"""flash-attn under transformers 4, whose modules import the package where they stand if it is
+there: in those that are loaded its names are put, and those loaded later find a stand-in."""
 
 from __future__ import annotations
 
@@ -14,11 +14,17 @@ import torch
 from memfit.trace import cuda, imports
 
 VERSION = "2.8.3"  # what `flash_attn.py` was read from
-FOUND = ("is_flash_attn_2_available", "is_flash_attn_greater_or_equal_2_10", "is_flash_attn_greater_or_equal", "is_flash_attn_available")
+FOUND = (
+    "is_flash_attn_2_available",
+    "is_flash_attn_greater_or_equal_2_10",
+    "is_flash_attn_greater_or_equal",
+    "is_flash_attn_available",
+)
 
 
 def unpad(hidden: torch.Tensor, mask: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-    """The tokens that are there, one sequence behind the other (flash_attn/bert_padding.py unpad_input)."""
+    """The tokens that are there, one sequence behind the other (flash_attn/bert_padding.py
+    unpad_input)."""
     lengths = mask.sum(dim=-1, dtype=torch.int32)
     indices = torch.nonzero(mask.flatten(), as_tuple=False).flatten()
     longest = int(lengths.max().item())
@@ -29,7 +35,9 @@ def unpad(hidden: torch.Tensor, mask: torch.Tensor, *_: Any) -> tuple[Any, ...]:
 def first(tensor: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
     """Rows by number, gathered as there (IndexFirstAxis)."""
     flat = tensor.reshape(tensor.shape[0], -1)
-    return torch.gather(flat, 0, indices[:, None].expand(-1, flat.shape[1])).reshape(-1, *tensor.shape[1:])
+    return torch.gather(flat, 0, indices[:, None].expand(-1, flat.shape[1])).reshape(
+        -1, *tensor.shape[1:]
+    )
 
 
 def pad(hidden: torch.Tensor, indices: torch.Tensor, batch: int, length: int) -> torch.Tensor:
@@ -42,8 +50,16 @@ def package(functions: tuple[Any, Any]) -> dict[str, ModuleType]:
     """`flash_attn` and what transformers takes from it."""
     plain, ragged = functions
     held = {
-        "flash_attn": {"flash_attn_func": plain, "flash_attn_varlen_func": ragged, "__version__": VERSION},
-        "flash_attn.bert_padding": {"index_first_axis": first, "pad_input": pad, "unpad_input": unpad},
+        "flash_attn": {
+            "flash_attn_func": plain,
+            "flash_attn_varlen_func": ragged,
+            "__version__": VERSION,
+        },
+        "flash_attn.bert_padding": {
+            "index_first_axis": first,
+            "pad_input": pad,
+            "unpad_input": unpad,
+        },
         "flash_attn.layers": {},
         "flash_attn.layers.rotary": {"apply_rotary_emb": None},  # of models that see alone
     }
@@ -61,7 +77,11 @@ def package(functions: tuple[Any, Any]) -> dict[str, ModuleType]:
 def installed(functions: tuple[Any, Any]) -> Iterator[None]:
     """Inside, the package seems to be there."""
     made = package(functions)
-    names = {**vars(made["flash_attn"]), **vars(made["flash_attn.bert_padding"]), "_flash_supports_window_size": True}
+    names = {
+        **vars(made["flash_attn"]),
+        **vars(made["flash_attn.bert_padding"]),
+        "_flash_supports_window_size": True,
+    }
     names = {name: value for name, value in names.items() if not name.startswith("__")}
     with imports.replaced(made), cuda.patched([*answers(), *loaded(names)]):
         yield
@@ -72,7 +92,12 @@ def answers() -> list[tuple[Any, str, Any]]:
     import transformers.modeling_utils
     import transformers.utils.import_utils  # noqa: F401
 
-    return [(module, name, yes) for module in of_transformers() for name in FOUND if callable(vars(module).get(name))]
+    return [
+        (module, name, yes)
+        for module in of_transformers()
+        for name in FOUND
+        if callable(vars(module).get(name))
+    ]
 
 
 def yes(*_: Any) -> bool:
@@ -80,7 +105,8 @@ def yes(*_: Any) -> bool:
 
 
 def loaded(names: dict[str, Any]) -> list[tuple[Any, str, Any]]:
-    """The package's names in modules that were loaded without it, and the function that calls it, which they then lack too."""
+    """The package's names in modules that were loaded without it, and the function that calls it,
+    which they then lack too."""
     found: list[tuple[Any, str, Any]] = []
     shared = sys.modules.get("transformers.modeling_flash_attention_utils")
     call = None if shared is None else getattr(shared, "_flash_attention_forward", None)
@@ -93,7 +119,11 @@ def loaded(names: dict[str, Any]) -> list[tuple[Any, str, Any]]:
 
 
 def of_transformers() -> list[ModuleType]:
-    return [module for name, module in sorted(sys.modules.items()) if name.startswith("transformers.") and isinstance(module, ModuleType)]
+    return [
+        module
+        for name, module in sorted(sys.modules.items())
+        if name.startswith("transformers.") and isinstance(module, ModuleType)
+    ]
 
 
 __all__ = ["installed"]

@@ -1,4 +1,5 @@
-"""Follows a program that nobody wrote for us: its phases and steps, the names of its modules, which part of memory its tensors are."""
+"""Follows a program that nobody wrote for us: its phases and steps, the names of its modules, which
+part of memory its tensors are."""
 
 from __future__ import annotations
 
@@ -9,7 +10,10 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 import torch
 from memfit.trace import cuda
@@ -28,9 +32,12 @@ class Stopped(BaseException):
 
 
 class Follower:
-    """Tells a recorder what the program does. `steps`: optimizer steps after which it is stopped, 0 for never."""
+    """Tells a recorder what the program does. `steps`: optimizer steps after which it is stopped, 0
+    for never."""
 
-    def __init__(self, recorder: Recorder, steps: int, leave: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, recorder: Recorder, steps: int, leave: Callable[[], None] = lambda: None
+    ) -> None:
         self.recorder, self.wanted, self.leave = recorder, steps, leave
         self.stops = 0
         self.roots: dict[int, weakref.ref[torch.nn.Module]] = {}
@@ -45,9 +52,11 @@ class Follower:
     def steps(self) -> int:
         return max(self.counts.values(), default=0)
 
-    # -- modules ---------------------------------------------------------------------------------------------------
+    # -- modules
+    # ----------------------------------------------------------------------------------------------
     def entering(self, module: torch.nn.Module, values: Iterable[Any]) -> None:
-        """A call from outside of any module: its names are known from here on, and a new phase may begin."""
+        """A call from outside of any module: its names are known from here on, and a new phase may
+        begin."""
         recorder = self.recorder
         if self.depth:
             return  # a recomputation
@@ -60,7 +69,9 @@ class Follower:
             if block is not None and block.part is None and not one.requires_grad:
                 block.part = "inputs"
         if torch.is_grad_enabled() and module.training:
-            if recorder.phase != "forward" and any(one.requires_grad for one in module.parameters()):
+            if recorder.phase != "forward" and any(
+                one.requires_grad for one in module.parameters()
+            ):
                 recorder.mark("forward", step=self.steps)
         else:
             self.without_gradients()
@@ -101,9 +112,11 @@ class Follower:
         if block is not None and block.part in (None, "activations", "inputs"):
             block.part, block.where = part, plain(path) or block.where
 
-    # -- backward and step -----------------------------------------------------------------------------------------
+    # -- backward and step
+    # -----------------------------------------------------------------------------------------
     def backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps `torch.autograd.backward` and `grad`; inside a recomputation they are called again."""
+        """Wraps `torch.autograd.backward` and `grad`; inside a recomputation they are called
+        again."""
 
         def run(*args: Any, **kwargs: Any) -> Any:
             if self.depth == 0:
@@ -122,7 +135,13 @@ class Follower:
         self.recorder.rest()
         self.backwards += 1
         self.count()
-        parameters = [one for ref in self.roots.values() for module in (ref(),) if module is not None for one in module.parameters()]
+        parameters = [
+            one
+            for ref in self.roots.values()
+            for module in (ref(),)
+            if module is not None
+            for one in module.parameters()
+        ]
         own(self.recorder, "gradients", (one.grad for one in parameters if one.grad is not None))
         self.recorder.mark("prepare", step=self.steps)
         if not self.counts and self.backwards >= MANY and self.wanted:
@@ -144,8 +163,13 @@ class Follower:
         """Once: the values of all modules that were called, and of what is trained beside them."""
         if not self.parameters[0]:
             modules = [module for ref in self.roots.values() if (module := ref()) is not None]
-            known = {id(one): one for module in modules for one in module.parameters()} | {id(one): one for one in trained}
-            self.parameters = (sum(map(values, known.values())), sum(values(one) for one in known.values() if one.requires_grad))
+            known = {id(one): one for module in modules for one in module.parameters()} | {
+                id(one): one for one in trained
+            }
+            self.parameters = (
+                sum(map(values, known.values())),
+                sum(values(one) for one in known.values() if one.requires_grad),
+            )
 
     def after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         states(self.recorder, optimizer, self.paths)
@@ -156,14 +180,16 @@ class Follower:
             self.stop()
 
     def stop(self) -> None:
-        """Also when the program went on all the same, having caught even this; at last without asking it."""
+        """Also when the program went on all the same, having caught even this; at last without
+        asking it."""
         self.end = len(self.recorder.events) if self.end is None else self.end
         self.stops += 1
         if self.stops > PATIENCE:
             self.leave()
         raise Stopped
 
-    # -- all of it -------------------------------------------------------------------------------------------------
+    # -- all of it
+    # ----------------------------------------------------------------------------------------------
     @contextlib.contextmanager
     def following(self) -> Iterator[None]:
         original = torch.nn.Module.__call__
@@ -197,7 +223,10 @@ class Follower:
                 for name in ("clip_grad_norm_", "clip_grad_value_")
             ),
         ]
-        hooks = [register_optimizer_step_pre_hook(self.before_step), register_optimizer_step_post_hook(self.after_step)]
+        hooks = [
+            register_optimizer_step_pre_hook(self.before_step),
+            register_optimizer_step_post_hook(self.after_step),
+        ]
         try:
             with cuda.patched(patches):
                 yield

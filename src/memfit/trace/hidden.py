@@ -1,4 +1,5 @@
-"""What CUDA kernels allocate below the dispatcher, read off the arguments of the op: the rows of `memfit.kernels` applied."""
+"""What CUDA kernels allocate below the dispatcher, read off the arguments of the op: the rows of
+`memfit.kernels` applied."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from memfit.trace.ops import table
 
 
 class Hidden(NamedTuple):
-    """A buffer the kernel allocates. `keep`: it stays until the process ends; `first`: it is there before the result; `brief`: it goes
-    before the kernel takes another."""
+    """A buffer the kernel allocates. `keep`: it stays until the process ends; `first`: it is there
+    before the result; `brief`: it goes before the kernel takes another."""
 
     name: str
     size: int
@@ -33,26 +34,52 @@ def named(**buffers: int) -> list[Hidden]:
 
 
 @row(
-    "mm", "bmm", "addmm", "baddbmm", "addmm_", "mv", "dot", "mm.out", "bmm.out", "addmm.out", "baddbmm.out", "mm.dtype", "mm.dtype_out", "bmm.dtype",
-    "bmm.dtype_out", "addmm.dtype", "addmm.dtype_out",
-)  # fmt: skip
+    "mm",
+    "bmm",
+    "addmm",
+    "baddbmm",
+    "addmm_",
+    "mv",
+    "dot",
+    "mm.out",
+    "bmm.out",
+    "addmm.out",
+    "baddbmm.out",
+    "mm.dtype",
+    "mm.dtype_out",
+    "bmm.dtype",
+    "bmm.dtype_out",
+    "addmm.dtype",
+    "addmm.dtype_out",
+)
 def matmul(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of its own. Operands that
-    are neither row- nor column-major are copied (ATen/native/cuda/Blas.cpp `prepare_matrix_for_cublas`)."""
+    """The first multiplication of a thread makes its cuBLAS workspace; backward runs on a thread of
+    its own. Operands that are neither row- nor column-major are copied (ATen/native/cuda/Blas.cpp
+    `prepare_matrix_for_cublas`)."""
     device = recorder.device
     found = [
-        Hidden("contiguous_operand", one.numel() * one.element_size()) for one in args if isinstance(one, torch.Tensor) and scattered(one)
+        Hidden("contiguous_operand", one.numel() * one.element_size())
+        for one in args
+        if isinstance(one, torch.Tensor) and scattered(one)
     ]
     thread = "backward" if recorder.phase == "backward" else "forward"
     if thread not in recorder.workspaces:
         recorder.workspaces.add(thread)
-        found.append(Hidden(f"cublas workspace ({thread})", kernels.cublas_workspace(device.capability, device.version), keep=True))
+        found.append(
+            Hidden(
+                f"cublas workspace ({thread})",
+                kernels.cublas_workspace(device.capability, device.version),
+                keep=True,
+            )
+        )
     biased = result.dim() == 2 and len(args) > 2 and args[0].dim() == 1
     if biased and kernels.cublaslt_workspace(device.version):
         kept = device.version >= (2, 9)  # then once a thread
         if not kept or f"lt {thread}" not in recorder.workspaces:
             recorder.workspaces.add(f"lt {thread}")
-            found.append(Hidden("cublasLt workspace", kernels.cublaslt_workspace(device.version), keep=kept))
+            found.append(
+                Hidden("cublasLt workspace", kernels.cublaslt_workspace(device.version), keep=kept)
+            )
     return found
 
 
@@ -62,20 +89,30 @@ def scattered(tensor: torch.Tensor) -> bool:
         return False
     rows, columns = tensor.shape[-2:]
     down, across = tensor.stride()[-2:]
-    return not ((across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows)) or rows == 1 or columns == 1)
+    return not (
+        (across == 1 and down >= max(1, columns))
+        or (down == 1 and across >= max(1, rows))
+        or rows == 1
+        or columns == 1
+    )
 
 
 @row("_safe_softmax")
 def safe_softmax(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    """Which scores are minus infinity, one byte each, and whether a whole row is (ATen/native/transformers/attention.cpp)."""
+    """Which scores are minus infinity, one byte each, and whether a whole row is
+    (ATen/native/transformers/attention.cpp)."""
     scores = args[0]
     return named(masked=scores.numel(), masked_rows=scores.numel() // max(1, scores.shape[-1]))
 
 
 @row("logsumexp")
 def logsumexp(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
-    """The largest values and the shifted exponentials (ATen/native/ReduceOps.cpp `logsumexp_out_impl`)."""
-    return named(maxima=result.numel() * result.element_size(), exponentials=args[0].numel() * args[0].element_size())
+    """The largest values and the shifted exponentials (ATen/native/ReduceOps.cpp
+    `logsumexp_out_impl`)."""
+    return named(
+        maxima=result.numel() * result.element_size(),
+        exponentials=args[0].numel() * args[0].element_size(),
+    )
 
 
 @row("_scaled_dot_product_flash_attention")
@@ -87,7 +124,9 @@ def flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hi
     batch, heads, length, head = query.shape
     if length == 1 and heads != key.shape[1]:  # heads of a group are folded into the length
         length, heads = heads // key.shape[1], key.shape[1]
-    lse, out = kernels.flash_split_buffers(batch, heads, length, key.shape[2], head, recorder.device.sms)
+    lse, out = kernels.flash_split_buffers(
+        batch, heads, length, key.shape[2], head, recorder.device.sms
+    )
     return named(softmax_lse_accum=lse, out_accum=out)
 
 
@@ -95,8 +134,13 @@ def flash_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hi
 def flash_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     gradient, query, key = args[0], args[1], args[2]
     batch, heads, length, head = query.shape
-    buffers = kernels.flash_backward(batch, heads, key.shape[1], length, key.shape[2], head, query.element_size())
-    copies = [0 if one.transpose(1, 2).is_contiguous() else one.numel() * one.element_size() for one in (gradient, args[4])]
+    buffers = kernels.flash_backward(
+        batch, heads, key.shape[1], length, key.shape[2], head, query.element_size()
+    )
+    copies = [
+        0 if one.transpose(1, 2).is_contiguous() else one.numel() * one.element_size()
+        for one in (gradient, args[4])
+    ]
     return named(
         contiguous_grad=copies[0],
         contiguous_out=copies[1],
@@ -117,7 +161,11 @@ def cudnn_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[H
 def efficient_forward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     query, value = args[0], args[2]
     batch, heads, length, head = query.shape
-    return named(out_accum=kernels.efficient_accumulator(batch, heads, length, head, value.shape[-1], query.element_size()))
+    return named(
+        out_accum=kernels.efficient_accumulator(
+            batch, heads, length, head, value.shape[-1], query.element_size()
+        )
+    )
 
 
 @row("_scaled_dot_product_efficient_attention_backward")
@@ -125,7 +173,14 @@ def efficient_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> li
     query, key, value = args[1], args[2], args[3]
     batch, heads, length, head = query.shape
     size = kernels.efficient_backward(
-        batch, heads, length, key.shape[2], head, value.shape[-1], query.element_size(), recorder.device.capability
+        batch,
+        heads,
+        length,
+        key.shape[2],
+        head,
+        value.shape[-1],
+        query.element_size(),
+        recorder.device.capability,
     )
     return named(workspace=size)
 
@@ -135,7 +190,11 @@ def embedding_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> li
     gradient, indices, vocabulary = args[0], args[1], args[2]
     buffers = kernels.embedding_backward(indices.numel(), vocabulary, gradient.shape[-1])
     copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
-    return named(contiguous_grad=copy, indices=buffers.indices, partial_sums=max(buffers.sorting, buffers.summing))
+    return named(
+        contiguous_grad=copy,
+        indices=buffers.indices,
+        partial_sums=max(buffers.sorting, buffers.summing),
+    )
 
 
 def ordered(tensor: torch.Tensor) -> int:
@@ -156,15 +215,27 @@ def layer_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> l
     for one in shape:
         width *= one
     device, mask = recorder.device, args[7]
-    size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), device.sms, device.version)
-    partial = {name: size for name, needed in zip(("dgamma_partial", "dbeta_partial"), mask[1:], strict=True) if needed}
+    size = kernels.norm_backward(
+        gradient.numel() // max(1, width),
+        width,
+        gradient.element_size(),
+        device.sms,
+        device.version,
+    )
+    partial = {
+        name: size
+        for name, needed in zip(("dgamma_partial", "dbeta_partial"), mask[1:], strict=True)
+        if needed
+    }
     return named(contiguous_grad=ordered(gradient), contiguous_input=ordered(args[1]), **partial)
 
 
 @row("_fused_rms_norm_backward")
 def rms_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     gradient, width = args[0], args[1].shape[-1]
-    size = kernels.norm_backward(gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms)
+    size = kernels.norm_backward(
+        gradient.numel() // max(1, width), width, gradient.element_size(), recorder.device.sms
+    )
     copy = 0 if gradient.is_contiguous() else gradient.numel() * gradient.element_size()
     return named(contiguous_grad=copy, dgamma_partial=size)
 
@@ -172,17 +243,29 @@ def rms_norm_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> lis
 @row("_softmax_backward_data", "_log_softmax_backward_data")
 def softmax_backward(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """Both operands are made contiguous (ATen/native/cuda/SoftMax.cu `host_softmax_backward`)."""
-    return named(contiguous_grad=sum(0 if one.is_contiguous() else one.numel() * one.element_size() for one in args[:2]))
+    return named(
+        contiguous_grad=sum(
+            0 if one.is_contiguous() else one.numel() * one.element_size() for one in args[:2]
+        )
+    )
 
 
 @row("sum.dim_IntList")
 def column_sum(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     """Where whole leading dimensions of a contiguous tensor are summed over."""
     source, dims = args[0], {one % max(1, args[0].dim()) for one in args[1] or ()}
-    if not dims or dims != set(range(len(dims))) or not source.is_contiguous() or not result.numel() or len(dims) == source.dim():
+    if (
+        not dims
+        or dims != set(range(len(dims)))
+        or not source.is_contiguous()
+        or not result.numel()
+        or len(dims) == source.dim()
+    ):
         return []
     device = recorder.device
-    shares, counters = kernels.column_sum(source.numel() // result.numel(), result.numel(), device.sms, device.capability)
+    shares, counters = kernels.column_sum(
+        source.numel() // result.numel(), result.numel(), device.sms, device.capability
+    )
     return named(partial_sums=shares, counters=counters)
 
 
@@ -201,7 +284,8 @@ def index_put(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden
 
 
 def selected(index: torch.Tensor) -> int:
-    """How many places an index names: a mask those that are true (ATen/native/TensorAdvancedIndexing.cpp `expandTensors`)."""
+    """How many places an index names: a mask those that are true
+    (ATen/native/TensorAdvancedIndexing.cpp `expandTensors`)."""
     return int(index.sum()) if index.dtype == torch.bool and not index.is_meta else index.numel()
 
 
@@ -209,4 +293,6 @@ def selected(index: torch.Tensor) -> int:
 def sort(recorder: Any, args: Any, kwargs: Any, result: Any) -> list[Hidden]:
     values = args[0]
     length = values.shape[-1] if values.dim() else 1
-    return named(radix=kernels.sort_buffers(values.numel() // max(1, length), length, values.element_size()))
+    return named(
+        radix=kernels.sort_buffers(values.numel() // max(1, length), length, values.element_size())
+    )

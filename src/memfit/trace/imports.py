@@ -22,7 +22,9 @@ class Finder(importlib.abc.MetaPathFinder):
         self.changes = dict(changes)
         self.busy: set[str] = set()
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+    def find_spec(
+        self, name: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
         change = self.changes.get(name)
         if change is None or name in self.busy:
             return None
@@ -56,7 +58,8 @@ class Loader(importlib.abc.Loader):
 
 @contextlib.contextmanager
 def replaced(modules: Mapping[str, ModuleType | None]) -> Iterator[None]:
-    """Inside, an import finds these (None: nothing that was loaded); afterwards what was there before."""
+    """Inside, an import finds these (None: nothing that was loaded); afterwards what was there
+    before."""
     before = {name: sys.modules.pop(name, None) for name in modules}
     sys.modules.update({name: module for name, module in modules.items() if module is not None})
     try:

@@ -1,4 +1,5 @@
-"""What a model is given: token ids, labels of its kind, images, sounds. Made once as a plan, so that what is assumed can be told."""
+"""What a model is given: token ids, labels of its kind, images, sounds. Made once as a plan, so
+that what is assumed can be told."""
 
 from __future__ import annotations
 
@@ -16,12 +17,18 @@ from memfit.trace.recorder import Recorder
 ASCII = 128
 QUESTION = 16  # tokens of a question before its text
 IGNORED = -100  # labels that count for nothing
-TABLES = ("position_embeddings", "embed_positions", "wpe", "position_embedding")  # learned: there is a last position
+TABLES = (
+    "position_embeddings",
+    "embed_positions",
+    "wpe",
+    "position_embedding",
+)  # learned: there is a last position
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`kind` of model as in `job.head`; `pictures` where images are given; `target`: tokens of a decoder beside an encoder."""
+    """`kind` of model as in `job.head`; `pictures` where images are given; `target`: tokens of a
+    decoder beside an encoder."""
 
     kind: str
     pictures: Pictures | None
@@ -36,18 +43,38 @@ def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
     """Under a recorder of its own, because a vision tower is asked for the number of its tokens."""
     fits(model, job)
     if job.images and not sees(model):
-        raise InputError.one(f"`{type(model).__name__}` takes no images", where="job.images", hint="leave `images` at 0")
+        raise InputError.one(
+            f"`{type(model).__name__}` takes no images",
+            where="job.images",
+            hint="leave `images` at 0",
+        )
     if not job.images and required(model):
-        raise InputError.one(f"`{type(model).__name__}` takes no text without an image", where="job.images", hint="`--images 1`")
+        raise InputError.one(
+            f"`{type(model).__name__}` takes no text without an image",
+            where="job.images",
+            hint="`--images 1`",
+        )
     found = pictures(model, job, device) if job.images else None
     target = 0
     if paired(model) and kind not in classes.SILENT:
         limit = special(model.config, "max_target_positions") or job.seq
         target = min(job.target_seq or job.seq, limit)
-    made = Plan(kind=kind, pictures=found, target=target, notes=tuple(notes(model, kind, job, found, target)))
+    made = Plan(
+        kind=kind,
+        pictures=found,
+        target=target,
+        notes=tuple(notes(model, kind, job, found, target)),
+    )
     if found is not None and len(found.places) > job.seq:
-        message = f"{found.count} images take {len(found.places)} tokens, which are more than the {job.seq} of a sequence"
-        raise InputError.one(message, where="job.seq", hint=f"`--seq {len(found.places) + 128}`, or a smaller `image_size`")
+        message = (
+            f"{found.count} images take {len(found.places)} tokens, which are more than the "
+            f"{job.seq} of a sequence"
+        )
+        raise InputError.one(
+            message,
+            where="job.seq",
+            hint=f"`--seq {len(found.places) + 128}`, or a smaller `image_size`",
+        )
     return made
 
 
@@ -75,7 +102,11 @@ def notes(model: Any, kind: str, job: Job, found: Pictures | None, target: int) 
     told: list[tuple[str, str, str]] = []
     if found is not None:
         every = "an image" if found.count == 1 else f"{found.count} images"
-        taken = f", {len(found.places)} of its {job.seq} tokens" if found.places else ", beside its tokens"
+        taken = (
+            f", {len(found.places)} of its {job.seq} tokens"
+            if found.places
+            else ", beside its tokens"
+        )
         told.append(
             (
                 f"every sequence has {every} of {found.size[0]} x {found.size[1]} pixels{taken}",
@@ -84,16 +115,35 @@ def notes(model: Any, kind: str, job: Job, found: Pictures | None, target: int) 
             )
         )
     elif sees(model):
-        told.append((f"sequences are {job.seq} tokens of text without an image", "job.images", "`--images 1` puts one into each"))
+        told.append(
+            (
+                f"sequences are {job.seq} tokens of text without an image",
+                "job.images",
+                "`--images 1` puts one into each",
+            )
+        )
     if target:
         heard = hearing(model)
-        source = f"{job.seq} tokens" if heard is None else f"{max(heard)} {'frames' if len(heard) > 1 else 'samples'} of sound"
+        source = (
+            f"{job.seq} tokens"
+            if heard is None
+            else f"{max(heard)} {'frames' if len(heard) > 1 else 'samples'} of sound"
+        )
         source = source if reads(model) or heard is not None else "an image"
         answers = f"{target} tokens" if job.training else f"{job.new_tokens} new tokens"
-        told.append((f"the encoder gets {source}, the decoder {answers}", "job.target_seq" if job.training else "job.seq", ""))
+        told.append(
+            (
+                f"the encoder gets {source}, the decoder {answers}",
+                "job.target_seq" if job.training else "job.seq",
+                "",
+            )
+        )
     if not job.training and kind in classes.SILENT:
         told.append(("an encoder generates nothing: one forward is traced", "job.new_tokens", ""))
-    return [Problem(message=message, where=where, hint=hint, level="note") for message, where, hint in told]
+    return [
+        Problem(message=message, where=where, hint=hint, level="note")
+        for message, where, hint in told
+    ]
 
 
 def paired(model: Any) -> bool:
@@ -106,11 +156,16 @@ WAVE = 480_000  # half a minute at 16 kHz, as Whisper's window
 def heard_as(model: Any) -> str:
     """The name of its main input; of a pair of two models, that of the first."""
     name: str = getattr(model, "main_input_name", "")
-    return getattr(model.encoder, "main_input_name", name) if name == "inputs" and hasattr(model, "encoder") else name
+    return (
+        getattr(model.encoder, "main_input_name", name)
+        if name == "inputs" and hasattr(model, "encoder")
+        else name
+    )
 
 
 def hearing(model: Any) -> tuple[int, ...] | None:
-    """The shape of one sound for models that hear: Whisper's mel bins by frames; frames by bins; a wave."""
+    """The shape of one sound for models that hear: Whisper's mel bins by frames; frames by bins; a
+    wave."""
     name = heard_as(model)
     if name == "input_values" and paired(model):
         return (WAVE,)
@@ -122,7 +177,9 @@ def hearing(model: Any) -> tuple[int, ...] | None:
     if bins is not None:
         return bins, frames
     inner = special(getattr(config, "encoder_config", config), "num_mel_bins")
-    width = inner or (special(config, "input_feat_per_channel") or 80) * (special(config, "input_channels") or 1)
+    width = inner or (special(config, "input_feat_per_channel") or 80) * (
+        special(config, "input_channels") or 1
+    )
     return special(config, "max_source_positions") or frames, width
 
 
@@ -135,12 +192,16 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
         return {heard_as(model): torch.empty((size, *heard), dtype=model.dtype, device=device)}
     given: Inputs = {}
     if not reads(model):
-        given["pixel_values"] = torch.empty((size, 3, *screen(model)), dtype=model.dtype, device=device)
+        given["pixel_values"] = torch.empty(
+            (size, 3, *screen(model)), dtype=model.dtype, device=device
+        )
         return given if made.pictures is None else made.pictures.make(size)
     if sees(model) or made.kind in ("classification", "question-answering"):
         given["input_ids"] = written(model, job, made, size).to(device)
     else:
-        given["input_ids"] = torch.randint(1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device)
+        given["input_ids"] = torch.randint(
+            1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device
+        )
     given |= beside.given(recorder, model, size, job)
     if made.pictures is not None:
         given |= made.pictures.make(size)
@@ -154,7 +215,10 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
 
 def reads(model: Any) -> bool:
     """Whether the main input is text."""
-    return getattr(model, "main_input_name", "input_ids") in ("input_ids", "inputs_embeds") or "input_ids" in parameters(model)
+    return getattr(model, "main_input_name", "input_ids") in (
+        "input_ids",
+        "inputs_embeds",
+    ) or "input_ids" in parameters(model)
 
 
 def screen(model: Any) -> tuple[int, int]:
@@ -164,10 +228,14 @@ def screen(model: Any) -> tuple[int, int]:
 
 
 def written(model: Any, job: Job, made: Plan, size: int) -> torch.Tensor:
-    """Text of one ordinary token, with the marks of images first; on the host, as a processor leaves it."""
+    """Text of one ordinary token, with the marks of images first; on the host, as a processor
+    leaves it."""
     config = model.config
     marks = {
-        value for name in dir(config) if name.endswith(("token_id", "token_index")) and isinstance(value := getattr(config, name), int)
+        value
+        for name in dir(config)
+        if name.endswith(("token_id", "token_index"))
+        and isinstance(value := getattr(config, name), int)
     }
     ordinary = next(number for number in range(3, 3 + len(marks) + 1) if number not in marks)
     ids = torch.full((size, job.seq), ordinary, dtype=torch.int64)
@@ -183,7 +251,8 @@ def written(model: Any, job: Job, made: Plan, size: int) -> torch.Tensor:
 
 
 def seen(model: Any, job: Job, made: Plan, ids: torch.Tensor) -> Inputs:
-    """What processors give beside the images: which tokens stand for them, and which tokens look at which."""
+    """What processors give beside the images: which tokens stand for them, and which tokens look at
+    which."""
     known = parameters(model)
     given: Inputs = {}
     assert made.pictures is not None
@@ -191,27 +260,36 @@ def seen(model: Any, job: Job, made: Plan, ids: torch.Tensor) -> Inputs:
     for name in ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids"):
         if name in known:
             kinds = torch.zeros((size, length), dtype=torch.int64)
-            kinds[:, : len(made.pictures.places)] = torch.tensor([int(one == made.pictures.mark) for one in made.pictures.places] or [0])[
-                : len(made.pictures.places)
-            ]
+            kinds[:, : len(made.pictures.places)] = torch.tensor(
+                [int(one == made.pictures.mark) for one in made.pictures.places] or [0]
+            )[: len(made.pictures.places)]
             given[name] = kinds.to(device)
     if "image_embeds_position_mask" in known:
         given["image_embeds_position_mask"] = (ids == made.pictures.mark).to(ids.dtype)
     if "image_attention_mask" in known:
-        given["image_attention_mask"] = torch.ones((size, length, made.pictures.count), dtype=torch.int64, device=device)
+        given["image_attention_mask"] = torch.ones(
+            (size, length, made.pictures.count), dtype=torch.int64, device=device
+        )
     if "qformer_input_ids" in known:
-        asked = min(length - len(made.pictures.places), special(model.config.qformer_config, "max_position_embeddings") or length)
+        asked = min(
+            length - len(made.pictures.places),
+            special(model.config.qformer_config, "max_position_embeddings") or length,
+        )
         given |= {
-            name: torch.ones((size, asked), dtype=torch.int64, device=device) for name in ("qformer_input_ids", "qformer_attention_mask")
+            name: torch.ones((size, asked), dtype=torch.int64, device=device)
+            for name in ("qformer_input_ids", "qformer_attention_mask")
         }
     if "cross_attention_mask" in known:
         tiles = special(model.config.vision_config, "max_num_tiles") or 1
-        given["cross_attention_mask"] = torch.ones((size, length, made.pictures.count, tiles), dtype=torch.int64, device=device)
+        given["cross_attention_mask"] = torch.ones(
+            (size, length, made.pictures.count, tiles), dtype=torch.int64, device=device
+        )
     return given
 
 
 def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> Inputs:
-    """With labels: the ids themselves, those of the decoder, a class of a sequence or of each token, or an answer's first and last place."""
+    """With labels: the ids themselves, those of the decoder, a class of a sequence or of each
+    token, or an answer's first and last place."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     given = prompt(recorder, model, job, made, size)
     device = recorder.device.type
@@ -219,17 +297,36 @@ def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) ->
         given |= beside.actions(model, size, device)
     elif made.kind == "classification":
         number = int(getattr(model.config, "num_labels", 2))
-        given["labels"] = torch.zeros((size,), dtype=torch.int64 if number > 1 else torch.float32, device=device)
+        given["labels"] = torch.zeros(
+            (size,), dtype=torch.int64 if number > 1 else torch.float32, device=device
+        )
     elif made.kind == "question-answering":
-        names = ("start_positions", "end_positions") if "start_positions" in parameters(model) else ("labels",)
+        names = (
+            ("start_positions", "end_positions")
+            if "start_positions" in parameters(model)
+            else ("labels",)
+        )
         given |= {name: torch.zeros((size,), dtype=torch.int64, device=device) for name in names}
     elif made.kind == "token-classification":
-        given["labels"] = torch.zeros(tuple(given["input_ids"].shape), dtype=torch.int64, device=device)
-    elif made.target and (channels := getattr(model, "num_channels", 0)) and reads(model):  # Dia: sound as codes on several channels
-        given["decoder_input_ids"] = torch.randint(3, versions.vocabulary(model.config), (size, made.target, channels), device=device)
-        given["labels"] = given["decoder_input_ids"].transpose(1, 2).reshape(size * channels, made.target).contiguous()
+        given["labels"] = torch.zeros(
+            tuple(given["input_ids"].shape), dtype=torch.int64, device=device
+        )
+    elif (
+        made.target and (channels := getattr(model, "num_channels", 0)) and reads(model)
+    ):  # Dia: sound as codes on several channels
+        given["decoder_input_ids"] = torch.randint(
+            3, versions.vocabulary(model.config), (size, made.target, channels), device=device
+        )
+        given["labels"] = (
+            given["decoder_input_ids"]
+            .transpose(1, 2)
+            .reshape(size * channels, made.target)
+            .contiguous()
+        )
     elif made.target:
-        given["labels"] = torch.randint(3, versions.vocabulary(model.config), (size, made.target), device=device)
+        given["labels"] = torch.randint(
+            3, versions.vocabulary(model.config), (size, made.target), device=device
+        )
     elif sees(model):
         labels = written(model, job, made, size)
         if made.pictures is not None:

@@ -7,8 +7,9 @@ from memfit.trace.recorder import Block, Recorder
 
 
 def settle(recorder: Recorder, vocabulary: int) -> None:
-    """Blocks not claimed by load, gradients, optimizer or the end of a forward call. Logits are known by their last dimension,
-    outside of the layers, where scores or hidden states may be as wide."""
+    """Blocks not claimed by load, gradients, optimizer or the end of a forward call. Logits are
+    known by their last dimension, outside of the layers, where scores or hidden states may be as
+    wide."""
     for one in recorder.events:
         if not isinstance(one, Block):
             continue

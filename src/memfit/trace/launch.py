@@ -1,4 +1,5 @@
-"""Traces in a process of its own: in this interpreter or another one, with a limit of time, and gone when the answer is there."""
+"""Traces in a process of its own: in this interpreter or another one, with a limit of time, and
+gone when the answer is there."""
 
 from __future__ import annotations
 
@@ -39,9 +40,15 @@ CACHES = {
 }
 # Writers, reporters and compilers that would leave something behind.
 PLAIN = {
-    "PYTHONDONTWRITEBYTECODE": "1", "WANDB_MODE": "disabled", "WANDB_SILENT": "true", "COMET_MODE": "disabled", "MLFLOW_TRACKING_URI": "",
-    "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TOKENIZERS_PARALLELISM": "false",
-}  # fmt: skip
+    "PYTHONDONTWRITEBYTECODE": "1",
+    "WANDB_MODE": "disabled",
+    "WANDB_SILENT": "true",
+    "COMET_MODE": "disabled",
+    "MLFLOW_TRACKING_URI": "",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 Progress = Callable[[str, int, str, int], None]  # phase, step, layer, events so far
@@ -56,8 +63,17 @@ class Answer:
 
 def request_of(model: Model, job: Job, strategy: Strategy, gpu: GPU | None) -> dict[str, Any]:
     """What a trace of a model is asked."""
-    device = {} if gpu is None else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
-    parts = {"job": dataclasses.asdict(job), "strategy": dataclasses.asdict(strategy), "options": {}, "gpu": device}
+    device = (
+        {}
+        if gpu is None
+        else {"name": gpu.name, "sm": gpu.sm, "sms": gpu.sms, "memory": gpu.memory}
+    )
+    parts = {
+        "job": dataclasses.asdict(job),
+        "strategy": dataclasses.asdict(strategy),
+        "options": {},
+        "gpu": device,
+    }
     return {"kind": "model", "config": dict(model.config), **parts}
 
 
@@ -70,19 +86,29 @@ def launch(
     show: bool = False,
     progress: Progress | None = None,
 ) -> Answer:
-    """`request` is what `child` reads: of a model (`kind`, `config`, `job`, `gpu`, `options`) or of a script (`script`, `arguments`, …)."""
+    """`request` is what `child` reads: of a model (`kind`, `config`, `job`, `gpu`, `options`) or of
+    a script (`script`, `arguments`, …)."""
     interpreter = interpreter_of(python)
     with scratch_folder() as folder:
         files = {name: str(folder / name) for name in ("answer", "stack", "request")}
         whole = {
-            **request, "package": str(PACKAGE), "answer": files["answer"], "stack": files["stack"], "scratch": str(folder), "seconds": seconds, "show": show,
-        }  # fmt: skip
+            **request,
+            "package": str(PACKAGE),
+            "answer": files["answer"],
+            "stack": files["stack"],
+            "scratch": str(folder),
+            "seconds": seconds,
+            "show": show,
+        }
         Path(files["request"]).write_text(json.dumps(whole), encoding="utf-8")
         process = subprocess.Popen(
-            [interpreter, str(PACKAGE / "trace" / "child.py"), files["request"]], stdin=subprocess.DEVNULL,
-            stdout=talk() if show else subprocess.DEVNULL, stderr=talk() if show else subprocess.DEVNULL,
-            env=environment(folder, offline), start_new_session=os.name == "posix",
-        )  # fmt: skip
+            [interpreter, str(PACKAGE / "trace" / "child.py"), files["request"]],
+            stdin=subprocess.DEVNULL,
+            stdout=talk() if show else subprocess.DEVNULL,
+            stderr=talk() if show else subprocess.DEVNULL,
+            env=environment(folder, offline),
+            start_new_session=os.name == "posix",
+        )
         try:
             return listen(process, files, str(request.get("script", "")), seconds, progress)
         finally:
@@ -97,8 +123,15 @@ def talk() -> int:
         return subprocess.DEVNULL
 
 
-def listen(process: subprocess.Popen[bytes], files: Mapping[str, str], script: str, seconds: float, progress: Progress | None) -> Answer:
-    """Read what the process says until it has said the last word, has ended or has taken too long, imports not counted."""
+def listen(
+    process: subprocess.Popen[bytes],
+    files: Mapping[str, str],
+    script: str,
+    seconds: float,
+    progress: Progress | None,
+) -> Answer:
+    """Read what the process says until it has said the last word, has ended or has taken too long,
+    imports not counted."""
     deadline, started, at, rest = time.monotonic() + seconds + START, False, 0, ""
     answer = Path(files["answer"])
     while True:
@@ -134,7 +167,11 @@ def heard(said: Mapping[str, Any], progress: Progress | None) -> Answer | None:
         raise KeyboardInterrupt
     if "broken" in said:
         raise RuntimeError(f"the process that traces failed:\n{said['broken']}")
-    return Answer(tape=wire.from_text(said["tape"]), notes=tuple(Problem(**one) for one in said["notes"]), facts=said["facts"])
+    return Answer(
+        tape=wire.from_text(said["tape"]),
+        notes=tuple(Problem(**one) for one in said["notes"]),
+        facts=said["facts"],
+    )
 
 
 def crashed(code: int, stack: str, script: str) -> Problem:
@@ -142,8 +179,15 @@ def crashed(code: int, stack: str, script: str) -> Problem:
     where = innermost(stack)
     if code < 0:
         with contextlib.suppress(ValueError):
-            return Problem(message=f"`{name}` crashed: {signal.Signals(-code).name}", where=where, hint="native code may expect a real GPU")
-    return Problem(message=f"`{name}` ended its own process with code {code} before it has trained a step", where=where)
+            return Problem(
+                message=f"`{name}` crashed: {signal.Signals(-code).name}",
+                where=where,
+                hint="native code may expect a real GPU",
+            )
+    return Problem(
+        message=f"`{name}` ended its own process with code {code} before it has trained a step",
+        where=where,
+    )
 
 
 def asked(process: subprocess.Popen[bytes], stack: str) -> str:
@@ -159,9 +203,12 @@ def asked(process: subprocess.Popen[bytes], stack: str) -> str:
 
 
 def innermost(stack: str) -> str:
-    """The first of the user's lines in what faulthandler wrote, which lists the latest call first."""
+    """The first of the user's lines in what faulthandler wrote, which lists the latest call
+    first."""
     with contextlib.suppress(OSError):
-        for name, number in re.findall(r'File "([^"]+)", line (\d+)', Path(stack).read_text(encoding="utf-8", errors="replace")):
+        for name, number in re.findall(
+            r'File "([^"]+)", line (\d+)', Path(stack).read_text(encoding="utf-8", errors="replace")
+        ):
             if lines.is_users(name):
                 return lines.shown(name, int(number))
     return ""
@@ -174,8 +221,14 @@ def interpreter_of(python: str) -> str:
     path = Path(python).expanduser()
     for one in (path, path / "bin" / "python", path / "Scripts" / "python.exe"):
         if one.is_file() and os.access(one, os.X_OK):
-            return str(one.absolute())  # not resolved: a virtual environment is known by the path of its link
-    raise InputError.one(f"`{python}` is neither an interpreter nor a virtual environment", where="python", hint="like `.venv/bin/python`")
+            return str(
+                one.absolute()
+            )  # not resolved: a virtual environment is known by the path of its link
+    raise InputError.one(
+        f"`{python}` is neither an interpreter nor a virtual environment",
+        where="python",
+        hint="like `.venv/bin/python`",
+    )
 
 
 @contextlib.contextmanager
@@ -190,7 +243,10 @@ def scratch_folder() -> Iterator[Path]:
 def environment(folder: Path, offline: bool) -> dict[str, str]:
     """The caller's, with caches that show what is there and take what is new."""
     env = dict(os.environ)
-    base = Path(env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
+    base = Path(
+        env.get("HF_HOME")
+        or Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
+    )
     for variable, name in CACHES.items():
         known, shown = Path(env.get(variable) or base / name).expanduser(), folder / "cache" / name
         shown.mkdir(parents=True)
@@ -199,7 +255,11 @@ def environment(folder: Path, offline: bool) -> dict[str, str]:
                 if entry.is_dir() and not entry.name.startswith("."):
                     (shown / entry.name).symlink_to(entry.resolve(), target_is_directory=True)
         env[variable] = str(shown)
-    env |= {**PLAIN, **{name: str(folder / "tmp") for name in ("TMPDIR", "TEMP", "TMP")}, "MPLCONFIGDIR": str(folder / "tmp")}
+    env |= {
+        **PLAIN,
+        **{name: str(folder / "tmp") for name in ("TMPDIR", "TEMP", "TMP")},
+        "MPLCONFIGDIR": str(folder / "tmp"),
+    }
     return env | OFFLINE if offline else env
 
 

@@ -1,7 +1,9 @@
-"""Triton kernels in a traced program: a launch asks nothing of torch's allocator, its buffers are its caller's, so it is left out.
+"""Triton kernels in a traced program: a launch asks nothing of torch's allocator, its buffers are
+its caller's, so it is left out.
 
-Where Triton is not installed (builds of torch for the CPU) a package of stand-ins takes its place, because libraries run other
-code without it. Read from triton 3.9 runtime/jit.py, runtime/autotuner.py and backends/nvidia/driver.py.
+Where Triton is not installed (builds of torch for the CPU) a package of stand-ins takes its place,
+because libraries run other code without it. Read from triton 3.9 runtime/jit.py,
+runtime/autotuner.py and backends/nvidia/driver.py.
 """
 
 from __future__ import annotations
@@ -24,8 +26,15 @@ from memfit.trace.imports import Change, Patch
 from memfit.trace.refuse import Watcher
 
 VERSION = "3.9.0"
-CACHE = 1 << 28  # bytes that a benchmark writes between two runs (backends/nvidia/driver.py get_empty_cache_for_benchmark)
-NOTE = "Triton kernels are not run: they allocate nothing beside the tensors that the script gives them"
+CACHE = (
+    1 << 28
+    # bytes that a benchmark writes between two runs (backends/nvidia/driver.py
+    # get_empty_cache_for_benchmark)
+)
+NOTE = (
+    "Triton kernels are not run: they allocate nothing beside the tensors that the script "
+    "gives them"
+)
 
 
 class Launches:
@@ -36,25 +45,41 @@ class Launches:
         self.tuned: set[tuple[Any, ...]] = set()
 
     def launch(self, tensors: Iterable[Any]) -> None:
-        """Whole numbers that a kernel was to fill are 0: what is in a fresh tensor would be another number each time."""
+        """Whole numbers that a kernel was to fill are 0: what is in a fresh tensor would be another
+        number each time."""
         self.recorder.note("triton", NOTE)
         for one in tensors:
-            block = self.recorder.owned(one) if isinstance(one, torch.Tensor) and not one.is_meta else None
+            block = (
+                self.recorder.owned(one)
+                if isinstance(one, torch.Tensor) and not one.is_meta
+                else None
+            )
             if block is not None and "empty" in block.op:
                 with torch._C._DisableTorchDispatch():
                     one.zero_()
 
     def tune(self, tuner: Any, args: tuple[Any, ...], given: dict[str, Any]) -> None:
-        """The first call with a key measures every configuration, beside a buffer as large as any cache and copies of what it restores."""
-        named = {name: one for name, one in {**dict(zip(tuner.arg_names, args, strict=False)), **given}.items() if name in tuner.arg_names}
+        """The first call with a key measures every configuration, beside a buffer as large as any
+        cache and copies of what it restores."""
+        named = {
+            name: one
+            for name, one in {**dict(zip(tuner.arg_names, args, strict=False)), **given}.items()
+            if name in tuner.arg_names
+        }
         kinds = [str(one.dtype) for one in named.values() if hasattr(one, "dtype")]
-        key = (id(tuner), *(str(named[name]) for name in arguments(tuner, "keys", "key_idx") if name in named), *kinds)
+        key = (
+            id(tuner),
+            *(str(named[name]) for name in arguments(tuner, "keys", "key_idx") if name in named),
+            *kinds,
+        )
         if len(tuner.configs) < 2 or key in self.tuned:
             return
         self.tuned.add(key)
         cache = torch.empty(CACHE // 4, dtype=torch.int32, device="cuda")
         restored = arguments(tuner, "restore_value", "restore_idx")
-        copies = [named[name].clone() for name in restored if isinstance(named.get(name), torch.Tensor)]
+        copies = [
+            named[name].clone() for name in restored if isinstance(named.get(name), torch.Tensor)
+        ]
         del cache, copies
 
     def changes(self) -> dict[str, Change]:
@@ -76,11 +101,16 @@ class Launches:
 def arguments(tuner: Any, names: str, places: str) -> list[str]:
     """Triton 3.0, beside torch 2.4, keeps arguments by their places and not by their names."""
     found = getattr(tuner, names, None)
-    return [tuner.arg_names[place] for place in getattr(tuner, places)] if found is None else list(found)
+    return (
+        [tuner.arg_names[place] for place in getattr(tuner, places)]
+        if found is None
+        else list(found)
+    )
 
 
 class Word:
-    """Anything of Triton's that is only named when a module is imported: a type, a decorator's argument, a base class."""
+    """Anything of Triton's that is only named when a module is imported: a type, a decorator's
+    argument, a base class."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -111,7 +141,11 @@ class Kernel:
     def __init__(self, launches: Launches, function: Any) -> None:
         self.launches, self.fn = launches, function
         self.__name__, self.__doc__ = function.__name__, function.__doc__
-        self.arg_names: list[str] = function.arg_names if isinstance(function, Kernel) else [*inspect.signature(function).parameters]
+        self.arg_names: list[str] = (
+            function.arg_names
+            if isinstance(function, Kernel)
+            else [*inspect.signature(function).parameters]
+        )
 
     def tune(self, args: tuple[Any, ...], given: dict[str, Any]) -> None: ...
 
@@ -124,7 +158,15 @@ class Kernel:
 
 
 class Tuned(Kernel):
-    def __init__(self, launches: Launches, function: Any, configs: Any, key: Any, restore_value: Any = None, **_: Any) -> None:
+    def __init__(
+        self,
+        launches: Launches,
+        function: Any,
+        configs: Any,
+        key: Any,
+        restore_value: Any = None,
+        **_: Any,
+    ) -> None:
         super().__init__(launches, function)
         self.configs, self.keys, self.restore_value = configs, key, restore_value or ()
 
@@ -136,16 +178,24 @@ def contents(launches: Launches) -> dict[str, Any]:
     """What of the package is more than a word."""
 
     def jit(function: Any = None, **_: Any) -> Any:
-        return Kernel(launches, function) if function is not None else functools.partial(Kernel, launches)
+        return (
+            Kernel(launches, function)
+            if function is not None
+            else functools.partial(Kernel, launches)
+        )
 
     def autotune(configs: Any, key: Any, **given: Any) -> Any:
         return lambda function: Tuned(launches, function, configs, key, given.get("restore_value"))
 
     return {
-        "__version__": VERSION, "jit": jit, "autotune": autotune, "heuristics": lambda values: lambda function: function,
-        "cdiv": lambda one, two: -(-one // two), "next_power_of_2": lambda one: 1 << max(0, int(one) - 1).bit_length(),
+        "__version__": VERSION,
+        "jit": jit,
+        "autotune": autotune,
+        "heuristics": lambda values: lambda function: function,
+        "cdiv": lambda one, two: -(-one // two),
+        "next_power_of_2": lambda one: 1 << max(0, int(one) - 1).bit_length(),
         "Config": lambda kwargs, **given: types.SimpleNamespace(kwargs=kwargs, **given),
-    }  # fmt: skip
+    }
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -155,7 +205,11 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.launches = launches
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        return importlib.machinery.ModuleSpec(name, self, is_package=True) if name.partition(".")[0] == "triton" else None
+        return (
+            importlib.machinery.ModuleSpec(name, self, is_package=True)
+            if name.partition(".")[0] == "triton"
+            else None
+        )
 
     def create_module(self, spec: Any) -> Any:
         return None
@@ -173,15 +227,22 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 @contextlib.contextmanager
 def installed(launches: Launches) -> Iterator[None]:
-    """Inside, `import triton` works. torch itself is not told: its compiler would want the real one."""
+    """Inside, `import triton` works. torch itself is not told: its compiler would want the real
+    one."""
     if importlib.util.find_spec("triton") is not None:
         yield
         return
     from torch.utils import _triton
 
     true, finder = importlib.metadata.version, Finder(launches)
-    patches: list[Patch] = [(importlib.metadata, "version", lambda name: VERSION if name == "triton" else true(name))]
-    patches += [(_triton, name, lambda *_, **__: False) for name in ("has_triton_package", "has_triton") if hasattr(_triton, name)]
+    patches: list[Patch] = [
+        (importlib.metadata, "version", lambda name: VERSION if name == "triton" else true(name))
+    ]
+    patches += [
+        (_triton, name, lambda *_, **__: False)
+        for name in ("has_triton_package", "has_triton")
+        if hasattr(_triton, name)
+    ]
     sys.meta_path.insert(0, finder)
     try:
         with cuda.patched(patches):

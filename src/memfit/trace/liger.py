@@ -1,6 +1,8 @@
-"""Liger-Kernel's own autograd functions and patches, with Triton's kernels left out: they compute into tensors that Python has made.
+"""Liger-Kernel's own autograd functions and patches, with Triton's kernels left out: they compute
+into tensors that Python has made.
 
-What `liger_kernel` allocates, keeps and overwrites is in its Python code (liger-kernel 0.8.5 ops/*.py); a kernel itself allocates nothing.
+What `liger_kernel` allocates, keeps and overwrites is in its Python code (liger-kernel 0.8.5
+ops/*.py); a kernel itself allocates nothing.
 """
 
 from __future__ import annotations
@@ -23,9 +25,17 @@ from memfit.trace import cuda, imports
 
 Triton: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]
 MODULES = (
-    "triton", "triton.language", "triton.language.math", "triton.language.extra", "triton.language.extra.libdevice",
-    "triton.language.extra.cuda", "triton.language.extra.cuda.libdevice", "triton.tools", "triton.tools.tensor_descriptor", "triton.runtime",
-)  # fmt: skip
+    "triton",
+    "triton.language",
+    "triton.language.math",
+    "triton.language.extra",
+    "triton.language.extra.libdevice",
+    "triton.language.extra.cuda",
+    "triton.language.extra.cuda.libdevice",
+    "triton.tools",
+    "triton.tools.tensor_descriptor",
+    "triton.runtime",
+)
 
 
 class Kernel:
@@ -70,9 +80,12 @@ def decorating(*_: Any, **__: Any) -> Any:
 
 
 KNOWN: dict[str, Any] = {
-    "jit": jit, "autotune": decorating, "heuristics": decorating, "cdiv": lambda whole, part: -(-whole // part),
+    "jit": jit,
+    "autotune": decorating,
+    "heuristics": decorating,
+    "cdiv": lambda whole, part: -(-whole // part),
     "next_power_of_2": lambda number: 1 << (int(number) - 1).bit_length(),
-}  # fmt: skip
+}
 
 
 def wanted(job: Job) -> bool:
@@ -93,8 +106,8 @@ def without_triton() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unlogged() -> Iterator[None]:
-    """Liger warns of backends that need a GPU's packages when an op is first used. A handler that keeps its records would keep that
-    error's traceback, and with the frames the op's tensors."""
+    """Liger warns of backends that need a GPU's packages when an op is first used. A handler that
+    keeps its records would keep that error's traceback, and with the frames the op's tensors."""
     logger = logging.getLogger("liger_kernel")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -106,21 +119,33 @@ def unlogged() -> Iterator[None]:
 
 @contextlib.contextmanager
 def applied(model: Any, job: Job, triton: Triton = without_triton) -> Iterator[None]:
-    """Inside, the model runs with Liger's kernels as `apply_liger_kernel_to_…` puts them in; `triton`: where they are looked for."""
+    """Inside, the model runs with Liger's kernels as `apply_liger_kernel_to_…` puts them in;
+    `triton`: where they are looked for."""
     if not wanted(job):
         yield
         return
     patch = patch_of(model.config.model_type, triton)
     known = inspect.signature(patch).parameters
-    asked = {name: job.liger and bool(one.default) for name, one in known.items() if name != "model"}  # the kernels that are the default
-    losses = {"cross_entropy": job.loss == "liger-ce", "fused_linear_cross_entropy": job.loss == "liger"}
+    asked = {
+        name: job.liger and bool(one.default) for name, one in known.items() if name != "model"
+    }  # the kernels that are the default
+    losses = {
+        "cross_entropy": job.loss == "liger-ce",
+        "fused_linear_cross_entropy": job.loss == "liger",
+    }
     missing = [name for name, needed in losses.items() if needed and name not in known]
     if missing:
-        raise InputError.one(f"Liger has no `{missing[0]}` for `{model.config.model_type}`", where="job.loss", hint="use `plain`")
+        raise InputError.one(
+            f"Liger has no `{missing[0]}` for `{model.config.model_type}`",
+            where="job.loss",
+            hint="use `plain`",
+        )
     table = PATCHES.get(model.config.model_type)
     if job.liger and triton is without_triton and table is not None and table.experts:
         message = "Liger's fused experts sort the tokens by values that only a GPU could compute"
-        raise InputError.one(message, where="job.liger", hint="`loss=liger` without `liger` is traced")
+        raise InputError.one(
+            message, where="job.liger", hint="`loss=liger` without `liger` is traced"
+        )
     asked |= losses
     with triton(), restored(type(model)), unlogged():
         patch(model=model, **{name: value for name, value in asked.items() if name in known})
@@ -129,12 +154,21 @@ def applied(model: Any, job: Job, triton: Triton = without_triton) -> Iterator[N
 
 def patch_of(kind: str, triton: Triton) -> Any:
     if importlib.util.find_spec("liger_kernel") is None:
-        message = "a trace with Liger kernels runs the Python code of `liger-kernel`, which is not installed"
-        raise InputError.one(message, where="job.liger", hint="`pip install liger-kernel`, or use the formulas")
+        message = (
+            "a trace with Liger kernels runs the Python code of `liger-kernel`, which is not "
+            "installed"
+        )
+        raise InputError.one(
+            message, where="job.liger", hint="`pip install liger-kernel`, or use the formulas"
+        )
     with triton():
-        table = importlib.import_module("liger_kernel.transformers.monkey_patch").MODEL_TYPE_TO_APPLY_LIGER_FN
+        table = importlib.import_module(
+            "liger_kernel.transformers.monkey_patch"
+        ).MODEL_TYPE_TO_APPLY_LIGER_FN
     if kind not in table:
-        raise InputError.one(f"Liger has no kernels for `{kind}`", where="job.liger", hint="leave `liger` out")
+        raise InputError.one(
+            f"Liger has no kernels for `{kind}`", where="job.liger", hint="leave `liger` out"
+        )
     return table[kind]
 
 
@@ -143,7 +177,9 @@ def restored(kind: Any) -> Iterator[None]:
     """Whatever is replaced in the modelling file, in its classes and in torch is put back."""
     module = sys.modules[kind.__module__]
     names = dict(vars(module))
-    classes = [one for one in names.values() if isinstance(one, type) and one.__module__ == module.__name__]
+    classes = [
+        one for one in names.values() if isinstance(one, type) and one.__module__ == module.__name__
+    ]
     forwards = [(one, vars(one)["forward"]) for one in classes if "forward" in vars(one)]
     losses = [(torch.nn.functional, "cross_entropy"), (torch.nn, "CrossEntropyLoss")]
     with cuda.patched([(owner, name, getattr(owner, name)) for owner, name in losses]):

@@ -1,7 +1,8 @@
-"""For a process that only traces: torch's compiler, which nothing here uses, is not imported until somebody looks into it.
+"""For a process that only traces: torch's compiler, which nothing here uses, is not imported until
+somebody looks into it.
 
-`torch._disable_dynamo` imports it at the first call of whatever it decorates, to say that this is not to be compiled
-(torch/_compile.py, torch 2.4 to 2.13); that is most of a second.
+`torch._disable_dynamo` imports it at the first call of whatever it decorates, to say that this is
+not to be compiled (torch/_compile.py, torch 2.4 to 2.13); that is most of a second.
 """
 
 from __future__ import annotations

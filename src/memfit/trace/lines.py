@@ -1,4 +1,5 @@
-"""Which line of the user's own code is running, or has failed: a message names that one, whatever library it ended in."""
+"""Which line of the user's own code is running, or has failed: a message names that one, whatever
+library it ended in."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 OWN = str(Path(__file__).resolve().parents[1])  # memfit itself
-LIBRARIES = tuple({str(Path(sysconfig.get_path(name)).resolve()) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple(
+    {
+        str(Path(sysconfig.get_path(name)).resolve())
+        for name in ("stdlib", "platstdlib", "purelib", "platlib")
+    }
+)
 
 
 @functools.cache

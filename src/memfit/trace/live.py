@@ -1,4 +1,5 @@
-"""The allocator beside a running program: what `torch.cuda.memory_allocated` and its kin would say at this moment."""
+"""The allocator beside a running program: what `torch.cuda.memory_allocated` and its kin would say
+at this moment."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ class Live:
             "allocation": (self.counts["allocation"] - self.counts["free"],) * 2,
         }
         found = {
-            f"{name}.all.{which}": value for name, pair in figures.items() for which, value in zip(("current", "peak"), pair, strict=True)
+            f"{name}.all.{which}": value
+            for name, pair in figures.items()
+            for which, value in zip(("current", "peak"), pair, strict=True)
         }
         return dict(sorted({**found, "num_alloc_retries": held.retries, "num_ooms": 0}.items()))
 
@@ -78,14 +81,21 @@ class Live:
     def answers(self) -> dict[str, Callable[..., Any]]:
         """By the names that `torch.cuda` and `torch.cuda.memory` have for them."""
         return {
-            "memory_allocated": self.allocated, "max_memory_allocated": self.peak_allocated,
-            "memory_reserved": self.reserved, "max_memory_reserved": self.peak_reserved,
-            "memory_cached": self.reserved, "max_memory_cached": self.peak_reserved,
-            "reset_peak_memory_stats": self.reset_peaks, "reset_max_memory_allocated": self.reset_peaks,
-            "reset_max_memory_cached": self.reset_peaks, "reset_accumulated_memory_stats": lambda *_: None,
-            "memory_stats": self.stats, "memory_summary": self.summary, "mem_get_info": self.mem_get_info,
+            "memory_allocated": self.allocated,
+            "max_memory_allocated": self.peak_allocated,
+            "memory_reserved": self.reserved,
+            "max_memory_reserved": self.peak_reserved,
+            "memory_cached": self.reserved,
+            "max_memory_cached": self.peak_reserved,
+            "reset_peak_memory_stats": self.reset_peaks,
+            "reset_max_memory_allocated": self.reset_peaks,
+            "reset_max_memory_cached": self.reset_peaks,
+            "reset_accumulated_memory_stats": lambda *_: None,
+            "memory_stats": self.stats,
+            "memory_summary": self.summary,
+            "mem_get_info": self.mem_get_info,
             "empty_cache": self.empty_cache,
-        }  # fmt: skip
+        }
 
 
 __all__ = ["Live"]

@@ -1,5 +1,6 @@
-"""bitsandbytes' optimizers on a CPU: where CUDA's kernels work in place, its code there is torch's own (0.50 backends/cpu/ops.py
-`_optimizer_update_8bit_blockwise_cpu`, `_optimizer_update_32bit_cpu`). States in 8 bits are unpacked whole, and packed again."""
+"""bitsandbytes' optimizers on a CPU: where CUDA's kernels work in place, its code there is torch's
+own (0.50 backends/cpu/ops.py `_optimizer_update_8bit_blockwise_cpu`,
+`_optimizer_update_32bit_cpu`). States in 8 bits are unpacked whole, and packed again."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ from typing import Any
 import torch
 
 Tensors = tuple[torch.Tensor, ...]
-# First state, second one (where there are two), gradient and weight in fp32, and whether the states came in 8 bits. What a rule gives back is
-# alive until the step of this parameter is over.
+# First state, second one (where there are two), gradient and weight in fp32, and whether the states
+# came in 8 bits. What a rule gives back is alive until the step of this parameter is over.
 Rule = Callable[[torch.Tensor, Any, torch.Tensor, torch.Tensor, bool], Tensors]
 
 
-def adam(first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool) -> Tensors:
+def adam(
+    first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool
+) -> Tensors:
     first.mul_(0.9).add_(gradient)
     second.mul_(0.9).addcmul_(gradient, gradient)
     if narrow:
@@ -26,7 +29,9 @@ def adam(first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch
     return (update,)
 
 
-def ademamix(first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool) -> Tensors:
+def ademamix(
+    first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool
+) -> Tensors:
     fast, slow = first[0], first[1]
     for average in (fast, slow):
         average.mul_(0.9).add_(gradient)
@@ -41,7 +46,9 @@ def ademamix(first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: t
     return mixed, adaptive
 
 
-def lion(first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool) -> Tensors:
+def lion(
+    first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool
+) -> Tensors:
     if narrow:
         update = torch.sign(first.mul(0.9) + gradient.mul(0.1))
         weight.add_(update)
@@ -52,7 +59,9 @@ def lion(first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch
     return (update,)
 
 
-def rmsprop(first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool) -> Tensors:
+def rmsprop(
+    first: torch.Tensor, second: Any, gradient: torch.Tensor, weight: torch.Tensor, narrow: bool
+) -> Tensors:
     if narrow:
         gradient.add_(weight, alpha=0.0)
     first.mul_(0.9).addcmul_(gradient, gradient)
@@ -83,7 +92,9 @@ def step(kind: str, one: torch.Tensor, state: dict[str, Any]) -> None:
     gradient, weight = one.grad.float() * 1.0, one.data.float()
     held = rule(wide, other, gradient, weight, True)
     one.data.copy_(weight)
-    for codes, scales in zip(first, state["absmax1"], strict=True) if doubled else ((first, state["absmax1"]),):
+    for codes, scales in (
+        zip(first, state["absmax1"], strict=True) if doubled else ((first, state["absmax1"]),)
+    ):
         pack(codes, scales)
     if second is not None:
         pack(second, state["absmax2"])
@@ -96,7 +107,10 @@ def unpacked(codes: torch.Tensor) -> torch.Tensor:
 
 def pack(codes: torch.Tensor, scales: torch.Tensor) -> None:
     """Into new tensors, which are copied over the old ones."""
-    new = torch.empty(scales.shape, dtype=torch.float32, device=scales.device), torch.empty_like(codes)
+    new = (
+        torch.empty(scales.shape, dtype=torch.float32, device=scales.device),
+        torch.empty_like(codes),
+    )
     codes.copy_(new[1])
     scales.copy_(new[0])
 

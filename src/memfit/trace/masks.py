@@ -1,4 +1,5 @@
-"""Masks of known values select what they select, as CUDA's kernels find it: by the indices of what is true."""
+"""Masks of known values select what they select, as CUDA's kernels find it: by the indices of what
+is true."""
 
 from __future__ import annotations
 
@@ -15,19 +16,27 @@ Rule = Callable[[Any, Any, Any, Any], tuple[bool, Any]]
 
 
 def selected(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """`x[mask]` on the GPU, whose mask is known: the indices of what is true are made first, as the kernel makes them
-    (ATen/native/TensorAdvancedIndexing.cpp `expandTensors`, torch 2.13)."""
+    """`x[mask]` on the GPU, whose mask is known: the indices of what is true are made first, as the
+    kernel makes them (ATen/native/TensorAdvancedIndexing.cpp `expandTensors`, torch 2.13)."""
     found: list[torch.Tensor] = []
     collect(args, found)
     masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
-    if not masks or not all(within(recorder, one) for one in masks) or not any(one.is_meta for one in found) or filled(func, args):
+    if (
+        not masks
+        or not all(within(recorder, one) for one in masks)
+        or not any(one.is_meta for one in found)
+        or filled(func, args)
+    ):
         return NO
     places: list[torch.Tensor | None] = []
     held = []
     for one in args[1]:
         if one is not None and one.dtype in (torch.bool, torch.uint8):
             if one.is_meta:
-                recorder.assume("mask", "a mask whose values only a GPU could compute is taken to select everything")
+                recorder.assume(
+                    "mask",
+                    "a mask whose values only a GPU could compute is taken to select everything",
+                )
                 one = torch.ones(one.shape, dtype=torch.bool)
             truth = recorder.seen(aten.nonzero.default, (one,), {}, places_of(recorder, one), True)
             held.append(truth)
@@ -35,7 +44,10 @@ def selected(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
         else:
             places.append(one if one is None or one.is_meta else one.to("meta"))
     source = args[0] if args[0].is_meta else args[0].to("meta")
-    rest = tuple(one.to("meta") if isinstance(one, torch.Tensor) and not one.is_meta else one for one in args[2:])
+    rest = tuple(
+        one.to("meta") if isinstance(one, torch.Tensor) and not one.is_meta else one
+        for one in args[2:]
+    )
     result = func(source, places, *rest, **kwargs)
     return True, args[0] if result is source else result
 
@@ -45,8 +57,16 @@ def judged(rule: Rule) -> Rule:
 
     def found(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         done, result = rule(recorder, func, args, kwargs)
-        masks = [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)] if done else []
-        held = [recorder.seen(aten.nonzero.default, (one,), {}, places_of(recorder, one), True) for one in masks if not one.is_meta]
+        masks = (
+            [one for one in args[1] if one is not None and one.dtype in (torch.bool, torch.uint8)]
+            if done
+            else []
+        )
+        held = [
+            recorder.seen(aten.nonzero.default, (one,), {}, places_of(recorder, one), True)
+            for one in masks
+            if not one.is_meta
+        ]
         del held
         return done, result
 
@@ -54,7 +74,8 @@ def judged(rule: Rule) -> Rule:
 
 
 def within(recorder: Recorder, mask: torch.Tensor) -> bool:
-    """Whether it is real, or small enough to be taken as one; a row that is seen as many (`expand_as`) is real at any size."""
+    """Whether it is real, or small enough to be taken as one; a row that is seen as many
+    (`expand_as`) is real at any size."""
     return not mask.is_meta or mask.numel() <= recorder.real_limit
 
 
@@ -73,8 +94,14 @@ def masked_select(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tupl
 
 
 def filled(func: Any, args: Any) -> bool:
-    """`x[mask] = value` is a masked fill, without indices (TensorAdvancedIndexing.cpp `canDispatchToMaskedFill`)."""
-    return func is not aten.index.Tensor and len(args) > 2 and args[2].numel() == 1 and not (len(args) > 3 and args[3])
+    """`x[mask] = value` is a masked fill, without indices (TensorAdvancedIndexing.cpp
+    `canDispatchToMaskedFill`)."""
+    return (
+        func is not aten.index.Tensor
+        and len(args) > 2
+        and args[2].numel() == 1
+        and not (len(args) > 3 and args[3])
+    )
 
 
 def both(first: Rule, second: Rule) -> Rule:
@@ -89,8 +116,11 @@ def both(first: Rule, second: Rule) -> Rule:
 
 
 SELECTING: dict[Any, Rule] = {
-    aten.index.Tensor: selected, aten.index_put.default: selected, aten.index_put_.default: selected, aten.masked_select.default: masked_select,
-}  # fmt: skip
+    aten.index.Tensor: selected,
+    aten.index_put.default: selected,
+    aten.index_put_.default: selected,
+    aten.masked_select.default: masked_select,
+}
 INSTALLED: list[Any] = []
 
 

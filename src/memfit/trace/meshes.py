@@ -1,4 +1,5 @@
-"""Parameters on several meshes, some of them on none: what the Trainer of transformers does apart for each (transformers 5.23 trainer.py)."""
+"""Parameters on several meshes, some of them on none: what the Trainer of transformers does apart
+for each (transformers 5.23 trainer.py)."""
 
 from __future__ import annotations
 
@@ -24,8 +25,12 @@ def clip(parameters: list[torch.Tensor], limit: float) -> None:
         return
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-    norms = [get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups]
-    whole = torch.linalg.vector_norm(torch.stack([one.full_tensor() if hasattr(one, "full_tensor") else one for one in norms]))
+    norms = [
+        get_total_norm([one.grad for one in group if one.grad is not None]) for group in groups
+    ]
+    whole = torch.linalg.vector_norm(
+        torch.stack([one.full_tensor() if hasattr(one, "full_tensor") else one for one in norms])
+    )
     for group in groups:
         clip_grads_with_norm_(group, limit, whole)
 

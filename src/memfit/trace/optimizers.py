@@ -1,4 +1,5 @@
-"""The optimizer of a Job: torch's, transformers', PEFT's and third-party packages' own code, and stand-ins where kernels need a GPU."""
+"""The optimizer of a Job: torch's, transformers', PEFT's and third-party packages' own code, and
+stand-ins where kernels need a GPU."""
 
 from __future__ import annotations
 
@@ -37,7 +38,13 @@ TORCH: Mapping[str, tuple[str, dict[str, Any]]] = {
     "asgd": ("ASGD", {}),
     "adafactor_torch": ("Adafactor", {}),
 }
-OWN = ("adafactor", "muon", "loraplus", "lorafa", "riemannian")  # transformers', torch's and PEFT's, which no kernel of a package runs
+OWN = (
+    "adafactor",
+    "muon",
+    "loraplus",
+    "lorafa",
+    "riemannian",
+)  # transformers', torch's and PEFT's, which no kernel of a package runs
 # What the Trainer of transformers makes of a third-party package, and what to install for it.
 PACKAGES = {
     "galore": ("galore_torch", "galore-torch"),
@@ -71,7 +78,8 @@ STEADY = 10
 
 
 class Lion(torch.optim.Optimizer):
-    """lion-pytorch 0.2's update, parameter by parameter: one state, and the interpolated sign as the temporary."""
+    """lion-pytorch 0.2's update, parameter by parameter: one state, and the interpolated sign as
+    the temporary."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         super().__init__(parameters, {"lr": 1e-4})
@@ -121,7 +129,9 @@ def of_torch(name: str, model: Any, job: Job) -> Any:
     kind, given = TORCH[name]
     made = getattr(torch.optim, kind, None)
     if made is None:
-        raise InputError.one(f"this torch has no `{kind}`", where="job.optimizer", hint="it came in a later version")
+        raise InputError.one(
+            f"this torch has no `{kind}`", where="job.optimizer", hint="it came in a later version"
+        )
     groups = by_mesh(trained(model))
     return made(groups[0] if len(groups) == 1 else [{"params": group} for group in groups], **given)
 
@@ -134,7 +144,11 @@ def adafactor(name: str, model: Any, job: Job) -> Any:
 
 
 def bitsandbytes(name: str, model: Any, job: Job) -> Any:
-    wide = [one.weight for one in model.modules() if isinstance(one, torch.nn.Embedding)] if "bits" not in BITSANDBYTES[name] else []
+    wide = (
+        [one.weight for one in model.modules() if isinstance(one, torch.nn.Embedding)]
+        if "bits" not in BITSANDBYTES[name]
+        else []
+    )
     kind = name.removeprefix("paged_").partition("_")[0]
     return BlockwiseOptimizer(trained(model), wide=wide, kind=kind, **BITSANDBYTES[name])
 
@@ -144,8 +158,14 @@ def torchao(name: str, model: Any, job: Job) -> Any:
 
 
 def muon(name: str, model: Any, job: Job) -> Any:
-    """Matrices of hidden layers by Muon, all else by AdamW, as its documentation asks (torch 2.13 optim/_muon.py)."""
-    ends = {id(one) for module in model.modules() if isinstance(module, torch.nn.Embedding) for one in module.parameters()}
+    """Matrices of hidden layers by Muon, all else by AdamW, as its documentation asks (torch 2.13
+    optim/_muon.py)."""
+    ends = {
+        id(one)
+        for module in model.modules()
+        if isinstance(module, torch.nn.Embedding)
+        for one in module.parameters()
+    }
     head = model.get_output_embeddings()
     ends |= set() if head is None else {id(one) for one in head.parameters()}
     matrices = [one for one in trained(model) if one.ndim == 2 and id(one) not in ends]
@@ -160,7 +180,11 @@ def of_peft(name: str, model: Any, job: Job) -> Any:
 
     made = getattr(optimizers, f"create_{name}_optimizer", None)
     if made is None:
-        raise InputError.one(f"this PEFT has no `create_{name}_optimizer`", where="job.optimizer", hint="it came in a later version")
+        raise InputError.one(
+            f"this PEFT has no `create_{name}_optimizer`",
+            where="job.optimizer",
+            hint="it came in a later version",
+        )
     if name == "lorafa":
         return made(model, r=job.rank, lora_alpha=int(job.alpha), lr=1e-4)
     more = {"loraplus_lr_ratio": 16.0} if name == "loraplus" else {}
@@ -168,11 +192,14 @@ def of_peft(name: str, model: Any, job: Job) -> Any:
 
 
 def by_trainer(name: str, model: Any, job: Job) -> Any:
-    """What `Trainer.create_optimizer` makes, from the Trainer's own table; every linear layer is projected, its own default rank."""
+    """What `Trainer.create_optimizer` makes, from the Trainer's own table; every linear layer is
+    projected, its own default rank."""
     module, package = PACKAGES[name.partition("_")[0]]
     if importlib.util.find_spec(module) is None:
         message = f"optimizer `{name}` is the package {package}'s, which is not installed"
-        raise InputError.one(message, where="job.optimizer", hint=f"pip install {package}, or ask the formulas")
+        raise InputError.one(
+            message, where="job.optimizer", hint=f"pip install {package}, or ask the formulas"
+        )
     with standing(module):
         made = of_trainer(name, model, FRESH if module in PROJECTED else None)
     settle(made)
@@ -185,10 +212,18 @@ def of_trainer(name: str, model: Any, settings: str | None = None) -> Any:
     from transformers.training_args import OptimizerNames, ParallelMode
 
     asked = SimpleNamespace(
-        optim=OptimizerNames(name), optim_args=settings, optim_target_modules="all-linear",
-        learning_rate=1e-4, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, weight_decay=0.0, warmup_steps=0,
-        gradient_accumulation_steps=1, parallel_mode=ParallelMode.NOT_PARALLEL,
-    )  # fmt: skip
+        optim=OptimizerNames(name),
+        optim_args=settings,
+        optim_target_modules="all-linear",
+        learning_rate=1e-4,
+        adam_beta1=0.9,
+        adam_beta2=0.999,
+        adam_epsilon=1e-8,
+        weight_decay=0.0,
+        warmup_steps=0,
+        gradient_accumulation_steps=1,
+        parallel_mode=ParallelMode.NOT_PARALLEL,
+    )
     kind, given = Trainer.get_optimizer_cls_and_kwargs(asked, model)
     over = given.pop("optimizer_dict", None)
     for key in ("params", "model"):
@@ -199,13 +234,18 @@ def of_trainer(name: str, model: Any, settings: str | None = None) -> Any:
 
 @contextlib.contextmanager
 def standing(module: str) -> Iterator[None]:
-    """GaLore and APOLLO import bitsandbytes, whose kernels need a GPU: they get the stand-in, once and for all."""
+    """GaLore and APOLLO import bitsandbytes, whose kernels need a GPU: they get the stand-in, once
+    and for all."""
     from memfit.trace import bnb
 
     if module not in PROJECTED:
         yield
         return
-    before = {name: sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "bitsandbytes"}
+    before = {
+        name: sys.modules.pop(name)
+        for name in list(sys.modules)
+        if name.partition(".")[0] == "bitsandbytes"
+    }
     try:
         with bnb.installed():
             yield
@@ -216,14 +256,17 @@ def standing(module: str) -> Iterator[None]:
 
 
 def settle(made: Any) -> None:
-    """As far on as a run is after some steps: schedule-free RAdam divides from the fifth on; Triton's kernels run, in place."""
+    """As far on as a run is after some steps: schedule-free RAdam divides from the fifth on;
+    Triton's kernels run, in place."""
     for group in made.param_groups:
         if "train_mode" in group:
             group["train_mode"] = True
             group["k"] = STEADY
         if type(made).__module__ == "optimi.stableadamw":
             group["triton"] = True
-            vars(sys.modules["optimi.stableadamw"]).setdefault("_triton_stableadamw", lambda *_, **__: None)
+            vars(sys.modules["optimi.stableadamw"]).setdefault(
+                "_triton_stableadamw", lambda *_, **__: None
+            )
 
 
 def makers() -> dict[str, Callable[[str, Any, Job], Any]]:
@@ -231,11 +274,19 @@ def makers() -> dict[str, Callable[[str, Any, Job], Any]]:
     found: dict[str, Callable[[str, Any, Job], Any]] = dict.fromkeys(TORCH, of_torch)
     found |= dict.fromkeys(BITSANDBYTES, bitsandbytes)
     found |= dict.fromkeys(OWN[2:], of_peft)
-    found |= {"adafactor": adafactor, "lion": lambda name, model, job: Lion(trained(model)), "muon": muon}
+    found |= {
+        "adafactor": adafactor,
+        "lion": lambda name, model, job: Lion(trained(model)),
+        "muon": muon,
+    }
     found |= dict.fromkeys(("adamw_torch_8bit", "adamw_torch_4bit"), torchao)
     found["grokadamw"] = lambda name, model, job: lowbit.Grok(trained(model))
     found["adamw_anyprecision"] = lambda name, model, job: lowbit.AnyPrecision(trained(model))
-    return found | {name: by_trainer for name in OPTIMIZERS if name.partition("_")[0] in PACKAGES and name not in found}
+    return found | {
+        name: by_trainer
+        for name in OPTIMIZERS
+        if name.partition("_")[0] in PACKAGES and name not in found
+    }
 
 
 def optimizer_of(model: Any, job: Job) -> Any:
@@ -257,8 +308,9 @@ class Copies(torch.nn.Module):
 
 
 class Master:
-    """Steps on fp32 copies of 16-bit parameters: each gradient is made fp32 and goes, the copies go back into the parameters
-    (megatron/core/optimizer/optimizer.py Float16OptimizerWithFloat16Params, without its fused kernels)."""
+    """Steps on fp32 copies of 16-bit parameters: each gradient is made fp32 and goes, the copies go
+    back into the parameters (megatron/core/optimizer/optimizer.py
+    Float16OptimizerWithFloat16Params, without its fused kernels)."""
 
     def __init__(self, model: Any, make: Callable[[Any], Any]) -> None:
         self.copies = Copies(model)
@@ -303,20 +355,29 @@ def backward(optimizer: Any, loss: torch.Tensor) -> None:
 
 
 def stepped(optimizer: Any) -> None:
-    """accelerate passes over the step of one that has stepped in backward (accelerate 1.15 optimizer.py)."""
+    """accelerate passes over the step of one that has stepped in backward (accelerate 1.15
+    optimizer.py)."""
     if not hasattr(optimizer, "fused_backward"):
         optimizer.step()
 
 
 def kept_of(optimizer: Any) -> Iterator[tuple[Any, list[torch.Tensor]]]:
-    """All that an optimizer keeps, by parameter where it says so; projections are attributes of an object in the state."""
+    """All that an optimizer keeps, by parameter where it says so; projections are attributes of an
+    object in the state."""
     parts = [optimizer, *(getattr(optimizer, "optimizer_dict", None) or {}).values()]
     for part in parts:
         for parameter, state in part.state.items():
             if isinstance(state, dict):
-                held = [*state.values(), *(value for one in state.values() for value in vars_of(one))]
+                held = [
+                    *state.values(),
+                    *(value for one in state.values() for value in vars_of(one)),
+                ]
                 yield parameter, [one for one in held if isinstance(one, torch.Tensor)]
-        for name in ("exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col"):  # AdaLomo's, by the parameters' names
+        for name in (
+            "exp_avg_sq",
+            "exp_avg_sq_row",
+            "exp_avg_sq_col",
+        ):  # AdaLomo's, by the parameters' names
             yield None, list(getattr(part, name, {}).values())
 
 

@@ -1,4 +1,5 @@
-"""Which blocks are there only because there are many ranks: known by the function of torch that asks for them."""
+"""Which blocks are there only because there are many ranks: known by the function of torch that
+asks for them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ from types import CodeType
 
 from memfit.tape import Part
 
-# (file, function or "" for all of them) -> part; torch 2.13. Gathered weights and what carries them there are communication.
+# (file, function or "" for all of them) -> part; torch 2.13. Gathered weights and what carries them
+# there are communication.
 HOMES: dict[tuple[str, str], Part] = {
     ("_fsdp_collectives.py", ""): "communication",
     ("_fsdp_param.py", "init_all_gather_outputs"): "communication",
@@ -50,7 +52,12 @@ ENGINE: dict[tuple[str, str], Part] = {
 }
 PACKAGES = {"torch": HOMES, "deepspeed": ENGINE}
 # Behind these lies the program itself.
-BORDERS = {("module.py", "_call_impl"), ("module.py", "inner"), ("graph.py", "_engine_run_backward"), ("optimizer.py", "wrapper")}
+BORDERS = {
+    ("module.py", "_call_impl"),
+    ("module.py", "inner"),
+    ("graph.py", "_engine_run_backward"),
+    ("optimizer.py", "wrapper"),
+}
 KNOWN: dict[CodeType, Part | str | None] = {}
 DEEP = 40
 
@@ -76,7 +83,11 @@ def meaning(code: CodeType) -> Part | str | None:
     key = (path.name, code.co_name)
     for package, homes in PACKAGES.items():
         if package in path.parts:
-            return "border" if package == "torch" and key in BORDERS else homes.get(key, homes.get((path.name, "")))
+            return (
+                "border"
+                if package == "torch" and key in BORDERS
+                else homes.get(key, homes.get((path.name, "")))
+            )
     return None
 
 

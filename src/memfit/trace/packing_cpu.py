@@ -1,7 +1,9 @@
-"""How bitsandbytes packs weights on a CPU, whose kernels are Python: merging adapters packs again, and real steps there judge the trace.
+"""How bitsandbytes packs weights on a CPU, whose kernels are Python: merging adapters packs again,
+and real steps there judge the trace.
 
-Read from bitsandbytes 0.50 backends/default/ops.py `quantize_4bit`, `quantize_blockwise`, `int8_vectorwise_quant`; CUDA's kernels take
-nothing beside their results. Left out: fp4's codes are put in another order (one tensor of int64 more).
+Read from bitsandbytes 0.50 backends/default/ops.py `quantize_4bit`, `quantize_blockwise`,
+`int8_vectorwise_quant`; CUDA's kernels take nothing beside their results. Left out: fp4's codes are
+put in another order (one tensor of int64 more).
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import torch
 
 
 def scaled(weight: torch.Tensor, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Values between -1 and 1, and the largest of each block; what is left behind the last full block is done apart."""
+    """Values between -1 and 1, and the largest of each block; what is left behind the last full
+    block is done apart."""
     flat = weight.reshape(-1).float()
     full = flat.numel() - flat.numel() % block
     blocks = flat[:full].reshape(-1, block)

@@ -1,4 +1,5 @@
-"""`python -m memfit.trace.peek CONFIG.json --batch 1 --seq 128`: the traced peak and what is alive then."""
+"""`python -m memfit.trace.peek CONFIG.json --batch 1 --seq 128`: the traced peak and what is alive
+then."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def rounded(size: int) -> int:
 
 
 def peak(tape: Tape, rounding: bool = True) -> tuple[int, int, str]:
-    """Peak of live bytes (each block rounded to 512), the index of the event that reaches it, and the moment's name."""
+    """Peak of live bytes (each block rounded to 512), the index of the event that reaches it, and
+    the moment's name."""
     live = best = at = 0
     sizes: dict[int, int] = {}
     moment = named = ""
@@ -59,13 +61,20 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=40)
     parser.add_argument("--events", action="store_true", help="print every event instead")
     known, rest = parser.parse_known_args()
-    values = {rest[index].removeprefix("--").replace("-", "_"): rest[index + 1] for index in range(0, len(rest) - 1, 2)}
+    values = {
+        rest[index].removeprefix("--").replace("-", "_"): rest[index + 1]
+        for index in range(0, len(rest) - 1, 2)
+    }
     job = job_from(values)
     from memfit.trace import trace_config
 
     start = time.perf_counter()
     tape = trace_config(
-        json.loads(Path(known.config).read_text()), job, layers=known.layers, keep_outputs=known.keep_outputs, steps=known.steps
+        json.loads(Path(known.config).read_text()),
+        job,
+        layers=known.layers,
+        keep_outputs=known.keep_outputs,
+        steps=known.steps,
     )
     taken = time.perf_counter() - start
     if known.events:
@@ -74,7 +83,8 @@ def main() -> None:
         return
     best, at, moment = peak(tape)
     say(
-        f"peak allocated {best} B = {best / 2**30:.4f} GiB at event {at} of {len(tape)} ({moment}); traced in {taken:.1f} s, imports included"
+        f"peak allocated {best} B = {best / 2**30:.4f} GiB at event {at} of {len(tape)} "
+        f"({moment}); traced in {taken:.1f} s, imports included"
     )
     blocks = alive(tape, at)
     parts: Counter[str] = Counter()

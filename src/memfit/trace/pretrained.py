@@ -1,6 +1,8 @@
-"""`from_pretrained` without weights: the class and the config are the program's own, the parameters are tensors without data.
+"""`from_pretrained` without weights: the class and the config are the program's own, the parameters
+are tensors without data.
 
-A config comes from a folder or from the catalog; only a name that neither knows is looked for where transformers looks.
+A config comes from a folder or from the catalog; only a name that neither knows is looked for where
+transformers looks.
 """
 
 from __future__ import annotations
@@ -18,14 +20,51 @@ from memfit.trace.refuse import CannotFollow, Watcher
 from memfit.trace.versions import DTYPE, TRANSFORMERS
 from memfit.units import GIB
 
-# Arguments that only say how weights are found and read (transformers 4.40 to 5.23, modeling_utils.py `from_pretrained`).
+# Arguments that only say how weights are found and read (transformers 4.40 to 5.23,
+# modeling_utils.py `from_pretrained`).
 READING = {
-    "cache_dir", "ignore_mismatched_sizes", "force_download", "local_files_only", "token", "use_auth_token", "revision", "use_safetensors",
-    "weights_only", "state_dict", "proxies", "tqdm_class", "output_loading_info", "_from_pipeline", "_from_auto", "max_memory",
-    "offload_folder", "offload_buffers", "offload_state_dict", "subfolder", "commit_hash", "_commit_hash", "variant", "adapter_kwargs",
-    "adapter_name", "generation_config", "gguf_file", "trust_remote_code", "low_cpu_mem_usage", "from_tf", "from_flax", "mirror", "_fast_init",
-    "resume_download", "key_mapping", "disable_mmap", "fusion_config", "use_kernels", "kernel_config", "allow_all_kernels", "code_revision",
-}  # fmt: skip
+    "cache_dir",
+    "ignore_mismatched_sizes",
+    "force_download",
+    "local_files_only",
+    "token",
+    "use_auth_token",
+    "revision",
+    "use_safetensors",
+    "weights_only",
+    "state_dict",
+    "proxies",
+    "tqdm_class",
+    "output_loading_info",
+    "_from_pipeline",
+    "_from_auto",
+    "max_memory",
+    "offload_folder",
+    "offload_buffers",
+    "offload_state_dict",
+    "subfolder",
+    "commit_hash",
+    "_commit_hash",
+    "variant",
+    "adapter_kwargs",
+    "adapter_name",
+    "generation_config",
+    "gguf_file",
+    "trust_remote_code",
+    "low_cpu_mem_usage",
+    "from_tf",
+    "from_flax",
+    "mirror",
+    "_fast_init",
+    "resume_download",
+    "key_mapping",
+    "disable_mmap",
+    "fusion_config",
+    "use_kernels",
+    "kernel_config",
+    "allow_all_kernels",
+    "code_revision",
+}
 SPREAD = ("tp_plan", "tp_size", "device_mesh", "distributed_config")
 PATIENCE = 2.0  # seconds for a connection to the hub
 PLACING = ("auto", "balanced", "balanced_low_0", "sequential")
@@ -50,10 +89,13 @@ def configs(module: ModuleType) -> list[Patch]:
 
 
 def hub_constants(module: ModuleType) -> list[Patch]:
-    """For `huggingface_hub.constants`: without a way to the hub, every request to it fails at once, not after its retries."""
+    """For `huggingface_hub.constants`: without a way to the hub, every request to it fails at once,
+    not after its retries."""
     if module.HF_HUB_OFFLINE or reachable(module.ENDPOINT):
         return []
-    os.environ.update({"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"})
+    os.environ.update(
+        {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    )
     return [(module, "HF_HUB_OFFLINE", True)]
 
 
@@ -62,7 +104,9 @@ def reachable(endpoint: str) -> bool:
     import socket
     from urllib.parse import urlsplit
 
-    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+    if any(
+        os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+    ):
         return True
     parts = urlsplit(endpoint)
     try:
@@ -81,17 +125,27 @@ def models(module: ModuleType, recorder: Watcher) -> list[Patch]:
     return [(module.PreTrainedModel, "from_pretrained", classmethod(from_pretrained))]
 
 
-def load(cls: Any, name: Any, args: tuple[Any, ...], given: dict[str, Any], recorder: Watcher) -> Any:
-    """The model of `name` as the class builds it, in the dtype, with the attention, quantized and placed as asked."""
+def load(
+    cls: Any, name: Any, args: tuple[Any, ...], given: dict[str, Any], recorder: Watcher
+) -> Any:
+    """The model of `name` as the class builds it, in the dtype, with the attention, quantized and
+    placed as asked."""
     for one in SPREAD:
         if given.pop(one, None) is not None:
-            raise CannotFollow(f"`{one}` spreads the model over several GPUs", "so far memfit follows one process on one GPU")
+            raise CannotFollow(
+                f"`{one}` spreads the model over several GPUs",
+                "so far memfit follows one process on one GPU",
+            )
     config, rest = config_of(cls, name, given)
     asked = rest.pop("quantization_config", None) or getattr(config, "quantization_config", None)
     wanted = job_of(asked)
     dtype = dtype_of(rest, config, quantized=wanted is not None)
     place, info = rest.pop("device_map", None), given.get("output_loading_info")
-    build = {key: rest.pop(key) for key in ("attn_implementation", "experts_implementation", "use_flash_attention_2") if key in rest}
+    build = {
+        key: rest.pop(key)
+        for key in ("attn_implementation", "experts_implementation", "use_flash_attention_2")
+        if key in rest
+    }
     for key in READING:
         rest.pop(key, None)
     model = cls._from_config(config, **{DTYPE: dtype}, **build, **rest)
@@ -103,7 +157,14 @@ def load(cls: Any, name: Any, args: tuple[Any, ...], given: dict[str, Any], reco
         quantize(model, asked, wanted)
     put(model, place, recorder)
     model.eval()
-    return (model, {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []}) if info else model
+    return (
+        (
+            model,
+            {"missing_keys": [], "unexpected_keys": [], "mismatched_keys": [], "error_msgs": []},
+        )
+        if info
+        else model
+    )
 
 
 def config_of(cls: Any, name: Any, given: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -117,18 +178,30 @@ def config_of(cls: Any, name: Any, given: dict[str, Any]) -> tuple[Any, dict[str
     if isinstance(config, base):
         return copy.deepcopy(config), given
     kind = getattr(cls, "config_class", None) or transformers.AutoConfig
-    found, rest = kind.from_pretrained(name if config is None else config, return_unused_kwargs=True, **given)
-    return found, {**rest, **{key: given[key] for key in ("device_map", "quantization_config", "dtype", "torch_dtype") if key in given}}
+    found, rest = kind.from_pretrained(
+        name if config is None else config, return_unused_kwargs=True, **given
+    )
+    return found, {
+        **rest,
+        **{
+            key: given[key]
+            for key in ("device_map", "quantization_config", "dtype", "torch_dtype")
+            if key in given
+        },
+    }
 
 
 def dtype_of(rest: dict[str, Any], config: Any, *, quantized: bool) -> Any:
-    """`auto` is the checkpoint's own, which its config names. Without a word it was fp32 before transformers 5, fp16 where quantized."""
+    """`auto` is the checkpoint's own, which its config names. Without a word it was fp32 before
+    transformers 5, fp16 where quantized."""
     asked = [rest.pop(key, None) for key in ("dtype", "torch_dtype")]
     found = asked[0] if asked[0] is not None else asked[1]
     if found is None and TRANSFORMERS < (5, 0):
         found = torch.float16 if quantized else torch.float32
     if found is None or found == "auto":
-        found = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+        found = (
+            getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+        )
     if isinstance(found, dict):
         found = found.get("", torch.float32)
     return getattr(torch, found) if isinstance(found, str) else found
@@ -152,14 +225,21 @@ def job_of(asked: Any) -> Job | None:
     if asked is None:
         return None
     values = asked if isinstance(asked, dict) else asked.to_dict()
-    method = str(getattr(values.get("quant_method"), "value", values.get("quant_method") or "bitsandbytes"))
+    method = str(
+        getattr(values.get("quant_method"), "value", values.get("quant_method") or "bitsandbytes")
+    )
     if "bitsandbytes" not in method:
-        raise CannotFollow(f"weights quantized by `{method}` cannot be followed", "bitsandbytes' are the ones that can")
+        raise CannotFollow(
+            f"weights quantized by `{method}` cannot be followed",
+            "bitsandbytes' are the ones that can",
+        )
     if not values.get("load_in_4bit") and not values.get("_load_in_4bit"):
         return Job(quant="int8")
     compute = str(values.get("bnb_4bit_compute_dtype") or "float32").removeprefix("torch.")
     return Job(
-        quant=values.get("bnb_4bit_quant_type") or "fp4", double_quant=bool(values.get("bnb_4bit_use_double_quant")), quant_compute=compute
+        quant=values.get("bnb_4bit_quant_type") or "fp4",
+        double_quant=bool(values.get("bnb_4bit_use_double_quant")),
+        quant_compute=compute,
     )
 
 
@@ -177,12 +257,16 @@ def quantize(model: Any, asked: Any, wanted: Job) -> None:
 
 
 def put(model: Any, place: Any, recorder: Watcher) -> None:
-    """Onto the GPU, where a device map says so; tensor by tensor, after one request for all of them where this version makes one."""
+    """Onto the GPU, where a device map says so; tensor by tensor, after one request for all of them
+    where this version makes one."""
     if place is None or on_cpu(place):
         return
     size = sum(one.numel() * one.element_size() for one in model.parameters())
     if place in PLACING and size > recorder.device.memory:
-        message = f"the weights alone take {size / GIB:.1f} GiB; `device_map` would leave some of them on the CPU, which is not followed"
+        message = (
+            f"the weights alone take {size / GIB:.1f} GiB; `device_map` would leave some of "
+            "them on the CPU, which is not followed"
+        )
         recorder.note("device_map", message)
     import transformers.modeling_utils as home
 
@@ -197,7 +281,10 @@ def put(model: Any, place: Any, recorder: Watcher) -> None:
 def on_cpu(place: Any) -> bool:
     """Whether all goes to the CPU; where only some does, that is not followed."""
     values = list(place.values()) if isinstance(place, dict) else [place]
-    places = {"cuda" if isinstance(one, int) or str(one) in PLACING else str(one).partition(":")[0] for one in values}
+    places = {
+        "cuda" if isinstance(one, int) or str(one) in PLACING else str(one).partition(":")[0]
+        for one in values
+    }
     for one in values:
         if isinstance(one, int) or str(one).startswith("cuda:"):
             index = one if isinstance(one, int) else int(str(one).partition(":")[2])
@@ -209,7 +296,8 @@ def on_cpu(place: Any) -> bool:
         return True
     if places != {"cuda"}:
         raise CannotFollow(
-            f"the device map spreads the model over {', '.join(sorted(places))}", "so far memfit follows one GPU, without offloading"
+            f"the device map spreads the model over {', '.join(sorted(places))}",
+            "so far memfit follows one GPU, without offloading",
         )
     return False
 

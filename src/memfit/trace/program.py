@@ -81,9 +81,10 @@ ATTENTION = {
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a trace needs beside the Job. `keep_outputs`: the loop holds the model's outputs through backward, as hand-written ones do.
-    `decode_all`: every token of an answer is generated, not only the first and the last ones. `watch` is shown the recorder. `sends`: on a
-    CPU, collectives are gloo's; no: of a group that sends nothing."""
+    """What a trace needs beside the Job. `keep_outputs`: the loop holds the model's outputs through
+    backward, as hand-written ones do. `decode_all`: every token of an answer is generated, not only
+    the first and the last ones. `watch` is shown the recorder. `sends`: on a CPU, collectives are
+    gloo's; no: of a group that sends nothing."""
 
     layers: int | None = None
     steps: int = 2
@@ -103,10 +104,14 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
     import transformers
 
     if job.training and importlib.util.find_spec("peft") is not None:
-        importlib.import_module("peft")  # it imports bitsandbytes, if that is there, which must still see the true machine
+        importlib.import_module(
+            "peft"
+        )  # it imports bitsandbytes, if that is there, which must still see the true machine
     job = trl.settled(job)
     of_layout = (*ranks.refusals(job, options.strategy), *parked.engines(job, options.strategy))
-    raise_errors([*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *of_layout])
+    raise_errors(
+        [*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *of_layout]
+    )
     with quiet():
         trl.load(job)
         zero.load(options.strategy)
@@ -136,7 +141,9 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
             failing(SIGHTED if inputs.sees(model) and not job.images else ""),
         ):
             with Recorder(device):
-                plan = inputs.plan(model, kind, job, device.type)  # of the model before its weights are packed
+                plan = inputs.plan(
+                    model, kind, job, device.type
+                )  # of the model before its weights are packed
                 if job.quantization != "none":
                     prepare.quantized(model, job)
             with (
@@ -149,20 +156,37 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 apart = experts.mesh_of(options.strategy, device.type)
                 recorder.imbalance, named = experts.named(options.strategy, apart)
                 recorder.groups.update(named)
-                options = dataclasses.replace(options, spread=Spread(options.strategy, mesh, job.autocast, apart))
+                options = dataclasses.replace(
+                    options, spread=Spread(options.strategy, mesh, job.autocast, apart)
+                )
                 perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
-    used = {"torch": torch.__version__, "transformers": transformers.__version__, **zero.version(options.strategy)}
+    used = {
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        **zero.version(options.strategy),
+    }
     notes = (*plan.notes, *recorder.assumed.values())
     return Tape(
-        events=recorder.finished(), source="trace", versions=used, notes=notes, parameters=recorder.parameters, rank=options.strategy.rank
+        events=recorder.finished(),
+        source="trace",
+        versions=used,
+        notes=notes,
+        parameters=recorder.parameters,
+        rank=options.strategy.rank,
     )
 
 
 def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
     """One that knows the host beside the GPU, where an engine uses it."""
     if job.training and job.activation_offload != "none":
-        return zero.Parked if strategy.zero is not None else away.OfShards if strategy.offloads else away.Away
+        return (
+            zero.Parked
+            if strategy.zero is not None
+            else away.OfShards
+            if strategy.offloads
+            else away.Away
+        )
     if strategy.zero is not None:
         return zero.Rank
     return sides.Offloaded if strategy.offloads else Recorder
@@ -171,11 +195,15 @@ def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
 def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
     """Load the model, make of it what trains, and run it."""
     total = count(model.parameters(), recorder.elements)
-    late = not options.spread.cuts or (job.quantization != "none" and options.strategy.fsdp is None)  # packed as they arrive
+    late = not options.spread.cuts or (
+        job.quantization != "none" and options.strategy.fsdp is None
+    )  # packed as they arrive
     if options.spread.cuts:
         with Recorder(recorder.device):  # it is cut on the host: the GPU meets only what is left
             model = options.spread.split(model)
-            for one in [one for one in model.modules() if isinstance(one, standins.Linear4bit) and not late]:
+            for one in [
+                one for one in model.modules() if isinstance(one, standins.Linear4bit) and not late
+            ]:
                 one.quantize(DTYPES[job.precision])  # `bnb_4bit_quant_storage`
             if not late:
                 model = prepared(model, job, plan.kind, recorder.device.type)
@@ -184,7 +212,13 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
             model = options.spread.cut(model)
     with module_stack(recorder), recorder:
         brought, run = ways_of(job, options.strategy)
-        model = brought(recorder, model, job, options.strategy, lambda one, on: prepared(one, job, plan.kind, on) if late else one)
+        model = brought(
+            recorder,
+            model,
+            job,
+            options.strategy,
+            lambda one, on: prepared(one, job, plan.kind, on) if late else one,
+        )
         trained = (one for one in model.parameters() if one.requires_grad and job.training)
         recorder.parameters = total, count(trained, recorder.elements)
         paths = steps.paths_of(model)
@@ -204,7 +238,8 @@ def ways_of(job: Job, strategy: Strategy) -> tuple[Callable[..., Any], Callable[
 
 
 def prepared(model: Any, job: Job, kind: str, device: str) -> Any:
-    """With what the job trains, and the head that does it; of a pipeline each stage, whose adapters stand in transformers' own model."""
+    """With what the job trains, and the head that does it; of a pipeline each stage, whose adapters
+    stand in transformers' own model."""
     if isinstance(model, stages.Stages):
         for one in model.parts:
             prepared(one.whole, job, kind, device)
@@ -216,7 +251,9 @@ def prepared(model: Any, job: Job, kind: str, device: str) -> Any:
     return model
 
 
-def count(parameters: Iterable[torch.Tensor], elements: Callable[[torch.Tensor], int] = torch.Tensor.numel) -> int:
+def count(
+    parameters: Iterable[torch.Tensor], elements: Callable[[torch.Tensor], int] = torch.Tensor.numel
+) -> int:
     return sum(elements(one) for one in {id(one): one for one in parameters}.values())
 
 
@@ -227,23 +264,52 @@ def refusals(job: Job) -> Iterator[Problem]:
         yield Problem(message=message, where="job.framework", hint="use `transformers` or `trl`")
     if job.precision not in DTYPES:
         yield Problem(
-            message=f"the trace cannot run precision `{job.precision}`", where="job.precision", hint="one of " + ", ".join(DTYPES)
+            message=f"the trace cannot run precision `{job.precision}`",
+            where="job.precision",
+            hint="one of " + ", ".join(DTYPES),
         )
     if job.attention not in ATTENTION:
         yield Problem(
-            message=f"the trace cannot run attention `{job.attention}`", where="job.attention", hint="one of " + ", ".join(ATTENTION)
+            message=f"the trace cannot run attention `{job.attention}`",
+            where="job.attention",
+            hint="one of " + ", ".join(ATTENTION),
         )
     if job.training:
         yield from own_heads.refusals(job)
         yield from trl.missing(job)
-    if not job.training and job.cache == "quantized" and (job.cache_bits not in (2, 4) or job.beams > 1):
+    if (
+        not job.training
+        and job.cache == "quantized"
+        and (job.cache_bits not in (2, 4) or job.beams > 1)
+    ):
         message = "the trace runs a quantized cache with 2 or 4 bits and without beams"
-        yield Problem(message=message, where="job.cache_bits" if job.cache_bits not in (2, 4) else "job.beams", hint="use `dynamic`")
-    for library in ("torch", "transformers", "peft", "accelerate", *(("trl",) if own_heads.head_of(job) != "plain" else ())):
+        yield Problem(
+            message=message,
+            where="job.cache_bits" if job.cache_bits not in (2, 4) else "job.beams",
+            hint="use `dynamic`",
+        )
+    for library in (
+        "torch",
+        "transformers",
+        "peft",
+        "accelerate",
+        *(("trl",) if own_heads.head_of(job) != "plain" else ()),
+    ):
         asked, installed = job.version(library), version_of(library)
-        if f"{library}=" in job.versions.replace(" ", "") and installed is not None and asked != installed:
-            message = f"the trace runs the installed {library} {installed[0]}.{installed[1]}, not {asked[0]}.{asked[1]}"
-            yield Problem(message=message, where="job.versions", hint="trace with the interpreter of an environment that has it")
+        if (
+            f"{library}=" in job.versions.replace(" ", "")
+            and installed is not None
+            and asked != installed
+        ):
+            message = (
+                f"the trace runs the installed {library} {installed[0]}.{installed[1]}, not "
+                f"{asked[0]}.{asked[1]}"
+            )
+            yield Problem(
+                message=message,
+                where="job.versions",
+                hint="trace with the interpreter of an environment that has it",
+            )
 
 
 @functools.cache
@@ -256,14 +322,19 @@ def version_of(library: str) -> tuple[int, int] | None:
 
 
 def device_of(options: Options) -> cuda.Device:
-    """The A100 unless a GPU is given (a `hardware.GPU`, or anything with name, sm, sms and memory)."""
+    """The A100 unless a GPU is given (a `hardware.GPU`, or anything with name, sm, sms and
+    memory)."""
     major, minor = (int(one) for one in torch.__version__.split(".")[:2])
     gpu = options.gpu
     if options.device == "cpu":
         return cuda.Device(type="cpu", name="CPU", version=(major, minor))
     if gpu is None:
         return cuda.Device(version=(major, minor))
-    known = {name: getattr(gpu, name) for name in ("name", "sms", "memory") if getattr(gpu, name, None) is not None}
+    known = {
+        name: getattr(gpu, name)
+        for name in ("name", "sms", "memory")
+        if getattr(gpu, name, None) is not None
+    }
     if getattr(gpu, "sm", None) is not None:
         known["capability"] = gpu.sm
     return cuda.Device(version=(major, minor), **known)
@@ -277,17 +348,28 @@ def built(config: Mapping[str, Any], job: Job, options: Options) -> tuple[str, A
     return head, model
 
 
-def made(config: Mapping[str, Any], job: Job, layers: int | None, device: torch.device) -> tuple[str, Any]:
+def made(
+    config: Mapping[str, Any], job: Job, layers: int | None, device: torch.device
+) -> tuple[str, Any]:
     """The class that transformers has for `config`, built on `device`."""
     wanted = configuration(config, layers)
     head, builder = classes.chosen(wanted, job.head)
-    if head == "classification" and getattr(text := versions.text_config(wanted), "pad_token_id", None) is None:
+    if (
+        head == "classification"
+        and getattr(text := versions.text_config(wanted), "pad_token_id", None) is None
+    ):
         text.pad_token_id = 0  # several sequences are refused without one
     try:
         with device:
-            model = builder.from_config(wanted, attn_implementation=ATTENTION[job.attention], **{versions.DTYPE: DTYPES[job.precision]})
+            model = builder.from_config(
+                wanted,
+                attn_implementation=ATTENTION[job.attention],
+                **{versions.DTYPE: DTYPES[job.precision]},
+            )
     except ValueError as bad:
-        raise InputError.one(str(bad).split(". ")[0][:300].rstrip("."), where="model.config") from None
+        raise InputError.one(
+            str(bad).split(". ")[0][:300].rstrip("."), where="model.config"
+        ) from None
     return head, model
 
 
@@ -298,12 +380,16 @@ def loaded(model: Any, kind: torch.dtype) -> None:
 
 
 def off_host(model: Any) -> None:
-    """Parameters that a class makes with values of its own (`torch.normal`) are real; like the others they become meta."""
+    """Parameters that a class makes with values of its own (`torch.normal`) are real; like the
+    others they become meta."""
     moved: dict[int, torch.Tensor] = {}
     for module in model.modules():
         for name, tensor in module._parameters.items():
             if tensor is not None and not tensor.is_meta:
-                made = moved.setdefault(id(tensor), torch.nn.Parameter(tensor.to("meta"), requires_grad=tensor.requires_grad))
+                made = moved.setdefault(
+                    id(tensor),
+                    torch.nn.Parameter(tensor.to("meta"), requires_grad=tensor.requires_grad),
+                )
                 module._parameters[name] = made
         for name, tensor in module._buffers.items():
             if tensor is not None and not tensor.is_meta and tensor.is_floating_point():
@@ -311,16 +397,21 @@ def off_host(model: Any) -> None:
 
 
 def narrow(model: Any, kind: torch.dtype) -> None:
-    """Parameters that a class makes with a dtype of its own are loaded in the model's (`from_pretrained` casts all that it reads)."""
+    """Parameters that a class makes with a dtype of its own are loaded in the model's
+    (`from_pretrained` casts all that it reads)."""
     for tensor in model.parameters():
         if tensor.is_floating_point() and tensor.dtype != kind:
             tensor.data = tensor.data.to(kind)
 
 
 def keep_wide(model: Any, kind: torch.dtype) -> None:
-    """What the class keeps in fp32 though the rest is loaded in 16 bits (`from_pretrained` does so, `from_config` does not)."""
+    """What the class keeps in fp32 though the rest is loaded in 16 bits (`from_pretrained` does so,
+    `from_config` does not)."""
     plan = model._get_dtype_plan(kind) if hasattr(model, "_get_dtype_plan") else {}
-    patterns = [re.compile(r"(?:^|\.)" + ".*".join(map(re.escape, key.split("*"))) + r"(?:\.|$)") for key in plan]
+    patterns = [
+        re.compile(r"(?:^|\.)" + ".*".join(map(re.escape, key.split("*"))) + r"(?:\.|$)")
+        for key in plan
+    ]
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.dtype == kind and any(one.search(name) for one in patterns):
             tensor.data = tensor.data.float()
@@ -332,10 +423,15 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
     values = {
         key: value
         for key, value in config.items()
-        if key not in ("transformers_version", "auto_map", "quantization_config", "dtype", "torch_dtype")
+        if key
+        not in ("transformers_version", "auto_map", "quantization_config", "dtype", "torch_dtype")
     }
     if layers is not None:
-        names = [key for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers") if key in values]
+        names = [
+            key
+            for key in ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+            if key in values
+        ]
         for key in names or ["num_hidden_layers"]:
             values[key] = layers
         if isinstance(values.get("layer_types"), list):
@@ -353,7 +449,11 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
             else f"transformers does not know the model type `{kind[:60]}`"
         )
         raise InputError(
-            Problem(message=message, where="model.config" if known else "model.config.model_type", hint=str(bad)[:200])
+            Problem(
+                message=message,
+                where="model.config" if known else "model.config.model_type",
+                hint=str(bad)[:200],
+            )
         ) from None
 
 
@@ -374,7 +474,8 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def module_stack(recorder: Recorder) -> Iterator[None]:
-    """Tell the recorder which module is running, also when it ends by an exception (early stop of recomputation)."""
+    """Tell the recorder which module is running, also when it ends by an exception (early stop of
+    recomputation)."""
     original = torch.nn.Module.__call__
 
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -402,7 +503,15 @@ def failing(hint: str = "") -> Iterator[None]:
         message, hint = failures.lacking(bad, "the model's own code")
         raise InputError.one(message, where="model.config", hint=hint) from bad
     except Exception as bad:
-        frames = [one for one in traceback.extract_tb(bad.__traceback__) if "memfit" not in one.filename and "/torch/" not in one.filename]
+        frames = [
+            one
+            for one in traceback.extract_tb(bad.__traceback__)
+            if "memfit" not in one.filename and "/torch/" not in one.filename
+        ]
         place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
         text = " ".join(str(bad).split())[:300]
-        raise InputError.one(f"the program stops with {type(bad).__name__}: {text}".rstrip("."), where=place, hint=hint) from bad
+        raise InputError.one(
+            f"the program stops with {type(bad).__name__}: {text}".rstrip("."),
+            where=place,
+            hint=hint,
+        ) from bad

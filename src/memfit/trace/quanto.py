@@ -1,4 +1,5 @@
-"""What transformers' quantized cache takes from optimum-quanto, whose kernels need a GPU: the same tensors made and kept, in its order."""
+"""What transformers' quantized cache takes from optimum-quanto, whose kernels need a GPU: the same
+tensors made and kept, in its order."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ class Packed:
     bits: int
 
     def dequantize(self) -> torch.Tensor:
-        """Bytes, then their product with the scales, less the shifts in place (tensor/qbits.py QBitsDequantizer)."""
+        """Bytes, then their product with the scales, less the shifts in place (tensor/qbits.py
+        QBitsDequantizer)."""
         whole = torch.empty(self.shape, dtype=torch.uint8, device=self.data.device)
         return torch.empty(whole.shape, dtype=self.scale.dtype, device=self.data.device)
 
@@ -39,15 +41,21 @@ class Packed:
         """As many tokens, without the way there."""
         shape = torch.Size((*self.shape[:-2], tokens, self.shape[-1]))
         groups = (shape.numel() * self.scale.numel() // self.shape.numel(), 1)
-        scale, shift = (torch.empty(groups, dtype=self.scale.dtype, device=self.scale.device) for _ in range(2))
-        data = torch.empty(packed_size(shape.numel(), self.bits), dtype=torch.uint8, device=self.data.device)
+        scale, shift = (
+            torch.empty(groups, dtype=self.scale.dtype, device=self.scale.device) for _ in range(2)
+        )
+        data = torch.empty(
+            packed_size(shape.numel(), self.bits), dtype=torch.uint8, device=self.data.device
+        )
         return Packed(data, scale, shift, shape, self.bits)
 
 
 class MaxOptimizer:
     """Scales and shifts of groups (tensor/optimizers/max_optimizer.py)."""
 
-    def __call__(self, base: torch.Tensor, qtype: Type, axis: int, group: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(
+        self, base: torch.Tensor, qtype: Type, axis: int, group: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         grouped = base.reshape(-1, group)
         low, high = torch.amin(grouped, 1, keepdim=True), torch.amax(grouped, 1, keepdim=True)
         return (high - low) / (2**qtype.bits - 1), -low
@@ -57,8 +65,11 @@ def packed_size(count: int, bits: int) -> int:
     return -(-count * bits // 8)
 
 
-def quantize_weight(base: torch.Tensor, qtype: Type, axis: int, scale: torch.Tensor, shift: torch.Tensor, group: int) -> Packed:
-    """`quantize_affine` makes bytes of the values, `pack_weights` packs them (library/quantize.py, tensor/packed.py)."""
+def quantize_weight(
+    base: torch.Tensor, qtype: Type, axis: int, scale: torch.Tensor, shift: torch.Tensor, group: int
+) -> Packed:
+    """`quantize_affine` makes bytes of the values, `pack_weights` packs them (library/quantize.py,
+    tensor/packed.py)."""
     whole = affine(base.reshape(-1, group), qtype.bits, scale, shift)
     small = packed_size(whole.numel(), qtype.bits)
     data = torch.zeros(small, dtype=torch.uint8, device=base.device)
@@ -68,26 +79,37 @@ def quantize_weight(base: torch.Tensor, qtype: Type, axis: int, scale: torch.Ten
     return Packed(data, scale, shift, base.shape, qtype.bits)
 
 
-def affine(grouped: torch.Tensor, bits: int, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+def affine(
+    grouped: torch.Tensor, bits: int, scale: torch.Tensor, shift: torch.Tensor
+) -> torch.Tensor:
     data = torch.round((grouped + shift) / scale)
     return torch.clamp(data, min=0, max=2**bits - 1).to(torch.uint8)
 
 
 @contextlib.contextmanager
 def installed(wanted: bool) -> Iterator[None]:
-    """`import optimum.quanto` gives the stand-ins, and transformers' cache believes that it is there."""
+    """`import optimum.quanto` gives the stand-ins, and transformers' cache believes that it is
+    there."""
     if not wanted:
         yield
         return
     from transformers import cache_utils
 
     package, module = types.ModuleType("optimum"), types.ModuleType("optimum.quanto")
-    vars(module).update(MaxOptimizer=MaxOptimizer, qint2=Type(2), qint4=Type(4), quantize_weight=quantize_weight)
+    vars(module).update(
+        MaxOptimizer=MaxOptimizer, qint2=Type(2), qint4=Type(4), quantize_weight=quantize_weight
+    )
     before = {name: sys.modules.get(name) for name in ("optimum", "optimum.quanto")}
     sys.modules.update({"optimum": package, "optimum.quanto": module})
     answers: list[Any] = ["is_optimum_quanto_available", "is_quanto_greater"]
     try:
-        with cuda.patched([(cache_utils, name, lambda *_, **__: True) for name in answers if name in vars(cache_utils)]):
+        with cuda.patched(
+            [
+                (cache_utils, name, lambda *_, **__: True)
+                for name in answers
+                if name in vars(cache_utils)
+            ]
+        ):
             yield
     finally:
         for name, known in before.items():

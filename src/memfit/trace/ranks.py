@@ -1,4 +1,5 @@
-"""One rank of several: a process group that sends nothing, its mesh, and what the libraries ask of a machine with many GPUs.
+"""One rank of several: a process group that sends nothing, its mesh, and what the libraries ask of
+a machine with many GPUs.
 
 The group is torch's own `fake` one (torch 2.13 torch/testing/_internal/distributed/fake_pg.py).
 """
@@ -33,12 +34,26 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         return
     for name, _ in strategy.uses():
         if name not in SERVED and strategy.engages(name):
-            yield Problem(message=f"the trace has no layout `{name}` yet", where="use", hint="one of " + ", ".join(SERVED))
+            yield Problem(
+                message=f"the trace has no layout `{name}` yet",
+                where="use",
+                hint="one of " + ", ".join(SERVED),
+            )
     if strategy.rank >= strategy.ranks:
-        yield Problem(message=f"there is no rank {strategy.rank} among {strategy.ranks}", where="rank", hint="ranks are counted from 0")
-    if strategy.fsdp is not None and (job.quantization == "int8" or (job.quantization != "none" and not strategy.fsdp.packed)):
+        yield Problem(
+            message=f"there is no rank {strategy.rank} among {strategy.ranks}",
+            where="rank",
+            hint="ranks are counted from 0",
+        )
+    if strategy.fsdp is not None and (
+        job.quantization == "int8" or (job.quantization != "none" and not strategy.fsdp.packed)
+    ):
         hint = "nf4 whose `bnb_4bit_quant_storage` is a float can be sharded"
-        yield Problem(message="the trace cannot shard weights that are stored as bytes", where="job.quant", hint=hint)
+        yield Problem(
+            message="the trace cannot shard weights that are stored as bytes",
+            where="job.quant",
+            hint=hint,
+        )
     if strategy.zero is not None:
         yield from zero.refusals(job, strategy)
     if strategy.cp is not None:
@@ -48,49 +63,87 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     if strategy.tp is not None:
         yield from of_tensors(job, strategy.tp)
         if strategy.ddp is not None and strategy.fsdp is None:
-            yield Problem(message="DDP takes no DTensors", where="use ddp", hint="`fsdp` beside `tp`, as torchtitan and accelerate have it")
+            yield Problem(
+                message="DDP takes no DTensors",
+                where="use ddp",
+                hint="`fsdp` beside `tp`, as torchtitan and accelerate have it",
+            )
     if strategy.size("ep") > 1:
         yield from experts.refusals(job, strategy)
-    if not job.training and {name for name, layout in strategy.uses() if layout.size > 1} - {"tp", "ep"}:
-        yield Problem(message="the trace follows training over many GPUs, not inference", where="job.mode", hint="leave `use` away")
+    if not job.training and {name for name, layout in strategy.uses() if layout.size > 1} - {
+        "tp",
+        "ep",
+    }:
+        yield Problem(
+            message="the trace follows training over many GPUs, not inference",
+            where="job.mode",
+            hint="leave `use` away",
+        )
 
 
 def of_sequences(job: Job, strategy: Strategy) -> Iterator[Problem]:
-    """torch's context parallelism as the Trainer and accelerate have it, or DeepSpeed's by heads."""
+    """torch's context parallelism as the Trainer and accelerate have it, or DeepSpeed's by
+    heads."""
     if strategy.cp is not None and strategy.cp.style == "ulysses":
         yield from by_heads(job, strategy)
         return
     if strategy.fsdp is None or strategy.ddp is not None or strategy.tp is not None:
-        message = "the trace runs context parallelism beside FSDP2 alone, which shards weights over the ranks of a sequence, too"
-        yield Problem(message=message, where="use cp", hint="`cp=2 fsdp=4`, as accelerate and torchtitan have it")
+        message = (
+            "the trace runs context parallelism beside FSDP2 alone, which shards weights "
+            "over the ranks of a sequence, too"
+        )
+        yield Problem(
+            message=message,
+            where="use cp",
+            hint="`cp=2 fsdp=4`, as accelerate and torchtitan have it",
+        )
     yield from by_sdpa(job)
     if job.attention == "math":
         yield Problem(
-            message="torch's context parallelism is causal attention by SDPA, and its math has no ring",
+            message=(
+                "torch's context parallelism is causal attention by SDPA, and its math has no ring"
+            ),
             where="job.attention",
             hint="`sdpa`",
         )
     if strategy.cp is not None and job.seq % (2 * strategy.cp.size):
         message = f"{2 * strategy.cp.size} chunks do not divide {job.seq} tokens"
-        yield Problem(message=message, where="job.seq", hint="every rank holds two chunks of each sequence, an early and a late one")
+        yield Problem(
+            message=message,
+            where="job.seq",
+            hint="every rank holds two chunks of each sequence, an early and a late one",
+        )
 
 
 def of_tensors(job: Job, tp: TP) -> Iterator[Problem]:
     if tp.style == "megatron":
         yield Problem(
-            message="the trace runs DTensor's tensor parallelism, not Megatron's", where="use tp.style", hint="`dtensor` or `transformers`"
+            message="the trace runs DTensor's tensor parallelism, not Megatron's",
+            where="use tp.style",
+            hint="`dtensor` or `transformers`",
         )
     if tp.style == "transformers" and (tp.sequence or tp.parallel_loss):
-        yield Problem(message="transformers' own plan splits neither the sequence nor the loss", where="use tp.style", hint="use `dtensor`")
+        yield Problem(
+            message="transformers' own plan splits neither the sequence nor the loss",
+            where="use tp.style",
+            hint="use `dtensor`",
+        )
     if tp.sequence and not tp.vocabulary:
-        yield Problem(message="a sequence is split where the embedding is", where="use tp.vocabulary", hint="leave `vocabulary` away")
+        yield Problem(
+            message="a sequence is split where the embedding is",
+            where="use tp.vocabulary",
+            hint="leave `vocabulary` away",
+        )
     yield from masked(job, tp, set())
-    yield from adapted(job, tp, COLUMNS | ROWS if job.targets == "all-linear" else frozenset(names(job.targets)))
+    yield from adapted(
+        job, tp, COLUMNS | ROWS if job.targets == "all-linear" else frozenset(names(job.targets))
+    )
 
 
 @contextlib.contextmanager
 def group(strategy: Strategy, device: str) -> Iterator[Any]:
-    """The mesh of `strategy` over a group of its size, seen from its rank; None where there is one rank."""
+    """The mesh of `strategy` over a group of its size, seen from its rank; None where there is one
+    rank."""
     if not strategy:
         yield None
         return
@@ -98,7 +151,9 @@ def group(strategy: Strategy, device: str) -> Iterator[Any]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     with ALONE:
-        dist.init_process_group("fake", rank=strategy.rank, world_size=strategy.ranks, store=FakeStore())
+        dist.init_process_group(
+            "fake", rank=strategy.rank, world_size=strategy.ranks, store=FakeStore()
+        )
         try:
             yield mesh_of(strategy, device)
         finally:
@@ -107,12 +162,15 @@ def group(strategy: Strategy, device: str) -> Iterator[Any]:
 
 
 def forget() -> None:
-    """DTensor remembers what it did on a mesh like this one, and with it the groups that are gone (torch 2.13 distributed/tensor/)."""
+    """DTensor remembers what it did on a mesh like this one, and with it the groups that are gone
+    (torch 2.13 distributed/tensor/)."""
     from torch.distributed.tensor import DTensor, _redistribute
 
     remembered = (
         getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None),
-        getattr(DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding, "cache_clear", None),
+        getattr(
+            DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding, "cache_clear", None
+        ),
         getattr(getattr(_redistribute, "_gen_transform_infos", None), "cache_clear", None),
     )
     for clear in remembered:
@@ -123,8 +181,14 @@ def forget() -> None:
 def mesh_of(strategy: Strategy, device: str) -> Any:
     from torch.distributed.device_mesh import init_device_mesh
 
-    names = [name for name in reversed(ORDER) if getattr(strategy, name) is not None or (name == "tp" and strategy.size("ep") > 1)]
-    return init_device_mesh(device, tuple(strategy.size(name) for name in names), mesh_dim_names=tuple(names))
+    names = [
+        name
+        for name in reversed(ORDER)
+        if getattr(strategy, name) is not None or (name == "tp" and strategy.size("ep") > 1)
+    ]
+    return init_device_mesh(
+        device, tuple(strategy.size(name) for name in names), mesh_dim_names=tuple(names)
+    )
 
 
 def coordinates(strategy: Strategy) -> dict[str, int]:
@@ -137,7 +201,8 @@ def coordinates(strategy: Strategy) -> dict[str, int]:
 
 @contextlib.contextmanager
 def followed(recorder: Recorder, mesh: Any) -> Iterator[None]:
-    """What many GPUs add to a program: streams, collectives, storages that are emptied and filled, sharding that is worked out on the side."""
+    """What many GPUs add to a program: streams, collectives, storages that are emptied and filled,
+    sharding that is worked out on the side."""
     if mesh is None:
         yield
         return
@@ -145,7 +210,10 @@ def followed(recorder: Recorder, mesh: Any) -> Iterator[None]:
     recorder.origin = origin
     for name in mesh.mesh_dim_names:
         recorder.groups[mesh.get_group(name).group_name] = name
-    with streams.followed(recorder), cuda.patched([*storages(recorder), *aside(recorder), *stages.settled(recorder)]):
+    with (
+        streams.followed(recorder),
+        cuda.patched([*storages(recorder), *aside(recorder), *stages.settled(recorder)]),
+    ):
         yield
 
 
@@ -167,11 +235,15 @@ def storages(recorder: Recorder) -> list[tuple[Any, str, Any]]:
 
     module = sys.modules.get("torch.distributed.fsdp._fully_shard._fsdp_collectives")
     mixin = getattr(module, "DefaultAllocMixin", None)  # of newer torch
-    return [(torch.UntypedStorage, "resize_", resize), *([] if mixin is None else [(mixin, "allocate", bytes_of)])]
+    return [
+        (torch.UntypedStorage, "resize_", resize),
+        *([] if mixin is None else [(mixin, "allocate", bytes_of)]),
+    ]
 
 
 def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
-    """DTensor asks what an operator returns by running it on tensors of its own: no allocation of the program's."""
+    """DTensor asks what an operator returns by running it on tensors of its own: no allocation of
+    the program's."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
     from torch.distributed.tensor._sharding_prop import ShardingPropagator
     from torch.utils._python_dispatch import _disable_current_modes
@@ -186,7 +258,9 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
         finally:
             cuda.INSIDE.depth -= 1
 
-    found: list[tuple[Any, str, Any]] = [(ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)]
+    found: list[tuple[Any, str, Any]] = [
+        (ShardingPropagator, "_propagate_tensor_meta_non_cached", propagate)
+    ]
     true_new = AsyncCollectiveTensor.__new__
 
     def new(cls: Any, elem: torch.Tensor) -> Any:
@@ -204,12 +278,20 @@ def aside(recorder: Recorder) -> list[tuple[Any, str, Any]]:
     def empty(*size: Any, **given: Any) -> torch.Tensor:
         if cuda.INSIDE.depth or str(given.get("device")) != "meta":
             return true_empty(*size, **given)
-        with _disable_current_modes():  # asked for its strides (transformers 5.23 distributed/tensor_parallel.py), never on the GPU
+        # asked for its strides (transformers 5.23 distributed/tensor_parallel.py), never on the
+        # GPU
+        with _disable_current_modes():
             return true_empty(*size, **given)
 
     found.append((torch, "empty", empty))
     # DDP compares with the other ranks how many parameters there are: a few numbers, sent and read
-    found.append((torch.nn.parallel.distributed, "_verify_param_shape_across_processes", lambda *_, **__: None))
+    found.append(
+        (
+            torch.nn.parallel.distributed,
+            "_verify_param_shape_across_processes",
+            lambda *_, **__: None,
+        )
+    )
     return found
 
 

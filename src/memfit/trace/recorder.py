@@ -1,6 +1,8 @@
-"""A dispatch mode that watches storages: every one that comes to life is an Alloc, every one that dies a Free.
+"""A dispatch mode that watches storages: every one that comes to life is an Alloc, every one that
+dies a Free.
 
-Floats are meta tensors. Small integer and boolean tensors stay real, because model code branches on their values.
+Floats are meta tensors. Small integer and boolean tensors stay real, because model code branches on
+their values.
 """
 
 from __future__ import annotations
@@ -50,22 +52,45 @@ class Block:
         "users",
     )
 
-    def __init__(self, id: int, size: int, where: str, op: str, formula: str, shape: tuple[int, ...], born: int) -> None:
-        self.id, self.size, self.where, self.op, self.formula, self.shape, self.born = id, size, where, op, formula, shape, born
+    def __init__(
+        self,
+        id: int,
+        size: int,
+        where: str,
+        op: str,
+        formula: str,
+        shape: tuple[int, ...],
+        born: int,
+    ) -> None:
+        self.id, self.size, self.where, self.op, self.formula, self.shape, self.born = (
+            id,
+            size,
+            where,
+            op,
+            formula,
+            shape,
+            born,
+        )
         self.part: Part | None = None
         self.phase: Phase = "load"
         self.step, self.alive, self.node = 0, True, 0
         self.stream = 0
-        self.users: set[int] = set()  # beside the stream where it was asked for, those that `record_stream` names
-        self.value: float | None = None  # of a single number, where the program said it (`torch.full((), 0.0)`)
+        self.users: set[int] = (
+            set()
+        )  # beside the stream where it was asked for, those that `record_stream` names
+        self.value: float | None = (
+            None  # of a single number, where the program said it (`torch.full((), 0.0)`)
+        )
 
 
 class Recorder(TorchDispatchMode):
-    """Records what the program inside the `with` allocates. `device` is the flavour whose kernels it believes to run."""
+    """Records what the program inside the `with` allocates. `device` is the flavour whose kernels
+    it believes to run."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Nothing here is compiled: without this, torch wraps every dispatch, and imports its compiler for that."""
+        """Nothing here is compiled: without this, torch wraps every dispatch, and imports its
+        compiler for that."""
         return False
 
     def __init__(self, device: cuda.Device, skew: float = 1.0) -> None:
@@ -73,8 +98,11 @@ class Recorder(TorchDispatchMode):
         self.device = device
         self.rows = CPU if device.type == "cpu" else HIDDEN
         self.skew, self.real_limit, self.real_floats = skew, REAL_LIMIT, REAL_FLOATS
-        self.imbalance = 0.0  # rows that come to this rank's experts over its balanced share, where experts are spread
-        self.decided: dict[float, tuple[int, str]] = {}  # threshold -> it is passed once in so many places, and how that is told
+        # rows that come to this rank's experts over its balanced share, where experts are spread
+        self.imbalance = 0.0
+        self.decided: dict[
+            float, tuple[int, str]
+        ] = {}  # threshold -> it is passed once in so many places, and how that is told
         self.events: list[Block | Event] = []
         self.blocks: dict[int, Block] = {}  # storage address -> block
         self.watch: dict[int, weakref.ref[Any]] = {}
@@ -90,18 +118,26 @@ class Recorder(TorchDispatchMode):
         self.node_serial = 0
         self.node_key: Any = None
         self.layer = ""
-        self.serving, self.calls = False, 0  # inference: each call of the model is a prefill or a token
+        self.serving, self.calls = (
+            False,
+            0,
+        )  # inference: each call of the model is a prefill or a token
         self.workspaces: set[str] = set()
         self.parameters = (0, 0)  # of the model, and those that are trained
         self.assumed: dict[str, Problem] = {}
         self.stream, self.sends = 0, True  # whether collectives on a CPU are gloo's
         self.lent: dict[int, int] = {}  # how many freed blocks a stream was still using
-        self.origin: Callable[[], Part | None] = lambda: None  # what a block is for, where those who ask for it say so
+        self.origin: Callable[[], Part | None] = lambda: (
+            None
+        )  # what a block is for, where those who ask for it say so
         self.groups: dict[str, str] = {}  # process group -> what it is for
         self.resizes: dict[int, Part] = {}  # what a storage of no size was before
-        self.waiting: dict[int, Any] = {}  # result of a collective -> the operands that it holds until it is waited for
+        self.waiting: dict[
+            int, Any
+        ] = {}  # result of a collective -> the operands that it holds until it is waited for
 
-    # -- what the program tells us ---------------------------------------------------------------------------------
+    # -- what the program tells us
+    # ---------------------------------------------------------------------------------
 
     def mark(self, phase: Phase, where: str = "", step: int | None = None) -> None:
         self.phase, self.step, self.layer = phase, self.step if step is None else step, where
@@ -133,7 +169,13 @@ class Recorder(TorchDispatchMode):
     def assume(self, kind: str, message: str, where: str = "", hint: str = "") -> None:
         """A value that nobody knows is taken to be something; the first of its kind is told."""
         self.assumed.setdefault(
-            kind, Problem(message=message, where=where or (self.modules[-1] if self.modules else ""), hint=hint, level="note")
+            kind,
+            Problem(
+                message=message,
+                where=where or (self.modules[-1] if self.modules else ""),
+                hint=hint,
+                level="note",
+            ),
         )
 
     def elements(self, parameter: torch.Tensor) -> int:
@@ -153,14 +195,20 @@ class Recorder(TorchDispatchMode):
         if not self.modules:
             for block in self.blocks.values():
                 if block.part is None and block.phase == self.phase:
-                    block.part = "kv_cache" if self.serving and layer_of(block.where) else "activations"
+                    block.part = (
+                        "kv_cache" if self.serving and layer_of(block.where) else "activations"
+                    )
 
-    # -- the dispatcher --------------------------------------------------------------------------------------------
+    # -- the dispatcher
+    # --------------------------------------------------------------------------------------------
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if types and any(one.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for one in types):
-            return NotImplemented  # a wrapper of tensors: what it does with those inside comes here, too
+        if types and any(
+            one.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ for one in types
+        ):
+            # a wrapper of tensors: what it does with those inside comes here, too
+            return NotImplemented
         composite = COMPOSITES.get(func)
         if composite is None:
             composite = COMPOSITES[func] = composite_of(func)
@@ -192,10 +240,15 @@ class Recorder(TorchDispatchMode):
     def leaves(self, tensor: torch.Tensor, kwargs: Any) -> bool:
         """Whether a copy goes to the host, of a tensor that has no values."""
         target = kwargs.get("device")
-        return target is not None and torch.device(target).type == "cpu" != self.device.type and tensor.is_meta
+        return (
+            target is not None
+            and torch.device(target).type == "cpu" != self.device.type
+            and tensor.is_meta
+        )
 
     def fetched(self, tensor: torch.Tensor, kind: Any) -> torch.Tensor:
-        """A copy on the CPU of what was computed on the GPU: its values are assumed, as `.item()` assumes them."""
+        """A copy on the CPU of what was computed on the GPU: its values are assumed, as `.item()`
+        assumes them."""
         block = self.owned(tensor)
         value = 1.0 if block is None or block.value is None else block.value
         kind = tensor.dtype if kind is None else kind
@@ -206,8 +259,11 @@ class Recorder(TorchDispatchMode):
             else torch.full((), value, dtype=kind).expand(tensor.shape)
         )
 
-    def placed(self, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any, Any, dict[int, torch.Tensor]]:
-        """Decide where the op runs: `cuda` is meta for floats and large integers, real for small integers."""
+    def placed(
+        self, func: Any, args: Any, kwargs: Any
+    ) -> tuple[bool, Any, Any, dict[int, torch.Tensor]]:
+        """Decide where the op runs: `cuda` is meta for floats and large integers, real for small
+        integers."""
         tensors: list[torch.Tensor] = []
         collect(args, tensors)
         if kwargs:
@@ -220,12 +276,25 @@ class Recorder(TorchDispatchMode):
                 real = True
         marked = meta or (real and any(self.device.owns(one) for one in tensors))
         device = kwargs.get("device")
-        if device is None and self.device.type == "cpu" and not tensors and any(one.name == "device" for one in func._schema.arguments):
+        if (
+            device is None
+            and self.device.type == "cpu"
+            and not tensors
+            and any(one.name == "device" for one in func._schema.arguments)
+        ):
             device = "cpu"
         if device is not None:
             device = torch.device(device)
             if device.type == self.device.type:
-                marked, kwargs = True, {**kwargs, "device": "meta" if meta or not self.stays_real(func, args, kwargs) else "cpu"}
+                marked, kwargs = (
+                    True,
+                    {
+                        **kwargs,
+                        "device": "meta"
+                        if meta or not self.stays_real(func, args, kwargs)
+                        else "cpu",
+                    },
+                )
                 if kwargs["device"] == "meta":
                     meta = bool(tensors)
             elif device.type == "meta":
@@ -235,7 +304,12 @@ class Recorder(TorchDispatchMode):
         if not meta or not real:
             return marked, args, kwargs, {}
         swapped: dict[int, torch.Tensor] = {}
-        return marked, shadowed(args, swapped), {key: shadowed(value, swapped) for key, value in kwargs.items()}, swapped
+        return (
+            marked,
+            shadowed(args, swapped),
+            {key: shadowed(value, swapped) for key, value in kwargs.items()},
+            swapped,
+        )
 
     def stays_real(self, func: Any, args: Any, kwargs: Any) -> bool:
         dtype = kwargs.get("dtype")
@@ -246,7 +320,9 @@ class Recorder(TorchDispatchMode):
                 dtype = first.dtype
             elif name in ("aten::arange", "aten::full"):
                 numbers = [one for one in args if isinstance(one, (int, float))]
-                dtype = torch.int64 if all(isinstance(one, int) for one in numbers) else torch.float32
+                dtype = (
+                    torch.int64 if all(isinstance(one, int) for one in numbers) else torch.float32
+                )
             elif name in ("aten::randint", "aten::randperm"):
                 dtype = torch.int64
             else:
@@ -268,7 +344,10 @@ class Recorder(TorchDispatchMode):
             result = self.tensor(result, func, ruled)
             self.constant(result, func, args, kwargs)
         elif isinstance(result, (tuple, list)):
-            result = type(result)(self.tensor(one, func, ruled) if isinstance(one, torch.Tensor) else one for one in result)
+            result = type(result)(
+                self.tensor(one, func, ruled) if isinstance(one, torch.Tensor) else one
+                for one in result
+            )
         for one in extra:
             if not one.first:
                 self.hidden(one, func, passing)
@@ -277,7 +356,8 @@ class Recorder(TorchDispatchMode):
         return result
 
     def tensor(self, tensor: torch.Tensor, func: Any, known: bool = False) -> torch.Tensor:
-        """Record the storage of a result, if it is new. Real floats of any length become meta, unless a rule gave them."""
+        """Record the storage of a result, if it is new. Real floats of any length become meta,
+        unless a rule gave them."""
         if known and type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return tensor  # a wrapper: what is inside has been seen
         storage = tensor.untyped_storage()
@@ -290,7 +370,9 @@ class Recorder(TorchDispatchMode):
             and (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
             and tensor.numel() > self.real_floats
         ):
-            tensor = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+            tensor = torch.empty_strided(
+                tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
+            )
             storage = tensor.untyped_storage()
             key = storage._cdata
         size = storage.nbytes()
@@ -301,10 +383,19 @@ class Recorder(TorchDispatchMode):
         return tensor
 
     def constant(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
-        """Remember the one value of a tensor that is filled or copied, for the program that reads it back; forget it when written to."""
+        """Remember the one value of a tensor that is filled or copied, for the program that reads
+        it back; forget it when written to."""
         kind = WRITES.get(func)
         if kind is None:
-            kind = WRITES[func] = "fill" if func in FILLS else "copy" if func in COPIES else "other" if func._schema.is_mutable else ""
+            kind = WRITES[func] = (
+                "fill"
+                if func in FILLS
+                else "copy"
+                if func in COPIES
+                else "other"
+                if func._schema.is_mutable
+                else ""
+            )
         if not kind:
             return
         if kind == "fill":
@@ -356,7 +447,8 @@ class Recorder(TorchDispatchMode):
                 self.lent[stream] = self.lent.get(stream, 0) + 1
 
     def hidden(self, one: Hidden, func: Any, passing: list[Block]) -> None:
-        """A buffer of a kernel; one that neither stays nor goes at once is put among the `passing`."""
+        """A buffer of a kernel; one that neither stays nor goes at once is put among the
+        `passing`."""
         block = self.block(one.size, f"{func.__name__}: {one.name}", None, one.formula)
         block.part = "workspace"
         if one.brief:
@@ -380,10 +472,13 @@ class Recorder(TorchDispatchMode):
                     self.layer = layer
                     self.events.append(Mark("backward", layer, self.step))
         elif torch.is_grad_enabled():
-            self.made_at.setdefault(torch._C._autograd._get_sequence_nr() - 1, self.modules[-1] if self.modules else "")
+            self.made_at.setdefault(
+                torch._C._autograd._get_sequence_nr() - 1, self.modules[-1] if self.modules else ""
+            )
 
     def resized(self, storage: Any, size: int) -> None:
-        """`storage.resize_(size)`, which no dispatcher sees: to nothing is a free, from nothing an allocation."""
+        """`storage.resize_(size)`, which no dispatcher sees: to nothing is a free, from nothing an
+        allocation."""
         key = storage._cdata
         block = self.blocks.get(key)
         if block is not None and block.size == size:
@@ -406,7 +501,15 @@ class Recorder(TorchDispatchMode):
     def finished(self) -> tuple[Event, ...]:
         """The events with every block's part settled."""
         return tuple(
-            Alloc(one.id, one.size, one.part or "temporaries", one.where, one.op, one.formula, one.stream)
+            Alloc(
+                one.id,
+                one.size,
+                one.part or "temporaries",
+                one.where,
+                one.op,
+                one.formula,
+                one.stream,
+            )
             if isinstance(one, Block)
             else one
             for one in self.events
@@ -429,8 +532,13 @@ FILLS: dict[Any, Callable[[Any], float]] = {
     aten.new_full.default: lambda args: float(args[2]),
     aten.fill_.Scalar: lambda args: float(args[1]),
     aten.scalar_tensor.default: lambda args: float(args[0]),
-    **dict.fromkeys((aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero_.default), lambda args: 0.0),
-    **dict.fromkeys((aten.ones.default, aten.ones_like.default, aten.new_ones.default), lambda args: 1.0),
+    **dict.fromkeys(
+        (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero_.default),
+        lambda args: 0.0,
+    ),
+    **dict.fromkeys(
+        (aten.ones.default, aten.ones_like.default, aten.new_ones.default), lambda args: 1.0
+    ),
 }
 COPIES = {aten._to_copy.default, aten.clone.default}
 WRITES: dict[Any, str] = {}  # how an operator sets the values of its result
@@ -444,6 +552,10 @@ def composite_of(func: Any) -> Any:
     if func in CHOSEN:
         return CHOSEN[func]
     known = torch._C._dispatch_has_kernel_for_dispatch_key
-    if func not in RULES and known(func.name(), "CompositeImplicitAutograd") and not known(func.name(), "CPU"):
+    if (
+        func not in RULES
+        and known(func.name(), "CompositeImplicitAutograd")
+        and not known(func.name(), "CPU")
+    ):
         return func.decompose
     return False

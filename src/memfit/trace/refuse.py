@@ -1,4 +1,5 @@
-"""What a trace cannot follow is named with the line of the user's code; what it need not follow is left out, with a note."""
+"""What a trace cannot follow is named with the line of the user's code; what it need not follow is
+left out, with a note."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ class Watcher(Sides):
     def note(self, kind: str, message: str, hint: str = "") -> None:
         """The first of its kind is told."""
         if kind not in self.notes:
-            self.notes[kind] = Problem(message=message, where=lines.running(), hint=hint, level="note")
+            self.notes[kind] = Problem(
+                message=message, where=lines.running(), hint=hint, level="note"
+            )
 
     def assume(self, kind: str, message: str, where: str = "", hint: str = "") -> None:
         """Told with the line of the script; options are not a script's to set."""
@@ -51,20 +54,36 @@ class Watcher(Sides):
         return super().dispatch(func, args, kwargs)
 
     def read(self, tensor: torch.Tensor) -> float | bool:
-        """A float that nobody knows is 1.0, a truth value False in a library; where one's own code depends on it, there is no going on."""
+        """A float that nobody knows is 1.0, a truth value False in a library; where one's own code
+        depends on it, there is no going on."""
         block = self.owned(tensor)
         known = None if block is None else block.value
         kind = tensor.dtype
         if known is not None:
-            return bool(known) if kind == torch.bool else known if kind.is_floating_point else int(known)
+            return (
+                bool(known)
+                if kind == torch.bool
+                else known
+                if kind.is_floating_point
+                else int(known)
+            )
         if kind.is_floating_point:
             if reader_is_user():
-                self.note("value", "numbers that only a GPU could compute are taken as 1.0 where the script reads them")
+                self.note(
+                    "value",
+                    (
+                        "numbers that only a GPU could compute are taken as 1.0 where the "
+                        "script reads them"
+                    ),
+                )
             return 1.0
         if kind == torch.bool and not reader_is_user():
             return False
         what = "a truth value" if kind == torch.bool else "a whole number"
-        raise CannotFollow(f"the script depends on {what} that only a GPU could compute", "what follows may need other memory either way")
+        raise CannotFollow(
+            f"the script depends on {what} that only a GPU could compute",
+            "what follows may need other memory either way",
+        )
 
     def constant(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
         """Beside filled tensors: losses are taken to be finite."""
@@ -91,14 +110,21 @@ KNOWN: dict[Any, Judge] = {
     aten.eq.Scalar: lambda values, args: 0.0 if values[1] in (INF, -INF) else None,
     aten.eq.Tensor: lambda values, args: 1.0 if args[0] is args[1] else None,
     aten.ne.Tensor: lambda values, args: 0.0 if args[0] is args[1] else None,
-    aten.mul.Tensor: lambda values, args: product(values, args) if args[0].dtype == torch.bool else None,
+    aten.mul.Tensor: lambda values, args: (
+        product(values, args) if args[0].dtype == torch.bool else None
+    ),
     aten.logical_and.default: product,
     aten.bitwise_and.Tensor: product,
     aten.logical_or.default: lambda values, args: None if None in values else float(any(values)),
     aten.bitwise_or.Tensor: lambda values, args: None if None in values else float(any(values)),
     aten.logical_not.default: lambda values, args: None if values[0] is None else 1.0 - values[0],
-    aten.bitwise_not.default: lambda values, args: None if values[0] is None or args[0].dtype != torch.bool else 1.0 - values[0],
-    **dict.fromkeys((aten.any.default, aten.all.default, aten.any.dim, aten.all.dim), lambda values, args: values[0]),
+    aten.bitwise_not.default: lambda values, args: (
+        None if values[0] is None or args[0].dtype != torch.bool else 1.0 - values[0]
+    ),
+    **dict.fromkeys(
+        (aten.any.default, aten.all.default, aten.any.dim, aten.all.dim),
+        lambda values, args: values[0],
+    ),
 }
 
 
@@ -115,12 +141,28 @@ def reader_is_user() -> bool:
 
 GRAPH = "the script captures a CUDA graph, whose memory pools a trace does not know"
 LOADER = (  # the order of DataLoader's arguments, torch 2.4 to 2.13
-    "dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "num_workers", "collate_fn", "pin_memory", "drop_last", "timeout",
-    "worker_init_fn", "multiprocessing_context", "generator",
-)  # fmt: skip
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "drop_last",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "generator",
+)
 ALONE = {
-    "num_workers": 0, "pin_memory": False, "persistent_workers": False, "prefetch_factor": None, "multiprocessing_context": None, "timeout": 0,
-}  # fmt: skip
+    "num_workers": 0,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "multiprocessing_context": None,
+    "timeout": 0,
+}
 
 
 def refusing(what: str, hint: str = "") -> Callable[..., Any]:
@@ -138,13 +180,17 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
     def compiled(model: Any = None, **given: Any) -> Any:
         if model is None:
             return lambda one: compiled(one, **given)
-        recorder.note("compile", "`torch.compile` is left out: the trace is that of the same code run eagerly")
+        recorder.note(
+            "compile", "`torch.compile` is left out: the trace is that of the same code run eagerly"
+        )
         return model
 
     def loader(self: Any, *args: Any, **given: Any) -> None:
         """Workers and page-locked memory change nothing on the GPU."""
         given |= dict(zip(LOADER, args, strict=False))
-        true_loader(self, **{**given, **{key: value for key, value in ALONE.items() if key in given}})
+        true_loader(
+            self, **{**given, **{key: value for key, value in ALONE.items() if key in given}}
+        )
 
     found = [
         (torch, "compile", compiled),
@@ -155,7 +201,13 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
         (torch.multiprocessing, "spawn", refusing("the script starts several processes", several)),
     ]
     if torch.distributed.is_available():
-        found.append((torch.distributed, "init_process_group", refusing("the script joins a group of processes", several)))
+        found.append(
+            (
+                torch.distributed,
+                "init_process_group",
+                refusing("the script joins a group of processes", several),
+            )
+        )
     return found
 
 
@@ -163,7 +215,11 @@ def extensions(module: Any) -> list[tuple[Any, str, Any]]:
     """For `torch.utils.cpp_extension`, once it is imported."""
     hint = "its allocations and shapes are not known outside of it"
     return [
-        (module, name, refusing("the script builds a CUDA extension, which a trace cannot follow", hint))
+        (
+            module,
+            name,
+            refusing("the script builds a CUDA extension, which a trace cannot follow", hint),
+        )
         for name in ("load", "load_inline")
     ]
 

@@ -1,4 +1,5 @@
-"""Ops that behave otherwise on the pretended GPU than on meta tensors: what is chosen, what happens in place, what values are assumed."""
+"""Ops that behave otherwise on the pretended GPU than on meta tensors: what is chosen, what happens
+in place, what values are assumed."""
 
 from __future__ import annotations
 
@@ -18,14 +19,16 @@ rule = table(RULES)
 
 
 class References:
-    """Reference counts of a gradient that nobody but the engine holds, as this version of torch shows them to a rule."""
+    """Reference counts of a gradient that nobody but the engine holds, as this version of torch
+    shows them to a rule."""
 
     known: tuple[int, int, int] = (0, 0, 0)
     learning = False
 
 
 def learn(recorder: Any) -> None:
-    """Run `x·2 + x·3` backward and look at the engine's addition, through the recorder itself, so that the frames are the same."""
+    """Run `x·2 + x·3` backward and look at the engine's addition, through the recorder itself, so
+    that the frames are the same."""
     leaf = torch.empty(2, device="meta", requires_grad=True)
     References.learning, recorder.phase = True, "backward"
     with torch.enable_grad(), recorder:
@@ -41,14 +44,20 @@ def counts(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 @rule("add.Tensor")
 def accumulate(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """The engine adds gradients of a tensor used twice in place, if nobody else holds the first; under a mode it does not.
+    """The engine adds gradients of a tensor used twice in place, if nobody else holds the first;
+    under a mode it does not.
 
-    torch 2.13 torch/csrc/autograd/input_buffer.cpp `accumulate`: the mode makes `isTensorSubclassLike` true.
+    torch 2.13 torch/csrc/autograd/input_buffer.cpp `accumulate`: the mode makes
+    `isTensorSubclassLike` true.
     """
     if torch.is_grad_enabled() or kwargs or recorder.phase != "backward":
         return NO
     first, second = args
-    if not isinstance(second, torch.Tensor) or first.shape != second.shape or first.dtype != second.dtype:
+    if (
+        not isinstance(second, torch.Tensor)
+        or first.shape != second.shape
+        or first.dtype != second.dtype
+    ):
         return NO
     node = torch._C._current_autograd_node()
     if node is None:
@@ -72,7 +81,8 @@ def doubled(node: Any) -> bool:
 
 @rule("index_put", "index_add", "scatter_add", "scatter.src")
 def into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Backward formulas write into fresh zeros; they copy them first only under a mode (FunctionsManual.cpp `areAnyTensorSubclassLike`)."""
+    """Backward formulas write into fresh zeros; they copy them first only under a mode
+    (FunctionsManual.cpp `areAnyTensorSubclassLike`)."""
     if torch.is_grad_enabled() or recorder.phase != "backward":
         return NO
     node = torch._C._current_autograd_node()
@@ -87,12 +97,16 @@ def into_zeros(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, 
 
 @rule("_fused_rms_norm")
 def fused_rms_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """The CUDA kernel keeps the input as it is and one fp32 number per row (ATen/native/cuda/layer_norm_kernel.cu)."""
+    """The CUDA kernel keeps the input as it is and one fp32 number per row
+    (ATen/native/cuda/layer_norm_kernel.cu)."""
     if not args[0].is_meta or recorder.device.type != "cuda":
         return NO
     source, shape = args[0], args[1]
     rows = list(source.shape[: source.dim() - len(shape)]) + [1] * len(shape)
-    return True, (torch.empty_like(source, memory_format=torch.contiguous_format), torch.empty(rows, dtype=torch.float32, device="meta"))
+    return True, (
+        torch.empty_like(source, memory_format=torch.contiguous_format),
+        torch.empty(rows, dtype=torch.float32, device="meta"),
+    )
 
 
 @rule("_fused_rms_norm_backward")
@@ -108,34 +122,54 @@ def fused_rms_norm_backward(recorder: Any, func: Any, args: Any, kwargs: Any) ->
 
 @rule("native_layer_norm", "native_layer_norm_backward")
 def layer_norm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Both kernels work in order, whatever order they are given (ATen/native/layer_norm.cpp, cuda/layer_norm_kernel.cu)."""
+    """Both kernels work in order, whatever order they are given (ATen/native/layer_norm.cpp,
+    cuda/layer_norm_kernel.cu)."""
     scattered = [one for one in args if isinstance(one, torch.Tensor) and not one.is_contiguous()]
     if not scattered or not args[0].is_meta:
         return NO
-    ordered = (torch.empty(one.shape, dtype=one.dtype, device="meta") if any(one is other for other in scattered) else one for one in args)
+    ordered = (
+        torch.empty(one.shape, dtype=one.dtype, device="meta")
+        if any(one is other for other in scattered)
+        else one
+        for one in args
+    )
     return True, func(*ordered, **kwargs)
 
 
 @rule("_grouped_mm")
 def grouped_mm(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Rows are padded to 16 bytes; every float dtype goes (by a loop over the groups where the fast kernel does not).
+    """Rows are padded to 16 bytes; every float dtype goes (by a loop over the groups where the fast
+    kernel does not).
 
-    torch 2.13 ATen/native/GroupedMMUtils.h `create_grouped_gemm_output_tensor`; the meta function takes bf16 only.
+    torch 2.13 ATen/native/GroupedMMUtils.h `create_grouped_gemm_output_tensor`; the meta function
+    takes bf16 only.
     """
     left, right = args[0], args[1]
     offsets = args[2] if len(args) > 2 else kwargs.get("offs")
     if not left.is_meta:
         return NO
     if left.dim() == 2:
-        shape = [left.shape[0], right.shape[-1]] if right.dim() == 3 else [offsets.shape[0], left.shape[0], right.shape[1]]
+        shape = (
+            [left.shape[0], right.shape[-1]]
+            if right.dim() == 3
+            else [offsets.shape[0], left.shape[0], right.shape[1]]
+        )
     else:
-        shape = [left.shape[1], right.shape[1]] if right.dim() == 2 else [left.shape[0], left.shape[1], right.shape[-1]]
+        shape = (
+            [left.shape[1], right.shape[1]]
+            if right.dim() == 2
+            else [left.shape[0], left.shape[1], right.shape[-1]]
+        )
     align = 16 // left.element_size()
     row = -(-shape[-1] // align) * align
-    return True, torch.empty_strided(shape, [shape[1] * row, row, 1][-len(shape) :], dtype=left.dtype, device="meta")
+    return True, torch.empty_strided(
+        shape, [shape[1] * row, row, 1][-len(shape) :], dtype=left.dtype, device="meta"
+    )
 
 
-MOST_CHOICES = 4096  # of a module; outside of them a beam search chooses among all words of its beams
+MOST_CHOICES = (
+    4096  # of a module; outside of them a beam search chooses among all words of its beams
+)
 BALANCED = (
     "every expert is taken to get an equal share of the tokens",
     "job.router_skew",
@@ -145,7 +179,8 @@ BALANCED = (
 
 @rule("topk")
 def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """A router's choice of experts depends on data: balanced here, the experts taken in turn, `skew` times more of the first."""
+    """A router's choice of experts depends on data: balanced here, the experts taken in turn,
+    `skew` times more of the first."""
     scores, count = args[0], args[1]
     if (
         not scores.is_meta
@@ -169,7 +204,8 @@ def topk(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
 
 @rule("argmax")
 def argmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """A router that takes the one best expert (Switch): balanced like those that take several. Not the choice of a next token."""
+    """A router that takes the one best expert (Switch): balanced like those that take several. Not
+    the choice of a next token."""
     dim, keep = [*args[1:], None, None][:2]
     dim, keep = kwargs.get("dim", dim), bool(kwargs.get("keepdim", keep))
     if not recorder.modules or dim not in (-1, args[0].dim() - 1):
@@ -182,8 +218,14 @@ def argmax(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]
 
 @rule("max.dim")
 def best(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """The same of a router that looks for one after the other (PhiMoE), where ranks are to be told how many rows come."""
-    if not recorder.modules or not recorder.imbalance or len(args) < 2 or args[1] not in (-1, args[0].dim() - 1):
+    """The same of a router that looks for one after the other (PhiMoE), where ranks are to be told
+    how many rows come."""
+    if (
+        not recorder.modules
+        or not recorder.imbalance
+        or len(args) < 2
+        or args[1] not in (-1, args[0].dim() - 1)
+    ):
         return NO
     done, found = topk(recorder, aten.topk.default, (args[0], 1), {})
     if not done:
@@ -197,7 +239,12 @@ def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
     """A comparison of a tensor whose one value is known."""
     tensor = args[0]
     block = recorder.owned(tensor) if tensor.is_meta else None
-    if tensor.is_meta and tensor.dim() and args[1] in recorder.decided and tensor.numel() <= recorder.real_limit:
+    if (
+        tensor.is_meta
+        and tensor.dim()
+        and args[1] in recorder.decided
+        and tensor.numel() <= recorder.real_limit
+    ):
         every, told = recorder.decided[args[1]]
         recorder.assume("decided", told)
         return True, (torch.arange(tensor.shape[-1]) % every == 0).expand(tensor.shape).contiguous()
@@ -213,7 +260,8 @@ def compare(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
 
 @rule("isin.Tensor_Tensor", "isin.Tensor_Scalar")
 def among(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Whether an answer has come to its end token: it is taken to go on until it is as long as it may get."""
+    """Whether an answer has come to its end token: it is taken to go on until it is as long as it
+    may get."""
     if not args[0].is_meta or args[0].numel() > recorder.real_limit:
         return NO
     return True, torch.zeros(args[0].shape, dtype=torch.bool)
@@ -227,7 +275,8 @@ def finite(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]
 
 @rule("_is_all_true")
 def holds(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """What a library checks of its arguments is taken to hold (torch/distributions/distribution.py)."""
+    """What a library checks of its arguments is taken to hold
+    (torch/distributions/distribution.py)."""
     return taken_for(1.0, recorder, func, args, kwargs)
 
 
@@ -243,7 +292,8 @@ def taken_for(value: float, recorder: Any, func: Any, args: Any, kwargs: Any) ->
 
 @rule("sum", "sum.dim_IntList", "prod", "prod.dim_int")
 def total(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """How many truths or whole numbers there are, where the one value of all of them is known: models count what is no padding."""
+    """How many truths or whole numbers there are, where the one value of all of them is known:
+    models count what is no padding."""
     tensor = args[0]
     if not tensor.is_meta or tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return NO
@@ -275,12 +325,22 @@ def single(recorder: Any, tensor: torch.Tensor) -> float | None:
 
 @rule("scatter.value")
 def scatter(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """One value into a tensor of one value at known places: a mask that routers make of floats and count."""
+    """One value into a tensor of one value at known places: a mask that routers make of floats and
+    count."""
     tensor, dim, index, value = args[:4]
     block = recorder.owned(tensor)
-    if not tensor.is_meta or index.is_meta or block is None or block.value is None or tensor.numel() > recorder.real_limit or kwargs:
+    if (
+        not tensor.is_meta
+        or index.is_meta
+        or block is None
+        or block.value is None
+        or tensor.numel() > recorder.real_limit
+        or kwargs
+    ):
         return into_zeros(recorder, func, args, kwargs)
-    return True, torch.full(tensor.shape, block.value, dtype=tensor.dtype).scatter(dim, index, value)
+    return True, torch.full(tensor.shape, block.value, dtype=tensor.dtype).scatter(
+        dim, index, value
+    )
 
 
 @rule("histc")
@@ -294,17 +354,25 @@ def histc(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
 
 @rule("_to_copy")
 def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Onto the GPU where it is already: the real `to` would have returned the tensor itself. A mask made of floats gets its values back."""
+    """Onto the GPU where it is already: the real `to` would have returned the tensor itself. A mask
+    made of floats gets its values back."""
     tensor, device = args[0], kwargs.get("device")
     kind = kwargs.get("dtype")
-    if tensor.is_meta and kind is not None and not kind.is_floating_point and tensor.numel() <= recorder.real_limit:
+    if (
+        tensor.is_meta
+        and kind is not None
+        and not kind.is_floating_point
+        and tensor.numel() <= recorder.real_limit
+    ):
         block = recorder.owned(tensor)
         if (
             block is not None
             and block.value is not None
             and (device is None or torch.device(device).type in (recorder.device.type, "meta"))
         ):
-            return True, torch.full(tensor.shape, block.value, dtype=kind)  # its values are known: it becomes real
+            return True, torch.full(
+                tensor.shape, block.value, dtype=kind
+            )  # its values are known: it becomes real
     if device is None:
         return NO
     target = torch.device(device).type
@@ -321,13 +389,15 @@ def to_copy(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any
 
 @rule("_fused_sgd_", "_fused_sgd_.tensor_lr", "_fused_adagrad_", "_fused_adagrad_.tensor_lr")
 def fused_step(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """Kernels that work in place, and that torch has no meta function for (ATen/native/cuda/fused_sgd_impl.cu)."""
+    """Kernels that work in place, and that torch has no meta function for
+    (ATen/native/cuda/fused_sgd_impl.cu)."""
     return (True, None) if args[0] and args[0][0].is_meta else NO
 
 
 @rule("_local_scalar_dense")
 def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
-    """A value that does not exist: 1.0 for a float (a loss, a norm) unless the program set it, False for a truth value."""
+    """A value that does not exist: 1.0 for a float (a loss, a norm) unless the program set it,
+    False for a truth value."""
     tensor = args[0]
     if not tensor.is_meta:
         return NO

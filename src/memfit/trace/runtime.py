@@ -1,6 +1,8 @@
-"""What a program may ask of CUDA beside tensors, answered as the pretended GPU would: memory, streams, events, generators.
+"""What a program may ask of CUDA beside tensors, answered as the pretended GPU would: memory,
+streams, events, generators.
 
-`cuda.pretended` answers what the libraries ask during a step; this is the rest, for programs of which nothing is known.
+`cuda.pretended` answers what the libraries ask during a step; this is the rest, for programs of
+which nothing is known.
 """
 
 from __future__ import annotations
@@ -25,7 +27,12 @@ class Stream:
     """A stream on which nothing waits."""
 
     def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
-        self.device, self.priority, self.cuda_stream, self.stream_id = torch.device("cuda", 0), priority, 0, 0
+        self.device, self.priority, self.cuda_stream, self.stream_id = (
+            torch.device("cuda", 0),
+            priority,
+            0,
+            0,
+        )
 
     def synchronize(self) -> None: ...
     def wait_stream(self, other: Any) -> None: ...
@@ -68,7 +75,10 @@ class Event:
 
 
 STREAM = Stream()
-for base, kind in (("_StreamBase", Stream), ("_EventBase", Event)):  # torch 2.4's compiler insists on it when it is imported
+for base, kind in (
+    ("_StreamBase", Stream),
+    ("_EventBase", Event),
+):  # torch 2.4's compiler insists on it when it is imported
     register = getattr(getattr(torch._streambase, base, None), "register", None)
     if register is not None:
         register(kind)
@@ -102,7 +112,8 @@ TRUE_GENERATOR = torch._C.Generator
 
 
 def generator_type() -> Any:
-    """`torch.Generator`, whose instances for the GPU are the CPU's: no value that they give is used there."""
+    """`torch.Generator`, whose instances for the GPU are the CPU's: no value that they give is used
+    there."""
 
     def new(cls: Any, device: Any = "cpu") -> Any:
         index_of(device)
@@ -127,7 +138,9 @@ def device_type() -> Any:
     def new(cls: Any, *args: Any, **given: Any) -> Any:
         return TRUE_KIND(*(("cuda", *args) if args and is_index(args[0]) else args), **given)
 
-    return AnyDevice("device", (), {"__new__": new, "__module__": "torch", "__qualname__": "device"})
+    return AnyDevice(
+        "device", (), {"__new__": new, "__module__": "torch", "__qualname__": "device"}
+    )
 
 
 def is_index(value: Any) -> bool:
@@ -149,7 +162,9 @@ def constructors() -> list[tuple[Any, str, Any]]:
 
     known = _device_constructors()
     return [
-        (torch, name, indexed(one)) for name, one in vars(torch).items() if callable(one) and isinstance(one, Hashable) and one in known
+        (torch, name, indexed(one))
+        for name, one in vars(torch).items()
+        if callable(one) and isinstance(one, Hashable) and one in known
     ]
 
 
@@ -158,39 +173,64 @@ def patches(device: cuda.Device, live: Live) -> list[tuple[Any, str, Any]]:
     properties = cuda.Properties(device.name, *device.capability, device.memory, device.sms)
     state = torch.zeros(16, dtype=torch.uint8)
     values: dict[str, Any] = {
-        **{name: value for _, name, value in cuda.answers(device)},  # again, for the modules that have imported them by name
+        **{
+            name: value for _, name, value in cuda.answers(device)
+        },  # again, for the modules that have imported them by name
         **live.answers(),
         "get_device_properties": lambda one=None: (index_of(one), properties)[1],
         "get_device_capability": lambda one=None: (index_of(one), device.capability)[1],
         "get_device_name": lambda one=None: (index_of(one), device.name)[1],
         "set_device": lambda one: (index_of(one), None)[1],
         "init": lambda: None,
-        "device": on, "device_of": on, "stream": on, "StreamContext": on, "_DeviceGuard": on,
-        "Stream": Stream, "ExternalStream": Stream, "Event": Event,
-        "current_stream": lambda *_: STREAM, "default_stream": lambda *_: STREAM, "set_stream": lambda *_: None,
-        "get_rng_state_all": lambda: [state.clone()], "set_rng_state_all": lambda *_: None,
-        "seed": lambda: None, "seed_all": lambda: None, "initial_seed": lambda: 0,
+        "device": on,
+        "device_of": on,
+        "stream": on,
+        "StreamContext": on,
+        "_DeviceGuard": on,
+        "Stream": Stream,
+        "ExternalStream": Stream,
+        "Event": Event,
+        "current_stream": lambda *_: STREAM,
+        "default_stream": lambda *_: STREAM,
+        "set_stream": lambda *_: None,
+        "get_rng_state_all": lambda: [state.clone()],
+        "set_rng_state_all": lambda *_: None,
+        "seed": lambda: None,
+        "seed_all": lambda: None,
+        "initial_seed": lambda: 0,
         "get_arch_list": lambda: [f"sm_{device.capability[0]}{device.capability[1]}"],
         "can_device_access_peer": lambda *_: False,
         "set_per_process_memory_fraction": lambda *_, **__: None,
         "is_tf32_supported": lambda: device.capability >= (8, 0),
-        "utilization": lambda *_: 0, "temperature": lambda *_: 0, "memory_usage": lambda *_: 0,
+        "utilization": lambda *_: 0,
+        "temperature": lambda *_: 0,
+        "memory_usage": lambda *_: 0,
         "default_generators": (TRUE_GENERATOR(),),
         "_get_device_index": lambda one=None, *_, **__: index_of(one),
-    }  # fmt: skip
+    }
     found = [
         (owner, name, value)
         for owner in (torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams)
         for name, value in values.items()
     ]
     found = [(owner, name, value) for owner, name, value in found if name in vars(owner)]
-    found += [(torch.cuda.nvtx, name, lambda *_, **__: 0) for name in ("range_push", "range_pop", "mark", "range_start", "range_end")]
+    found += [
+        (torch.cuda.nvtx, name, lambda *_, **__: 0)
+        for name in ("range_push", "range_pop", "mark", "range_start", "range_end")
+    ]
     found += [
         (torch.cuda.memory, "_record_memory_history", lambda *_, **__: None),
         (torch.cuda.memory, "_dump_snapshot", lambda *_, **__: None),
     ]
-    found += [(torch, "Generator", generator_type()), (torch, "device", device_type()), *constructors()]
-    found += [(torch.backends.cudnn, "is_available", lambda: True), (torch.backends.cudnn, "version", lambda: CUDNN_VERSION)]
+    found += [
+        (torch, "Generator", generator_type()),
+        (torch, "device", device_type()),
+        *constructors(),
+    ]
+    found += [
+        (torch.backends.cudnn, "is_available", lambda: True),
+        (torch.backends.cudnn, "version", lambda: CUDNN_VERSION),
+    ]
     if torch.version.cuda is None:
         found.append((torch.version, "cuda", CUDA_VERSION))
     return found + accelerator(live) + tensor_methods()
@@ -202,11 +242,19 @@ def accelerator(live: Live) -> list[tuple[Any, str, Any]]:
     if module is None:
         return []
     values = {
-        **live.answers(), "is_available": lambda: True, "device_count": lambda: 1, "current_accelerator": lambda *_, **__: torch.device("cuda"),
-        "current_device_index": lambda: 0, "current_device_idx": lambda: 0, "set_device_index": lambda one: (index_of(one), None)[1],
-        "set_device_idx": lambda one: (index_of(one), None)[1], "synchronize": lambda *_: None, "current_stream": lambda *_: STREAM,
-        "set_stream": lambda *_: None, "get_memory_info": live.mem_get_info,
-    }  # fmt: skip
+        **live.answers(),
+        "is_available": lambda: True,
+        "device_count": lambda: 1,
+        "current_accelerator": lambda *_, **__: torch.device("cuda"),
+        "current_device_index": lambda: 0,
+        "current_device_idx": lambda: 0,
+        "set_device_index": lambda one: (index_of(one), None)[1],
+        "set_device_idx": lambda one: (index_of(one), None)[1],
+        "synchronize": lambda *_: None,
+        "current_stream": lambda *_: STREAM,
+        "set_stream": lambda *_: None,
+        "get_memory_info": live.mem_get_info,
+    }
     return [(module, name, value) for name, value in values.items() if hasattr(module, name)]
 
 
@@ -221,17 +269,26 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
 
     def numpy(self: torch.Tensor, **given: Any) -> Any:
         if self.is_cuda:
-            raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first.")
+            raise TypeError(
+                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to "
+                "copy the tensor to host memory first."
+            )
         return true["numpy"](self, **given)
 
     def tolist(self: torch.Tensor) -> Any:
         return true["tolist"](self.detach().to("cpu") if self.is_cuda else self)
 
     def formatted(self: torch.Tensor, spec: str) -> str:
-        return format(self.item(), spec) if self.dim() == 0 and self.is_cuda else true_format(self, spec)
+        return (
+            format(self.item(), spec)
+            if self.dim() == 0 and self.is_cuda
+            else true_format(self, spec)
+        )
 
     def shown(self: torch.Tensor, **given: Any) -> str:
-        return TRUE_REPR(self.detach().to("cpu") if self.is_cuda and self.numel() <= 1000 else self, **given)
+        return TRUE_REPR(
+            self.detach().to("cpu") if self.is_cuda and self.numel() <= 1000 else self, **given
+        )
 
     def parsed(*args: Any, **given: Any) -> Any:
         """`nn.Module.to(0)`: an index means the GPU."""
@@ -243,11 +300,20 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
         return found
 
     return [
-        (torch.Tensor, "cpu", cpu), (torch.Tensor, "numpy", numpy), (torch.Tensor, "tolist", tolist), (torch.Tensor, "__format__", formatted),
-        (torch.Tensor, "get_device", lambda self: -1 if self.device.type == "cpu" else self.device.index or 0),
-        (torch.Tensor, "pin_memory", lambda self, *_: self), (torch.Tensor, "is_pinned", lambda self, *_: False),
-        (torch.Tensor, "__repr__", shown), (torch._C._nn, "_parse_to", parsed),
-    ]  # fmt: skip
+        (torch.Tensor, "cpu", cpu),
+        (torch.Tensor, "numpy", numpy),
+        (torch.Tensor, "tolist", tolist),
+        (torch.Tensor, "__format__", formatted),
+        (
+            torch.Tensor,
+            "get_device",
+            lambda self: -1 if self.device.type == "cpu" else self.device.index or 0,
+        ),
+        (torch.Tensor, "pin_memory", lambda self, *_: self),
+        (torch.Tensor, "is_pinned", lambda self, *_: False),
+        (torch.Tensor, "__repr__", shown),
+        (torch._C._nn, "_parse_to", parsed),
+    ]
 
 
 TRUE_REPR = torch.Tensor.__repr__

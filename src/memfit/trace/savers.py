@@ -1,4 +1,5 @@
-"""What a program saves, loads, uploads and starts: savers leave an empty file in the scratch folder, nothing leaves the machine."""
+"""What a program saves, loads, uploads and starts: savers leave an empty file in the scratch
+folder, nothing leaves the machine."""
 
 from __future__ import annotations
 
@@ -15,9 +16,19 @@ from memfit.trace.imports import Patch
 from memfit.trace.refuse import CannotFollow, Watcher
 
 UPLOADS = (
-    "create_commit", "upload_file", "upload_folder", "upload_large_folder", "delete_file", "delete_folder", "delete_repo", "create_branch",
-    "create_tag", "move_repo", "update_repo_settings", "create_pull_request",
-)  # fmt: skip
+    "create_commit",
+    "upload_file",
+    "upload_folder",
+    "upload_large_folder",
+    "delete_file",
+    "delete_folder",
+    "delete_repo",
+    "create_branch",
+    "create_tag",
+    "move_repo",
+    "update_repo_settings",
+    "create_pull_request",
+)
 COMMAND = "commands that the script starts are not run, and taken to succeed without a word"
 
 
@@ -35,12 +46,20 @@ def patches(recorder: Watcher) -> list[Patch]:
         touch(f)
 
     def load(f: Any, map_location: Any = None, *args: Any, **given: Any) -> Any:
-        """Read to the CPU, without copying where torch can; what belongs on the GPU is put there then."""
+        """Read to the CPU, without copying where torch can; what belongs on the GPU is put there
+        then."""
         if isinstance(f, (str, os.PathLike)) and not os.path.getsize(f):
-            raise CannotFollow(f"the script reads back `{os.path.basename(f)}`, which it only seemed to save", "a trace writes no files")
+            raise CannotFollow(
+                f"the script reads back `{os.path.basename(f)}`, which it only seemed to save",
+                "a trace writes no files",
+            )
         loaded = true_load(f, "cpu", *args, **given)
         wanted = map_location if isinstance(map_location, (str, torch.device)) else None
-        return moved(loaded, torch.device(wanted)) if wanted is not None and torch.device(wanted).type == "cuda" else loaded
+        return (
+            moved(loaded, torch.device(wanted))
+            if wanted is not None and torch.device(wanted).type == "cuda"
+            else loaded
+        )
 
     def popen(self: Any, args: Any, *rest: Any, **given: Any) -> None:
         if starter_is_user():
@@ -54,7 +73,12 @@ def patches(recorder: Watcher) -> list[Patch]:
         recorder.note("command", COMMAND)
         return 0
 
-    return [(torch, "save", save), (torch, "load", load), (subprocess.Popen, "__init__", popen), (os, "system", system)]
+    return [
+        (torch, "save", save),
+        (torch, "load", load),
+        (subprocess.Popen, "__init__", popen),
+        (os, "system", system),
+    ]
 
 
 def moved(value: Any, device: torch.device) -> Any:
@@ -68,7 +92,8 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def starter_is_user() -> bool:
-    """Whether the command is started by the user's own code, through nothing but Python's own library."""
+    """Whether the command is started by the user's own code, through nothing but Python's own
+    library."""
     frame: Any = sys._getframe(2)
     while frame is not None:
         name = frame.f_code.co_filename
@@ -86,7 +111,9 @@ def safetensors(module: ModuleType) -> list[Patch]:
     def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
         touch(filename)
 
-    return [(module, name, save_file) for name in ("save_file", "save_model") if hasattr(module, name)]
+    return [
+        (module, name, save_file) for name in ("save_file", "save_model") if hasattr(module, name)
+    ]
 
 
 def pretrained(owner: Any) -> list[Patch]:
@@ -110,8 +137,13 @@ def hub(module: ModuleType, recorder: Watcher) -> list[Patch]:
         recorder.note("upload", "nothing is created on the hub or uploaded to it")
 
     kind = module.HfApi
-    found: list[Patch] = [(kind, "create_repo", create_repo), *((kind, name, nothing) for name in UPLOADS if hasattr(kind, name))]
-    for _, name, function in list(found):  # the module's own functions are methods bound when it was loaded
+    found: list[Patch] = [
+        (kind, "create_repo", create_repo),
+        *((kind, name, nothing) for name in UPLOADS if hasattr(kind, name)),
+    ]
+    for _, name, function in list(
+        found
+    ):  # the module's own functions are methods bound when it was loaded
         if hasattr(module, name):
             found.append((module, name, functools.partial(function, None)))
     return found

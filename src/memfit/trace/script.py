@@ -1,4 +1,5 @@
-"""Runs a user's own program, unmodified, as if this machine had a GPU, and records what it allocates there."""
+"""Runs a user's own program, unmodified, as if this machine had a GPU, and records what it
+allocates there."""
 
 from __future__ import annotations
 
@@ -16,7 +17,21 @@ import torch
 from memfit.errors import InputError, Problem
 from memfit.simulate.settings import Settings
 from memfit.tape import Tape
-from memfit.trace import assume, autocast, bnb, cuda, failures, imports, kernels_of, launches, lines, pretrained, refuse, runtime, savers
+from memfit.trace import (
+    assume,
+    autocast,
+    bnb,
+    cuda,
+    failures,
+    imports,
+    kernels_of,
+    launches,
+    lines,
+    pretrained,
+    refuse,
+    runtime,
+    savers,
+)
 from memfit.trace.follow import Follower, Stopped
 from memfit.trace.live import Live
 from memfit.trace.refuse import CannotFollow, Watcher
@@ -29,7 +44,8 @@ LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "datasets")
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What to run and for how long; `steps` 0 means to its end. Files that the program writes go to `scratch`."""
+    """What to run and for how long; `steps` 0 means to its end. Files that the program writes go to
+    `scratch`."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -47,7 +63,8 @@ class TimeIsUp(BaseException):
 
 
 def follow(request: Request) -> Follower:
-    """Run the program until it has shown enough. What the follower holds then is the answer; see `answer`."""
+    """Run the program until it has shown enough. What the follower holds then is the answer; see
+    `answer`."""
     script = Path(request.script)
     if not script.is_file():
         raise InputError.one(f"`{request.script}` is no file", where="script")
@@ -74,8 +91,14 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     assert isinstance(recorder, Watcher)
     stack.enter_context(cuda.patched(Scratch(request.scratch).patches()))
     stack.enter_context(cuda.pretended(device))
-    stack.enter_context(cuda.patched(runtime.patches(device, live) + refuse.patches(recorder) + savers.patches(recorder)))
-    stack.enter_context(cuda.patched([(torch.nn.Parameter, "__new__", staticmethod(parameter_maker(recorder)))]))
+    stack.enter_context(
+        cuda.patched(
+            runtime.patches(device, live) + refuse.patches(recorder) + savers.patches(recorder)
+        )
+    )
+    stack.enter_context(
+        cuda.patched([(torch.nn.Parameter, "__new__", staticmethod(parameter_maker(recorder)))])
+    )
     stack.enter_context(bnb.installed())
     launched = launches.Launches(recorder)
     stack.enter_context(launches.installed(launched))
@@ -91,7 +114,9 @@ def changes(recorder: Watcher) -> dict[str, imports.Change]:
     return {
         "huggingface_hub.constants": pretrained.hub_constants,
         "transformers.configuration_utils": pretrained.configs,
-        "transformers.modeling_utils": lambda module: pretrained.models(module, recorder) + savers.pretrained(module.PreTrainedModel),
+        "transformers.modeling_utils": lambda module: (
+            pretrained.models(module, recorder) + savers.pretrained(module.PreTrainedModel)
+        ),
         "peft.peft_model": lambda module: savers.pretrained(module.PeftModel),
         "safetensors.torch": savers.safetensors,
         "huggingface_hub.hf_api": lambda module: savers.hub(module, recorder),
@@ -119,7 +144,10 @@ def judged(follower: Follower, request: Request, run: Callable[[], None]) -> Non
             return
         raise InputError(problem_of(bad, request)) from bad
     if request.steps and not follower.backwards:
-        message = f"`{Path(request.script).name}` ends without training: no optimizer step, no backward pass"
+        message = (
+            f"`{Path(request.script).name}` ends without training: no optimizer step, no "
+            "backward pass"
+        )
         hint = "with `--steps 0` a script is followed to its end, whatever it does"
         raise InputError.one(message, where="script", hint=hint)
 
@@ -132,7 +160,10 @@ def problem_of(bad: BaseException, request: Request) -> Problem:
         where = lines.shown(bad.filename, bad.lineno)
     name = Path(request.script).name
     if isinstance(bad, TimeIsUp):
-        message = f"`{name}` is not through with {request.steps or 'all of its'} steps after {request.seconds:g} s"
+        message = (
+            f"`{name}` is not through with {request.steps or 'all of its'} steps after "
+            f"{request.seconds:g} s"
+        )
         return Problem(message=message, where=where, hint="`--time-limit` gives it longer")
     return failures.explain(bad, name, where)
 
@@ -148,7 +179,9 @@ def limited(seconds: float) -> Iterator[None]:
         raise TimeIsUp
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # again, if the program catches the first one
+    signal.setitimer(
+        signal.ITIMER_REAL, seconds, 1.0
+    )  # again, if the program catches the first one
     try:
         yield
     finally:
@@ -167,7 +200,11 @@ def answer(follower: Follower) -> Tape:
         for name in LIBRARIES
         if (module := sys.modules.get(name)) is not None and hasattr(module, "__version__")
     }
-    return Tape(events=recorder.finished(), source="trace", versions={"python": sys.version.split()[0], **versions})
+    return Tape(
+        events=recorder.finished(),
+        source="trace",
+        versions={"python": sys.version.split()[0], **versions},
+    )
 
 
 __all__ = ["Follower", "Request", "answer", "follow"]

@@ -1,6 +1,7 @@
-"""Selective checkpointing as torch runs it: a `context_fn` for `activation_checkpointing_kwargs`, which transformers hands to
-torch.utils.checkpoint. The policy is the one that is published, torchtitan's (distributed/activation_checkpoint.py, SelectiveAC): what
-attention and products put out is kept, of matrix products every second one, and the rest runs again.
+"""Selective checkpointing as torch runs it: a `context_fn` for `activation_checkpointing_kwargs`,
+which transformers hands to torch.utils.checkpoint. The policy is the one that is published,
+torchtitan's (distributed/activation_checkpoint.py, SelectiveAC): what attention and products put
+out is kept, of matrix products every second one, and the rest runs again.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ MATRIX = op("mm")
 KEPT = {
     found
     for name in (
-        "mm", "addmm", "bmm", "convolution", "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "mm",
+        "addmm",
+        "bmm",
+        "convolution",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_cudnn_attention",
     )
     if (found := op(name)) is not None
-}  # fmt: skip  # torch 2.13 torch/_functorch/partitioners.py get_default_op_list, compute_intensive_ops
+}  # torch 2.13 torch/_functorch/partitioners.py get_default_op_list, compute_intensive_ops
 
 
 def contexts() -> Any:

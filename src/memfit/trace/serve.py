@@ -1,4 +1,5 @@
-"""Inference by the real `generate`: the prompt, the first tokens, and the last ones with a cache as long as it will get."""
+"""Inference by the real `generate`: the prompt, the first tokens, and the last ones with a cache as
+long as it will get."""
 
 from __future__ import annotations
 
@@ -11,12 +12,19 @@ from memfit.job import Job
 from memfit.trace import beside, classes, inputs, older, pictures
 from memfit.trace.recorder import Recorder
 
-RESIDUAL = 128  # tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
-FIRST, LAST = 3, 2  # tokens generated one by one at the start, and at full length; between them a growing cache repeats itself
+# tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
+RESIDUAL = 128
+FIRST, LAST = (
+    3,
+    2,
+    # tokens generated one by one at the start, and at full length; between them a growing cache
+    # repeats itself
+)
 
 
 def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
-    """Prefill and decode; with `decode_all` every token is generated, otherwise the middle of a long answer is skipped."""
+    """Prefill and decode; with `decode_all` every token is generated, otherwise the middle of a
+    long answer is skipped."""
     model.eval()
     recorder.mark("prepare")
     prompt = inputs.prompt(recorder, model, job, plan, job.batch)
@@ -31,12 +39,17 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         raise InputError.one(message, where="job.task", hint="`--new-tokens 0` traces one forward")
     settings = settings_of(model, job)
     whole = older.whole(model, job) or bool(beside.in_step(model))
-    skip = job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not whole
-    # The cache, or the beams' ids (since transformers 4.50), are made as long as they get: the first answer must say so.
+    skip = (
+        job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not whole
+    )
+    # The cache, or the beams' ids (since transformers 4.50), are made as long as they get: the
+    # first answer must say so.
     static = job.cache == "static" or (job.beams > 1 and hasattr(model, "_flatten_beam_dim"))
     if skip and static:
         settings["stopping_criteria"] = [Stop()]
-    held = model.generate(**prompt, max_new_tokens=FIRST if skip and not static else job.new_tokens, **settings)
+    held = model.generate(
+        **prompt, max_new_tokens=FIRST if skip and not static else job.new_tokens, **settings
+    )
     if not skip:
         return
     settings.pop("stopping_criteria", None)
@@ -51,13 +64,19 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
             del cache
             cache = None if wanted is None else older.grown(wanted)
             if cache is None:  # of a form that is not known: every token, from the start
-                model.generate(**inputs.prompt(recorder, model, job, plan, job.batch), max_new_tokens=job.new_tokens, **settings)
+                model.generate(
+                    **inputs.prompt(recorder, model, job, plan, job.batch),
+                    max_new_tokens=job.new_tokens,
+                    **settings,
+                )
                 return
         elif cache is not None and not grown(cache, length - 1):
             return
         recorder.mark("prepare")
         recorder.calls = done
-        longer = lengthened(recorder, model, job.replace(images=0), plan.replace(pictures=None), length)
+        longer = lengthened(
+            recorder, model, job.replace(images=0), plan.replace(pictures=None), length
+        )
         given = {} if cache is None else {"past_key_values": cache}
         if done == job.new_tokens - LAST:
             cache = None
@@ -65,8 +84,11 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         del longer, given
 
 
-def lengthened(recorder: Recorder, model: Any, job: Job, plan: inputs.Plan, length: int) -> pictures.Inputs:
-    """The prompt with what was answered so far; its ids take no more memory than the prompt's own, because that is what a caller holds."""
+def lengthened(
+    recorder: Recorder, model: Any, job: Job, plan: inputs.Plan, length: int
+) -> pictures.Inputs:
+    """The prompt with what was answered so far; its ids take no more memory than the prompt's own,
+    because that is what a caller holds."""
     found = inputs.prompt(recorder, model, job.replace(seq=length), plan, job.batch)
     if "input_ids" in found:
         ids = inputs.prompt(recorder, model, job, plan, job.batch)["input_ids"]
@@ -75,8 +97,8 @@ def lengthened(recorder: Recorder, model: Any, job: Job, plan: inputs.Plan, leng
 
 
 def stretches(job: Job) -> list[tuple[int, int]]:
-    """What is generated behind the first tokens: after how many, and how many. A quantized cache takes most where it packs anew what waited,
-    for the last time, or just before."""
+    """What is generated behind the first tokens: after how many, and how many. A quantized cache
+    takes most where it packs anew what waited, for the last time, or just before."""
     last = (job.new_tokens - LAST, LAST)
     flush = (job.new_tokens - 1) // RESIDUAL * RESIDUAL
     if job.cache != "quantized" or flush <= FIRST or flush >= last[0]:
@@ -102,10 +124,15 @@ def settings_of(model: Any, job: Job) -> dict[str, Any]:
         "use_cache": job.cache != "none",
     }
     if job.cache == "quantized":
-        settings |= {"cache_implementation": "quantized", "cache_config": {"backend": "quanto", "nbits": job.cache_bits}}
+        settings |= {
+            "cache_implementation": "quantized",
+            "cache_config": {"backend": "quanto", "nbits": job.cache_bits},
+        }
     if job.cache == "static":
         settings |= {"cache_implementation": "static"}
-        if hasattr(model.generation_config, "disable_compile"):  # transformers 4.48 does not know it yet
+        if hasattr(
+            model.generation_config, "disable_compile"
+        ):  # transformers 4.48 does not know it yet
             settings["disable_compile"] = True
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     if job.logits == "all":
@@ -116,8 +143,9 @@ def settings_of(model: Any, job: Job) -> dict[str, Any]:
 
 
 def unfinished(model: Any) -> None:
-    """Beams go on until the length is reached: whether an open beam can still win depends on scores. Before transformers 4.50 a
-    scorer on the host says so, and it is never done without an end token."""
+    """Beams go on until the length is reached: whether an open beam can still win depends on
+    scores. Before transformers 4.50 a scorer on the host says so, and it is never done without an
+    end token."""
     original = getattr(model, "_beam_search_has_unfinished_sequences", None)
     if original is None:
         return
@@ -131,7 +159,8 @@ def unfinished(model: Any) -> None:
 
 
 class Stop:
-    """Ends an answer after the first tokens: a static cache is as long as it gets from the start."""
+    """Ends an answer after the first tokens: a static cache is as long as it gets from the
+    start."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -146,7 +175,8 @@ def accepts_keep(model: Any) -> bool:
 
 
 def grown(cache: Any, length: int) -> bool:
-    """Make a growing cache as long as it would be by then; False where nothing changes, so that nothing more can come."""
+    """Make a growing cache as long as it would be by then; False where nothing changes, so that
+    nothing more can come."""
     any_grew = False
     for layer in getattr(cache, "layers", ()):
         if hasattr(layer, "_quantized_keys"):
@@ -166,10 +196,17 @@ def grown(cache: Any, length: int) -> bool:
             layer.cumulative_length = length
         if wanted > keys.shape[-2]:
             any_grew = True
-            shapes = [(one.dtype, one.device, (*one.shape[:-2], wanted, one.shape[-1])) for one in (keys, values)]
+            shapes = [
+                (one.dtype, one.device, (*one.shape[:-2], wanted, one.shape[-1]))
+                for one in (keys, values)
+            ]
             del keys, values
-            layer.keys = layer.values = None  # first: no pass holds them beside both of the new ones
-            layer.keys, layer.values = (torch.empty(shape, dtype=kind, device=device) for kind, device, shape in shapes)
+            layer.keys = layer.values = (
+                None  # first: no pass holds them beside both of the new ones
+            )
+            layer.keys, layer.values = (
+                torch.empty(shape, dtype=kind, device=device) for kind, device, shape in shapes
+            )
         else:
             del keys, values
     return any_grew

@@ -1,4 +1,5 @@
-"""Stand-ins without values for tensors that stay real, while an operator is asked what it would make of them."""
+"""Stand-ins without values for tensors that stay real, while an operator is asked what it would
+make of them."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def count_of(args: Any) -> int:
     for one in args:
         if isinstance(one, torch.Tensor):
             return one.numel()
-        if isinstance(one, (list, tuple, torch.Size)) and all(isinstance(item, int) for item in one):
+        if isinstance(one, (list, tuple, torch.Size)) and all(
+            isinstance(item, int) for item in one
+        ):
             count = 1
             for item in one:
                 count *= item

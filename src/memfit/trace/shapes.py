@@ -1,7 +1,9 @@
-"""Results of operators on meta tensors, remembered: identical layers ask the same questions, and torch answers many of them in Python.
+"""Results of operators on meta tensors, remembered: identical layers ask the same questions, and
+torch answers many of them in Python.
 
-What an operator that neither writes nor aliases returns depends on nothing but the shapes, strides, dtypes and numbers given. One that writes
-to its first argument alone, and leaves its shape, has nothing to do where there are no values: once torch has let it pass, it may always pass.
+What an operator that neither writes nor aliases returns depends on nothing but the shapes, strides,
+dtypes and numbers given. One that writes to its first argument alone, and leaves its shape, has
+nothing to do where there are no values: once torch has let it pass, it may always pass.
 """
 
 from __future__ import annotations
@@ -11,11 +13,24 @@ from typing import Any
 import torch
 from memfit.trace.ops import collect
 
-PLAIN = {bool, int, float, str, type(None), torch.dtype, torch.layout, torch.memory_format, torch.device}
+PLAIN = {
+    bool,
+    int,
+    float,
+    str,
+    type(None),
+    torch.dtype,
+    torch.layout,
+    torch.memory_format,
+    torch.device,
+}
 UNKNOWN = object()
 FRESH, IN_PLACE, ASK = "fresh", "in place", "ask"
 KINDS: dict[Any, str] = {}
-FOUND: dict[Any, Any] = {}  # (operator, what it is given) -> the description of what it returns, or None: ask every time
+FOUND: dict[
+    Any, Any
+    # (operator, what it is given) -> the description of what it returns, or None: ask every time
+] = {}
 LIMIT = 1 << 16
 TENSORS = ("Tensor", "List[Tensor]")
 
@@ -24,13 +39,30 @@ def kind_of(func: Any) -> str:
     """What the schema promises; what depends on chance or on a global state promises neither."""
     schema = func._schema
     returns = [str(one.type) for one in schema.returns]
-    aliased = [one.alias_info for one in (*schema.arguments, *schema.returns) if one.alias_info is not None]
+    aliased = [
+        one.alias_info for one in (*schema.arguments, *schema.returns) if one.alias_info is not None
+    ]
     if not schema.is_mutable:
-        given = any(str(one.type).startswith(("Tensor", "Optional[Tensor", "List[Tensor")) for one in schema.arguments)
-        return FRESH if given and not aliased and returns and all(one in TENSORS for one in returns[:1]) and alike(returns) else ASK
+        given = any(
+            str(one.type).startswith(("Tensor", "Optional[Tensor", "List[Tensor"))
+            for one in schema.arguments
+        )
+        return (
+            FRESH
+            if given
+            and not aliased
+            and returns
+            and all(one in TENSORS for one in returns[:1])
+            and alike(returns)
+            else ASK
+        )
     first = schema.arguments[0].alias_info
     alone = first is not None and first.is_write and len(aliased) == 1 + len(returns) <= 2
-    return IN_PLACE if alone and named_so(schema.name) and torch.Tag.inplace_view not in func.tags else ASK
+    return (
+        IN_PLACE
+        if alone and named_so(schema.name) and torch.Tag.inplace_view not in func.tags
+        else ASK
+    )
 
 
 def alike(returns: list[str]) -> bool:
@@ -86,7 +118,10 @@ def again(known: Any, args: Any) -> Any:
     shape, made = known
     if shape is IN_PLACE:
         return args[0] if made else None
-    tensors = [None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device="meta") for one in made]
+    tensors = [
+        None if one is None else torch.empty_strided(one[0], one[1], dtype=one[2], device="meta")
+        for one in made
+    ]
     return tensors[0] if shape is torch.Tensor else shape(tensors)
 
 
@@ -96,14 +131,17 @@ def passed(result: Any, args: Any) -> Any:
 
 
 def kept(result: Any, args: Any) -> Any:
-    """How to make the same again: of fresh meta tensors that fill their storage, and share it with nobody."""
+    """How to make the same again: of fresh meta tensors that fill their storage, and share it with
+    nobody."""
     whole = [result] if isinstance(result, torch.Tensor) else list(result)
     results = [one for one in whole if one is not None]
     operands: list[torch.Tensor] = []
     collect(args, operands)
     storages = [one.untyped_storage() for one in results]
     addresses = {one._cdata for one in storages}
-    if not all(one.is_meta and type(one) is torch.Tensor for one in results) or len(addresses) < len(results):
+    if not all(one.is_meta and type(one) is torch.Tensor for one in results) or len(
+        addresses
+    ) < len(results):
         return None
     if addresses & {one.untyped_storage()._cdata for one in operands}:
         return None
@@ -111,7 +149,9 @@ def kept(result: Any, args: Any) -> Any:
         like = torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device="meta")
         if one.storage_offset() or like.untyped_storage().nbytes() != storage.nbytes():
             return None
-    return type(result), tuple(None if one is None else (tuple(one.shape), one.stride(), one.dtype) for one in whole)
+    return type(result), tuple(
+        None if one is None else (tuple(one.shape), one.stride(), one.dtype) for one in whole
+    )
 
 
 __all__ = ["result_of"]

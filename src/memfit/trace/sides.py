@@ -1,7 +1,8 @@
-"""A recorder for programs that also have tensors off the GPU: models are built on the CPU, batches come from there.
+"""A recorder for programs that also have tensors off the GPU: models are built on the CPU, batches
+come from there.
 
-The CPU's large tensors are meta tensors, too, whose storages are listed in `Device.elsewhere`; its small ones are real, so that
-data keeps its values. Only what is on the GPU is recorded.
+The CPU's large tensors are meta tensors, too, whose storages are listed in `Device.elsewhere`; its
+small ones are real, so that data keeps its values. Only what is on the GPU is recorded.
 """
 
 from __future__ import annotations
@@ -18,17 +19,41 @@ from memfit.trace.shadows import count_of, restored, shadowed
 from memfit.trace.shapes import result_of
 
 aten = torch.ops.aten
-GPU, CPU, VOID = "gpu", "cpu", "void"  # void: `torch.device("meta")`, as the program itself asked for
+GPU, CPU, VOID = (
+    "gpu",
+    "cpu",
+    "void",
+)  # void: `torch.device("meta")`, as the program itself asked for
 WHERE = {CPU: torch.device("cpu"), VOID: torch.device("meta")}
 REAL_COUNT = 1 << 22  # values of one real tensor on the CPU
 REAL_BYTES = 1 << 28  # of all larger real ones together
 SMALL = 1 << 14
-EMPTY = {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided", "aten::empty_permuted"}
+EMPTY = {
+    "aten::empty",
+    "aten::empty_strided",
+    "aten::empty_like",
+    "aten::new_empty",
+    "aten::new_empty_strided",
+    "aten::empty_permuted",
+}
 COPIES = {"aten::copy_", "aten::_foreach_copy_"}
 TOGETHER = {
-    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mv", "aten::cat", "aten::embedding", "aten::native_layer_norm",
-    "aten::convolution", "aten::add", "aten::mul", "aten::sub", "aten::div", "aten::where", "aten::_fused_rms_norm",
-}  # fmt: skip  # ops that a program cannot run over two devices; others have their exceptions
+    "aten::mm",
+    "aten::addmm",
+    "aten::bmm",
+    "aten::baddbmm",
+    "aten::mv",
+    "aten::cat",
+    "aten::embedding",
+    "aten::native_layer_norm",
+    "aten::convolution",
+    "aten::add",
+    "aten::mul",
+    "aten::sub",
+    "aten::div",
+    "aten::where",
+    "aten::_fused_rms_norm",
+}  # ops that a program cannot run over two devices; others have their exceptions
 
 
 class Sides(Recorder):
@@ -51,7 +76,9 @@ class Sides(Recorder):
         if side == GPU:
             _, args, kwargs, swapped = self.placed(func, args, kwargs)
             result = result_of(func, args, kwargs)
-            return self.seen(func, args, kwargs, restored(result, swapped) if swapped else result, False)
+            return self.seen(
+                func, args, kwargs, restored(result, swapped) if swapped else result, False
+            )
         return self.aside(func, args, kwargs, side)
 
     def side_of(self, func: Any, args: Any, kwargs: Any) -> str:
@@ -71,7 +98,9 @@ class Sides(Recorder):
                 return CPU
             if asked.type != "meta":
                 return CPU
-            if not any(one.is_meta for one in tensors):  # C++ code says `meta` where it means the GPU
+            if not any(
+                one.is_meta for one in tensors
+            ):  # C++ code says `meta` where it means the GPU
                 return VOID if void_asked() or (self.phase == "load" and not self.modules) else GPU
         if not tensors:
             return CPU
@@ -81,14 +110,29 @@ class Sides(Recorder):
                 together(tensors, sides, str(func._schema.name))
             return sides[0] if func._schema.name in COPIES else GPU
         elsewhere = self.device.elsewhere
-        return VOID if any(elsewhere.get(one.untyped_storage()._cdata) == WHERE[VOID] for one in tensors if one.is_meta) else CPU
+        return (
+            VOID
+            if any(
+                elsewhere.get(one.untyped_storage()._cdata) == WHERE[VOID]
+                for one in tensors
+                if one.is_meta
+            )
+            else CPU
+        )
 
     def aside(self, func: Any, args: Any, kwargs: Any, side: str) -> Any:
-        """Run an op off the GPU: for real where its values may matter, on meta where they would be too large."""
+        """Run an op off the GPU: for real where its values may matter, on meta where they would be
+        too large."""
         tensors: list[torch.Tensor] = []
         collect(args, tensors)
         meta = side == VOID or any(one.is_meta for one in tensors)
-        if meta and side == CPU and func is aten._to_copy.default and self.brings(args[0].numel()) and self.device.owns(args[0]):
+        if (
+            meta
+            and side == CPU
+            and func is aten._to_copy.default
+            and self.brings(args[0].numel())
+            and self.device.owns(args[0])
+        ):
             return self.fetched(args[0], kwargs.get("dtype"))
         if not meta and "device" in [one.name for one in func._schema.arguments]:
             meta = self.too_large(func, args, kwargs)
@@ -97,10 +141,15 @@ class Sides(Recorder):
             self.keep(result)
             return result
         kwargs = {key: value for key, value in kwargs.items() if key != "pin_memory"}
-        if any(one.name == "device" for one in func._schema.arguments) and (not tensors or kwargs.get("device") is not None):
+        if any(one.name == "device" for one in func._schema.arguments) and (
+            not tensors or kwargs.get("device") is not None
+        ):
             kwargs["device"] = "meta"
         swapped: dict[int, torch.Tensor] = {}
-        args, kwargs = shadowed(args, swapped), {key: shadowed(value, swapped) for key, value in kwargs.items()}
+        args, kwargs = (
+            shadowed(args, swapped),
+            {key: shadowed(value, swapped) for key, value in kwargs.items()},
+        )
         result = restored(func(*args, **kwargs), swapped)
         for one in result if isinstance(result, (tuple, list)) else (result,):
             if isinstance(one, torch.Tensor) and one.is_meta:
@@ -112,12 +161,19 @@ class Sides(Recorder):
         return count <= REAL_COUNT
 
     def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether a new tensor is better not made for real: without values from the start, or too many of them."""
-        kind = kwargs.get("dtype") or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None) or torch.get_default_dtype()
+        """Whether a new tensor is better not made for real: without values from the start, or too
+        many of them."""
+        kind = (
+            kwargs.get("dtype")
+            or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None)
+            or torch.get_default_dtype()
+        )
         count = count_of(args)
         if func._schema.name in EMPTY and kind.is_floating_point and count > 1:
             return True
-        return count > REAL_COUNT or (count > SMALL and self.kept + count * kind.itemsize > REAL_BYTES)
+        return count > REAL_COUNT or (
+            count > SMALL and self.kept + count * kind.itemsize > REAL_BYTES
+        )
 
     def keep(self, result: Any) -> None:
         """Count the large real tensors on the CPU, until they die."""
@@ -171,7 +227,9 @@ class Offloaded(Sides):
 
     def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
         """What stands for a parameter without a part on this rank is of its kind, too."""
-        return (func._schema.name in EMPTY and count_of(args) == 0) or super().too_large(func, args, kwargs)
+        return (func._schema.name in EMPTY and count_of(args) == 0) or super().too_large(
+            func, args, kwargs
+        )
 
     def arrive(self, tensor: torch.Tensor, part: Any, where: str) -> None:
         if isinstance(tensor, torch.nn.Parameter):
@@ -180,7 +238,8 @@ class Offloaded(Sides):
             super().arrive(tensor, part, where)
 
     def answers(self) -> list[tuple[Any, str, Any]]:
-        """FSDP1's flat parameters are moved to the host, where they and their gradients are page-locked."""
+        """FSDP1's flat parameters are moved to the host, where they and their gradients are
+        page-locked."""
         from torch.distributed.fsdp._flat_param import FlatParamHandle
 
         true_to = FlatParamHandle.flat_param_to
@@ -191,13 +250,20 @@ class Offloaded(Sides):
             else:
                 true_to(handle, device, **given)
 
-        return [(FlatParamHandle, "flat_param_to", moved), (torch.Tensor, "pin_memory", lambda tensor, *_: tensor)]
+        return [
+            (FlatParamHandle, "flat_param_to", moved),
+            (torch.Tensor, "pin_memory", lambda tensor, *_: tensor),
+        ]
 
 
 def together(tensors: list[torch.Tensor], sides: list[str], name: str) -> None:
-    """What CUDA says of operands on two devices; numbers without dimensions may come from the CPU."""
+    """What CUDA says of operands on two devices; numbers without dimensions may come from the
+    CPU."""
     if any(side == CPU and one.dim() for one, side in zip(tensors, sides, strict=True)):
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! (in {name})")
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two "
+            f"devices, cuda:0 and cpu! (in {name})"
+        )
 
 
 def void_asked() -> bool:
@@ -209,14 +275,22 @@ def void_asked() -> bool:
 
 
 def parameter_maker(recorder: Sides) -> Any:
-    """`Parameter.__new__` for floats on the CPU: a parameter must be meta from the start, because what a real one becomes on the
-    GPU could not take its place (`Module._apply` keeps the object, and with it ties, only among tensors of one kind)."""
+    """`Parameter.__new__` for floats on the CPU: a parameter must be meta from the start, because
+    what a real one becomes on the GPU could not take its place (`Module._apply` keeps the object,
+    and with it ties, only among tensors of one kind)."""
     original = torch.nn.Parameter.__new__
 
     def new(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:
-        if type(data) is torch.Tensor and not data.is_meta and data.dtype.is_floating_point and not recorder.device.owns(data):
+        if (
+            type(data) is torch.Tensor
+            and not data.is_meta
+            and data.dtype.is_floating_point
+            and not recorder.device.owns(data)
+        ):
             with torch._C._DisableTorchDispatch():
-                value = torch.empty_strided(data.size(), data.stride(), dtype=data.dtype, device="meta")
+                value = torch.empty_strided(
+                    data.size(), data.stride(), dtype=data.dtype, device="meta"
+                )
             data = recorder.apart(value)
         return original(cls, data, requires_grad)
 

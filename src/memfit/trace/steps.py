@@ -19,22 +19,30 @@ from memfit.trace.recorder import Block, Recorder, local
 
 
 def warm_up(recorder: Recorder, model: Any, job: Job) -> None:
-    """One block as large as the model, given back at once, where a device_map is used (transformers 5.23 modeling_utils.py
-    `caching_allocator_warmup`): it is what `reserved` starts from."""
+    """One block as large as the model, given back at once, where a device_map is used (transformers
+    5.23 modeling_utils.py `caching_allocator_warmup`): it is what `reserved` starts from."""
     if not job.mapped or recorder.device.type != "cuda":
         return
     recorder.mark("load")
-    packed = {id(module.weight) for module in model.modules() if isinstance(module, (standins.Linear4bit, standins.Linear8bitLt))}
+    packed = {
+        id(module.weight)
+        for module in model.modules()
+        if isinstance(module, (standins.Linear4bit, standins.Linear8bitLt))
+    }
     width = 1.0 if job.quantization == "int8" else 0.5
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}
-    size = sum(local(one).numel() * (width if key in packed else one.element_size()) for key, one in tensors.items())
+    size = sum(
+        local(one).numel() * (width if key in packed else one.element_size())
+        for key, one in tensors.items()
+    )
     size = min(size, recorder.device.memory - 1.2 * 2**30)
     block = torch.empty(max(0, int(size // 2)), dtype=torch.float16, device=recorder.device.type)
     del block
 
 
 def load(recorder: Recorder, model: Any) -> None:
-    """Every parameter and buffer arrives on the GPU once, in the model's order; tied ones share their storage.
+    """Every parameter and buffer arrives on the GPU once, in the model's order; tied ones share
+    their storage.
 
     A weight that is quantized arrives whole and leaves when its packed form is made.
     """
@@ -43,7 +51,9 @@ def load(recorder: Recorder, model: Any) -> None:
     arrivals(recorder, model)
 
 
-def brought(recorder: Recorder, model: Any, job: Job, strategy: Strategy, finish: Callable[[Any, str], Any]) -> Any:
+def brought(
+    recorder: Recorder, model: Any, job: Job, strategy: Strategy, finish: Callable[[Any, str], Any]
+) -> Any:
     """The model as `from_pretrained` leaves it on the GPU, of which `finish` makes what trains."""
     warm_up(recorder, model, job)
     load(recorder, model)
@@ -54,7 +64,9 @@ def arrivals(recorder: Recorder, model: Any) -> None:
     for path, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
             recorder.arrive(parameter, "weights", path)
-        if isinstance(module, standins.Linear4bit) and module.quant_state is not None:  # packed on the host, and sharded
+        if (
+            isinstance(module, standins.Linear4bit) and module.quant_state is not None
+        ):  # packed on the host, and sharded
             for one in module.quant_state.tensors():
                 recorder.arrive(one, "weights", path)
         elif isinstance(module, (standins.Linear4bit, standins.Linear8bitLt)):
@@ -76,7 +88,8 @@ def weights(model: Any) -> Iterator[torch.Tensor]:
 
 
 def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
-    """Forward, backward, step, zero_grad; outputs are dropped before backward unless they are kept."""
+    """Forward, backward, step, zero_grad; outputs are dropped before backward unless they are
+    kept."""
     begin(model, job)
     around = away.stood(recorder, model, job)
     wrapped = options.spread.wrapped(model)
@@ -88,9 +101,18 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     if hasattr(optimizer, "masters"):
         own(recorder, "master", optimizer.masters())
         optimizer.tell = lambda gradients: own(recorder, "gradients", gradients)
-    scaler = torch.amp.GradScaler(recorder.device.type) if job.autocast and "fp16" in job.precision else None
+    scaler = (
+        torch.amp.GradScaler(recorder.device.type)
+        if job.autocast and "fp16" in job.precision
+        else None
+    )
     micro = Micro(
-        plan=plan, options=options, forward=forward, backward=lambda loss: backward(optimizer, loss), scaler=scaler, shares=job.accumulate
+        plan=plan,
+        options=options,
+        forward=forward,
+        backward=lambda loss: backward(optimizer, loss),
+        scaler=scaler,
+        shares=job.accumulate,
     )
     recorder.loop = micro.kept  # there when the last step is over, too
     for step, now in jobs(job, options.steps).items():
@@ -124,7 +146,9 @@ def begin(model: Any, job: Job) -> None:
 
 def jobs(job: Job, count: int) -> dict[int, Job]:
     """What each step does: the same `count` times, and then the longest batch if there is one."""
-    return dict.fromkeys(range(count), job) | ({LONGEST: job.replace(seq=job.longest, longest=0)} if job.longest else {})
+    return dict.fromkeys(range(count), job) | (
+        {LONGEST: job.replace(seq=job.longest, longest=0)} if job.longest else {}
+    )
 
 
 def parts(job: Job) -> Iterator[bool]:
@@ -137,12 +161,15 @@ def name_gradients(recorder: Recorder, model: Any, job: Job) -> None:
     if OPTIMIZERS[job.optimizer].when == "layerwise":
         for one in model.parameters():
             if one.requires_grad:
-                one.register_post_accumulate_grad_hook(lambda leaf: own(recorder, "gradients", [leaf.grad]))
+                one.register_post_accumulate_grad_hook(
+                    lambda leaf: own(recorder, "gradients", [leaf.grad])
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Micro:
-    """What runs one batch forward and backward, and what the loop keeps of it until the next one."""
+    """What runs one batch forward and backward, and what the loop keeps of it until the next
+    one."""
 
     plan: inputs.Plan
     options: Any
@@ -155,8 +182,12 @@ class Micro:
 
 def micro_step(recorder: Recorder, model: Any, job: Job, how: Micro, step: int) -> None:
     recorder.mark("prepare", step=step)
-    part = job.replace(seq=job.seq // ulysses.ranks(how.options.strategy))  # what a loader hands over
-    with how.options.spread.inputs(inputs.training(recorder, model, part, how.plan, job.batch)) as given:
+    part = job.replace(
+        seq=job.seq // ulysses.ranks(how.options.strategy)
+    )  # what a loader hands over
+    with how.options.spread.inputs(
+        inputs.training(recorder, model, part, how.plan, job.batch)
+    ) as given:
         how.kept["inputs"] = given  # until the next ones are there
         recorder.mark("forward")
         outputs = how.forward(**given)
@@ -187,21 +218,30 @@ def update(model: Any, optimizer: Any, job: Job, scaler: Any) -> None:
         scaler.update()
 
 
-def evaluate(recorder: Recorder, model: Any, forward: Any, job: Job, plan: inputs.Plan, spread: Any) -> None:
-    """One evaluation batch with labels, logits and loss alive together, as `prediction_step` holds them. Of a sequence that DeepSpeed shares out
-    (`disable_in_eval`) every rank has all of it then."""
+def evaluate(
+    recorder: Recorder, model: Any, forward: Any, job: Job, plan: inputs.Plan, spread: Any
+) -> None:
+    """One evaluation batch with labels, logits and loss alive together, as `prediction_step` holds
+    them. Of a sequence that DeepSpeed shares out (`disable_in_eval`) every rank has all of it then.
+    """
     model.eval()
     recorder.mark("evaluate")
     given = inputs.training(recorder, model, job, plan, job.eval_batch)
     own(recorder, "inputs", given.values())
-    with spread.inputs(given) if ulysses.ranks(spread.strategy) == 1 else contextlib.nullcontext(given) as given, torch.no_grad():
+    with (
+        spread.inputs(given)
+        if ulysses.ranks(spread.strategy) == 1
+        else contextlib.nullcontext(given) as given,
+        torch.no_grad(),
+    ):
         outputs = forward(**given)
         loss = outputs.loss.detach().mean()
         del outputs, loss
 
 
 def states(recorder: Recorder, optimizer: Any, paths: Mapping[int, str]) -> None:
-    """What an optimizer keeps belongs to the module of its parameter; `paths` by the parameters' ids."""
+    """What an optimizer keeps belongs to the module of its parameter; `paths` by the parameters'
+    ids."""
     for parameter, tensors in kept_of(optimizer):
         own(recorder, "optimizer", tensors, paths.get(id(parameter), ""))
 
@@ -212,8 +252,8 @@ def paths_of(model: Any) -> dict[int, str]:
 
 
 def own(recorder: Recorder, part: Part, tensors: Iterable[torch.Tensor], where: str = "") -> None:
-    """These blocks are `part`, and of the module `where` if one is named, whatever they looked like before. DDP's buckets,
-    of which gradients may be views, stay what they are."""
+    """These blocks are `part`, and of the module `where` if one is named, whatever they looked like
+    before. DDP's buckets, of which gradients may be views, stay what they are."""
     for tensor in tensors:
         block = recorder.owned(tensor)
         if block is not None and block.part != "weights" and not bucket(block):
@@ -221,5 +261,6 @@ def own(recorder: Recorder, part: Part, tensors: Iterable[torch.Tensor], where: 
 
 
 def bucket(block: Block) -> bool:
-    """Collectives' results and FSDP2's shards become gradients; what DDP made beforehand does not."""
+    """Collectives' results and FSDP2's shards become gradients; what DDP made beforehand does
+    not."""
     return block.part == "communication" and block.stream == 0 and block.op.startswith("empty")

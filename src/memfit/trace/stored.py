@@ -13,23 +13,36 @@ from memfit.techniques.stored import PACKED_GGUF
 
 
 def refusals(config: Mapping[str, Any], job: Job, gpu: Any, device: str) -> Iterator[Problem]:
-    """Weights that stay as their checkpoint stores them, whose kernels are another package's; and kernels that are put into the model."""
+    """Weights that stay as their checkpoint stores them, whose kernels are another package's; and
+    kernels that are put into the model."""
     if name := kept(config, job, None if device == "cpu" else getattr(gpu, "sm", None)):
         message = f"the trace cannot run weights stored by `{name[:40]}`"
-        yield Problem(message=message, where="config.quantization_config", hint="the formulas can, and the 16-bit checkpoint can be traced")
+        yield Problem(
+            message=message,
+            where="config.quantization_config",
+            hint="the formulas can, and the 16-bit checkpoint can be traced",
+        )
     if job.unsloth:
-        yield Problem(message="the trace has no kernels of Unsloth's", where="job.unsloth", hint="the formulas do")
+        yield Problem(
+            message="the trace has no kernels of Unsloth's",
+            where="job.unsloth",
+            hint="the formulas do",
+        )
 
 
 def kept(config: Mapping[str, Any], job: Job, capability: tuple[int, int] | None) -> str:
-    """The method by which weights are stored and stay so; empty where there is none, or they become 16 bits."""
+    """The method by which weights are stored and stay so; empty where there is none, or they become
+    16 bits."""
     name = method(config)
-    opened = unpacked(name, job, capability) or (name == "gguf" and (job.training or job.version("transformers") < PACKED_GGUF))
+    opened = unpacked(name, job, capability) or (
+        name == "gguf" and (job.training or job.version("transformers") < PACKED_GGUF)
+    )
     return "" if opened else name
 
 
 def unpacked(name: str, job: Job, capability: tuple[int, int] | None) -> bool:
-    """Whether weights stored by this method become 16 bits, as `techniques.dequantize` says; a GPU of which nothing is known has the kernels."""
+    """Whether weights stored by this method become 16 bits, as `techniques.dequantize` says; a GPU
+    of which nothing is known has the kernels."""
     stays = STAYS.get(name)
     if stays is None:
         return False

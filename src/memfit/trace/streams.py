@@ -1,4 +1,5 @@
-"""Streams and events of the pretended GPU: nothing runs on them, but the recorder knows which one is current and who waits for whom."""
+"""Streams and events of the pretended GPU: nothing runs on them, but the recorder knows which one
+is current and who waits for whom."""
 
 from __future__ import annotations
 
@@ -22,7 +23,11 @@ class Streams:
         class Stream:
             def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
                 streams.count += 1
-                self.device, self.priority, self.stream_id = torch.device("cuda", 0), priority, streams.count
+                self.device, self.priority, self.stream_id = (
+                    torch.device("cuda", 0),
+                    priority,
+                    streams.count,
+                )
 
             @property
             def cuda_stream(self) -> int:
@@ -56,16 +61,22 @@ class Streams:
                 self.record()
 
             def record(self, stream: Stream | None = None) -> Event:
-                self.stream, self.lent = recorder.stream if stream is None else stream.stream_id, dict(recorder.lent)
+                self.stream, self.lent = (
+                    recorder.stream if stream is None else stream.stream_id,
+                    dict(recorder.lent),
+                )
                 return self
 
             def wait(self, stream: Stream | None = None) -> None:
                 streams.wait(recorder.stream if stream is None else stream.stream_id, self.stream)
 
             def synchronize(self) -> None:
-                """The program itself waits. What other streams were given before the event is taken to be over, too: they keep pace."""
+                """The program itself waits. What other streams were given before the event is taken
+                to be over, too: they keep pace."""
                 for stream, lent in recorder.lent.items():
-                    recorder.events.append(Sync(recorder.stream, stream, lent - self.lent.get(stream, 0)))
+                    recorder.events.append(
+                        Sync(recorder.stream, stream, lent - self.lent.get(stream, 0))
+                    )
 
             def query(self) -> bool:
                 return True
@@ -103,10 +114,13 @@ class Streams:
                 block.users.add(stream.stream_id)
 
         found: list[tuple[Any, str, Any]] = [
-            (torch.cuda, "Stream", self.kind), (torch.cuda, "Event", self.event), (torch.cuda, "stream", self.on),
-            (torch.cuda, "current_stream", self.current), (torch.cuda, "default_stream", lambda *_: self.default),
+            (torch.cuda, "Stream", self.kind),
+            (torch.cuda, "Event", self.event),
+            (torch.cuda, "stream", self.on),
+            (torch.cuda, "current_stream", self.current),
+            (torch.cuda, "default_stream", lambda *_: self.default),
             (torch.Tensor, "record_stream", used),
-        ]  # fmt: skip
+        ]
         if hasattr(torch, "accelerator"):
             found += [(torch.accelerator, "current_stream", self.current)]
         return found

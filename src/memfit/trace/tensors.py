@@ -1,4 +1,5 @@
-"""Tensor and sequence parallelism by DTensor: torch's styles on the linear layers of a transformers model, or transformers' own plan."""
+"""Tensor and sequence parallelism by DTensor: torch's styles on the linear layers of a transformers
+model, or transformers' own plan."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.strategy import TP
 
-# The linear layers of a block by their last name: split by columns, by rows (transformers 5.23 `base_model_tp_plan` of its models).
+# The linear layers of a block by their last name: split by columns, by rows (transformers 5.23
+# `base_model_tp_plan` of its models).
 COLUMNS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "fc1", "c_fc")
 ROWS = ("o_proj", "out_proj", "down_proj", "fc2")
 
@@ -21,11 +23,19 @@ def cut(model: Any, tp: TP, mesh: Any, experts: int = 1) -> Any:
     plain = tp.vocabulary and not tp.sequence and not tp.parallel_loss
     if tp.style == "transformers" or (tp.style == "auto" and plain and model.supports_tp_plan):
         from transformers.distributed.configuration_utils import DistributedConfig
-        from transformers.distributed.tensor_parallel import apply_tensor_parallelism, get_kv_heads_per_rank
+        from transformers.distributed.tensor_parallel import (
+            apply_tensor_parallelism,
+            get_kv_heads_per_rank,
+        )
 
         paths = {name for name, _ in (*model.named_parameters(), *model.named_modules())}
-        settings = DistributedConfig(tp_size=tp.size, fsdp_size=max(1, experts // tp.size), ep_size=experts)
-        model.config.distributed_config, model._device_mesh = settings, mesh  # where PEFT looks (peft 0.21 tuners/lora/model.py)
+        settings = DistributedConfig(
+            tp_size=tp.size, fsdp_size=max(1, experts // tp.size), ep_size=experts
+        )
+        model.config.distributed_config, model._device_mesh = (
+            settings,
+            mesh,
+        )  # where PEFT looks (peft 0.21 tuners/lora/model.py)
         plan = model._resolve_parallel_plans(settings)[0]
         divided(heads if get_kv_heads_per_rank(plan, heads, tp.size) is None else 0, tp.size)
         model = apply_tensor_parallelism(
@@ -44,7 +54,8 @@ def cut(model: Any, tp: TP, mesh: Any, experts: int = 1) -> Any:
 
 
 def named(model: Any, saved: Iterable[str]) -> Iterator[str]:
-    """Which of these modules are, or hold, modules that the plan of a model names that was cut by it."""
+    """Which of these modules are, or hold, modules that the plan of a model names that was cut by
+    it."""
     settings = getattr(model.config, "distributed_config", None)
     if settings is None:
         return
@@ -64,17 +75,30 @@ def divided(heads: int, ranks: int) -> None:
 
 
 def styles(model: Any, tp: TP) -> Iterator[tuple[str, Any]]:
-    """Module path → style, as torchtitan lays a dense decoder out (models/llama3/parallelize.py; docs.pytorch.org TP tutorial)."""
+    """Module path → style, as torchtitan lays a dense decoder out (models/llama3/parallelize.py;
+    docs.pytorch.org TP tutorial)."""
     from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        RowwiseParallel,
+        SequenceParallel,
+    )
 
     between = Shard(1) if tp.sequence else Replicate()  # of what goes from block to block
     paths = {id(module): path for path, module in model.named_modules()}
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     if tp.vocabulary:
-        yield paths[id(embedding)], RowwiseParallel(input_layouts=Replicate(), output_layouts=between)
+        yield (
+            paths[id(embedding)],
+            RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        )
         if head is not None:
-            out = {"output_layouts": Shard(-1), "use_local_output": False} if tp.parallel_loss else {"output_layouts": Replicate()}
+            out = (
+                {"output_layouts": Shard(-1), "use_local_output": False}
+                if tp.parallel_loss
+                else {"output_layouts": Replicate()}
+            )
             yield paths[id(head)], ColwiseParallel(input_layouts=between, **out)
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
@@ -86,9 +110,18 @@ def styles(model: Any, tp: TP) -> Iterator[tuple[str, Any]]:
             yield path, SequenceParallel()
         elif tp.sequence and name in ("self_attn", "attention"):
             gathered = {"hidden_states": Replicate()}
-            yield path, PrepareModuleInput(input_kwarg_layouts={"hidden_states": Shard(1)}, desired_input_kwarg_layouts=gathered)
+            yield (
+                path,
+                PrepareModuleInput(
+                    input_kwarg_layouts={"hidden_states": Shard(1)},
+                    desired_input_kwarg_layouts=gathered,
+                ),
+            )
         elif tp.sequence and name == "mlp":
-            yield path, PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+            yield (
+                path,
+                PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),)),
+            )
 
 
 __all__ = ["cut"]

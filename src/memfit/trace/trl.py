@@ -1,7 +1,8 @@
-"""TRL's own heads, which take the place of transformers' loss: SFTTrainer's code from logits to loss, with Triton's kernels left out.
+"""TRL's own heads, which take the place of transformers' loss: SFTTrainer's code from logits to
+loss, with Triton's kernels left out.
 
-Since 1.15 `trl.trainer.utils.add_fused_lm_head` (over kernels/chunked_logprob.py), before it `trainer/sft_trainer.py`
-`_patch_chunked_ce_lm_head`.
+Since 1.15 `trl.trainer.utils.add_fused_lm_head` (over kernels/chunked_logprob.py), before it
+`trainer/sft_trainer.py` `_patch_chunked_ce_lm_head`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,11 @@ HEADS = ("causal-lm", "image-text")  # what SFTTrainer trains
 
 def settled(job: Job) -> Job:
     """With the version that is installed, unless the job names one."""
-    if job.framework != "trl" or "trl=" in job.versions.replace(" ", "") or importlib.util.find_spec("trl") is None:
+    if (
+        job.framework != "trl"
+        or "trl=" in job.versions.replace(" ", "")
+        or importlib.util.find_spec("trl") is None
+    ):
         return job
     found = ".".join(importlib.metadata.version("trl").split(".")[:2])
     return job.replace(versions=f"{job.versions},trl={found}".lstrip(","))
@@ -35,7 +40,9 @@ def load(job: Job) -> None:
     """Its packages must still see the true machine."""
     kind = head_of(job)
     if kind == "fused":
-        library("trl.kernels.chunked_logprob")  # first: 1.15 goes without it where it cannot be imported
+        library(
+            "trl.kernels.chunked_logprob"
+        )  # first: 1.15 goes without it where it cannot be imported
     if job.training and job.activation_offload == "streams":
         library("trl.models.activation_offloading")
     if kind != "plain":
@@ -43,9 +50,18 @@ def load(job: Job) -> None:
 
 
 def missing(job: Job) -> Iterator[Problem]:
-    if (head_of(job) != "plain" or (job.training and job.activation_offload == "streams")) and importlib.util.find_spec("trl") is None:
-        message = "a trace of TRL's own head or hooks runs the Python code of `trl`, which is not installed"
-        yield Problem(message=message, where="job.framework", hint="`pip install trl`, an older TRL in `versions`, or the formulas")
+    if (
+        head_of(job) != "plain" or (job.training and job.activation_offload == "streams")
+    ) and importlib.util.find_spec("trl") is None:
+        message = (
+            "a trace of TRL's own head or hooks runs the Python code of `trl`, which is not "
+            "installed"
+        )
+        yield Problem(
+            message=message,
+            where="job.framework",
+            hint="`pip install trl`, an older TRL in `versions`, or the formulas",
+        )
 
 
 def headed(model: Any, job: Job, kind: str) -> Any:
@@ -56,12 +72,20 @@ def headed(model: Any, job: Job, kind: str) -> Any:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     last = base.get_output_embeddings()
     if hasattr(last, "lora_A"):
-        raise InputError.one("TRL has no adapters on the head", where="job.targets", hint="leave it out")
+        raise InputError.one(
+            "TRL has no adapters on the head", where="job.targets", hint="leave it out"
+        )
     whole = getattr(last.weight, "ds_shape", last.weight.shape)  # ZeRO-3's parts have one dimension
     if len(whole) != 2 or isinstance(last.weight, (Params4bit, Int8Params)):
-        raise InputError.one("TRL's head multiplies by the weight itself, which is packed", where="job.quant_skip", hint="add the head")
+        raise InputError.one(
+            "TRL's head multiplies by the weight itself, which is packed",
+            where="job.quant_skip",
+            hint="add the head",
+        )
     if head == "fused":
-        library("trl.trainer.utils").add_fused_lm_head(base, outputs=("log_probs", "entropy", "is_top1"))
+        library("trl.trainer.utils").add_fused_lm_head(
+            base, outputs=("log_probs", "entropy", "is_top1")
+        )
     else:
         trainer = library("trl.trainer.sft_trainer")
         trainer._patch_chunked_ce_lm_head(base, chunk_size=trainer._CHUNKED_LM_HEAD_CHUNK_SIZE)
@@ -80,7 +104,8 @@ def library(name: str) -> Any:
 
 
 def called(forward: Callable[..., Any], job: Job, kind: str) -> Callable[..., Any]:
-    """A forward whose outputs have the loss that SFTTrainer's `compute_loss` makes of them (trl 1.16 trainer/sft_trainer.py)."""
+    """A forward whose outputs have the loss that SFTTrainer's `compute_loss` makes of them (trl
+    1.16 trainer/sft_trainer.py)."""
     if head_of(job) != "fused" or kind not in HEADS:
         return forward
 
@@ -100,10 +125,16 @@ def without_kernels(job: Job) -> Iterator[None]:
         yield
         return
     module = library("trl.kernels.chunked_logprob")
-    changes: list[tuple[Any, str, Any]] = [(module, name, Kernel()) for name in ("_forward_kernel", "_backward_kernel")]
+    changes: list[tuple[Any, str, Any]] = [
+        (module, name, Kernel()) for name in ("_forward_kernel", "_backward_kernel")
+    ]
     changes += [(module, "triton", Module("triton"))] if not hasattr(module, "triton") else []
     users = [module, library("trl.trainer.utils")]
-    changes += [(one, "_use_triton", lambda device: device.type == "cuda") for one in users if hasattr(one, "_use_triton")]
+    changes += [
+        (one, "_use_triton", lambda device: device.type == "cuda")
+        for one in users
+        if hasattr(one, "_use_triton")
+    ]
     with cuda.patched(changes):
         yield
 

@@ -1,5 +1,6 @@
-"""DeepSpeed's Ulysses attention on the pretended GPU: the attention that transformers calls exchanges tokens for heads around its kernel (tried with
-deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py)."""
+"""DeepSpeed's Ulysses attention on the pretended GPU: the attention that transformers calls
+exchanges tokens for heads around its kernel (tried with deepspeed 0.19.8
+runtime/sequence_parallel/ulysses_sp.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def ranks(strategy: Strategy) -> int:
 
 
 def registered(recorder: Recorder, model: Any, job: Job, strategy: Strategy) -> dict[str, Any]:
-    """What `deepspeed.initialize` is told beside (accelerate 1.15 accelerator.py `_prepare_deepspeed`)."""
+    """What `deepspeed.initialize` is told beside (accelerate 1.15 accelerator.py
+    `_prepare_deepspeed`)."""
     size = ranks(strategy)
     if size == 1:
         return {}
@@ -30,9 +32,13 @@ def registered(recorder: Recorder, model: Any, job: Job, strategy: Strategy) -> 
     RULES.setdefault(torch.ops.deepspeed.dim_zero_all_to_all.default, exchanged)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     groups = UlyssesSPAttentionHF.register_with_transformers(
-        model_name_or_path=model, core_attn_implementation=model.config._attn_implementation, sequence_parallel_size=size, micro_batch_size=job.batch,
-        seq_length_is_variable=True, disable_in_eval=True,
-    )  # fmt: skip
+        model_name_or_path=model,
+        core_attn_implementation=model.config._attn_implementation,
+        sequence_parallel_size=size,
+        micro_batch_size=job.batch,
+        seq_length_is_variable=True,
+        disable_in_eval=True,
+    )
     recorder.groups[groups.get_sequence_parallel_group().group_name] = "cp"
     return {"mpu": groups}
 
@@ -61,19 +67,33 @@ def exchanged(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bo
         return NO
     where = recorder.modules[-1] if recorder.modules else recorder.last_node[1]
     size = given.numel() * given.element_size()
-    recorder.events.append(Comm("all_to_all", size, given.shape[0], recorder.groups.get(group, group), where, recorder.stream))
+    recorder.events.append(
+        Comm(
+            "all_to_all",
+            size,
+            given.shape[0],
+            recorder.groups.get(group, group),
+            where,
+            recorder.stream,
+        )
+    )
     return True, torch.empty_like(given)
 
 
 def part(given: dict[str, Any], strategy: Strategy) -> dict[str, Any]:
-    """A batch of this rank's tokens, as the loader hands it over, with the positions that they have in the whole and shifted labels
-    (`UlyssesSPDataLoaderAdapter`; transformers 5.23 integrations/deepspeed.py deepspeed_sp_compute_loss)."""
+    """A batch of this rank's tokens, as the loader hands it over, with the positions that they have
+    in the whole and shifted labels (`UlyssesSPDataLoaderAdapter`; transformers 5.23
+    integrations/deepspeed.py deepspeed_sp_compute_loss)."""
     tokens = given["input_ids"]
     first = strategy.rank % ranks(strategy) * tokens.shape[1]
-    given["position_ids"] = torch.arange(first, first + tokens.shape[1], device=tokens.device).repeat(tokens.shape[0], 1)
+    given["position_ids"] = torch.arange(
+        first, first + tokens.shape[1], device=tokens.device
+    ).repeat(tokens.shape[0], 1)
     given["shift_labels"] = given["labels"]
     if (strategy.rank + 1) % ranks(strategy) == 0:
-        given["labels"] = given["shift_labels"] = torch.nn.functional.pad(given["labels"][:, 1:], (0, 1), value=-100)
+        given["labels"] = given["shift_labels"] = torch.nn.functional.pad(
+            given["labels"][:, 1:], (0, 1), value=-100
+        )
     return given
 
 

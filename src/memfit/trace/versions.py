@@ -18,12 +18,18 @@ def installed(library: str) -> tuple[int, int]:
 
 
 TRANSFORMERS = installed("transformers")
-DTYPE = "dtype" if TRANSFORMERS >= (4, 56) else "torch_dtype"  # the argument of `from_config` and `_from_config`
+DTYPE = (
+    "dtype" if TRANSFORMERS >= (4, 56) else "torch_dtype"
+)  # the argument of `from_config` and `_from_config`
 
 
 def text_config(config: Any) -> Any:
     """Configurations have `get_text_config` since transformers 4.45."""
-    return config.get_text_config() if hasattr(config, "get_text_config") else getattr(config, "text_config", config)
+    return (
+        config.get_text_config()
+        if hasattr(config, "get_text_config")
+        else getattr(config, "text_config", config)
+    )
 
 
 def vocabulary(config: Any) -> int:
@@ -32,7 +38,8 @@ def vocabulary(config: Any) -> int:
 
 
 def kept_whole(model: Any, named: list[str]) -> list[str]:
-    """The modules that bitsandbytes' quantization leaves alone: those named, else the head and what is tied to it, and those of fp32.
+    """The modules that bitsandbytes' quantization leaves alone: those named, else the head and what
+    is tied to it, and those of fp32.
 
     transformers 4.50 and later quantizers/base.py; before, quantizers/quantizer_bnb_4bit.py.
     """
@@ -53,15 +60,26 @@ def converts(path: str, kept: list[str]) -> bool:
         from transformers.quantizers.quantizers_utils import should_convert_module
 
         return bool(should_convert_module(path, kept))
-    name = path.rpartition(".")[2]  # transformers 4 integrations/bitsandbytes.py `_replace_with_bnb_linear`
+    name = path.rpartition(".")[
+        2
+    ]  # transformers 4 integrations/bitsandbytes.py `_replace_with_bnb_linear`
     return name not in kept and not any(f"{one}." in path or one == path for one in kept)
 
 
-__all__ = ["DTYPE", "TRANSFORMERS", "converts", "installed", "kept_whole", "text_config", "vocabulary"]
+__all__ = [
+    "DTYPE",
+    "TRANSFORMERS",
+    "converts",
+    "installed",
+    "kept_whole",
+    "text_config",
+    "vocabulary",
+]
 
 
 def cache_off(job: Job) -> bool:
-    """Whether the loop around the model switches the key/value cache off: a Trainer since 5.0 (trainer.py), TRL since 0.22 (sft_trainer.py)."""
+    """Whether the loop around the model switches the key/value cache off: a Trainer since 5.0
+    (trainer.py), TRL since 0.22 (sft_trainer.py)."""
     if job.keep_outputs:
         return False
     return TRANSFORMERS >= (5, 0) or (job.framework == "trl" and job.version("trl") >= (0, 22))

@@ -1,4 +1,5 @@
-"""A flat tape as text, for the way from one interpreter to another: JSON with every word written once."""
+"""A flat tape as text, for the way from one interpreter to another: JSON with every word written
+once."""
 
 from __future__ import annotations
 
@@ -26,17 +27,22 @@ CODES = {kind: code for code, (kind, _) in enumerate(KINDS)}
 
 
 def to_text(tape: Tape) -> str:
-    """Each event is a list: the number of its kind, then its fields, words as their place in a list of all words."""
+    """Each event is a list: the number of its kind, then its fields, words as their place in a list
+    of all words."""
     words: dict[str, int] = {}
 
     def coded(value: Any) -> Any:
         return words.setdefault(value, len(words)) if isinstance(value, str) else value
 
     written = {
-        "events": [[CODES[type(event)], *map(coded, event)] for event in tape.events], "words": list(words),
-        "source": tape.source, "rank": tape.rank, "versions": dict(tape.versions),
-        "notes": [dataclasses.asdict(one) for one in tape.notes], "parameters": tape.parameters,
-    }  # fmt: skip
+        "events": [[CODES[type(event)], *map(coded, event)] for event in tape.events],
+        "words": list(words),
+        "source": tape.source,
+        "rank": tape.rank,
+        "versions": dict(tape.versions),
+        "notes": [dataclasses.asdict(one) for one in tape.notes],
+        "parameters": tape.parameters,
+    }
     return json.dumps(written, separators=(",", ":"))
 
 
@@ -46,9 +52,13 @@ def from_text(text: str) -> Tape:
         written = json.loads(text)
         events = tuple(event_of(row, written["words"]) for row in written["events"])
         return Tape(
-            events=events, source=written["source"], rank=written["rank"], versions=written["versions"],
-            notes=tuple(Problem(**one) for one in written["notes"]), parameters=tuple(written["parameters"]),
-        )  # fmt: skip
+            events=events,
+            source=written["source"],
+            rank=written["rank"],
+            versions=written["versions"],
+            notes=tuple(Problem(**one) for one in written["notes"]),
+            parameters=tuple(written["parameters"]),
+        )
     except (ValueError, KeyError, IndexError, TypeError) as bad:
         raise TapeError(f"what was written is no tape: {bad}") from None
 
@@ -56,7 +66,10 @@ def from_text(text: str) -> Tape:
 def event_of(row: list[Any], words: list[str]) -> Event:
     kind, worded = KINDS[row[0]]
     event: Event = kind(
-        *(tuple(value) if isinstance(value, list) else words[value] if place in worded else value for place, value in enumerate(row[1:]))
+        *(
+            tuple(value) if isinstance(value, list) else words[value] if place in worded else value
+            for place, value in enumerate(row[1:])
+        )
     )
     return event
 

@@ -1,4 +1,5 @@
-"""DeepSpeed's own engine on the pretended GPU: one rank of ZeRO, in a process group that sends nothing (tried with deepspeed 0.19.8)."""
+"""DeepSpeed's own engine on the pretended GPU: one rank of ZeRO, in a process group that sends
+nothing (tried with deepspeed 0.19.8)."""
 
 from __future__ import annotations
 
@@ -31,17 +32,30 @@ from memfit.trace.sides import Sides
 
 # What a setting is called in the `zero_optimization` section (runtime/zero/config.py).
 SECTION = {
-    "stage": "stage", "reduce_bucket": "reduce_bucket_size", "allgather_bucket": "allgather_bucket_size", "overlap": "overlap_comm",
-    "contiguous": "contiguous_gradients", "round_robin": "round_robin_gradients", "prefetch_bucket": "stage3_prefetch_bucket_size",
-    "max_live": "stage3_max_live_parameters", "max_reuse": "stage3_max_reuse_distance", "sub_group": "sub_group_size",
-    "persistence": "stage3_param_persistence_threshold", "hpz": "zero_hpz_partition_size", "qwz": "zero_quantized_weights",
-}  # fmt: skip
-FOLDER = os.path.join(tempfile.gettempdir(), f"memfit-nvme-{os.getpid()}")  # of empty folders that the swappers make
+    "stage": "stage",
+    "reduce_bucket": "reduce_bucket_size",
+    "allgather_bucket": "allgather_bucket_size",
+    "overlap": "overlap_comm",
+    "contiguous": "contiguous_gradients",
+    "round_robin": "round_robin_gradients",
+    "prefetch_bucket": "stage3_prefetch_bucket_size",
+    "max_live": "stage3_max_live_parameters",
+    "max_reuse": "stage3_max_reuse_distance",
+    "sub_group": "sub_group_size",
+    "persistence": "stage3_param_persistence_threshold",
+    "hpz": "zero_hpz_partition_size",
+    "qwz": "zero_quantized_weights",
+}
+FOLDER = os.path.join(
+    tempfile.gettempdir(), f"memfit-nvme-{os.getpid()}"
+)  # of empty folders that the swappers make
 OFFLOADS = ("offload_optimizer", "offload_param")
 # What the engine's optimizer keeps under a name.
 KEEPS: tuple[tuple[str, Part], ...] = (
-    ("single_partition_of_fp32_groups", "master"), ("fp32_partitioned_groups_flat", "master"), ("temp_grad_buffer_for_gpu_offload", "gradients"),
-)  # fmt: skip
+    ("single_partition_of_fp32_groups", "master"),
+    ("fp32_partitioned_groups_flat", "master"),
+    ("temp_grad_buffer_for_gpu_offload", "gradients"),
+)
 
 
 def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
@@ -49,18 +63,34 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     zero = strategy.zero
     assert zero is not None
     for name, layout in strategy.uses():
-        if name != "zero" and layout.size > 1 and not (name == "cp" and ulysses.ranks(strategy) > 1):
-            yield Problem(message=f"the trace runs ZeRO alone, not beside `{name}`", where=f"use {name}", hint="`zero` over all ranks")
+        if (
+            name != "zero"
+            and layout.size > 1
+            and not (name == "cp" and ulysses.ranks(strategy) > 1)
+        ):
+            yield Problem(
+                message=f"the trace runs ZeRO alone, not beside `{name}`",
+                where=f"use {name}",
+                hint="`zero` over all ranks",
+            )
     if importlib.util.find_spec("deepspeed") is None:
         message = "a trace of ZeRO runs the Python code of `deepspeed`, which is not installed"
-        yield Problem(message=message, where="use zero", hint="pip install deepspeed, or ask the formulas")
+        yield Problem(
+            message=message, where="use zero", hint="pip install deepspeed, or ask the formulas"
+        )
     if zero.qgz:
         message = "the trace has no kernels that quantize gradients"
         yield Problem(message=message, where="use zero.qgz", hint="leave it away")
     if job.quantization != "none" and zero.stage == 3:
-        yield Problem(message="the trace cannot cut quantized weights", where="job.quant", hint="`stage=2`, or LoRA on 16-bit weights")
+        yield Problem(
+            message="the trace cannot cut quantized weights",
+            where="job.quant",
+            hint="`stage=2`, or LoRA on 16-bit weights",
+        )
     if OPTIMIZERS[job.optimizer].when != "after":
-        message = f"`{job.optimizer}` steps while backward runs, and ZeRO's partitions step after it"
+        message = (
+            f"`{job.optimizer}` steps while backward runs, and ZeRO's partitions step after it"
+        )
         yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
 
 
@@ -68,13 +98,20 @@ def settings(job: Job, zero: ZeRO) -> dict[str, Any]:
     """The job in DeepSpeed's words."""
     section: dict[str, Any] = {word: getattr(zero, name) for name, word in SECTION.items()}
     section |= {
-        name: {"device": getattr(zero, name), "pin_memory": True, "nvme_path": FOLDER} for name in OFFLOADS if getattr(zero, name) != "none"
+        name: {"device": getattr(zero, name), "pin_memory": True, "nvme_path": FOLDER}
+        for name in OFFLOADS
+        if getattr(zero, name) != "none"
     }
     half = half_of(job)
     return {
-        "train_micro_batch_size_per_gpu": job.batch, "gradient_accumulation_steps": job.accumulate, "zero_allow_untested_optimizer": True,
-        "zero_optimization": section, "zero_force_ds_cpu_optimizer": False, "gradient_clipping": job.clip, **({half: {"enabled": True}} if half else {}),
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": job.batch,
+        "gradient_accumulation_steps": job.accumulate,
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": section,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": job.clip,
+        **({half: {"enabled": True}} if half else {}),
+    }
 
 
 def half_of(job: Job) -> str:
@@ -86,7 +123,11 @@ class Rank(Sides):
     """A recorder for an engine that asks whether any gradient has overflowed: none has."""
 
     def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta and not args[0].dtype.is_floating_point:
+        if (
+            func is torch.ops.aten._local_scalar_dense.default
+            and args[0].is_meta
+            and not args[0].dtype.is_floating_point
+        ):
             self.caught_up()
             return 0
         return super().dispatch(func, args, kwargs)
@@ -96,15 +137,22 @@ class Rank(Sides):
         self.events.extend(Sync(self.stream, stream) for stream in self.lent)
 
     def too_large(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """On the host as well, floats have no values: what is real and what is not cannot be a tensor and its gradient."""
-        kind = kwargs.get("dtype") or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None) or torch.get_default_dtype()
+        """On the host as well, floats have no values: what is real and what is not cannot be a
+        tensor and its gradient."""
+        kind = (
+            kwargs.get("dtype")
+            or next((one.dtype for one in args if isinstance(one, torch.Tensor)), None)
+            or torch.get_default_dtype()
+        )
         return bool(kind.is_floating_point) and count_of(args) != 1
 
     def fetched(self, tensor: torch.Tensor, kind: Any) -> torch.Tensor:
         kind = tensor.dtype if kind is None else kind
         if not kind.is_floating_point or tensor.numel() == 1:
             return super().fetched(tensor, kind)
-        return self.apart(torch.empty_strided(tensor.size(), tensor.stride(), dtype=kind, device="meta"))
+        return self.apart(
+            torch.empty_strided(tensor.size(), tensor.stride(), dtype=kind, device="meta")
+        )
 
     def elements(self, parameter: Any) -> int:
         return int(getattr(parameter, "ds_numel", parameter.numel()))
@@ -114,9 +162,10 @@ class Parked(away.Away, Rank):
     """Its activations wait on the host, too."""
 
 
-# ------------------------------------------------------------------------------------------------------------------ the machine
+# ------------------------------------------------------------------------------------- the machine
 def load(strategy: Strategy) -> None:
-    """Imported while the machine is still seen as it is; told what that is, it does not say that it looked in vain."""
+    """Imported while the machine is still seen as it is; told what that is, it does not say that it
+    looked in vain."""
     if strategy.zero is not None and "deepspeed" not in sys.modules:
         with set_in_environment({"DS_ACCELERATOR": "cpu"}):
             importlib.import_module("deepspeed")
@@ -145,7 +194,8 @@ def resolved(strategy: Strategy, model: Any) -> Strategy:
 
 @contextlib.contextmanager
 def engaged(recorder: Any, strategy: Strategy) -> Iterator[None]:
-    """What a launcher and a GPU would say to DeepSpeed; its modules keep groups and settings, which are as before afterwards."""
+    """What a launcher and a GPU would say to DeepSpeed; its modules keep groups and settings, which
+    are as before afterwards."""
     if strategy.zero is None:
         yield
         return
@@ -168,8 +218,15 @@ def engaged(recorder: Any, strategy: Strategy) -> Iterator[None]:
     real_accelerator.ds_accelerator = cuda_accelerator.CUDA_Accelerator()
     deepspeed.utils.logger.setLevel(logging.ERROR)
     try:
-        with set_in_environment(told), cuda.patched([*answers(recorder), *disk.answers(recorder)]), ulysses.left_alone(strategy) as more:
-            kept += [(one, dict(vars(one))) for one in (groups, partition_parameters.Init, partition_parameters, *more)]
+        with (
+            set_in_environment(told),
+            cuda.patched([*answers(recorder), *disk.answers(recorder)]),
+            ulysses.left_alone(strategy) as more,
+        ):
+            kept += [
+                (one, dict(vars(one)))
+                for one in (groups, partition_parameters.Init, partition_parameters, *more)
+            ]
             comm.cdb = comm.TorchBackend("nccl", comm.default_pg_timeout, None)
             yield
     finally:
@@ -183,7 +240,8 @@ def engaged(recorder: Any, strategy: Strategy) -> Iterator[None]:
 
 
 def answers(recorder: Rank) -> list[tuple[Any, str, Any]]:
-    """(owner, name, value): what it asks a GPU for, and other ranks; `linear` is what it puts its own in place of."""
+    """(owner, name, value): what it asks a GPU for, and other ranks; `linear` is what it puts its
+    own in place of."""
     from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator
     from deepspeed.runtime.zero import partition_parameters, partitioned_param_coordinator, stage3
     from torch.utils._python_dispatch import _disable_current_modes
@@ -203,16 +261,31 @@ def answers(recorder: Rank) -> list[tuple[Any, str, Any]]:
     quantizer, gather = partition_parameters.CUDAQuantizer, partition_parameters._dist_allgather_fn
     quiet: Callable[..., None] = lambda *_, **__: None  # noqa: E731
     found: list[tuple[Any, str, Any]] = [
-        (torch.nn.functional, "linear", torch.nn.functional.linear), (torch, "zeros_like", zeros_like),
+        (torch.nn.functional, "linear", torch.nn.functional.linear),
+        (torch, "zeros_like", zeros_like),
         (torch.cuda, "empty_cache", lambda: recorder.events.append(Trim())),
-        (torch.cuda, "synchronize", lambda *_: recorder.caught_up()), (torch.cuda.Stream, "synchronize", lambda self: recorder.caught_up()),
-        (torch.cuda.Event, "query", lambda self: False),  # the program is ahead of the GPU, as far as it lets itself be
-        (torch.Tensor, "pin_memory", lambda self, *_: self), (torch.Tensor, "is_pinned", lambda self, *_: False),
-        (partition_parameters, "_dist_allgather_fn", lambda *given, **named: Work(gather(*given, **named))),
-        (quantizer, "quantizer_cuda_module", Quantizer()), (quantizer, "group_size_cache", {}),
-        (CUDA_Accelerator, "range_push", quiet), (CUDA_Accelerator, "range_pop", quiet), (CUDA_Accelerator, "available_memory", free),
-        (CUDA_Accelerator, "ByteTensor", maker(torch.uint8)), (CUDA_Accelerator, "FloatTensor", maker(torch.float32)),
-    ]  # fmt: skip
+        (torch.cuda, "synchronize", lambda *_: recorder.caught_up()),
+        (torch.cuda.Stream, "synchronize", lambda self: recorder.caught_up()),
+        (
+            torch.cuda.Event,
+            "query",
+            lambda self: False,
+        ),  # the program is ahead of the GPU, as far as it lets itself be
+        (torch.Tensor, "pin_memory", lambda self, *_: self),
+        (torch.Tensor, "is_pinned", lambda self, *_: False),
+        (
+            partition_parameters,
+            "_dist_allgather_fn",
+            lambda *given, **named: Work(gather(*given, **named)),
+        ),
+        (quantizer, "quantizer_cuda_module", Quantizer()),
+        (quantizer, "group_size_cache", {}),
+        (CUDA_Accelerator, "range_push", quiet),
+        (CUDA_Accelerator, "range_pop", quiet),
+        (CUDA_Accelerator, "available_memory", free),
+        (CUDA_Accelerator, "ByteTensor", maker(torch.uint8)),
+        (CUDA_Accelerator, "FloatTensor", maker(torch.float32)),
+    ]
     for module in (partition_parameters, partitioned_param_coordinator, stage3):
         for name in ("assert_ints_same_as_other_ranks", "assert_lst_len_same_as_other_ranks"):
             found += [(module, name, quiet)] if hasattr(module, name) else []
@@ -220,7 +293,8 @@ def answers(recorder: Rank) -> list[tuple[Any, str, Any]]:
 
 
 class Work:
-    """A collective on its way: what is sent is held until somebody waits for it (torch 2.13 ProcessGroupNCCL.cpp WorkNCCL::unstash)."""
+    """A collective on its way: what is sent is held until somebody waits for it (torch 2.13
+    ProcessGroupNCCL.cpp WorkNCCL::unstash)."""
 
     def __init__(self, work: Any) -> None:
         self.work = work
@@ -232,14 +306,19 @@ class Work:
 
 
 class Quantizer:
-    """ZeRO++'s kernels (deepspeed 0.19.8 ops/csrc/quantization/pt_binding.cpp): a byte a value and an fp32 scale a group, and fp16 again."""
+    """ZeRO++'s kernels (deepspeed 0.19.8 ops/csrc/quantization/pt_binding.cpp): a byte a value and
+    an fp32 scale a group, and fp16 again."""
 
     Symmetric = 0
 
-    def quantize(self, values: torch.Tensor, groups: int, bits: int, kind: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def quantize(
+        self, values: torch.Tensor, groups: int, bits: int, kind: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         return made(values.shape, torch.int8), made((groups, 1), torch.float32)
 
-    def dequantize(self, codes: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int) -> torch.Tensor:
+    def dequantize(
+        self, codes: torch.Tensor, scales: torch.Tensor, groups: int, bits: int, kind: int
+    ) -> torch.Tensor:
         return made(codes.shape, torch.float16)
 
 
@@ -253,10 +332,12 @@ def maker(kind: torch.dtype) -> property:
     return property(lambda self: lambda values: torch.tensor(values, dtype=kind).to("cuda"))
 
 
-# ------------------------------------------------------------------------------------------------------------------ the engine
-def brought(recorder: Recorder, model: Any, job: Job, strategy: Strategy, finish: Callable[[Any, str], Any]) -> Any:
-    """The model as it is handed to DeepSpeed: on the host, or in parts if the third stage was known of before it was made. What is packed is packed
-    on the GPU. `finish` makes of it what trains."""
+# -------------------------------------------------------------------------------------- the engine
+def brought(
+    recorder: Recorder, model: Any, job: Job, strategy: Strategy, finish: Callable[[Any, str], Any]
+) -> Any:
+    """The model as it is handed to DeepSpeed: on the host, or in parts if the third stage was known
+    of before it was made. What is packed is packed on the GPU. `finish` makes of it what trains."""
     zero = strategy.zero
     assert zero is not None
     assert isinstance(recorder, Rank)
@@ -286,7 +367,9 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     forward = trl.called(engine, job, plan.kind)
     micro = steps.Micro(plan=plan, options=options, forward=forward, backward=engine.backward)
     recorder.optimizer, recorder.loop = engine, micro.kept
-    count = max(options.steps, 3) if options.strategy.zero.stage == 3 else options.steps  # it learns in the first, then gathers ahead
+    count = (
+        max(options.steps, 3) if options.strategy.zero.stage == 3 else options.steps
+    )  # it learns in the first, then gathers ahead
     for step, now in steps.jobs(job, count).items():
         for last in steps.parts(job):
             with around():
@@ -303,9 +386,15 @@ def engine_of(recorder: Recorder, model: Any, job: Job, options: Any) -> Any:
     import deepspeed
 
     recorder.mark("prepare")
-    stepper = grouped(options.optimizer(model, job.replace(precision="bf16") if job.precision == "bf16-master" else job))
+    stepper = grouped(
+        options.optimizer(
+            model, job.replace(precision="bf16") if job.precision == "bf16-master" else job
+        )
+    )
     beside = ulysses.registered(recorder, model, job, options.strategy)
-    engine, *_ = deepspeed.initialize(model=model, optimizer=stepper, config=settings(job, options.strategy.zero), **beside)
+    engine, *_ = deepspeed.initialize(
+        model=model, optimizer=stepper, config=settings(job, options.strategy.zero), **beside
+    )
     for name, part in KEEPS:
         settled(recorder, part, tensors_of([getattr(engine.optimizer, name, None)]))
     for bucket in getattr(engine.optimizer, "ipg_buckets", {}).values():
@@ -326,8 +415,8 @@ def settled(recorder: Recorder, part: Part, tensors: Iterable[torch.Tensor]) -> 
 
 
 def grouped(stepper: Any) -> Any:
-    """The Trainer's two groups, with weight decay and without: norms and biases, which have one dimension (transformers 5.23 trainer.py
-    get_decay_parameter_names)."""
+    """The Trainer's two groups, with weight decay and without: norms and biases, which have one
+    dimension (transformers 5.23 trainer.py get_decay_parameter_names)."""
     split = [
         {**group, "params": some}
         for wide in (True, False)
@@ -343,4 +432,15 @@ def shape_of(parameter: Any) -> Any:
     return getattr(parameter, "ds_shape", parameter.shape)
 
 
-__all__ = ["Parked", "Rank", "brought", "engaged", "load", "refusals", "resolved", "settings", "train", "version"]
+__all__ = [
+    "Parked",
+    "Rank",
+    "brought",
+    "engaged",
+    "load",
+    "refusals",
+    "resolved",
+    "settings",
+    "train",
+    "version",
+]

@@ -1,5 +1,5 @@
-"""How far memfit and every known method are off on measured cases: one outcome a case, statistics a group, nothing averaged over lines of
-different sources."""
+"""How far memfit and every known method are off on measured cases: one outcome a case, statistics a
+group, nothing averaged over lines of different sources."""
 
 from __future__ import annotations
 
@@ -16,7 +16,19 @@ from typing import TypeAlias
 from memfit.errors import InputError
 from memfit.registry import nearest
 from memfit.tape import Producer
-from memfit.truth.answers import OURS, OWN, PEAKS, TRACE, KernelOutcome, Outcome, asker, of_kernel, outcome, question, technique
+from memfit.truth.answers import (
+    OURS,
+    OWN,
+    PEAKS,
+    TRACE,
+    KernelOutcome,
+    Outcome,
+    asker,
+    of_kernel,
+    outcome,
+    question,
+    technique,
+)
 from memfit.truth.baselines import BASELINES, Baseline
 from memfit.truth.baselines.peers import PEERS, asked
 from memfit.truth.case import KERNEL, KINDS, ONE, SERVED, SEVERAL, Case, Refused
@@ -59,22 +71,36 @@ class Accuracy:
         return dict(sorted(found.items()))
 
     def reasons(self) -> dict[tuple[str, str], tuple[int, int]]:
-        """How many rows were refused, those described completely and all, by kind of row and reason; first what one GPU could answer.
-        Where memfit is the reason, in its words."""
+        """How many rows were refused, those described completely and all, by kind of row and
+        reason; first what one GPU could answer. Where memfit is the reason, in its words."""
         counts: Counter[tuple[str, str]] = Counter()
         certain: Counter[tuple[str, str]] = Counter()
         for one in self.refused:
             key = one.kind, f"{one.reason}: {one.detail}" if one.reason in OWN else one.reason
             counts[key] += 1
             certain[key] += one.confidence == CERTAIN
-        ordered = sorted(counts.items(), key=lambda item: (KINDS.index(item[0][0]), -item[1], item[0][1]))
+        ordered = sorted(
+            counts.items(), key=lambda item: (KINDS.index(item[0][0]), -item[1], item[0][1])
+        )
         return {key: (certain[key], count) for key, count in ordered}
 
     def tasks(self) -> dict[str, tuple[int, int]]:
-        """Of the rows that carry memory and are described completely: how many are answered of how many. Serving engines are apart."""
+        """Of the rows that carry memory and are described completely: how many are answered of how
+        many. Serving engines are apart."""
         found = {TRAINING: (0, 0), INFERENCE: (0, 0), SERVED: (0, 0)}
-        answered = ((TRAINING if one.case.job.training else INFERENCE, one.case.kind, one.case.confidence, 1) for one in self.outcomes)
-        refused = ((INFERENCE if one.task.startswith("inf") else TRAINING, one.kind, one.confidence, 0) for one in self.refused)
+        answered = (
+            (
+                TRAINING if one.case.job.training else INFERENCE,
+                one.case.kind,
+                one.case.confidence,
+                1,
+            )
+            for one in self.outcomes
+        )
+        refused = (
+            (INFERENCE if one.task.startswith("inf") else TRAINING, one.kind, one.confidence, 0)
+            for one in self.refused
+        )
         for task, kind, confidence, said in (*answered, *refused):
             if kind in (ONE, SEVERAL, SERVED) and confidence == CERTAIN:
                 group = SERVED if kind == SERVED else task
@@ -88,7 +114,10 @@ class Accuracy:
             *((one.case.kind, one.case.confidence, 1) for one in self.outcomes),
             *((KERNEL, one.kernel.confidence, 1) for one in self.kernels),
         ]
-        for kind, confidence, answered in (*everyone, *((one.kind, one.confidence, 0) for one in self.refused)):
+        for kind, confidence, answered in (
+            *everyone,
+            *((one.kind, one.confidence, 0) for one in self.refused),
+        ):
             for group in ("all", confidence):
                 before = found.setdefault(kind, {}).get(group, (0, 0))
                 found[kind][group] = before[0] + answered, before[1] + 1
@@ -109,32 +138,55 @@ class Accuracy:
         return middle(spent) if spent else None
 
     def worst(self, count: int) -> list[Outcome]:
-        return sorted((one for one in self.outcomes if one.case.value), key=lambda one: -abs(one.error() or 0))[:count]
+        return sorted(
+            (one for one in self.outcomes if one.case.value), key=lambda one: -abs(one.error() or 0)
+        )[:count]
 
     def decisions(self, method: str = OURS) -> tuple[int, int]:
-        """Of the runs that went out of memory, those where the method says so, and all it was asked about."""
-        asked = [one.refusals[method] for one in self.outcomes if one.case.metric == "oom" and method in one.refusals]
+        """Of the runs that went out of memory, those where the method says so, and all it was asked
+        about."""
+        asked = [
+            one.refusals[method]
+            for one in self.outcomes
+            if one.case.metric == "oom" and method in one.refusals
+        ]
         return sum(asked), len(asked)
 
     def fitted(self, method: str = OURS) -> tuple[int, int]:
-        """Of the runs that went through on a named GPU, those where the method says no, and all it was asked about."""
-        asked = [one.refusals[method] for one in self.outcomes if one.case.metric in PEAKS and method in one.refusals]
+        """Of the runs that went through on a named GPU, those where the method says no, and all it
+        was asked about."""
+        asked = [
+            one.refusals[method]
+            for one in self.outcomes
+            if one.case.metric in PEAKS and method in one.refusals
+        ]
         return sum(asked), len(asked)
 
 
 Progress = Callable[[int, int, str], None]  # rows done, rows in all, what is next
-Question: TypeAlias = "list[tuple[int, Case]]"  # places and rows, which differ only in what of one run they tell
+Question: TypeAlias = (
+    "list[tuple[int, Case]]"  # places and rows, which differ only in what of one run they tell
+)
 Answer: TypeAlias = "Outcome | KernelOutcome | Refused"
 
 
 def accuracy(
-    path: str | Path | None = None, *, confidence: str = "", source: str = "", limit: int = 0, producer: Producer | None = None,
-    progress: Progress | None = None, peers: bool = False, processes: int = 1,
-) -> Accuracy:  # fmt: skip
-    """Every row of a file in the form of the bundled collection (None: that itself), answered or refused with a reason.
+    path: str | Path | None = None,
+    *,
+    confidence: str = "",
+    source: str = "",
+    limit: int = 0,
+    producer: Producer | None = None,
+    progress: Progress | None = None,
+    peers: bool = False,
+    processes: int = 1,
+) -> Accuracy:
+    """Every row of a file in the form of the bundled collection (None: that itself), answered or
+    refused with a reason.
 
-    `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it; `limit` ends after so many cases. `peers`:
-    the real tools that are installed are asked too. `processes` share the work of many formulas."""
+    `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it;
+    `limit` ends after so many cases. `peers`: the real tools that are installed are asked too.
+    `processes` share the work of many formulas."""
     chosen = selected(path, confidence, source, limit)
     questions = list(gathered(chosen))
     found: dict[int, Answer] = {}
@@ -144,11 +196,19 @@ def accuracy(
         if isinstance(row, Kernel):
             tell(number, len(chosen), row.id)
             found[number] = of_kernel(row)
-    for answers in spread_out(questions, processes) if shared else (answered(one, producer, peers) for one in questions):
+    for answers in (
+        spread_out(questions, processes)
+        if shared
+        else (answered(one, producer, peers) for one in questions)
+    ):
         found.update(answers)
         tell(len(found) - 1, len(chosen), chosen[next(iter(answers))].id)
-    ordered = [row if isinstance(row, Refused) else found[number] for number, row in enumerate(chosen)]
-    absent = tuple(f"{one.name} (pip install {one.install})" for one in PEERS if peers and not one.installed)
+    ordered = [
+        row if isinstance(row, Refused) else found[number] for number, row in enumerate(chosen)
+    ]
+    absent = tuple(
+        f"{one.name} (pip install {one.install})" for one in PEERS if peers and not one.installed
+    )
     return Accuracy(
         outcomes=tuple(one for one in ordered if isinstance(one, Outcome)),
         refused=tuple(one for one in ordered if isinstance(one, Refused)),
@@ -166,8 +226,11 @@ def gathered(rows: Iterable[Case | Kernel | Refused]) -> Iterator[Question]:
     yield from found.values()
 
 
-def answered(of_one_run: Question, producer: Producer | None = None, peers: bool = False) -> dict[int, Outcome | Refused]:
-    """Without the cycle collector: it would go through each tape while it grows, and through all that is kept."""
+def answered(
+    of_one_run: Question, producer: Producer | None = None, peers: bool = False
+) -> dict[int, Outcome | Refused]:
+    """Without the cycle collector: it would go through each tape while it grows, and through all
+    that is kept."""
     methods: tuple[Baseline, ...] = (*BASELINES, *(asked() if peers else ()))
     enabled = gc.isenabled()
     gc.disable()
@@ -179,10 +242,16 @@ def answered(of_one_run: Question, producer: Producer | None = None, peers: bool
             gc.enable()
 
 
-def spread_out(questions: Sequence[Question], processes: int) -> Iterator[dict[int, Outcome | Refused]]:
-    """Answered by several processes, in whatever order they come; an interruption is told to this one, which ends them."""
+def spread_out(
+    questions: Sequence[Question], processes: int
+) -> Iterator[dict[int, Outcome | Refused]]:
+    """Answered by several processes, in whatever order they come; an interruption is told to this
+    one, which ends them."""
     pool = ProcessPoolExecutor(
-        processes, mp_context=get_context("spawn"), initializer=signal.signal, initargs=(signal.SIGINT, signal.SIG_IGN)
+        processes,
+        mp_context=get_context("spawn"),
+        initializer=signal.signal,
+        initargs=(signal.SIGINT, signal.SIG_IGN),
     )
     try:
         for done in as_completed([pool.submit(answered, one) for one in questions]):
@@ -191,26 +260,44 @@ def spread_out(questions: Sequence[Question], processes: int) -> Iterator[dict[i
         pool.shutdown(cancel_futures=True)
 
 
-def selected(path: str | Path | None, confidence: str, source: str, limit: int) -> list[Case | Kernel | Refused]:
+def selected(
+    path: str | Path | None, confidence: str, source: str, limit: int
+) -> list[Case | Kernel | Refused]:
     """The rows that are asked for; one problem for each wish that no row meets."""
     everything = list(read(path))
     if not everything:
         raise InputError.one(
-            "the file has no rows", where="path", hint="one JSON object a line, with `id`, `source`, `model`, `metric`, `value` …"
+            "the file has no rows",
+            where="path",
+            hint="one JSON object a line, with `id`, `source`, `model`, `metric`, `value` …",
         )
     if all(isinstance(one, Refused) and one.reason in UNREADABLE for one in everything):
         message = f"no line of the file is a row: {len(everything)} lines are no JSON objects"
-        raise InputError.one(message, where="path", hint="one JSON object a line, with `id`, `source`, `model`, `metric`, `value` …")
+        raise InputError.one(
+            message,
+            where="path",
+            hint="one JSON object a line, with `id`, `source`, `model`, `metric`, `value` …",
+        )
     meant = [one for one in everything if source.lower() in one.source.lower()]
     if not meant:
         known = sorted({one.source for one in everything})
         close = nearest(source, known) or tuple(known[:4])
-        raise InputError.one(f"no row is from a source with `{source[:60]}` in its name", where="source", hint=f"there are {listed(close)}")
-    found: list[Case | Kernel | Refused] = [one for one in meant if not confidence or one.confidence == confidence]
+        raise InputError.one(
+            f"no row is from a source with `{source[:60]}` in its name",
+            where="source",
+            hint=f"there are {listed(close)}",
+        )
+    found: list[Case | Kernel | Refused] = [
+        one for one in meant if not confidence or one.confidence == confidence
+    ]
     if not found:
-        raise InputError.one(f"none of these rows has confidence `{confidence}`", where="confidence")
+        raise InputError.one(
+            f"none of these rows has confidence `{confidence}`", where="confidence"
+        )
     if limit:
-        answerable: list[Case | Kernel | Refused] = [one for one in found if not isinstance(one, Refused)]
+        answerable: list[Case | Kernel | Refused] = [
+            one for one in found if not isinstance(one, Refused)
+        ]
         return (answerable or found)[:limit]
     return found
 
@@ -222,7 +309,9 @@ def listed(names: Iterable[str]) -> str:
 UNREADABLE = ("no JSON", "no JSON object")
 
 
-def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str = OURS) -> Figures | None:
+def over_sources(
+    found: Mapping[tuple[str, str], Iterable[Outcome]], method: str = OURS
+) -> Figures | None:
     """The mean over sources of the mean over a source's metrics."""
     sources: dict[str, list[Figures]] = {}
     for (source, _), group in found.items():
@@ -234,6 +323,19 @@ def over_sources(found: Mapping[tuple[str, str], Iterable[Outcome]], method: str
 
 METHODS: tuple[str, ...] = (OURS, TRACE, *(one.name for one in (*BASELINES, *PEERS)))
 __all__ = [
-    "BASELINES", "CERTAIN", "METHODS", "OURS", "PEAKS", "TRACE", "Accuracy", "Baseline", "Figures", "KernelOutcome", "Outcome", "accuracy", "figures",
-    "over_sources", "technique",
-]  # fmt: skip
+    "BASELINES",
+    "CERTAIN",
+    "METHODS",
+    "OURS",
+    "PEAKS",
+    "TRACE",
+    "Accuracy",
+    "Baseline",
+    "Figures",
+    "KernelOutcome",
+    "Outcome",
+    "accuracy",
+    "figures",
+    "over_sources",
+    "technique",
+]

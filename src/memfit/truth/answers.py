@@ -23,14 +23,25 @@ from memfit.truth.single import Kernel, peak
 from memfit.truth.traced import Traced, asked_here, kept
 
 OURS, TRACE = "memfit", "memfit, trace"
-OWN = ("no formula yet", "memfit refuses the job", "a defect of memfit")  # reasons that are memfit's
-PEAKS = ("peak_allocated", "peak_active", "peak_reserved", "nvidia-smi", "peak_allocated_plus_context", "peak_unspecified")
+OWN = (
+    "no formula yet",
+    "memfit refuses the job",
+    "a defect of memfit",
+)  # reasons that are memfit's
+PEAKS = (
+    "peak_allocated",
+    "peak_active",
+    "peak_reserved",
+    "nvidia-smi",
+    "peak_allocated_plus_context",
+    "peak_unspecified",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """One case with what memfit and the baselines say of it. `parts` and `moment` are of memfit's estimate; `least` and `most` are what
-    its band widens."""
+    """One case with what memfit and the baselines say of it. `parts` and `moment` are of memfit's
+    estimate; `least` and `most` are what its band widens."""
 
     case: Case
     predicted: int
@@ -41,9 +52,13 @@ class Outcome:
     moment: str
     seconds: Mapping[str, float]  # method -> what one answer took
     others: Mapping[str, int] = field(default_factory=dict)
-    traced: Traced | None = None  # the trace's answer, where one is kept; it is among the others, too
+    traced: Traced | None = (
+        None  # the trace's answer, where one is kept; it is among the others, too
+    )
     failed: Mapping[str, str] = field(default_factory=dict)  # method -> what its code broke on
-    refusals: Mapping[str, bool] = field(default_factory=dict)  # method -> it says that the GPU is too small
+    refusals: Mapping[str, bool] = field(
+        default_factory=dict
+    )  # method -> it says that the GPU is too small
 
     def error(self, method: str = OURS) -> float | None:
         """predicted / measured − 1; None where there is no figure, or the method does not apply."""
@@ -67,30 +82,63 @@ Ask = Callable[[Case], tuple[Model, Estimate, float]]
 
 
 def question(case: Case) -> tuple[object, ...]:
-    """What tells one run from another; rows that have it in common differ only in what of it they tell."""
-    return case.model, case.stored, case.config, case.job, case.gpu, case.strategy, case.rank, case.alike
+    """What tells one run from another; rows that have it in common differ only in what of it they
+    tell."""
+    return (
+        case.model,
+        case.stored,
+        case.config,
+        case.job,
+        case.gpu,
+        case.strategy,
+        case.rank,
+        case.alike,
+    )
 
 
 def asker(producer: Producer | None) -> Ask:
-    """One estimate for rows of one run that follow one another; a tape is large, so no other is kept. A trace is asked with the versions that
-    are installed, where that makes no difference."""
+    """One estimate for rows of one run that follow one another; a tape is large, so no other is
+    kept. A trace is asked with the versions that are installed, where that makes no difference."""
     formulas = None if producer is None else asker(None)
 
     @lru_cache(maxsize=1)
     def asked(
-        model: tuple[str, str, str], job: Job, gpu: GPU | None, strategy: Strategy, ranks: range | None
+        model: tuple[str, str, str],
+        job: Job,
+        gpu: GPU | None,
+        strategy: Strategy,
+        ranks: range | None,
     ) -> tuple[Model, Estimate, float]:
         found, began = built(*model), time.perf_counter()
         cluster = None if gpu is None else nodes_of(gpu, strategy.ranks)
         if ranks is not None:
-            each = [of_rank(found, job, cluster, replace(strategy, rank=rank), producer=producer) for rank in ranks]
-            return found, max(each, key=lambda one: one.held), (time.perf_counter() - began) / len(ranks)
-        return found, estimate(found, job, cluster, strategy, producer=producer), time.perf_counter() - began
+            each = [
+                of_rank(found, job, cluster, replace(strategy, rank=rank), producer=producer)
+                for rank in ranks
+            ]
+            return (
+                found,
+                max(each, key=lambda one: one.held),
+                (time.perf_counter() - began) / len(ranks),
+            )
+        return (
+            found,
+            estimate(found, job, cluster, strategy, producer=producer),
+            time.perf_counter() - began,
+        )
 
     def ask(case: Case) -> tuple[Model, Estimate, float]:
-        case = case if formulas is None else replace(case, job=asked_here(case, lambda one: predicted(one.metric, formulas(one)[1])))
+        case = (
+            case
+            if formulas is None
+            else replace(
+                case, job=asked_here(case, lambda one: predicted(one.metric, formulas(one)[1]))
+            )
+        )
         ranks = None if case.rank is None else range(case.rank, case.rank + case.alike)
-        return asked((case.model, case.stored, case.config), case.job, case.gpu, case.strategy, ranks)
+        return asked(
+            (case.model, case.stored, case.config), case.job, case.gpu, case.strategy, ranks
+        )
 
     return ask
 
@@ -99,7 +147,11 @@ NODE = 8  # GPUs; how many nodes there are changes no memory
 
 
 def nodes_of(gpu: GPU, ranks: int) -> Cluster:
-    return Cluster(gpu=gpu, gpus_per_node=NODE, nodes=ranks // NODE) if ranks % NODE == 0 else Cluster(gpu=gpu, nodes=ranks)
+    return (
+        Cluster(gpu=gpu, gpus_per_node=NODE, nodes=ranks // NODE)
+        if ranks % NODE == 0
+        else Cluster(gpu=gpu, nodes=ranks)
+    )
 
 
 def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Outcome | Refused:
@@ -108,7 +160,8 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
     except InputError as bad:
         message = bad.problems[0].message
         return unanswered(case, OWN[0] if message.startswith("no formula") else OWN[1], message)
-    except Exception as defect:  # noqa: BLE001 - a defect in one formula is named like any reason; the other cases are still answered
+    # A defect in one formula is named like any reason; the other cases are still answered
+    except Exception as defect:  # noqa: BLE001
         return unanswered(case, OWN[2], f"{type(defect).__name__}: {defect}")
     others: dict[str, int] = {}
     failed: dict[str, str] = {}
@@ -129,10 +182,21 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
     said = predicted(case.metric, found)
     least, most = reach(case.metric, said, found)
     return Outcome(
-        case=case, predicted=said, least=least, most=most, verdict=found.verdict, seconds=spent, parts=dict(found.parts),
-        moment="" if where is None else f"{where.phase} {where.step}, {where.where or '-'}, {where.op}",
-        others=others, failed=failed, refusals=refuses, traced=traced,
-    )  # fmt: skip
+        case=case,
+        predicted=said,
+        least=least,
+        most=most,
+        verdict=found.verdict,
+        seconds=spent,
+        parts=dict(found.parts),
+        moment=""
+        if where is None
+        else f"{where.phase} {where.step}, {where.where or '-'}, {where.op}",
+        others=others,
+        failed=failed,
+        refusals=refuses,
+        traced=traced,
+    )
 
 
 def of_kernel(kernel: Kernel) -> KernelOutcome | Refused:
@@ -141,30 +205,57 @@ def of_kernel(kernel: Kernel) -> KernelOutcome | Refused:
     except Unfit as why:
         reason, detail = why.reason, why.detail
     return Refused(
-        id=kernel.id, source=kernel.source, reason=reason, detail=detail, metric="peak_allocated", confidence=kernel.confidence, kind=KERNEL
+        id=kernel.id,
+        source=kernel.source,
+        reason=reason,
+        detail=detail,
+        metric="peak_allocated",
+        confidence=kernel.confidence,
+        kind=KERNEL,
     )
 
 
 def technique(case: Case) -> str:
-    """What distinguishes a case for someone who looks for his own: what is trained or served, over what, with which savings."""
+    """What distinguishes a case for someone who looks for his own: what is trained or served, over
+    what, with which savings."""
     job = case.job
-    quant = json.loads(case.stored)["quant_method"] if case.stored else "" if job.quant == "none" else job.quant
+    quant = (
+        json.loads(case.stored)["quant_method"]
+        if case.stored
+        else ""
+        if job.quant == "none"
+        else job.quant
+    )
     over = f" over {quant}" if quant else ""
     if not job.training:
         return f"inference{over or ' ' + job.precision}"
-    savings = [name for name, on in (("checkpointing", job.checkpointing != "none"), ("fused kernels", job.unsloth or job.liger)) if on]
+    savings = [
+        name
+        for name, on in (
+            ("checkpointing", job.checkpointing != "none"),
+            ("fused kernels", job.unsloth or job.liger),
+        )
+        if on
+    ]
     return ", ".join([f"{job.method}{over}", *savings])
 
 
 def unanswered(case: Case, reason: str, detail: str) -> Refused:
     return Refused(
-        id=case.id, source=case.source, reason=reason, detail=detail[:160], metric=case.metric, confidence=case.confidence,
-        task="train" if case.job.training else "inference", kind=case.kind,
-    )  # fmt: skip
+        id=case.id,
+        source=case.source,
+        reason=reason,
+        detail=detail[:160],
+        metric=case.metric,
+        confidence=case.confidence,
+        task="train" if case.job.training else "inference",
+        kind=case.kind,
+    )
 
 
 def predicted(metric: str, found: Estimate) -> int:
-    """The number that stands beside the metric. A counter that is not named is compared with what is allocated."""
+    """The number that stands beside the metric. A counter that is not named is compared with what
+    is allocated."""
     memory = found.memory
     if metric == "peak_reserved":
         return held(found)
@@ -180,8 +271,13 @@ def predicted(metric: str, found: Estimate) -> int:
 
 
 def reach(metric: str, said: int, found: Estimate) -> tuple[int, int]:
-    """From the least to the most that the counter may show before anybody was off: as the band's ends are made."""
-    live, low, high = found.memory.allocated, found.context.low + found.nccl.low, found.context.high + found.nccl.high
+    """From the least to the most that the counter may show before anybody was off: as the band's
+    ends are made."""
+    live, low, high = (
+        found.memory.allocated,
+        found.context.low + found.nccl.low,
+        found.context.high + found.nccl.high,
+    )
     if metric == "peak_reserved":
         return min(live, said), said
     if metric == "nvidia-smi":
@@ -192,7 +288,8 @@ def reach(metric: str, said: int, found: Estimate) -> tuple[int, int]:
 
 
 def held(found: Estimate) -> int:
-    """What the allocator holds at most on this GPU: where it has to give back what it caches, less than it would like to."""
+    """What the allocator holds at most on this GPU: where it has to give back what it caches, less
+    than it would like to."""
     return found.held if found.squeezed is None else found.squeezed
 
 
@@ -200,7 +297,22 @@ def refusals(found: Estimate, gpu: GPU | None, others: Mapping[str, int]) -> dic
     if gpu is None or found.verdict is None:
         return {}
     margins = {one.name: one.margin for one in (*BASELINES, *PEERS)}
-    return {OURS: found.verdict == "no"} | {name: size > margins[name] * usable(gpu) for name, size in others.items()}
+    return {OURS: found.verdict == "no"} | {
+        name: size > margins[name] * usable(gpu) for name, size in others.items()
+    }
 
 
-__all__ = ["OURS", "OWN", "PEAKS", "TRACE", "Ask", "KernelOutcome", "Outcome", "asker", "of_kernel", "outcome", "question", "technique"]
+__all__ = [
+    "OURS",
+    "OWN",
+    "PEAKS",
+    "TRACE",
+    "Ask",
+    "KernelOutcome",
+    "Outcome",
+    "asker",
+    "of_kernel",
+    "outcome",
+    "question",
+    "technique",
+]

@@ -1,4 +1,5 @@
-"""What others measured for the cells of a study: published rows with the same model, machine, length, options and way."""
+"""What others measured for the cells of a study: published rows with the same model, machine,
+length, options and way."""
 
 from __future__ import annotations
 
@@ -13,9 +14,23 @@ from memfit.truth.case import METRICS, Case
 from memfit.truth.published import read
 
 Found: TypeAlias = "dict[tuple[str, str, int, int], list[tuple[Way, Beside]]]"
-COUNTERS = {"allocated": "allocated", "reserved": "reserved", "device": "device"}  # of METRICS, what a cell has a figure for
+COUNTERS = {
+    "allocated": "allocated",
+    "reserved": "reserved",
+    "device": "device",
+}  # of METRICS, what a cell has a figure for
 FUSED = ("sdpa", "flash", "efficient", "cudnn", "flash-attn-2", "flash-attn-3")
-SAME = ("batch", "precision", "accumulate", "loss", "liger", "unsloth", "targets", "rank", "quant")  # options that decide
+SAME = (
+    "batch",
+    "precision",
+    "accumulate",
+    "loss",
+    "liger",
+    "unsloth",
+    "targets",
+    "rank",
+    "quant",
+)  # options that decide
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,9 +55,17 @@ def published(study: Study) -> Found:
 def beside(study: Study, measured: Iterable[Case]) -> Found:
     """Only cases whose other options are those of the study count as the same job."""
     found: dict[tuple[str, str, int, int], list[tuple[Way, Beside]]] = {}
-    known = {(panel.model, panel.cluster.gpu.id, panel.cluster.gpus, panel.seq): panel for panel in study.panels}
+    known = {
+        (panel.model, panel.cluster.gpu.id, panel.cluster.gpus, panel.seq): panel
+        for panel in study.panels
+    }
     for case in measured:
-        place = (case.model, "" if case.gpu is None else case.gpu.id, case.strategy.ranks, case.job.seq)
+        place = (
+            case.model,
+            "" if case.gpu is None else case.gpu.id,
+            case.strategy.ranks,
+            case.job.seq,
+        )
         panel = known.get(place)
         way = None if panel is None else way_of(case.job, case.strategy, panel)
         if panel is None or way is None:
@@ -50,7 +73,12 @@ def beside(study: Study, measured: Iterable[Case]) -> Found:
         mine = study.matrix.job(way, panel.cluster, panel.seq)
         if any(getattr(case.job, name) != getattr(mine, name) for name in SAME):
             continue
-        one = Beside(metric=case.metric, value=case.value or 0, source=case.source.rpartition("/")[2], id=case.id)
+        one = Beside(
+            metric=case.metric,
+            value=case.value or 0,
+            source=case.source.rpartition("/")[2],
+            id=case.id,
+        )
         if any(cell.way == way and not cell.refused for cell in panel.cells):
             found.setdefault(place, []).append((way, one))
     return found
@@ -58,7 +86,13 @@ def beside(study: Study, measured: Iterable[Case]) -> Found:
 
 def cases(rows: Iterable[object]) -> Iterator[Case]:
     for case in rows:
-        if isinstance(case, Case) and case.value and not case.stored and METRICS.get(case.metric) in COUNTERS and case.job.training:
+        if (
+            isinstance(case, Case)
+            and case.value
+            and not case.stored
+            and METRICS.get(case.metric) in COUNTERS
+            and case.job.training
+        ):
             yield case
 
 
@@ -66,11 +100,15 @@ def way_of(job: Job, strategy: Strategy, panel: Panel) -> Way | None:
     """None where the job is none of a study's ways."""
     layout = layout_of(strategy)
     attention = (
-        next((cell.way.attention for cell in panel.cells if cell.way.attention != "eager"), "") if job.attention in FUSED else "eager"
+        next((cell.way.attention for cell in panel.cells if cell.way.attention != "eager"), "")
+        if job.attention in FUSED
+        else "eager"
     )
     if layout is None or job.checkpointing not in ("none", "full"):
         return None
-    return Way(method=job.method, checkpointing=job.checkpointing, attention=attention, layout=layout)
+    return Way(
+        method=job.method, checkpointing=job.checkpointing, attention=attention, layout=layout
+    )
 
 
 def layout_of(strategy: Strategy) -> str | None:

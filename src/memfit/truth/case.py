@@ -1,4 +1,5 @@
-"""A published figure as memfit understands it: a Job on a model with the figure to compare, or the reason why not."""
+"""A published figure as memfit understands it: a Job on a model with the figure to compare, or the
+reason why not."""
 
 from __future__ import annotations
 
@@ -25,15 +26,24 @@ METRICS = {
 
 
 # What a row is about, and so what it takes to answer it.
-ONE, SEVERAL, SERVED, KERNEL, SPEED, BROKEN = "one GPU", "several GPUs", "serving engines", "single kernels", "speed only", "no row"
+ONE, SEVERAL, SERVED, KERNEL, SPEED, BROKEN = (
+    "one GPU",
+    "several GPUs",
+    "serving engines",
+    "single kernels",
+    "speed only",
+    "no row",
+)
 KINDS = (ONE, SEVERAL, SERVED, KERNEL, SPEED, BROKEN)
 CONFIDENCES = ("high", "medium", "low")
-STANDS = "litgpt's model stands for gpt-fast's, which it was written after"  # it holds the same, by fewer kernels
+# it holds the same, by fewer kernels
+STANDS = "litgpt's model stands for gpt-fast's, which it was written after"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`model` is a name of the catalog. `value` is in bytes; None for `oom`. `notes` say what was assumed in reading the row."""
+    """`model` is a name of the catalog. `value` is in bytes; None for `oom`. `notes` say what was
+    assumed in reading the row."""
 
     id: str
     source: str
@@ -49,7 +59,9 @@ class Case:
     strategy: Strategy = ONE_GPU
     rank: int | None = None  # whose memory the figure is; None: the worst rank's
     alike: int = 1  # with `rank`: the most of so many ranks from it on
-    attention: str = ""  # the operator that ran, where no option of a job names it: only its time differs
+    attention: str = (
+        ""  # the operator that ran, where no option of a job names it: only its time differs
+    )
     config: str = ""  # of a model that is in no catalog, as JSON; `model` then is what it is called
 
     @property
@@ -59,7 +71,8 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A row that was not understood, or that no formula answers: `reason` is one of few, `detail` is what it is about."""
+    """A row that was not understood, or that no formula answers: `reason` is one of few, `detail`
+    is what it is about."""
 
     id: str
     source: str

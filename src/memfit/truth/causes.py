@@ -1,4 +1,5 @@
-"""Why the worst cases are off, a row each: what the software did, or that nobody knows yet. A cause never changes a number."""
+"""Why the worst cases are off, a row each: what the software did, or that nobody knows yet. A cause
+never changes a number."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ OPEN = "not explained yet"
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """Holds for the cases of a source and model (empty: all), for these metrics (empty: all), on one GPU or several (None: both), with
-    Unsloth's loss or another (None: any), and measured again by the publisher or not (None: either)."""
+    """Holds for the cases of a source and model (empty: all), for these metrics (empty: all), on
+    one GPU or several (None: both), with Unsloth's loss or another (None: any), and measured again
+    by the publisher or not (None: either)."""
 
     source: str
     why: str
@@ -24,80 +26,164 @@ class Cause:
     again: bool | None = None
 
     def holds(self, case: Case) -> bool:
-        named = self.source in case.source and self.model in case.model and case.metric in (self.metrics or (case.metric,))
+        named = (
+            self.source in case.source
+            and self.model in case.model
+            and case.metric in (self.metrics or (case.metric,))
+        )
         spread, fused = case.strategy.ranks > 1, "loss" in case.job.unsloth.split(",")
-        return named and self.several in (None, spread) and self.fused_loss in (None, fused) and self.again in (None, bool(repeats(case)))
+        return (
+            named
+            and self.several in (None, spread)
+            and self.fused_loss in (None, fused)
+            and self.again in (None, bool(repeats(case)))
+        )
 
 
 CAUSES = (
     Cause(
-        source="foundation-model-stack", model="Mixtral",
-        why="every expert is taken to get an equal share of the tokens; the run's router is not published",
+        source="foundation-model-stack",
+        model="Mixtral",
+        why=(
+            "every expert is taken to get an equal share of the tokens; the run's router is "
+            "not published"
+        ),
     ),
     Cause(
-        source="foundation-model-stack", metrics=("nvidia-smi",), model="PowerLM",
-        why="not explained yet: what is allocated agrees within 0.2 %, what the cache keeps beside it does not; both tables of it say the same",
+        source="foundation-model-stack",
+        metrics=("nvidia-smi",),
+        model="PowerLM",
+        why=(
+            "not explained yet: what is allocated agrees within 0.2 %, what the cache keeps "
+            "beside it does not; both tables of it say the same"
+        ),
     ),
     Cause(
-        source="foundation-model-stack", metrics=("nvidia-smi",), several=False, fused_loss=True, again=True,
-        why="the publisher's own tables of this case differ as much, at the same allocation: those of June 2024 and since September show exactly one fp32 "
-        "tensor of logits more than that of July (where it does not fit beside the rest, the cache is given back and less is left), and that of "
-        "February 2025 1.1 to 1.4 GiB more than the one before whatever the case: neither is an option of the job",
+        source="foundation-model-stack",
+        metrics=("nvidia-smi",),
+        several=False,
+        fused_loss=True,
+        again=True,
+        why="the publisher's own tables of this case differ as much, at the same allocation: "
+        "those of June 2024 and since September show exactly one fp32 "
+        "tensor of logits more than that of July (where it does not fit beside the rest, "
+        "the cache is given back and less is left), and that of "
+        "February 2025 1.1 to 1.4 GiB more than the one before whatever the case: "
+        "neither is an option of the job",
     ),
     Cause(
-        source="foundation-model-stack", metrics=("nvidia-smi",), several=True, again=True,
-        why="the publisher's own tables of this case differ as much, at the same allocation: sharded packed weights rose by up to 1.5 GiB from October to "
-        "November 2024 (accelerate 0.34 to 1.0), and everything by 1.1 GiB, over GPTQ 2 GiB, in February 2025; the earlier ones are met within 10 %",
+        source="foundation-model-stack",
+        metrics=("nvidia-smi",),
+        several=True,
+        again=True,
+        why="the publisher's own tables of this case differ as much, at the same allocation: "
+        "sharded packed weights rose by up to 1.5 GiB from October to "
+        "November 2024 (accelerate 0.34 to 1.0), and everything by 1.1 GiB, over GPTQ 2 "
+        "GiB, in February 2025; the earlier ones are met within 10 %",
     ),
     Cause(
-        source="foundation-model-stack", metrics=("nvidia-smi",), several=False, fused_loss=True,
-        why="measured once, by the set-up that shows one fp32 tensor of logits more wherever Unsloth's loss runs on one GPU: of the cases that were measured "
-        "again, the table of July 2024 is without it, at the same allocation; where it does not fit, the cache is given back",
+        source="foundation-model-stack",
+        metrics=("nvidia-smi",),
+        several=False,
+        fused_loss=True,
+        why="measured once, by the set-up that shows one fp32 tensor of logits more wherever "
+        "Unsloth's loss runs on one GPU: of the cases that were measured "
+        "again, the table of July 2024 is without it, at the same allocation; where it "
+        "does not fit, the cache is given back",
     ),
     Cause(
-        source="foundation-model-stack", metrics=("nvidia-smi",), several=True, model="Llama-3", fused_loss=True,
-        why="measured once, by the set-up whose sharded packed weights stand 0.2 to 10 GiB above the same publisher's table of a month before, at the same "
-        "allocation; beside that one fp32 tensor of logits (7.8 and 15.7 GiB), as on one GPU: not explained yet for several",
+        source="foundation-model-stack",
+        metrics=("nvidia-smi",),
+        several=True,
+        model="Llama-3",
+        fused_loss=True,
+        why="measured once, by the set-up whose sharded packed weights stand 0.2 to 10 GiB "
+        "above the same publisher's table of a month before, at the same "
+        "allocation; beside that one fp32 tensor of logits (7.8 and 15.7 GiB), as on one "
+        "GPU: not explained yet for several",
     ),
     Cause(
-        source="foundation-model-stack", metrics=("nvidia-smi",), several=True,
-        why="measured once, by the set-up whose sharded packed weights stand 0.2 to 10 GiB above the same publisher's table of a month before, at the same "
-        "allocation (which of accelerate 1.0, TRL 0.11.4 and the publisher's loader does it was not found); other runs are not above it",
+        source="foundation-model-stack",
+        metrics=("nvidia-smi",),
+        several=True,
+        why="measured once, by the set-up whose sharded packed weights stand 0.2 to 10 GiB "
+        "above the same publisher's table of a month before, at the same "
+        "allocation (which of accelerate 1.0, TRL 0.11.4 and the publisher's loader does "
+        "it was not found); other runs are not above it",
     ),
     Cause(
-        source="foundation-model-stack", metrics=("nvidia-smi",),
-        why="not explained yet: what is allocated agrees within 0.1 %, what the cache keeps beside it does not",
+        source="foundation-model-stack",
+        metrics=("nvidia-smi",),
+        why=(
+            "not explained yet: what is allocated agrees within 0.1 %, what the cache keeps "
+            "beside it does not"
+        ),
     ),
     Cause(
-        source="QwenLM", model="Qwen3-", metrics=("allocated_end_of_generation",),
-        why="not explained yet: FP8 checkpoints of 1.7B and 4B hold exactly one embedding more (594 and 742 MiB), that of 0.6B does not",
+        source="QwenLM",
+        model="Qwen3-",
+        metrics=("allocated_end_of_generation",),
+        why=(
+            "not explained yet: FP8 checkpoints of 1.7B and 4B hold exactly one embedding "
+            "more (594 and 742 MiB), that of 0.6B does not"
+        ),
     ),
-    Cause(source="QwenLM", model="Qwen1.5-1.8B", why="not explained yet: the AWQ checkpoint holds 920 MiB more at every length; the other models' do not"),
     Cause(
-        source="QwenLM", model="Qwen2.5-1.5B",
-        why="in part: of a prompt of one token, whose peak is before the answer, by about the size of the tied head: if the checkpoint stores it "
+        source="QwenLM",
+        model="Qwen1.5-1.8B",
+        why=(
+            "not explained yet: the AWQ checkpoint holds 920 MiB more at every length; the "
+            "other models' do not"
+        ),
+    ),
+    Cause(
+        source="QwenLM",
+        model="Qwen2.5-1.5B",
+        why="in part: of a prompt of one token, whose peak is before the answer, by about "
+        "the size of the tied head: if the checkpoint stores it "
         "apart, loading holds both until they are tied; longer prompts are within 1 %",
     ),
     Cause(
-        source="huggingface/transformers", model="octocoder",
-        why="not explained yet: the softmax of a long prompt by eager attention is scripted (torch.jit), and what its fuser keeps was not seen",
+        source="huggingface/transformers",
+        model="octocoder",
+        why=(
+            "not explained yet: the softmax of a long prompt by eager attention is scripted "
+            "(torch.jit), and what its fuser keeps was not seen"
+        ),
     ),
     Cause(
         source="modelscope/ms-swift",
-        why="in part: lengths vary from batch to batch (3234 tokens in the mean, cut at the cap), and what is reserved is what many lengths leave behind "
-        "(60 of them raise Qwen-1.8B at 8192 from 19 to 32 GiB, of 37); of shorter and packed ones some 8 fp32 tensors of logits more stay, "
+        why="in part: lengths vary from batch to batch (3234 tokens in the mean, cut at the "
+        "cap), and what is reserved is what many lengths leave behind "
+        "(60 of them raise Qwen-1.8B at 8192 from 19 to 32 GiB, of 37); of shorter and "
+        "packed ones some 8 fp32 tensors of logits more stay, "
         "whatever the model's size: not explained yet",
     ),
     Cause(
-        source="pytorch/torchtitan", metrics=("peak_reserved",), model="Llama-2-7b",
-        why="not explained yet: in the loop of early 2024 what is alive agrees within 1.3 %, what the cache keeps beside it does not",
+        source="pytorch/torchtitan",
+        metrics=("peak_reserved",),
+        model="Llama-2-7b",
+        why=(
+            "not explained yet: in the loop of early 2024 what is alive agrees within 1.3 %, "
+            "what the cache keeps beside it does not"
+        ),
     ),
     Cause(
-        source="pytorch/torchtitan", metrics=("peak_reserved",),
-        why="not explained yet: on 64 GPUs what was reserved is less than the live peaks of its streams need; how it was started is not published",
+        source="pytorch/torchtitan",
+        metrics=("peak_reserved",),
+        why=(
+            "not explained yet: on 64 GPUs what was reserved is less than the live peaks of "
+            "its streams need; how it was started is not published"
+        ),
     ),
-    Cause(source="huggingface/optimum", why="the publisher adds a context that he measured; here it is the middle of that GPU's range"),
-)  # fmt: skip
+    Cause(
+        source="huggingface/optimum",
+        why=(
+            "the publisher adds a context that he measured; here it is the middle of that "
+            "GPU's range"
+        ),
+    ),
+)
 
 
 def why(case: Case) -> str:

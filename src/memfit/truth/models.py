@@ -10,14 +10,19 @@ from memfit.model.modules import Model
 
 @lru_cache(maxsize=32)
 def built(name: str, stored: str = "", config: str = "") -> Model:
-    """A model of the catalog, or its checkpoint that is stored quantized; or, with `config`, one that is in no catalog."""
+    """A model of the catalog, or its checkpoint that is stored quantized; or, with `config`, one
+    that is in no catalog."""
     from memfit.model.families import build
     from memfit.model.source import from_catalog
 
     if config:
         return build(json.loads(config), name=name)
     found = from_catalog(name)
-    fields = {key: value for key, value in found.config.items() if key != "quantization_config" or not stored}
+    fields = {
+        key: value
+        for key, value in found.config.items()
+        if key != "quantization_config" or not stored
+    }
     if stored:
         fields["quantization_config"] = json.loads(stored)
     return build(fields, name=found.name, origin=found.origin)

@@ -1,5 +1,5 @@
-"""A published row -> a `Case`, or `Refused` with the reason. What all sources share is here; what one publisher means by his words is in
-`sources/`, a file each."""
+"""A published row -> a `Case`, or `Refused` with the reason. What all sources share is here; what
+one publisher means by his words is in `sources/`, a file each."""
 
 from __future__ import annotations
 
@@ -17,16 +17,38 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import ONE as ONE_GPU
 from memfit.strategy import Strategy
 from memfit.truth import single, words
-from memfit.truth.case import CONFIDENCES, KERNEL, METRICS, ONE, SERVED, SEVERAL, SPEED, Case, Refused, Unfit
+from memfit.truth.case import (
+    CONFIDENCES,
+    KERNEL,
+    METRICS,
+    ONE,
+    SERVED,
+    SEVERAL,
+    SPEED,
+    Case,
+    Refused,
+    Unfit,
+)
 from memfit.truth.models import built
 from memfit.truth.plain import options_of, strategy_of
 from memfit.truth.rows import Row, count, read_rows
 from memfit.truth.words import Options
 
 SERVING = (
-    "vllm", "sglang", "llama.cpp", "ollama", "tensorrt", "mlx", "exllama", "ctranslate", "ctransformers", "onnx", "deepspeed-inference",
-    "gptq-for-llama", "nvidia",
-)  # fmt: skip
+    "vllm",
+    "sglang",
+    "llama.cpp",
+    "ollama",
+    "tensorrt",
+    "mlx",
+    "exllama",
+    "ctranslate",
+    "ctransformers",
+    "onnx",
+    "deepspeed-inference",
+    "gptq-for-llama",
+    "nvidia",
+)
 PARTS = (
     "kv_cache",
     "compute_buffer",
@@ -53,7 +75,9 @@ class Reading:
     gpu: str = ""  # where the name that was published leaves it open
     attention: str = ""  # the operator that ran, where no option of a job names it
     config: str = ""  # of a model that is in no catalog, as JSON
-    complete: bool = True  # whether all that memory depends on is said, once the row is read; a dataset's lengths, say, are not
+    # whether all that memory depends on is said, once the row is read; a dataset's lengths, say,
+    # are not
+    complete: bool = True
 
 
 Reader = Callable[[Row], Reading]
@@ -62,7 +86,8 @@ _LAYOUTS: set[str] = set()
 
 
 def reader(*origins: str, layouts: bool = False) -> Callable[[Reader], Reader]:
-    """Decorator: the function that reads rows of these repositories. `layouts`: those of several GPUs too."""
+    """Decorator: the function that reads rows of these repositories. `layouts`: those of several
+    GPUs too."""
 
     def add(function: Reader) -> Reader:
         _READERS.update(dict.fromkeys(origins, function))
@@ -92,7 +117,8 @@ def read(path: str | Path | None = None) -> Iterator[Case | single.Kernel | Refu
 
 
 def understand(row: Row) -> Case | single.Kernel | Refused:
-    """Refusals are about what memfit cannot do before they are about what the publisher left out."""
+    """Refusals are about what memfit cannot do before they are about what the publisher left
+    out."""
     try:
         beyond(row)
         if kind(row) == KERNEL:
@@ -105,28 +131,57 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         if device is None and row.metric in ("nvidia-smi", "oom", "peak_allocated_plus_context"):
             raise Unfit("the GPU is not named", row.gpu)
         if stored and reading.options.get("method") == "qlora":
-            reading.options["method"] = "lora"  # the checkpoint is quantized already: no bitsandbytes
+            reading.options["method"] = (
+                "lora"  # the checkpoint is quantized already: no bitsandbytes
+            )
         job = job_from(known_targets(reading.options, model))
-        if value is not None and str(row.metric).startswith("peak") and not reading.strategy and value < least(job, model):
-            raise Unfit("the figure is smaller than what the stated job keeps", f"{value} < {least(job, model)} bytes")
+        if (
+            value is not None
+            and str(row.metric).startswith("peak")
+            and not reading.strategy
+            and value < least(job, model)
+        ):
+            raise Unfit(
+                "the figure is smaller than what the stated job keeps",
+                f"{value} < {least(job, model)} bytes",
+            )
     except Unfit as why:
         return refused(row, why.reason, why.detail)
     except InputError as bad:
         return refused(row, "the options contradict each other", str(bad.problems[0]))
     return Case(
-        id=row.id, source=row.origin, model=model, job=job, gpu=device, metric=str(row.metric), value=value, scope=str(row.scope or ""),
-        confidence=CONFIDENCES[1] if row.confidence == CONFIDENCES[0] and not reading.complete else str(row.confidence or ""),
+        id=row.id,
+        source=row.origin,
+        model=model,
+        job=job,
+        gpu=device,
+        metric=str(row.metric),
+        value=value,
+        scope=str(row.scope or ""),
+        confidence=CONFIDENCES[1]
+        if row.confidence == CONFIDENCES[0] and not reading.complete
+        else str(row.confidence or ""),
         notes=tuple(filter(None, (*reading.notes, remark))),
-        stored=json.dumps(stored, sort_keys=True) if stored else "", strategy=reading.strategy, rank=reading.rank, alike=reading.alike,
-        config=reading.config, attention=reading.attention,
-    )  # fmt: skip
+        stored=json.dumps(stored, sort_keys=True) if stored else "",
+        strategy=reading.strategy,
+        rank=reading.rank,
+        alike=reading.alike,
+        config=reading.config,
+        attention=reading.attention,
+    )
 
 
 def refused(row: Row, reason: str, detail: str) -> Refused:
     return Refused(
-        id=row.id, source=row.origin, reason=reason, detail=detail, metric=str(row.metric), confidence=str(row.confidence or ""),
-        task=str(row.task or ""), kind=kind(row),
-    )  # fmt: skip
+        id=row.id,
+        source=row.origin,
+        reason=reason,
+        detail=detail,
+        metric=str(row.metric),
+        confidence=str(row.confidence or ""),
+        task=str(row.task or ""),
+        kind=kind(row),
+    )
 
 
 def kind(row: Row) -> str:
@@ -137,7 +192,9 @@ def kind(row: Row) -> str:
         return KERNEL
     if server(row) or row.metric in PARTS:
         return SERVED
-    return SEVERAL if (count(row.gpus) or 1) > 1 or row.text("parallel") not in ("", "none") else ONE
+    return (
+        SEVERAL if (count(row.gpus) or 1) > 1 or row.text("parallel") not in ("", "none") else ONE
+    )
 
 
 def server(row: Row) -> str | None:
@@ -172,7 +229,8 @@ def beyond(row: Row) -> None:
 
 
 def known_targets(options: Options, model: str) -> Options:
-    """A list of targets may serve several models: PEFT takes those that a model has (peft 0.13 tuners/tuners_utils.py inject_adapter)."""
+    """A list of targets may serve several models: PEFT takes those that a model has (peft 0.13
+    tuners/tuners_utils.py inject_adapter)."""
     wanted = options.get("targets", "all-linear")
     if options.get("method") not in ("lora", "qlora") or wanted == "all-linear":
         return options
@@ -197,9 +255,15 @@ def measured(row: Row) -> int | None:
 
 
 def least(job: Job, model: str) -> int:
-    """Bytes that no run of full training can do without while its optimizer steps: parameters, gradients and states of one dtype."""
+    """Bytes that no run of full training can do without while its optimizer steps: parameters,
+    gradients and states of one dtype."""
     size, states = PURE.get(job.precision), OPTIMIZERS[job.optimizer].states
-    if not job.training or job.method != "full" or size is None or any(state != "like" for state in states):
+    if (
+        not job.training
+        or job.method != "full"
+        or size is None
+        or any(state != "like" for state in states)
+    ):
         return 0
     try:
         return built(model).parameters * size * (2 + len(states))

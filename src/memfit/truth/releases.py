@@ -1,4 +1,5 @@
-"""Which versions went together: months of releases on PyPI, for rows that name one library, or a month, and not the others."""
+"""Which versions went together: months of releases on PyPI, for rows that name one library, or a
+month, and not the others."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def month_of(library: str, version: str) -> str | None:
 
 
 def newest(library: str, month: str) -> str | None:
-    """The newest version of that month; None before the first that is listed, and after the table was made."""
+    """The newest version of that month; None before the first that is listed, and after the table
+    was made."""
     before = [version for version, out in stored()[library].items() if out <= month]
     return before[-1] if before and month <= stored()["until"] else None
 

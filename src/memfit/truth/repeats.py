@@ -1,4 +1,5 @@
-"""A published case measured again by its own publisher: how far apart such figures are is what no prediction from the job can undercut."""
+"""A published case measured again by its own publisher: how far apart such figures are is what no
+prediction from the job can undercut."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from typing import NamedTuple
 from memfit.truth.case import Case
 
 STORED = Path(__file__).parent / "data" / "repeats.json"
-ALIKE = 0.015  # allocated peaks that close are of one job; a change of the job's own code moves them by more
+# allocated peaks that close are of one job; a change of the job's own code moves them by more
+ALIKE = 0.015
 METRIC = "nvidia-smi"
 MIB = 2**20
 
@@ -28,11 +30,15 @@ class Repeat(NamedTuple):
 @cache
 def _stored() -> dict[str, tuple[Repeat, ...]]:
     found = json.loads(STORED.read_text(encoding="utf-8"))["repeats"]
-    return {name: tuple(Repeat(commit, date, mib * MIB) for commit, date, mib in some) for name, some in found.items()}
+    return {
+        name: tuple(Repeat(commit, date, mib * MIB) for commit, date, mib in some)
+        for name, some in found.items()
+    }
 
 
 def repeats(case: Case) -> tuple[Repeat, ...]:
-    """What the publisher's tables show for this case, its own row among them, oldest first; empty where it was measured once."""
+    """What the publisher's tables show for this case, its own row among them, oldest first; empty
+    where it was measured once."""
     return _stored().get(case.id, ()) if case.metric == METRIC else ()
 
 

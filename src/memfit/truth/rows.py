@@ -1,4 +1,5 @@
-"""Reading published figures: one JSON object a line, as `data/README.md` describes them. A line that is none is named, never dropped."""
+"""Reading published figures: one JSON object a line, as `data/README.md` describes them. A line
+that is none is named, never dropped."""
 
 from __future__ import annotations
 
@@ -14,16 +15,29 @@ from memfit.errors import InputError
 from memfit.truth.case import Refused
 
 BUNDLED = Path(__file__).parent / "data" / "published.jsonl.gz"
-LONGEST_FILE, LONGEST_LINE = 2**28, 2**20  # bytes: the collection has 5 MB, and lines of at most 4 kB
+LONGEST_FILE, LONGEST_LINE = (
+    2**28,
+    2**20,
+)  # bytes: the collection has 5 MB, and lines of at most 4 kB
 UNITS = {
-    "bytes": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
+    "bytes": 1,
+    "b": 1,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
 LARGEST = 2**60
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line. Everything is as published, so any field may be missing, or be a text where a number is hoped for."""
+    """One line. Everything is as published, so any field may be missing, or be a text where a
+    number is hoped for."""
 
     id: str
     source: str
@@ -53,7 +67,9 @@ class Row:
 
     def text(self, *names: str) -> str:
         """Fields as one text in small letters, to look for words in."""
-        return " ".join(str(getattr(self, name)) for name in names if getattr(self, name) is not None).lower()[:4000]
+        return " ".join(
+            str(getattr(self, name)) for name in names if getattr(self, name) is not None
+        ).lower()[:4000]
 
     def more(self, key: str) -> Any:
         """A value of `extra`, or None."""
@@ -98,7 +114,8 @@ def count(value: Any) -> int | None:
 
 
 def read_rows(path: str | Path | None = None) -> Iterator[Row | Refused]:
-    """Every line of a file (plain, or compressed by gzip), in order; None: the bundled collection."""
+    """Every line of a file (plain, or compressed by gzip), in order; None: the bundled
+    collection."""
     path = BUNDLED if path is None else Path(path)
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as lines:
@@ -106,11 +123,18 @@ def read_rows(path: str | Path | None = None) -> Iterator[Row | Refused]:
             for place, line in enumerate(iter(lambda: lines.readline(LONGEST_LINE + 1), b""), 1):
                 read += len(line)
                 if len(line) > LONGEST_LINE or read > LONGEST_FILE:
-                    raise InputError.one(f"line {place} of `{path.name}` is too long for published figures", where="path")
+                    raise InputError.one(
+                        f"line {place} of `{path.name}` is too long for published figures",
+                        where="path",
+                    )
                 if line.strip():
                     yield row(line, place)
     except (OSError, EOFError) as error:
-        raise InputError.one(f"`{str(path)[:200]}` cannot be read: {str(error)[:120]}", where="path", hint="name a .jsonl file") from None
+        raise InputError.one(
+            f"`{str(path)[:200]}` cannot be read: {str(error)[:120]}",
+            where="path",
+            hint="name a .jsonl file",
+        ) from None
 
 
 def row(line: bytes, place: int) -> Row | Refused:
@@ -120,7 +144,9 @@ def row(line: bytes, place: int) -> Row | Refused:
     except (ValueError, RecursionError) as error:
         return Refused(id=f"line {place}", source="?", reason="no JSON", detail=str(error)[:80])
     if not isinstance(values, dict):
-        return Refused(id=f"line {place}", source="?", reason="no JSON object", detail=type(values).__name__)
+        return Refused(
+            id=f"line {place}", source="?", reason="no JSON object", detail=type(values).__name__
+        )
     name = values.get("id")
     known = {one.name: values[one.name] for one in fields(Row) if one.name in values}
     known["id"] = str(name)[:80] if isinstance(name, (str, int)) and name != "" else f"line {place}"

@@ -1,4 +1,5 @@
-"""How far predicted speeds are off: training and generation whose tokens a second, on each GPU, somebody measured and published."""
+"""How far predicted speeds are off: training and generation whose tokens a second, on each GPU,
+somebody measured and published."""
 
 from __future__ import annotations
 
@@ -47,7 +48,9 @@ class Speeds:
     refused: tuple[Refused, ...]
 
     def only(self, *, training: bool) -> Speeds:
-        return dataclasses.replace(self, found=tuple(one for one in self.found if one.case.job.training == training))
+        return dataclasses.replace(
+            self, found=tuple(one for one in self.found if one.case.job.training == training)
+        )
 
     def sources(self) -> dict[str, list[Speed]]:
         groups: dict[str, list[Speed]] = defaultdict(list)
@@ -59,14 +62,25 @@ class Speeds:
         """Of one source; without a name, averaged over sources."""
         if source:
             return figures(one.error for one in self.sources()[source])
-        return averaged([one] for some in self.sources().values() if (one := figures(speed.error for speed in some)))
+        return averaged(
+            [one]
+            for some in self.sources().values()
+            if (one := figures(speed.error for speed in some))
+        )
 
     def order(self, source: str) -> float | None:
-        """Spearman's rank correlation within one model on one GPU, the mean over those with runs enough."""
+        """Spearman's rank correlation within one model on one GPU, the mean over those with runs
+        enough."""
         groups: dict[tuple[str, str], list[Speed]] = defaultdict(list)
         for one in self.sources()[source]:
-            groups[one.case.model.partition(" (")[0], "" if one.case.gpu is None else one.case.gpu.id].append(one)
-        known = [correlation([(one.measured, one.predicted) for one in some]) for some in groups.values() if len(some) >= SAME]
+            groups[
+                one.case.model.partition(" (")[0], "" if one.case.gpu is None else one.case.gpu.id
+            ].append(one)
+        known = [
+            correlation([(one.measured, one.predicted) for one in some])
+            for some in groups.values()
+            if len(some) >= SAME
+        ]
         return sum(known) / len(known) if known else None
 
 
@@ -88,7 +102,14 @@ def speeds(path: str | Path | None = None, *, source: str = "", confidence: str 
         if isinstance(answer, Refused):
             without.append(answer)
             continue
-        key = answer.case.model, answer.case.config, answer.case.job, answer.case.gpu, answer.case.strategy, answer.measured
+        key = (
+            answer.case.model,
+            answer.case.config,
+            answer.case.job,
+            answer.case.gpu,
+            answer.case.strategy,
+            answer.measured,
+        )
         if key not in known:
             known.add(key)
             found.append(answer)
@@ -99,7 +120,9 @@ def said(row: Row, told: Told | None = None) -> Speed | Refused:
     """The run alone, whatever memory was measured of it. `told`: what was predicted so far."""
     if served := server(row):
         return refused(row, "serving engines: not yet", served)
-    case = understand(dataclasses.replace(row, metric="peak_allocated", value=LARGEST, unit="bytes"))
+    case = understand(
+        dataclasses.replace(row, metric="peak_allocated", value=LARGEST, unit="bytes")
+    )
     if isinstance(case, Refused):
         return case
     if not isinstance(case, Case) or case.gpu is None:
@@ -112,21 +135,29 @@ def said(row: Row, told: Told | None = None) -> Speed | Refused:
         return refused(row, why.reason, why.detail)
     except InputError as bad:
         return refused(row, "memfit refuses the job", str(bad.problems[0].message))
-    except Exception as defect:  # noqa: BLE001 - as for memory: named, and the other rows are still answered
+    # As for memory: named, and the other rows are still answered
+    except Exception as defect:  # noqa: BLE001
         return refused(row, "a defect of memfit", f"{type(defect).__name__}: {defect}"[:120])
     if measured <= 0 or predicted <= 0:
-        return refused(row, "the speed is no positive number", f"{measured:g}, predicted {predicted:g}")
+        return refused(
+            row, "the speed is no positive number", f"{measured:g}, predicted {predicted:g}"
+        )
     return Speed(case=case, measured=measured, predicted=predicted)
 
 
 def stated(row: Row, case: Case) -> float:
-    """Tokens a second on each GPU, as published. Samples a second are none, where samples are shorter than the longest."""
+    """Tokens a second on each GPU, as published. Samples a second are none, where samples are
+    shorter than the longest."""
     gpus, job = count(row.gpus) or 1, case.job
     if not job.training:
         return generated(row, case)
-    each, every, step = (number(row.speed.get(key)) for key in ("tokens_per_s_per_gpu", "tokens_per_s", "step_ms"))
+    each, every, step = (
+        number(row.speed.get(key)) for key in ("tokens_per_s_per_gpu", "tokens_per_s", "step_ms")
+    )
     if step:
-        shares = case.strategy.ranks // (case.strategy.size("tp") * case.strategy.size("cp") * case.strategy.size("pp"))
+        shares = case.strategy.ranks // (
+            case.strategy.size("tp") * case.strategy.size("cp") * case.strategy.size("pp")
+        )
         every = job.batch * job.seq * job.accumulate * shares / (step / 1e3)
     if each or every:
         return each or (every or 0.0) / gpus
@@ -164,14 +195,28 @@ def predict(case: Case) -> float:
         return dataclasses.replace(tape, events=tuple(map(attending, tape.events)))
 
     def attending(event: Event) -> Event:
-        if not isinstance(event, (Alloc, Compute)) or not event.op.removesuffix(GRADIENTS).endswith("attention"):
+        if not isinstance(event, (Alloc, Compute)) or not event.op.removesuffix(GRADIENTS).endswith(
+            "attention"
+        ):
             return event
-        return event._replace(op=case.attention + (GRADIENTS if event.op.endswith(GRADIENTS) else ""))
+        return event._replace(
+            op=case.attention + (GRADIENTS if event.op.endswith(GRADIENTS) else "")
+        )
 
-    found = estimate(model, case.job, cluster, case.strategy, producer=ran if case.attention else None, precise=False)
+    found = estimate(
+        model,
+        case.job,
+        cluster,
+        case.strategy,
+        producer=ran if case.attention else None,
+        precise=False,
+    )
     time = found.time if case.job.training else found.generation
     if time is None:
-        raise Unfit("no time for this layout, kernel or GPU", ", ".join(name for name, _ in case.strategy.uses()))
+        raise Unfit(
+            "no time for this layout, kernel or GPU",
+            ", ".join(name for name, _ in case.strategy.uses()),
+        )
     return time.tokens_per_second / ranks
 
 

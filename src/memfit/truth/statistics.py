@@ -10,7 +10,8 @@ NOTICEABLE = 0.01  # an under-estimate of less than this is noise of the figures
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one group: errors are shares of the measured value. `under` is the share of cases under-estimated by more than 1 %."""
+    """Of one group: errors are shares of the measured value. `under` is the share of cases
+    under-estimated by more than 1 %."""
 
     cases: int
     median: float
@@ -29,9 +30,14 @@ def figures(errors: Iterable[float]) -> Figures | None:
     sizes = sorted(abs(one) for one in found)
     under = [one for one in found if one < -NOTICEABLE]
     return Figures(
-        cases=len(found), median=middle(sizes), p95=sizes[-(-95 * len(sizes) // 100) - 1], worst=max(found, key=abs), bias=middle(found),
-        under=len(under) / len(found), deepest=min(found[0], 0.0),
-    )  # fmt: skip
+        cases=len(found),
+        median=middle(sizes),
+        p95=sizes[-(-95 * len(sizes) // 100) - 1],
+        worst=max(found, key=abs),
+        bias=middle(found),
+        under=len(under) / len(found),
+        deepest=min(found[0], 0.0),
+    )
 
 
 def middle(ordered: list[float]) -> float:
@@ -40,7 +46,8 @@ def middle(ordered: list[float]) -> float:
 
 
 def averaged(groups: Iterable[Iterable[Figures]]) -> Figures | None:
-    """The mean over sources of the mean over a source's figures, so that no long table drowns the others; worst and deepest are of all."""
+    """The mean over sources of the mean over a source's figures, so that no long table drowns the
+    others; worst and deepest are of all."""
     sources = [found for group in groups if (found := list(group))]
     every = [one for group in sources for one in group]
     if not every:
@@ -51,9 +58,14 @@ def averaged(groups: Iterable[Iterable[Figures]]) -> Figures | None:
         return sum(each) / len(each)
 
     return Figures(
-        cases=sum(one.cases for one in every), median=mean("median"), p95=mean("p95"), worst=max((one.worst for one in every), key=abs),
-        bias=mean("bias"), under=mean("under"), deepest=min(one.deepest for one in every),
-    )  # fmt: skip
+        cases=sum(one.cases for one in every),
+        median=mean("median"),
+        p95=mean("p95"),
+        worst=max((one.worst for one in every), key=abs),
+        bias=mean("bias"),
+        under=mean("under"),
+        deepest=min(one.deepest for one in every),
+    )
 
 
 __all__ = ["NOTICEABLE", "Figures", "averaged", "figures", "middle"]

@@ -7,7 +7,9 @@ from model import Tokens, build
 accelerator = Accelerator(mixed_precision="bf16")
 model = build()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-loader = torch.utils.data.DataLoader(Tokens(), batch_size=2, shuffle=True, num_workers=2, pin_memory=True)
+loader = torch.utils.data.DataLoader(
+    Tokens(), batch_size=2, shuffle=True, num_workers=2, pin_memory=True
+)
 model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 model.train()
 for epoch in range(100):

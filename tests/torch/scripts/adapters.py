@@ -5,7 +5,9 @@ from model import batches, build
 from peft import LoraConfig, get_peft_model
 
 model = build(torch.bfloat16).to("cuda")
-model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+model = get_peft_model(
+    model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+)
 model.print_trainable_parameters()
 model.train()
 optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4)

@@ -1,4 +1,5 @@
-"""A Triton kernel of its own: a launch changes nothing in memory, the first one of an autotuned kernel passes through a benchmark."""
+"""A Triton kernel of its own: a launch changes nothing in memory, the first one of an autotuned
+kernel passes through a benchmark."""
 
 import torch
 import triton
@@ -14,7 +15,9 @@ def double(x_ptr, y_ptr, count, BLOCK: tl.constexpr):
     tl.store(y_ptr + offsets, 2 * tl.load(x_ptr + offsets, mask=mask), mask=mask)
 
 
-tuned = triton.autotune(configs=[triton.Config({"BLOCK": size}, num_warps=4) for size in (512, 1024)], key=["count"])(double)
+tuned = triton.autotune(
+    configs=[triton.Config({"BLOCK": size}, num_warps=4) for size in (512, 1024)], key=["count"]
+)(double)
 
 
 class Doubled(torch.autograd.Function):
@@ -27,7 +30,9 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         out = torch.empty_like(gradient)
-        tuned[lambda meta: (triton.cdiv(gradient.numel(), meta["BLOCK"]),)](gradient.contiguous(), out, gradient.numel())
+        tuned[lambda meta: (triton.cdiv(gradient.numel(), meta["BLOCK"]),)](
+            gradient.contiguous(), out, gradient.numel()
+        )
         return out
 
 

@@ -1,4 +1,5 @@
-"""torch.compile, by function, by decorator and in place; evaluation between the steps, and a checkpoint written and kept."""
+"""torch.compile, by function, by decorator and in place; evaluation between the steps, and a
+checkpoint written and kept."""
 
 import torch
 from model import batches, build
@@ -23,6 +24,14 @@ for number, batch in enumerate(batches(2)):
     optimizer.zero_grad()
     model.eval()
     with torch.no_grad():
-        correct = (model(**batch, use_cache=False).logits.argmax(-1) == batch["labels"]).float().mean().item()
-    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": number}, f"step-{number}.pt")
+        correct = (
+            (model(**batch, use_cache=False).logits.argmax(-1) == batch["labels"])
+            .float()
+            .mean()
+            .item()
+        )
+    torch.save(
+        {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": number},
+        f"step-{number}.pt",
+    )
     print(f"step {number}: {correct:.2%}")

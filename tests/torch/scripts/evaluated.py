@@ -1,4 +1,5 @@
-"""transformers' Trainer with evaluation, checkpoints, accumulation, gradient checkpointing and a compiler that is left out."""
+"""transformers' Trainer with evaluation, checkpoints, accumulation, gradient checkpointing and a
+compiler that is left out."""
 
 from model import Tokens, build
 from transformers import Trainer, TrainingArguments

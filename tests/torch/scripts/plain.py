@@ -11,7 +11,11 @@ options = parser.parse_args()
 
 assert torch.cuda.is_available()
 device = torch.device("cuda")
-print(torch.cuda.get_device_name(0), torch.cuda.get_device_properties(0).total_memory, torch.cuda.is_bf16_supported())
+print(
+    torch.cuda.get_device_name(0),
+    torch.cuda.get_device_properties(0).total_memory,
+    torch.cuda.is_bf16_supported(),
+)
 model = build(torch.bfloat16).to(device)
 model.train()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)

@@ -8,7 +8,9 @@ from transformers import PreTrainedTokenizerFast
 from trl import SFTConfig, SFTTrainer
 
 words = {f"w{index}": index for index in range(CONFIG["vocab_size"])}
-tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), pad_token="w1", eos_token="w2")
+tokenizer = PreTrainedTokenizerFast(
+    tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), pad_token="w1", eos_token="w2"
+)
 data = Dataset.from_dict({"input_ids": [list(range(3, SEQ + 3))] * 64})
 arguments = SFTConfig(
     output_dir="never-written",

@@ -15,8 +15,8 @@ from memfit.model.modules import Attention, Model
 
 
 def bloom(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """Scores by `baddbmm` onto the distances. Its variables hold the scores, plain and masked, until the residual is added
-    (transformers 5.23 modeling_bloom.py BloomAttention)."""
+    """Scores by `baddbmm` onto the distances. Its variables hold the scores, plain and masked,
+    until the residual is added (transformers 5.23 modeling_bloom.py BloomAttention)."""
     r, b, n, s, h = ctx.r, ctx.batch, module.heads, ctx.tokens, module.head
     fused = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
@@ -54,20 +54,25 @@ def bloom_distances(module: Attention, model: Model, ctx: Context) -> None:
     places = r.tensor((keys,), INT64, "arange")
     single = r.tensor((module.heads, 1, keys), FP32, "mul")
     del places
-    ctx.distances = ops.cast(r, r.tensor((ctx.batch * module.heads, 1, keys), FP32, "repeat"), ctx.format)
+    ctx.distances = ops.cast(
+        r, r.tensor((ctx.batch * module.heads, 1, keys), FP32, "repeat"), ctx.format
+    )
     del single
 
 
 @dropped_later
 def mpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """fp32 distances make the scores fp32, whatever they were (transformers 5.23 modeling_mpt.py MptAttention)."""
+    """fp32 distances make the scores fp32, whatever they were (transformers 5.23 modeling_mpt.py
+    MptAttention)."""
     r = ctx.r
     fused = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
     if module.clipped:
         fused = clamp(r, fused)
     width = fused.shape[2] // 3
-    q, k, v = (views.heads(r, one, module.heads) for one in views.split(r, fused, 2, width, width, width))
+    q, k, v = (
+        views.heads(r, one, module.heads) for one in views.split(r, fused, 2, width, width, width)
+    )
     k, v = remembered(k, v, module, bound, ctx)
     mask = mask_of(module, ctx)
     assert ctx.distances is not None
@@ -84,7 +89,8 @@ def mpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 
 def mpt_distances(module: Attention, model: Model, ctx: Context) -> None:
-    """(N, 1, longest sequence) in fp32, however short this one is; and the mask as truth values (MptModel.forward)."""
+    """(N, 1, longest sequence) in fp32, however short this one is; and the mask as truth values
+    (MptModel.forward)."""
     r = ctx.r
     ctx.distances = r.tensor((module.heads, 1, model.positions), FP32, "mul")
     mask = ctx.masks[0]

@@ -1,5 +1,6 @@
-"""Attention whose scores are changed before the softmax: Gemma 2 caps them, gpt-oss adds a sink to each row. Fused kernels of
-torch cannot do that, so transformers 5.23 writes the scores out, or leaves them to flash-attn."""
+"""Attention whose scores are changed before the softmax: Gemma 2 caps them, gpt-oss adds a sink to
+each row. Fused kernels of torch cannot do that, so transformers 5.23 writes the scores out, or
+leaves them to flash-attn."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ def gemma2(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 def gpt_oss(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     sinks = bound[f"{module.name}.sinks"]
-    return llama.run(x, module, bound, ctx, prepare=partial(llama.straight, turn=rotary.gpt_oss), eager=partial(with_sinks, sinks=sinks))
+    return llama.run(
+        x,
+        module,
+        bound,
+        ctx,
+        prepare=partial(llama.straight, turn=rotary.gpt_oss),
+        eager=partial(with_sinks, sinks=sinks),
+    )
 
 
 def capped(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
@@ -44,9 +52,11 @@ def capped(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> 
     return by_tokens(r, product(r, weights, values, ctx))
 
 
-def with_sinks(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context, *, sinks: Tensor) -> Tensor:
-    """A column of sinks beside the scores, the row's largest taken off, softmax in the scores' own dtype; the column is cut
-    off again (modeling_gpt_oss.py eager_attention_forward)."""
+def with_sinks(
+    q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context, *, sinks: Tensor
+) -> Tensor:
+    """A column of sinks beside the scores, the row's largest taken off, softmax in the scores' own
+    dtype; the column is cut off again (modeling_gpt_oss.py eager_attention_forward)."""
     r = ctx.r
     batch, heads, tokens, _ = q.shape
     keys, values = repeated(r, k, module), repeated(r, v, module)

@@ -1,11 +1,18 @@
-"""Attention of Falcon: heads in groups or one for all, rotated or with distances, never without a mask."""
+"""Attention of Falcon: heads in groups or one for all, rotated or with distances, never without a
+mask."""
 
 from __future__ import annotations
 
 from memfit import kernels
 from memfit.formats import BF16, BOOL, FP32, INT64
 from memfit.lower import masks, ops, views
-from memfit.lower.attention.kernels import interface, mask_of, product, remembered, through_flash_attn
+from memfit.lower.attention.kernels import (
+    interface,
+    mask_of,
+    product,
+    remembered,
+    through_flash_attn,
+)
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.attention.sdpa import Call, sdpa
 from memfit.lower.attention.written import dropped_later, scores
@@ -21,7 +28,8 @@ Three = tuple[Tensor, Tensor, Tensor]
 
 @dropped_later
 def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """Rotated; nothing is dropped out of the scores (transformers 5.23 modeling_falcon.py FalconAttention)."""
+    """Rotated; nothing is dropped out of the scores (transformers 5.23 modeling_falcon.py
+    FalconAttention)."""
     whole = linear(x, bound.linear(module.project[0]), ctx, apart=True)
     q, k, v = parts(whole, module, bound, ctx)
     q, k = rotary(q, k, ctx)
@@ -29,18 +37,31 @@ def falcon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     kind = interface(module, ctx)
     if kind == "eager":
         return projected(rotated_scores(q, k, v, x, module, ctx), x, module, bound, ctx)
-    return projected(fused(q, k, v, module, ctx) if kind == "sdpa" else through_flash_attn(q, k, v, module, ctx), x, module, bound, ctx)
+    return projected(
+        fused(q, k, v, module, ctx) if kind == "sdpa" else through_flash_attn(q, k, v, module, ctx),
+        x,
+        module,
+        bound,
+        ctx,
+    )
 
 
 @dropped_later
 def falcon_alibi(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """With distances, which are in the mask already (the same class); the flash-attn package is refused there."""
+    """With distances, which are in the mask already (the same class); the flash-attn package is
+    refused there."""
     whole = linear(x, bound.linear(module.project[0]), ctx, apart=True)
     q, k, v = parts(whole, module, bound, ctx)
     k, v = remembered(k, v, module, bound, ctx)
     kept: list[Tensor] = []
     eager = interface(module, ctx) == "eager"
-    out = projected(distant_scores(q, k, v, x, module, ctx, kept) if eager else fused(q, k, v, module, ctx), x, module, bound, ctx)
+    out = projected(
+        distant_scores(q, k, v, x, module, ctx, kept) if eager else fused(q, k, v, module, ctx),
+        x,
+        module,
+        bound,
+        ctx,
+    )
     del kept
     return out
 
@@ -54,12 +75,17 @@ def projected(out: Tensor, x: Tensor, module: Attention, bound: Bound, ctx: Cont
 
 
 def parts(whole: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
-    """Queries, keys and values as (B, heads, S, H) of one projection (FalconAttention._split_heads)."""
+    """Queries, keys and values as (B, heads, S, H) of one projection
+    (FalconAttention._split_heads)."""
     r, h = ctx.r, module.head
     r.where = bound.path(module.name)
     b, s, _ = whole.shape
     if module.expanded:
-        q, k, v = of_groups(r, views.reshape(r, whole, b, s, module.kv_heads, module.heads // module.kv_heads + 2, h), module)
+        q, k, v = of_groups(
+            r,
+            views.reshape(r, whole, b, s, module.kv_heads, module.heads // module.kv_heads + 2, h),
+            module,
+        )
     elif module.kv_heads == module.heads:
         whole = views.reshape(r, whole, b, s, module.heads, 3, h)
         q, k, v = (views.select(r, whole, 3) for _ in range(3))
@@ -95,13 +121,24 @@ def back_picked(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def fused(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """A single key/value head is broadcast, not told to be a group, and so there is no fused kernel for it."""
+    """A single key/value head is broadcast, not told to be a group, and so there is no fused kernel
+    for it."""
     mask = mask_of(module, ctx)
-    call = Call(q=q, k=k, v=v, mask=mask, causal=mask is None and ctx.tokens > 1, dropout=ctx.dropout(module.dropout), groups=False)
+    call = Call(
+        q=q,
+        k=k,
+        v=v,
+        mask=mask,
+        causal=mask is None and ctx.tokens > 1,
+        dropout=ctx.dropout(module.dropout),
+        groups=False,
+    )
     return sdpa(call, ctx)
 
 
-def rotated_scores(q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention, ctx: Context) -> Tensor:
+def rotated_scores(
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention, ctx: Context
+) -> Tensor:
     """Divided in place; the softmax in the dtype of the layer's input."""
     r, mask = ctx.r, mask_of(module, ctx)
     assert mask is not None
@@ -121,8 +158,11 @@ def softmax_of(weights: Tensor, x: Tensor, ctx: Context) -> Tensor:
     return ops.softmax(ctx.r, weights, x.format)
 
 
-def distant_scores(q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention, ctx: Context, kept: list[Tensor]) -> Tensor:
-    """In fp32, distances added and then scaled in place; the scores stay in variables until the layer is through with attention."""
+def distant_scores(
+    q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention, ctx: Context, kept: list[Tensor]
+) -> Tensor:
+    """In fp32, distances added and then scaled in place; the scores stay in variables until the
+    layer is through with attention."""
     r, mask = ctx.r, mask_of(module, ctx)
     assert mask is not None
     assert ctx.distances is not None
@@ -136,7 +176,8 @@ def distant_scores(q: Tensor, k: Tensor, v: Tensor, x: Tensor, module: Attention
 
 
 def falcon_mask(module: Attention, model: Model, ctx: Context) -> None:
-    """`allow_is_causal_skip=False`: SDPA is always given one, so it never takes flash attention (FalconModel.forward)."""
+    """`allow_is_causal_skip=False`: SDPA is always given one, so it never takes flash attention
+    (FalconModel.forward)."""
     if ctx.masks[0] is None and not ctx.job.attention.startswith("flash-attn"):
         keys = ctx.span(0)
         whole = masks.crossed(ctx, keys, False, not ctx.job.packing)
@@ -144,7 +185,8 @@ def falcon_mask(module: Attention, model: Model, ctx: Context) -> None:
 
 
 def falcon_distances(module: Attention, model: Model, ctx: Context) -> None:
-    """Made in bf16; then one mask of all heads takes them in (build_alibi_tensor, FalconModel.forward)."""
+    """Made in bf16; then one mask of all heads takes them in (build_alibi_tensor,
+    FalconModel.forward)."""
     r, heads = ctx.r, module.heads
     places = r.tensor((ctx.batch, ctx.keys), INT64, "cumsum")
     distances = ops.cast(r, r.tensor((ctx.batch, heads, ctx.keys), BF16, "mul"), ctx.format)

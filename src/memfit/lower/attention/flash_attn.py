@@ -1,7 +1,8 @@
-"""The flash-attn package, versions 2 and 3, as transformers calls it: tokens before heads, padding taken out and put back.
+"""The flash-attn package, versions 2 and 3, as transformers calls it: tokens before heads, padding
+taken out and put back.
 
-transformers 5.23 integrations/flash_attention.py, modeling_flash_attention_utils.py; flash-attn v2.8.3
-flash_attn/flash_attn_interface.py and bert_padding.py, hopper/flash_attn_interface.py.
+transformers 5.23 integrations/flash_attention.py, modeling_flash_attention_utils.py; flash-attn
+v2.8.3 flash_attn/flash_attn_interface.py and bert_padding.py, hopper/flash_attn_interface.py.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ HOPPER = (9, 0)
 
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context) -> Tensor:
-    """(B, N, S, H) in and out. `mask`: which tokens are real, where not all are; all but none are taken to be."""
+    """(B, N, S, H) in and out. `mask`: which tokens are real, where not all are; all but none are
+    taken to be."""
     r = ctx.r
     q, k, v = (views.transpose(r, one, 1, 2) for one in (q, k, v))
     if q.format is FP32:
@@ -44,7 +46,8 @@ def lengths(r: Recorder, mask: Tensor) -> Tensor:
 
 
 def chosen(r: Recorder, x: Tensor, indices: Tensor) -> Tensor:
-    """`x.flatten(0, 1)[indices]`; the gradient is put into zeros, sorted by index (_index_first_axis)."""
+    """`x.flatten(0, 1)[indices]`; the gradient is put into zeros, sorted by index
+    (_index_first_axis)."""
     out = r.tensor((indices.count, *x.shape[2:]), x.format, "index")
     return r.node("index", out, (x,), back_chosen, (indices,), x.shape)
 
@@ -73,14 +76,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor, sequences: int, ctx: Context) -> 
 
 
 def sizes_of(q: Tensor, k: Tensor, sequences: int) -> tuple[int, int, int, int, int, int]:
-    """Sequences, query and key heads, queries, keys, head size; unpadded lengths are those of an even batch."""
+    """Sequences, query and key heads, queries, keys, head size; unpadded lengths are those of an
+    even batch."""
     if sequences:
-        return sequences, q.shape[1], k.shape[1], q.shape[0] // sequences, k.shape[0] // sequences, q.shape[2]
+        return (
+            sequences,
+            q.shape[1],
+            k.shape[1],
+            q.shape[0] // sequences,
+            k.shape[0] // sequences,
+            q.shape[2],
+        )
     return q.shape[0], q.shape[2], k.shape[2], q.shape[1], k.shape[1], q.shape[3]
 
 
 def attention_2(q: Tensor, k: Tensor, v: Tensor, sequences: int, ctx: Context) -> Tensor:
-    """Keeps q, k, v, the output, one fp32 number a row, two integers of random state and, unpadded, the lengths."""
+    """Keeps q, k, v, the output, one fp32 number a row, two integers of random state and, unpadded,
+    the lengths."""
     r = ctx.r
     head = q.shape[-1]
     q, k, v = (padded(r, one) for one in (q, k, v))
@@ -92,13 +104,28 @@ def attention_2(q: Tensor, k: Tensor, v: Tensor, sequences: int, ctx: Context) -
     if not sequences:
         folded = (groups, heads // groups) if queries == 1 and heads != groups else (heads, queries)
         held = [
-            r.scratch(size, "flash_attention") for size in kernels.flash_split_buffers(batch, *folded, keys, wide, ctx.program.processors)
+            r.scratch(size, "flash_attention")
+            for size in kernels.flash_split_buffers(
+                batch, *folded, keys, wide, ctx.program.processors
+            )
         ]
         del held
     flops = 4 * q.count * keys // (2 if queries > 1 else 1)
-    r.compute("flash_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute(
+        "flash_attention",
+        flops,
+        (q.count * 2 + k.count + v.count) * q.format.block_bytes,
+        q.format.math,
+    )
     saved = (q, k, v, out.detach(), lse, state, lasting)
-    out = r.node("flash_attention", out, (q, k, v), back_2, saved, (sizes, flops, q.shape[0] if sequences else 0, head))
+    out = r.node(
+        "flash_attention",
+        out,
+        (q, k, v),
+        back_2,
+        saved,
+        (sizes, flops, q.shape[0] if sequences else 0, head),
+    )
     return views.narrow(r, out, -1, head)
 
 
@@ -108,9 +135,19 @@ def back_2(r: Recorder, node: Node, g: Tensor) -> Grads:
     grads = [r.like(one, "flash_attention") for one in (q, k, v)]
     wide = r.tensor(q.shape, g.format, "pad") if head != q.shape[-1] else None
     batch, heads, groups, queries, keys, width = sizes
-    held = kernels.flash_attn_2_backward(batch, heads, groups, queries, keys, width, q.format.block_bytes, real)
-    scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
-    r.compute("flash_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    held = kernels.flash_attn_2_backward(
+        batch, heads, groups, queries, keys, width, q.format.block_bytes, real
+    )
+    scratch = [
+        r.scratch(size, "flash_attention")
+        for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)
+    ]
+    r.compute(
+        "flash_attention_backward",
+        flops * 5 // 2,
+        2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes,
+        q.format.math,
+    )
     del scratch, wide
     return grads
 
@@ -124,7 +161,12 @@ def attention_3(q: Tensor, k: Tensor, v: Tensor, sequences: int, ctx: Context) -
     lasting = r.tensor((sequences + 1,), INT32, "cu_seqlens") if sequences else None
     counter = r.scratch(4 * (1 + 4 * kernels.up(batch, 4) * bool(sequences)), "flash_attention")
     flops = 4 * q.count * keys // (2 if queries > 1 else 1)
-    r.compute("flash_attention", flops, (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute(
+        "flash_attention",
+        flops,
+        (q.count * 2 + k.count + v.count) * q.format.block_bytes,
+        q.format.math,
+    )
     del counter
     saved = (q, k, v, out.detach(), lse, lasting)
     extra = (sizes, flops, q.shape[0] if sequences else 0, ctx.capability >= HOPPER)
@@ -135,7 +177,15 @@ def back_3(r: Recorder, node: Node, g: Tensor) -> Grads:
     q, k, v, *_ = node.saved
     sizes, flops, real, hopper = node.extra
     grads = [r.like(one, "flash_attention") for one in (q, k, v)]
-    scratch = [r.scratch(size, "flash_attention") for size in kernels.flash_attn_3_backward(*sizes, real=real, hopper=hopper)]
-    r.compute("flash_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    scratch = [
+        r.scratch(size, "flash_attention")
+        for size in kernels.flash_attn_3_backward(*sizes, real=real, hopper=hopper)
+    ]
+    r.compute(
+        "flash_attention_backward",
+        flops * 5 // 2,
+        2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes,
+        q.format.math,
+    )
     del scratch
     return grads

@@ -1,4 +1,5 @@
-"""Attention of GPT-2 and GPT-BigCode: one projection for queries, keys and values, a dropout behind the output."""
+"""Attention of GPT-2 and GPT-BigCode: one projection for queries, keys and values, a dropout behind
+the output."""
 
 from __future__ import annotations
 
@@ -26,26 +27,41 @@ def gpt2_upcast(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Ten
 
 
 def gpt_bigcode(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """With one key/value head the parts lie behind each other, else head by head (transformers 5.23 modeling_gpt_bigcode.py)."""
+    """With one key/value head the parts lie behind each other, else head by head (transformers 5.23
+    modeling_gpt_bigcode.py)."""
     r, head = ctx.r, module.head
     fused = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
     b, s, _ = fused.shape
     if module.kv_heads == 1:
-        q, k, v = views.split(r, views.reshape(r, fused, b, 1, s, fused.shape[-1]), 3, module.heads * head, head, head)
+        q, k, v = views.split(
+            r, views.reshape(r, fused, b, 1, s, fused.shape[-1]), 3, module.heads * head, head, head
+        )
         q = views.transpose(r, views.reshape(r, q, b, s, module.heads, head), 1, 2)
     else:
-        q, k, v = views.split(r, views.transpose(r, views.reshape(r, fused, b, s, module.heads, 3 * head), 1, 2), 3, head, head, head)
+        q, k, v = views.split(
+            r,
+            views.transpose(r, views.reshape(r, fused, b, s, module.heads, 3 * head), 1, 2),
+            3,
+            head,
+            head,
+            head,
+        )
     k, v = remembered(k, v, module, bound, ctx)
     return projected(attend(q, k, v, module, ctx), module, bound, ctx)
 
 
-def thirds(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
+def thirds(
+    x: Tensor, module: Attention, bound: Bound, ctx: Context
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values side by side in one projection, each head by head."""
     fused = linear(x, bound.linear(module.project[0]), ctx)
     ctx.r.where = bound.path(module.name)
     width = fused.shape[-1] // 3
-    q, k, v = (views.heads(ctx.r, one, module.heads) for one in views.split(ctx.r, fused, 2, width, width, width))
+    q, k, v = (
+        views.heads(ctx.r, one, module.heads)
+        for one in views.split(ctx.r, fused, 2, width, width, width)
+    )
     return q, *remembered(k, v, module, bound, ctx)
 
 
@@ -61,11 +77,19 @@ def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Ten
 
 def unwidened(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
     """The softmax in the scores' own dtype (modeling_gpt2.py eager_attention_forward)."""
-    return weighed(ops.cast(ctx.r, softmax(masked(scaled(q, k, ctx), mask_of(module, ctx), ctx), ctx), v.format), v, module, ctx)
+    return weighed(
+        ops.cast(
+            ctx.r, softmax(masked(scaled(q, k, ctx), mask_of(module, ctx), ctx), ctx), v.format
+        ),
+        v,
+        module,
+        ctx,
+    )
 
 
 def upcast(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """Scores in fp32 by `baddbmm`, autocast or not (modeling_gpt2.py _upcast_and_reordered_attn)."""
+    """Scores in fp32 by `baddbmm`, autocast or not (modeling_gpt2.py
+    _upcast_and_reordered_attn)."""
     r = ctx.r
     b, n, s, h = q.shape
     keys = k.shape[2]
@@ -75,4 +99,13 @@ def upcast(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> 
     found = [views.baddbmm(r, ops.cast(r, flat_q, FP32), ops.cast(r, flat_k, FP32))]
     start.clear()
     mask = mask_of(module, ctx)
-    return weighed(ops.cast(r, softmax(masked(views.reshape(r, found.pop(), b, n, s, keys), mask, ctx), ctx), v.format), v, module, ctx)
+    return weighed(
+        ops.cast(
+            r,
+            softmax(masked(views.reshape(r, found.pop(), b, n, s, keys), mask, ctx), ctx),
+            v.format,
+        ),
+        v,
+        module,
+        ctx,
+    )

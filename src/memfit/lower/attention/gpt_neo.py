@@ -21,7 +21,8 @@ PARTS = 4  # transformers 5.23 modeling_codegen.py CodeGenAttention.forward mp_n
 
 
 def gpt_neo(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """The window is a mask over full scores, a view of the layer's buffer (transformers 5.23 modeling_gpt_neo.py)."""
+    """The window is a mask over full scores, a view of the layer's buffer (transformers 5.23
+    modeling_gpt_neo.py)."""
     r, module = ctx.r, replace(module, window=0)
     q, k, v = (linear(x, bound.linear(one), ctx) for one in module.project)
     r.where = bound.path(module.name)
@@ -34,7 +35,13 @@ def gpt_neo(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
         lowest = r.tensor((1,), FP32, "full")
         triangle, mask = bound[f"{module.name}.bias"], mask_of(module, ctx)
         out = weighed(
-            ops.cast(r, softmax(masked(where(r, scores(q, k, ctx), triangle), mask, ctx), ctx), v.format), v, module, ctx, returned=True
+            ops.cast(
+                r, softmax(masked(where(r, scores(q, k, ctx), triangle), mask, ctx), ctx), v.format
+            ),
+            v,
+            module,
+            ctx,
+            returned=True,
         )
         del lowest
         return out
@@ -45,8 +52,9 @@ def gpt_neo(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 
 def gptj(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """Sines and cosines are gathered anew in every layer; its variables hold the whole table's copy, and what of queries and
-    keys is not turned (transformers 5.23 modeling_gptj.py GPTJAttention)."""
+    """Sines and cosines are gathered anew in every layer; its variables hold the whole table's
+    copy, and what of queries and keys is not turned (transformers 5.23 modeling_gptj.py
+    GPTJAttention)."""
     r = ctx.r
     q, k, v = (linear(x, bound.linear(one), ctx) for one in module.project)
     r.where = bound.path(module.name)
@@ -55,7 +63,9 @@ def gptj(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     rows, kept = tables.rows(ctx), bound[f"{module.name}.embed_positions"]
     table = r.tensor((rows, *kept.shape), kept.format, "repeat")
     places = r.tensor((rows, ctx.tokens, module.rotary), INT64, "repeat")
-    sines = ops.cast(r, r.tensor((rows, ctx.tokens, module.rotary), table.format, "gather"), k.format)
+    sines = ops.cast(
+        r, r.tensor((rows, ctx.tokens, module.rotary), table.format, "gather"), k.format
+    )
     rest: list[Tensor] = []
     q, k = turned(q, k, sines, module, ctx, rest)
     k, v = remembered(k, v, module, bound, ctx)
@@ -65,13 +75,15 @@ def gptj(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 
 
 def codegen(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """One projection laid out for four devices; heads come apart by copies, and fp32 sines make q and k fp32 (transformers
-    5.23 modeling_codegen.py CodeGenAttention)."""
+    """One projection laid out for four devices; heads come apart by copies, and fp32 sines make q
+    and k fp32 (transformers 5.23 modeling_codegen.py CodeGenAttention)."""
     r, b, s = ctx.r, ctx.batch, ctx.tokens
     fused = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
     local = module.heads * module.head // PARTS
-    q, v, k = views.split(r, views.reshape(r, fused, b, s, PARTS, 3 * local), 3, local, local, local)
+    q, v, k = views.split(
+        r, views.reshape(r, fused, b, s, PARTS, 3 * local), 3, local, local, local
+    )
     q, k, v = (gathered(r, one, module) for one in (q, k, v))
     v = views.transpose(r, v, 1, 2)
     sines = r.tensor((tables.rows(ctx), s, module.rotary), FP32, "index")
@@ -86,11 +98,21 @@ def codegen(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 def gathered(r: Recorder, x: Tensor, module: Attention) -> Tensor:
     """(B, S, 4, N·H/4) as (B, S, N, H)."""
     b, s = x.shape[:2]
-    return views.reshape(r, views.reshape(r, x, b, s, PARTS, module.heads // PARTS, module.head), b, s, module.heads, module.head)
+    return views.reshape(
+        r,
+        views.reshape(r, x, b, s, PARTS, module.heads // PARTS, module.head),
+        b,
+        s,
+        module.heads,
+        module.head,
+    )
 
 
-def turned(q: Tensor, k: Tensor, sines: Tensor, module: Attention, ctx: Context, rest: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The first values of each head in pairs, then heads before tokens; `rest` is what variables keep of both parts."""
+def turned(
+    q: Tensor, k: Tensor, sines: Tensor, module: Attention, ctx: Context, rest: list[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The first values of each head in pairs, then heads before tokens; `rest` is what variables
+    keep of both parts."""
     r = ctx.r
     k_turned, k_rest = cut(r, k, module.rotary)
     q_turned, q_rest = cut(r, q, module.rotary)
@@ -104,8 +126,12 @@ def turned(q: Tensor, k: Tensor, sines: Tensor, module: Attention, ctx: Context,
 
 
 def in_pairs(r: Recorder, x: Tensor, sines: Tensor) -> Tensor:
-    """With tables in which both values of a pair find their number (modeling_gptj.py apply_rotary_pos_emb)."""
-    sin, cos = (r.tensor((sines.shape[0], x.shape[1], 1, x.shape[3]), sines.format, "repeat_interleave") for _ in range(2))
+    """With tables in which both values of a pair find their number (modeling_gptj.py
+    apply_rotary_pos_emb)."""
+    sin, cos = (
+        r.tensor((sines.shape[0], x.shape[1], 1, x.shape[3]), sines.format, "repeat_interleave")
+        for _ in range(2)
+    )
     return with_tables(r, x, cos, sin, pairs_turned)
 
 
@@ -121,7 +147,11 @@ def divided(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) ->
     r = ctx.r
     q, k = ops.cast(r, q, FP32), ops.cast(r, k, FP32)
     return weighed(
-        ops.cast(r, softmax(masked(ops.scale(r, scores(q, k, ctx)), mask_of(module, ctx), ctx), ctx), v.format),
+        ops.cast(
+            r,
+            softmax(masked(ops.scale(r, scores(q, k, ctx)), mask_of(module, ctx), ctx), ctx),
+            v.format,
+        ),
         v,
         module,
         ctx,
@@ -134,7 +164,11 @@ def divided_later(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Conte
     r = ctx.r
     q, k = ops.cast(r, q, FP32), ops.cast(r, k, FP32)
     return weighed(
-        ops.cast(r, softmax(ops.scale(r, masked(scores(q, k, ctx), mask_of(module, ctx), ctx)), ctx), v.format),
+        ops.cast(
+            r,
+            softmax(ops.scale(r, masked(scores(q, k, ctx), mask_of(module, ctx), ctx)), ctx),
+            v.format,
+        ),
         v,
         module,
         ctx,

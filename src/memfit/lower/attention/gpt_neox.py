@@ -1,4 +1,5 @@
-"""Attention of GPT-NeoX and Persimmon: one projection, laid out head by head, and part of each head turned."""
+"""Attention of GPT-NeoX and Persimmon: one projection, laid out head by head, and part of each head
+turned."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ def gpt_neox(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor
 
 
 def persimmon(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """Norms between the heads and their rotation (transformers 5.23 modeling_persimmon.py PersimmonAttention)."""
+    """Norms between the heads and their rotation (transformers 5.23 modeling_persimmon.py
+    PersimmonAttention)."""
     r = ctx.r
     fused = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)

@@ -1,5 +1,6 @@
-"""Multi-head latent attention: keys and values of every head come out of one small latent, which is what the cache keeps
-(transformers 5.23 modeling_deepseek_v3.py DeepseekV3Attention, modeling_deepseek_v2.py)."""
+"""Multi-head latent attention: keys and values of every head come out of one small latent, which is
+what the cache keeps (transformers 5.23 modeling_deepseek_v3.py DeepseekV3Attention,
+modeling_deepseek_v2.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def deepseek_v2(x: Tensor, module: Latent, bound: Bound, ctx: Context) -> Tensor
 
 
 def run(x: Tensor, module: Latent, bound: Bound, ctx: Context, turn: Rotary) -> Tensor:
-    """The part of queries and keys without positions passes the rotation by; the rotated key is one for all heads."""
+    """The part of queries and keys without positions passes the rotation by; the rotated key is one
+    for all heads."""
     r, b, s = ctx.r, ctx.batch, ctx.tokens
     q = views.heads(r, queries(x, module, bound, ctx), module.heads)
     q_pass, q_rot = views.split(r, q, 3, module.nope, module.rope)
@@ -44,8 +46,9 @@ def run(x: Tensor, module: Latent, bound: Bound, ctx: Context, turn: Rotary) -> 
 
 
 def rejoined(compressed: Tensor, module: Latent, ctx: Context) -> Tensor:
-    """Where ranks share the heads, transformers' plan takes latent and rotated key apart and puts them together again, lest the key's gradient
-    be one rank's (5.23 distributed/tensor_parallel.py MlaKvAProjParallel)."""
+    """Where ranks share the heads, transformers' plan takes latent and rotated key apart and puts
+    them together again, lest the key's gradient be one rank's (5.23 distributed/tensor_parallel.py
+    MlaKvAProjParallel)."""
     if split.ranks(ctx) == 1 or not module.out.across:
         return compressed
     r, size = ctx.r, split.ranks(ctx)
@@ -67,14 +70,26 @@ def queries(x: Tensor, module: Latent, bound: Bound, ctx: Context) -> Tensor:
     assert module.q_a is not None
     assert module.q_b is not None
     assert module.q_norm is not None
-    return linear(norm(linear(x, bound.linear(module.q_a), ctx), module.q_norm, bound, ctx), bound.linear(module.q_b), ctx)
+    return linear(
+        norm(linear(x, bound.linear(module.q_a), ctx), module.q_norm, bound, ctx),
+        bound.linear(module.q_b),
+        ctx,
+    )
 
 
-def expanded(latent: Tensor, k_rot: Tensor, module: Latent, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor]:
+def expanded(
+    latent: Tensor, k_rot: Tensor, module: Latent, bound: Bound, ctx: Context
+) -> tuple[Tensor, Tensor]:
     """`expand_kv`: keys are written into a new tensor in two pieces, values are a view."""
     r = ctx.r
     b, _, tokens, _ = latent.shape
-    both = views.heads(r, views.reshape(r, linear(latent, bound.linear(module.kv_b), ctx), b, tokens, module.kv_b.outputs), module.heads)
+    both = views.heads(
+        r,
+        views.reshape(
+            r, linear(latent, bound.linear(module.kv_b), ctx), b, tokens, module.kv_b.outputs
+        ),
+        module.heads,
+    )
     r.where = bound.path(module.name)
     k_pass, v = views.split(r, both, 3, module.nope, module.value)
     k_rot = views.expand(r, k_rot, b, module.heads, tokens, module.rope)
@@ -102,7 +117,10 @@ def interleaved(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
     """Neighbours make a pair, and come out as halves (apply_rotary_pos_emb_interleave)."""
     r = ctx.r
     cos, sin = (views.narrow(r, one, 3, one.shape[3] // 2) for one in rotary.tables(ctx))
-    (q1, q2), (k1, k2) = (tuple(views.narrow(r, one, 3, one.shape[3] // 2, step=2) for _ in range(2)) for one in (q, k))
+    (q1, q2), (k1, k2) = (
+        tuple(views.narrow(r, one, 3, one.shape[3] // 2, step=2) for _ in range(2))
+        for one in (q, k)
+    )
     first = rotary.halves_turned(r, q1, q2, cos, sin)
     return first, rotary.halves_turned(r, k1, k2, cos, sin)
 

@@ -1,7 +1,9 @@
-"""Attention of Llama and of what grew out of its code: projections, heads, norms, rotation, kernel, output.
+"""Attention of Llama and of what grew out of its code: projections, heads, norms, rotation, kernel,
+output.
 
-Families differ in how queries, keys and values come to the kernel; each way is a function that returns the three, and `run`
-does the rest. transformers 5.23; the class is named where it is not the style's own.
+Families differ in how queries, keys and values come to the kernel; each way is a function that
+returns the three, and `run` does the rest. transformers 5.23; the class is named where it is not
+the style's own.
 """
 
 from __future__ import annotations
@@ -24,10 +26,20 @@ from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention
 
 Three = tuple[Tensor, Tensor, Tensor]
-Prepare = Callable[[Tensor, Attention, Bound, Context], tuple[Tensor, ...]]  # and what else the class's variables hold
+Prepare = Callable[
+    [Tensor, Attention, Bound, Context], tuple[Tensor, ...]
+]  # and what else the class's variables hold
 
 
-def run(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, prepare: Prepare, eager: Kernel | None = None) -> Tensor:
+def run(
+    x: Tensor,
+    module: Attention,
+    bound: Bound,
+    ctx: Context,
+    *,
+    prepare: Prepare,
+    eager: Kernel | None = None,
+) -> Tensor:
     """LlamaAttention.forward."""
     q, k, v, *variables = prepare(x, module, bound, ctx)
     ctx.r.where = bound.path(module.name)
@@ -52,7 +64,9 @@ def in_heads(r: Recorder, flat: list[Tensor], module: Attention) -> list[Tensor]
     return [views.heads(r, one, count) for one, count in zip(flat, counts(module), strict=True)]
 
 
-def turned(q: Tensor, k: Tensor, module: Attention, bound: Bound, ctx: Context, turn: Rotary | None = None) -> tuple[Tensor, Tensor]:
+def turned(
+    q: Tensor, k: Tensor, module: Attention, bound: Bound, ctx: Context, turn: Rotary | None = None
+) -> tuple[Tensor, Tensor]:
     """Rotated, where the layer rotates."""
     ctx.r.where = bound.path(module.name)
     if not module.rotary:
@@ -61,17 +75,21 @@ def turned(q: Tensor, k: Tensor, module: Attention, bound: Bound, ctx: Context, 
     return (ctx.programs.rotary or turn or rotary.rotary)(q, k, ctx)
 
 
-def straight(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
+def straight(
+    x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None
+) -> Three:
     """Three projections, and a rotation of q and k."""
     q, k, v = (
-        views.heads(ctx.r, linear(x, bound.linear(one), ctx), count) for one, count in zip(module.project, counts(module), strict=True)
+        views.heads(ctx.r, linear(x, bound.linear(one), ctx), count)
+        for one, count in zip(module.project, counts(module), strict=True)
     )
     q, k = turned(q, k, module, bound, ctx, turn)
     return q, k, v
 
 
 def scaled(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
-    """Queries times a factor that grows with their position (Ministral3Attention, get_llama_4_attn_scale)."""
+    """Queries times a factor that grows with their position (Ministral3Attention,
+    get_llama_4_attn_scale)."""
     r = ctx.r
     q, k, v = straight(x, module, bound, ctx)
     factor = r.tensor((tables.rows(ctx), ctx.tokens), FP32, "scale")
@@ -81,20 +99,36 @@ def scaled(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Three:
     return q, k, v
 
 
-def normed_tokens(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
-    """q and k normed head by head as soon as they are projected, before heads and tokens change places (Qwen3Attention)."""
+def normed_tokens(
+    x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None
+) -> Three:
+    """q and k normed head by head as soon as they are projected, before heads and tokens change
+    places (Qwen3Attention)."""
     q, k, v = (
-        views.transpose(ctx.r, normed(by_tokens(linear(x, bound.linear(one), ctx), count, ctx), which, bound, ctx), 1, 2)
-        for one, count, which in zip(module.project, counts(module), (module.q_norm, module.k_norm, None), strict=True)
+        views.transpose(
+            ctx.r,
+            normed(by_tokens(linear(x, bound.linear(one), ctx), count, ctx), which, bound, ctx),
+            1,
+            2,
+        )
+        for one, count, which in zip(
+            module.project, counts(module), (module.q_norm, module.k_norm, None), strict=True
+        )
     )
     q, k = turned(q, k, module, bound, ctx, turn)
     return q, k, v
 
 
-def normed_later(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
-    """The same after all three are projected; the norms may be missing (Glm4MoeAttention, CohereAttention)."""
+def normed_later(
+    x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None
+) -> Three:
+    """The same after all three are projected; the norms may be missing (Glm4MoeAttention,
+    CohereAttention)."""
     r = ctx.r
-    q, k, v = (by_tokens(one, count, ctx) for one, count in zip(projected(x, module, bound, ctx), counts(module), strict=True))
+    q, k, v = (
+        by_tokens(one, count, ctx)
+        for one, count in zip(projected(x, module, bound, ctx), counts(module), strict=True)
+    )
     q = normed(q, module.q_norm, bound, ctx)
     k = normed(k, module.k_norm, bound, ctx)
     q, k, v = views.transpose(r, q, 1, 2), views.transpose(r, k, 1, 2), views.transpose(r, v, 1, 2)
@@ -102,7 +136,9 @@ def normed_later(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, tu
     return q, k, v
 
 
-def normed_heads(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
+def normed_heads(
+    x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None
+) -> Three:
     """Heads first, then the norms, then the rotation (Gemma3Attention)."""
     q, k, v = in_heads(ctx.r, projected(x, module, bound, ctx), module)
     q = normed(q, module.q_norm, bound, ctx)
@@ -112,7 +148,8 @@ def normed_heads(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, tu
 
 
 def normed_in_line(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Tensor, ...]:
-    """The same with a rotation of a part in the class's own code (PhiAttention, StableLmAttention)."""
+    """The same with a rotation of a part in the class's own code (PhiAttention,
+    StableLmAttention)."""
     q, k, v = in_heads(ctx.r, projected(x, module, bound, ctx), module)
     q = normed(q, module.q_norm, bound, ctx)
     k = normed(k, module.k_norm, bound, ctx)
@@ -129,14 +166,22 @@ def normed_last(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Thr
     return q, k, v
 
 
-def normed_flat(x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None) -> Three:
-    """Norms over the whole projection, then heads (Olmo2Attention, OlmoeAttention with its clamp)."""
+def normed_flat(
+    x: Tensor, module: Attention, bound: Bound, ctx: Context, *, turn: Rotary | None = None
+) -> Three:
+    """Norms over the whole projection, then heads (Olmo2Attention, OlmoeAttention with its
+    clamp)."""
     norms = (module.q_norm, module.k_norm, None)
-    flat = [normed(linear(x, bound.linear(one), ctx), which, bound, ctx) for one, which in zip(module.project, norms, strict=True)]
+    flat = [
+        normed(linear(x, bound.linear(one), ctx), which, bound, ctx)
+        for one, which in zip(module.project, norms, strict=True)
+    ]
     return clipped(flat, module, bound, ctx, turn)
 
 
-def clipped(flat: list[Tensor], module: Attention, bound: Bound, ctx: Context, turn: Rotary | None) -> Three:
+def clipped(
+    flat: list[Tensor], module: Attention, bound: Bound, ctx: Context, turn: Rotary | None
+) -> Three:
     """All three clamped in place where the config says so, then heads and rotation."""
     ctx.r.where = bound.path(module.name)
     if module.clipped:
@@ -161,7 +206,9 @@ def fused(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> tuple[Ten
     r = ctx.r
     whole = linear(x, bound.linear(module.project[0]), ctx)
     r.where = bound.path(module.name)
-    q, k, v = in_heads(r, [views.narrow(r, whole, 2, count * module.head) for count in counts(module)], module)
+    q, k, v = in_heads(
+        r, [views.narrow(r, whole, 2, count * module.head) for count in counts(module)], module
+    )
     q, k = turned(q, k, module, bound, ctx, rotary.phi3)
     return q, k, v, whole
 
@@ -177,7 +224,8 @@ def normed(x: Tensor, module: object, bound: Bound, ctx: Context) -> Tensor:
 
 
 def stablelm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """The layer's variables keep what goes in, and the result beside the sum (StableLmDecoderLayer)."""
+    """The layer's variables keep what goes in, and the result beside the sum
+    (StableLmDecoderLayer)."""
     out = run(x, module, bound, ctx, prepare=normed_in_line)
     ctx.held += [x, out]
     return out
@@ -186,11 +234,25 @@ def stablelm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor
 def styles() -> dict[str, Callable[[Tensor, Attention, Bound, Context], Tensor]]:
     """Every style whose kernel is transformers' common one."""
     ways: dict[str, Prepare] = {
-        "llama": straight, "ministral3": scaled, "helium": partial(straight, turn=rotary.helium), "ernie4_5": partial(straight, turn=rotary.ernie4_5),
-        "glm": partial(straight, turn=rotary.glm), "nemotron": partial(straight, turn=rotary.partly), "qwen3": normed_tokens,
-        "glm4_moe": partial(normed_later, turn=rotary.partly), "cohere": partial(normed_later, turn=rotary.cohere), "gemma3": normed_heads,
-        "phi": normed_in_line, "hunyuan_v1_dense": normed_last,
-        "olmo2": partial(normed_flat, turn=rotary.cast_back), "olmoe": normed_flat, "minimax_m2": partial(normed_flat, turn=rotary.partly),
-        "olmo": olmo, "phi3": fused,
-    }  # fmt: skip
-    return {"stablelm": stablelm, **{style: partial(run, prepare=prepare) for style, prepare in ways.items()}}
+        "llama": straight,
+        "ministral3": scaled,
+        "helium": partial(straight, turn=rotary.helium),
+        "ernie4_5": partial(straight, turn=rotary.ernie4_5),
+        "glm": partial(straight, turn=rotary.glm),
+        "nemotron": partial(straight, turn=rotary.partly),
+        "qwen3": normed_tokens,
+        "glm4_moe": partial(normed_later, turn=rotary.partly),
+        "cohere": partial(normed_later, turn=rotary.cohere),
+        "gemma3": normed_heads,
+        "phi": normed_in_line,
+        "hunyuan_v1_dense": normed_last,
+        "olmo2": partial(normed_flat, turn=rotary.cast_back),
+        "olmoe": normed_flat,
+        "minimax_m2": partial(normed_flat, turn=rotary.partly),
+        "olmo": olmo,
+        "phi3": fused,
+    }
+    return {
+        "stablelm": stablelm,
+        **{style: partial(run, prepare=prepare) for style, prepare in ways.items()},
+    }

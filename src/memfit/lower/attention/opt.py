@@ -1,4 +1,5 @@
-"""Attention of OPT, BioGPT and XGLM: the encoder-decoder layer of fairseq, three projections, no rotation."""
+"""Attention of OPT, BioGPT and XGLM: the encoder-decoder layer of fairseq, three projections, no
+rotation."""
 
 from __future__ import annotations
 
@@ -30,7 +31,9 @@ def opt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
 def biogpt(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     """transformers 5.23 modeling_biogpt.py BioGptAttention."""
     r = ctx.r
-    q, k, v = (views.heads(r, linear(x, bound.linear(one), ctx), module.heads) for one in module.project)
+    q, k, v = (
+        views.heads(r, linear(x, bound.linear(one), ctx), module.heads) for one in module.project
+    )
     k, v = remembered(k, v, module, bound, ctx)
     return projected(attend(q, k, v, module, ctx, unwidened), module, bound, ctx)
 
@@ -41,13 +44,17 @@ def projected(out: Tensor, module: Attention, bound: Bound, ctx: Context) -> Ten
 
 
 def unwidened(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
-    """The softmax in the scores' own dtype, not cast back (modeling_biogpt.py eager_attention_forward)."""
-    return weighed(softmax(masked(scaled(q, k, ctx), mask_of(module, ctx), ctx), ctx), v, module, ctx)
+    """The softmax in the scores' own dtype, not cast back (modeling_biogpt.py
+    eager_attention_forward)."""
+    return weighed(
+        softmax(masked(scaled(q, k, ctx), mask_of(module, ctx), ctx), ctx), v, module, ctx
+    )
 
 
 @dropped_later
 def xglm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
-    """Heads and sequences as one batch, by no other kernel than this (transformers 5.23 modeling_xglm.py XGLMAttention)."""
+    """Heads and sequences as one batch, by no other kernel than this (transformers 5.23
+    modeling_xglm.py XGLMAttention)."""
     r, b, n, s = ctx.r, ctx.batch, module.heads, ctx.tokens
     q = ops.scale(r, linear(x, bound.linear(module.project[0]), ctx))
     k, v = (linear(x, bound.linear(one), ctx) for one in module.project[1:])
@@ -59,13 +66,26 @@ def xglm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
     assert mask is not None
     weights = softmax_of(
         views.reshape(
-            r, raised(r, ops.add(r, views.reshape(r, batched(q, views.transpose(r, k, 1, 2), ctx), b, n, s, keys), mask)), b * n, s, keys
+            r,
+            raised(
+                r,
+                ops.add(
+                    r,
+                    views.reshape(r, batched(q, views.transpose(r, k, 1, 2), ctx), b, n, s, keys),
+                    mask,
+                ),
+            ),
+            b * n,
+            s,
+            keys,
         ),
         ctx,
     )
     ctx.held.append(weights)
     chances = ops.dropout(r, weights, ctx.dropout(module.dropout))
-    return projected(views.reshape(r, batched(chances, v, ctx), b, n, s, module.head), module, bound, ctx)
+    return projected(
+        views.reshape(r, batched(chances, v, ctx), b, n, s, module.head), module, bound, ctx
+    )
 
 
 def flat(r: Recorder, x: Tensor) -> Tensor:
@@ -95,7 +115,8 @@ def raised(r: Recorder, x: Tensor) -> Tensor:
 
 
 def back_raised(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """where(x = number, grad / 2, grad), and 0 where x is smaller (tools/autograd/derivatives.yaml maximum)."""
+    """where(x = number, grad / 2, grad), and 0 where x is smaller (tools/autograd/derivatives.yaml
+    maximum)."""
     x = node.saved[0]
     equal = r.tensor(x.shape, BOOL, "maximum")
     half = r.like(g, "maximum")

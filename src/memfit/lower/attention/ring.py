@@ -1,8 +1,10 @@
-"""torch's ring attention: every rank has an early and a late chunk of each sequence, keys and values go round, and results are merged in fp32.
+"""torch's ring attention: every rank has an early and a late chunk of each sequence, keys and
+values go round, and results are merged in fp32.
 
-Read from torch 2.13 torch/distributed/tensor/experimental/_context_parallel/_attention.py (`_templated_ring_attention`, its backward, `_SDPAMerger`,
-rotaters), which accelerate and torchtitan turn on; its load balancing and conversion to fp32 are as torch has them by default. A `cat` that is sent is held
-until what came is waited for.
+Read from torch 2.13 torch/distributed/tensor/experimental/_context_parallel/_attention.py
+(`_templated_ring_attention`, its backward, `_SDPAMerger`, rotaters), which accelerate and
+torchtitan turn on; its load balancing and conversion to fp32 are as torch has them by default. A
+`cat` that is sent is held until what came is waited for.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from memfit.strategy import Strategy
 
 
 class Ring(NamedTuple):
-    """This rank's place among those of a sequence; `gathers`: all keys and values come at once (`set_rotate_method("allgather")`)."""
+    """This rank's place among those of a sequence; `gathers`: all keys and values come at once
+    (`set_rotate_method("allgather")`)."""
 
     rank: int
     size: int
@@ -31,30 +34,49 @@ class Ring(NamedTuple):
 def ring(program: Program) -> Ring | None:
     """Where context parallelism is torch's."""
     strategy = program.strategy
-    if program.engine or strategy.size("cp") == 1 or strategy.cp is None or strategy.cp.style == "ulysses":
+    if (
+        program.engine
+        or strategy.size("cp") == 1
+        or strategy.cp is None
+        or strategy.cp.style == "ulysses"
+    ):
         return None
-    return Ring(strategy.rank // strategy.size("tp") % strategy.cp.size, strategy.cp.size, strategy.cp.style == "allgather")
+    return Ring(
+        strategy.rank // strategy.size("tp") % strategy.cp.size,
+        strategy.cp.size,
+        strategy.cp.style == "allgather",
+    )
 
 
 def ends(program: Program) -> bool:
-    """Whether this rank has the last token of each sequence, which has no label: the late chunk of a ring's first rank, or the last part."""
+    """Whether this rank has the last token of each sequence, which has no label: the late chunk of
+    a ring's first rank, or the last part."""
     cp, strategy = program.strategy.cp, program.strategy
     if cp is None or cp.size == 1 or program.engine:
         return False
-    return strategy.rank // strategy.size("tp") % cp.size == (cp.size - 1 if cp.style == "ulysses" else 0)
+    return strategy.rank // strategy.size("tp") % cp.size == (
+        cp.size - 1 if cp.style == "ulysses" else 0
+    )
 
 
 def batch(r: Recorder, strategy: Strategy, shape: Shape) -> tuple[Tensor, ...]:
-    """A rank's part of tokens, labels, positions and shifted labels, and behind them the whole ones and the order they were taken in, which the
-    context keeps until it is left (`_context_parallel_buffers`; transformers 5.23 trainer.py `_prepare_context_parallel_inputs`)."""
+    """A rank's part of tokens, labels, positions and shifted labels, and behind them the whole ones
+    and the order they were taken in, which the context keeps until it is left
+    (`_context_parallel_buffers`; transformers 5.23 trainer.py `_prepare_context_parallel_inputs`).
+    """
     sequences, tokens = shape
     own = [ops.integers(r, shape, "gather") for _ in range(4)]
     whole = [ops.integers(r, (sequences, tokens * strategy.size("cp")), "inputs") for _ in range(3)]
-    return *own, *whole, *(ops.integers(r, (1, tokens * strategy.size("cp")), "inputs") for _ in range(2))
+    return (
+        *own,
+        *whole,
+        *(ops.integers(r, (1, tokens * strategy.size("cp")), "inputs") for _ in range(2)),
+    )
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor, flops: int, ctx: Context, place: Ring) -> Tensor:
-    """`flops`: of the whole sequence's attention on one rank, causal. A selective checkpoint sees one attention, and keeps what comes of it."""
+    """`flops`: of the whole sequence's attention on one rank, causal. A selective checkpoint sees
+    one attention, and keeps what comes of it."""
     r = ctx.r
     chosen, found = r.chosen("attention"), list[Tensor]()
 
@@ -63,12 +85,21 @@ def flash(q: Tensor, k: Tensor, v: Tensor, flops: int, ctx: Context, place: Ring
         return found[which]
 
     out, lse = (r.put_out(partial(result, which), chosen) for which in (0, 1))
-    r.compute("flash_attention", flops * place.size, 2 * (q.count + k.count) * q.format.block_bytes, q.format.math, kept=chosen)
-    return r.node("ring_attention", out, (q, k, v), back_ring, (q, k, v, out.detach(), lse), (place, flops))
+    r.compute(
+        "flash_attention",
+        flops * place.size,
+        2 * (q.count + k.count) * q.format.block_bytes,
+        q.format.math,
+        kept=chosen,
+    )
+    return r.node(
+        "ring_attention", out, (q, k, v), back_ring, (q, k, v, out.detach(), lse), (place, flops)
+    )
 
 
 def merged(r: Recorder, q: Tensor, k: Tensor, v: Tensor, place: Ring) -> tuple[Tensor, Tensor]:
-    """A turn with each rank's keys: first the own ones, then half of the keys or half of the queries."""
+    """A turn with each rank's keys: first the own ones, then half of the keys or half of the
+    queries."""
     keys = [whole(r, one) for one in (k, v)]
     coming: Tensor | None = None
     sent: Tensor | None = None
@@ -110,8 +141,11 @@ def results(r: Recorder, q: Tensor, *, half: bool) -> Tensor:
     return r.like(views.narrow(r, q.detach(), 2, q.shape[2] // 2) if half else q, "flash_attention")
 
 
-def together(r: Recorder, total: Tensor, wide: Tensor, sums: Tensor, block: Tensor, part: bool) -> tuple[Tensor, Tensor]:
-    """out - sigmoid(lse' - lse) · (out - out'); lse - logsigmoid(lse - lse'); where the late half alone was told, both are put together anew."""
+def together(
+    r: Recorder, total: Tensor, wide: Tensor, sums: Tensor, block: Tensor, part: bool
+) -> tuple[Tensor, Tensor]:
+    """out - sigmoid(lse' - lse) · (out - out'); lse - logsigmoid(lse - lse'); where the late half
+    alone was told, both are put together anew."""
     share = r.tensor(block.shape, FP32, "sigmoid")
     apart = r.tensor(wide.shape, FP32, "sub")
     scaled = r.tensor(wide.shape, FP32, "mul")
@@ -164,7 +198,9 @@ def back_ring(r: Recorder, node: Node, g: Tensor) -> Grads:
             sent = r.tensor((2 * k.count,), k.format, "cat", "communication")
             coming = passed(r, sent, place, coming, turn)
         late = turn > place.rank
-        lse = r.tensor((q.shape[0], q.shape[1], rows(q, True)), FP32, "contiguous") if late else None
+        lse = (
+            r.tensor((q.shape[0], q.shape[1], rows(q, True)), FP32, "contiguous") if late else None
+        )
         del held
         own = kernel(r, (q, k, g, out), own, late=late, early=0 < turn <= place.rank)
         if turn > 0:
@@ -180,29 +216,52 @@ def back_ring(r: Recorder, node: Node, g: Tensor) -> Grads:
     last = r.tensor(q.shape, q.format, "to")
     del query
     both = r.tensor((2 * k.count,), k.format, "to")
-    r.compute("flash_attention_backward", flops * place.size * 5 // 2, 2 * (q.count + k.count) * q.format.block_bytes, q.format.math)
+    r.compute(
+        "flash_attention_backward",
+        flops * place.size * 5 // 2,
+        2 * (q.count + k.count) * q.format.block_bytes,
+        q.format.math,
+    )
     del leaving, going, own, sent, coming, keys, summed
     return last, both.view(*k.shape), both.view(*v.shape)
 
 
-def kernel(r: Recorder, given: tuple[Tensor, Tensor, Tensor, Tensor], before: list[Tensor], *, late: bool, early: bool) -> list[Tensor]:
-    """One turn's gradients: of the late half of the queries, of the early half of the keys, or of all. Those of the turn before go when they are there."""
+def kernel(
+    r: Recorder,
+    given: tuple[Tensor, Tensor, Tensor, Tensor],
+    before: list[Tensor],
+    *,
+    late: bool,
+    early: bool,
+) -> list[Tensor]:
+    """One turn's gradients: of the late half of the queries, of the early half of the keys, or of
+    all. Those of the turn before go when they are there."""
     q, k, g, out = given
     batch, heads, queries, head = q.shape
     queries, keys = rows(q, late), k.shape[2] // 2 if early else k.shape[2]
     format: Format = q.format
     made = [r.tensor((batch, heads, queries, head), format, "flash_attention")]
     made += [r.tensor((batch, k.shape[1], keys, head), format, "flash_attention") for _ in range(2)]
-    copies = [r.tensor((batch, heads, queries, head), format, "contiguous") for one in (g, out) if apart(one, late)]
-    sizes = kernels.flash_backward(batch, heads, k.shape[1], queries, keys, head, element=format.block_bytes)
-    scratch = [r.scratch(size, "flash_attention") for size in (sizes.softmax_d, sizes.dq_accum, sizes.dk_expanded, sizes.dv_expanded)]
+    copies = [
+        r.tensor((batch, heads, queries, head), format, "contiguous")
+        for one in (g, out)
+        if apart(one, late)
+    ]
+    sizes = kernels.flash_backward(
+        batch, heads, k.shape[1], queries, keys, head, element=format.block_bytes
+    )
+    scratch = [
+        r.scratch(size, "flash_attention")
+        for size in (sizes.softmax_d, sizes.dq_accum, sizes.dk_expanded, sizes.dv_expanded)
+    ]
     del scratch, copies
     before.clear()
     return made
 
 
 def apart(one: Tensor, half: bool) -> bool:
-    """Whether the kernel copies it: what does not lie by tokens, as half of several sequences' tokens do not."""
+    """Whether the kernel copies it: what does not lie by tokens, as half of several sequences'
+    tokens do not."""
     return (half and one.shape[0] > 1) or views.permuted(one, (0, 2, 1, 3)).strides is not None
 
 

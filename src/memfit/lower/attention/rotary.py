@@ -1,7 +1,8 @@
-"""Rotary positions on queries and keys, as each family's `apply_rotary_pos_emb` writes them (transformers 5.23).
+"""Rotary positions on queries and keys, as each family's `apply_rotary_pos_emb` writes them
+(transformers 5.23).
 
-All of them are x·cos + turned(x)·sin; they differ in which values make a pair, in dtype, and in how much of a head turns.
-Functions hold what theirs hold: a local variable lives until they return.
+All of them are x·cos + turned(x)·sin; they differ in which values make a pair, in dtype, and in how
+much of a head turns. Functions hold what theirs hold: a local variable lives until they return.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ Turned = Callable[[Recorder, Tensor], Tensor]
 
 
 def rotary(q: Tensor, k: Tensor, ctx: Context) -> Pair:
-    """q·cos + rotate_half(q)·sin, then the same for k; the callers still hold q and k (modeling_llama.py)."""
+    """q·cos + rotate_half(q)·sin, then the same for k; the callers still hold q and k
+    (modeling_llama.py)."""
     return rotate(q, ctx), rotate(k, ctx)
 
 
@@ -39,14 +41,18 @@ def picked(ctx: Context) -> Pair:
     """Rows of a layer's own tables, by position; the attention's variables hold them."""
     r, rows = ctx.r, ctx.batch if not ctx.training else 1
     grad, r.grad = r.grad, False
-    cos, sin = (r.tensor((rows, 1, ctx.tokens, turning(ctx.program.model)), ctx.format, "index") for _ in range(2))
+    cos, sin = (
+        r.tensor((rows, 1, ctx.tokens, turning(ctx.program.model)), ctx.format, "index")
+        for _ in range(2)
+    )
     r.grad = grad
     ctx.held += [cos, sin]
     return cos, sin
 
 
 def turning(model: Model) -> int:
-    """How much of a head is turned: twice the frequencies, the first buffer that is more than a number."""
+    """How much of a head is turned: twice the frequencies, the first buffer that is more than a
+    number."""
     return 2 * next(buffer.shape[0] for buffer in model.buffers if buffer.shape)
 
 
@@ -78,7 +84,7 @@ def back_stacked(r: Recorder, node: Node, g: Tensor) -> Grads:
     return [views.seen(g, shape, strides) if target is not None else None for target in node.inputs]
 
 
-# ------------------------------------------------------------------------------------------------------------------- dtypes
+# ------------------------------------------------------------------------------------------ dtypes
 def cast_back(q: Tensor, k: Tensor, ctx: Context) -> Pair:
     """Tables in fp32, so the sums are too; cast back together (modeling_olmo2.py)."""
     formats = q.format, k.format
@@ -111,7 +117,9 @@ def ernie4_5(q: Tensor, k: Tensor, ctx: Context) -> Pair:
 def helium(q: Tensor, k: Tensor, ctx: Context) -> Pair:
     """Turned in pairs, with tables made for it at each call (modeling_helium.py)."""
     cos, sin = repeated_tables(ctx)
-    return with_tables(ctx.r, q, cos, sin, pairs_turned), with_tables(ctx.r, k, cos, sin, pairs_turned)
+    return with_tables(ctx.r, q, cos, sin, pairs_turned), with_tables(
+        ctx.r, k, cos, sin, pairs_turned
+    )
 
 
 def repeated_tables(ctx: Context) -> Pair:
@@ -120,7 +128,7 @@ def repeated_tables(ctx: Context) -> Pair:
     return ctx.r.like(cos, "repeat_interleave"), ctx.r.like(sin, "repeat_interleave")
 
 
-# ------------------------------------------------------------------------------------------------------------- part of a head
+# ---------------------------------------------------------------------------------- part of a head
 def cut(r: Recorder, x: Tensor, size: int) -> Pair:
     """What turns and what passes; the second is cut even where nothing is left."""
     return views.narrow(r, x, 3, size), views.narrow(r, x, 3, x.shape[3] - size)
@@ -131,12 +139,14 @@ def joined(r: Recorder, turned: Tensor, rest: Tensor) -> Tensor:
 
 
 def partly(q: Tensor, k: Tensor, ctx: Context) -> Pair:
-    """Both are cut, both turned, both joined again (modeling_glm4_moe.py, modeling_nemotron.py, modeling_phi.py)."""
+    """Both are cut, both turned, both joined again (modeling_glm4_moe.py, modeling_nemotron.py,
+    modeling_phi.py)."""
     return both_partly(q, k, *tables(ctx), half_turned, ctx)
 
 
 def in_line(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, ...]:
-    """The same in the layer's own code, whose variables keep the parts (modeling_stablelm.py, modeling_phi.py)."""
+    """The same in the layer's own code, whose variables keep the parts (modeling_stablelm.py,
+    modeling_phi.py)."""
     r = ctx.r
     cos, sin = tables(ctx)
     (q, q_rest), (k, k_rest) = (cut(r, one, cos.shape[-1]) for one in (q, k))
@@ -149,7 +159,9 @@ def glm(q: Tensor, k: Tensor, ctx: Context) -> Pair:
     return both_partly(q, k, *repeated_tables(ctx), pairs_turned, ctx)
 
 
-def both_partly(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Turned, ctx: Context) -> Pair:
+def both_partly(
+    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Turned, ctx: Context
+) -> Pair:
     r = ctx.r
     (q, q_rest), (k, k_rest) = (cut(r, one, cos.shape[-1]) for one in (q, k))
     q, k = with_tables(r, q, cos, sin, turned), with_tables(r, k, cos, sin, turned)
@@ -168,7 +180,8 @@ def phi3(q: Tensor, k: Tensor, ctx: Context) -> Pair:
 
 
 def gpt_oss(q: Tensor, k: Tensor, ctx: Context) -> Pair:
-    """Halves, each with its own two products; the tables are half as wide (modeling_gpt_oss.py _apply_rotary_emb)."""
+    """Halves, each with its own two products; the tables are half as wide (modeling_gpt_oss.py
+    _apply_rotary_emb)."""
     r = ctx.r
     cos, sin = tables(ctx)
 

@@ -1,6 +1,8 @@
-"""torch's `scaled_dot_product_attention` on CUDA: which backend it takes, and what each of them saves and holds.
+"""torch's `scaled_dot_product_attention` on CUDA: which backend it takes, and what each of them
+saves and holds.
 
-Queries are (B, N, S, H), keys and values (B, K, S, H), whatever the layout. Facts of the kernels stand in `memfit.kernels`.
+Queries are (B, N, S, H), keys and values (B, K, S, H), whatever the layout. Facts of the kernels
+stand in `memfit.kernels`.
 """
 
 from __future__ import annotations
@@ -19,13 +21,19 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.strides import Shape, contiguous, kept, normal
 from memfit.lower.tensors import Grads, Node, Tensor
 
-DEFAULT = ("flash", "efficient", "math", "cudnn")  # torch.backends.cuda: all are enabled, the order is the choice's own
+DEFAULT = (
+    "flash",
+    "efficient",
+    "math",
+    "cudnn",
+)  # torch.backends.cuda: all are enabled, the order is the choice's own
 
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """The arguments of one call. `mask` is boolean or additive; with `causal` there is none. `groups`: keys of fewer heads are told
-    to be groups (`enable_gqa`); else they are broadcast, which the decomposition alone can do."""
+    """The arguments of one call. `mask` is boolean or additive; with `causal` there is none.
+    `groups`: keys of fewer heads are told to be groups (`enable_gqa`); else they are broadcast,
+    which the decomposition alone can do."""
 
     q: Tensor
     k: Tensor
@@ -38,7 +46,14 @@ class Call:
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int]:
         """Sequences, query heads, key heads, queries, keys, head size."""
-        return self.q.shape[0], self.q.shape[1], self.k.shape[1], self.q.shape[2], self.k.shape[2], self.q.shape[3]
+        return (
+            self.q.shape[0],
+            self.q.shape[1],
+            self.k.shape[1],
+            self.q.shape[2],
+            self.k.shape[2],
+            self.q.shape[3],
+        )
 
     @property
     def grouped(self) -> bool:
@@ -46,15 +61,20 @@ class Call:
 
 
 def sdpa(call: Call, ctx: Context) -> Tensor:
-    """The result lies as its kernel leaves it. Autocast casts every float operand (ATen/autocast_mode.h lower_precision_fp)."""
+    """The result lies as its kernel leaves it. Autocast casts every float operand
+    (ATen/autocast_mode.h lower_precision_fp)."""
     if ctx.autocast is not None:
         if call.mask is not None and call.mask.format is not BOOL:
             call.mask = ops.cast(ctx.r, call.mask, ctx.autocast)
-        call.v, call.k, call.q = (ops.cast(ctx.r, one, ctx.autocast) for one in (call.v, call.k, call.q))
+        call.v, call.k, call.q = (
+            ops.cast(ctx.r, one, ctx.autocast) for one in (call.v, call.k, call.q)
+        )
     place = ring.ring(ctx.program)
     if place is not None and chosen(call, ctx) != "flash":
         message = "no formula yet for ring attention by another kernel than flash"
-        raise InputError.one(message, where="use cp", hint="16-bit numbers, and heads of 256 values at most")
+        raise InputError.one(
+            message, where="use cp", hint="16-bit numbers, and heads of 256 values at most"
+        )
     if place is not None:
         return ring.flash(call.q, call.k, call.v, arithmetic(call), ctx, place)
     return BACKENDS[chosen(call, ctx)](call, ctx)
@@ -67,16 +87,33 @@ def chosen(call: Call, ctx: Context) -> str:
     needs = ctx.r.grad and any(one.needs for one in (call.q, call.k, call.v))
     for allowed in asked(call, ctx):
         backend = kernels.sdpa_backend(
-            element=size, half=size == 2, head=head, value_head=call.v.shape[-1], masked=call.mask is not None, causal=call.causal, query=queries,
-            key=keys, grouped=call.grouped, training=needs, dropout=call.dropout, capability=ctx.capability, torch=ctx.torch, allowed=allowed,
-        )  # fmt: skip
+            element=size,
+            half=size == 2,
+            head=head,
+            value_head=call.v.shape[-1],
+            masked=call.mask is not None,
+            causal=call.causal,
+            query=queries,
+            key=keys,
+            grouped=call.grouped,
+            training=needs,
+            dropout=call.dropout,
+            capability=ctx.capability,
+            torch=ctx.torch,
+            allowed=allowed,
+        )
         if backend in allowed:
             return backend
-    raise InputError.one(f"attention `{ctx.job.attention}` has no kernel for this call", where="job.attention", hint="use `sdpa`")
+    raise InputError.one(
+        f"attention `{ctx.job.attention}` has no kernel for this call",
+        where="job.attention",
+        hint="use `sdpa`",
+    )
 
 
 def asked(call: Call, ctx: Context) -> tuple[tuple[str, ...], ...]:
-    """What torch.nn.attention.sdpa_kernel leaves open under the job's option, or what the framework asks for, one after the other."""
+    """What torch.nn.attention.sdpa_kernel leaves open under the job's option, or what the framework
+    asks for, one after the other."""
     if not call.groups and call.grouped:  # heads that are broadcast: math alone takes them
         return () if ctx.job.attention in DEFAULT and ctx.job.attention != "math" else (("math",),)
     if ctx.job.attention in DEFAULT:
@@ -91,10 +128,11 @@ def additive(r: Recorder, mask: Tensor | None, like: Tensor) -> Tensor | None:
     return r.tensor(mask.shape, like.format, "mask")
 
 
-# -------------------------------------------------------------------------------------------------------------------- flash
+# ------------------------------------------------------------------------------------------- flash
 def flash(call: Call, ctx: Context) -> Tensor:
-    """Keeps q, k, v, the output, one fp32 number a row and the random state. Heads that are no multiple of 8 are padded first,
-    the output is cut again (attention.cpp pad_last_dim; flash_attn/flash_api.cpp)."""
+    """Keeps q, k, v, the output, one fp32 number a row and the random state. Heads that are no
+    multiple of 8 are padded first, the output is cut again (attention.cpp pad_last_dim;
+    flash_attn/flash_api.cpp)."""
     r = ctx.r
     head = call.q.shape[-1]
     q, k, v = (padded(r, one) for one in (call.q, call.k, call.v))
@@ -102,22 +140,36 @@ def flash(call: Call, ctx: Context) -> Tensor:
     chosen = r.chosen("attention")
     out = r.put_out(lambda: r.like(q, "flash_attention"), chosen)
     lse = r.put_out(lambda: r.tensor((batch, heads, queries), FP32, "flash_attention"), chosen)
-    state = tuple(r.put_out(partial(r.tensor, (size,), INT64, "flash_attention"), chosen) for size in (2, 1))
-    if call.dropout == 0.0 and not (chosen and r.replaying):  # a single query's heads are folded into its group's length
+    state = tuple(
+        r.put_out(partial(r.tensor, (size,), INT64, "flash_attention"), chosen) for size in (2, 1)
+    )
+    if call.dropout == 0.0 and not (
+        chosen and r.replaying
+    ):  # a single query's heads are folded into its group's length
         folded = (groups, heads // groups) if queries == 1 and heads != groups else (heads, queries)
         held = [
             r.scratch(size, "flash_attention")
-            for size in kernels.flash_split_buffers(batch, *folded, keys, q.shape[-1], ctx.program.processors)
+            for size in kernels.flash_split_buffers(
+                batch, *folded, keys, q.shape[-1], ctx.program.processors
+            )
         ]
         del held
     flops = arithmetic(call)
     traffic(r, "flash_attention", call, flops, chosen)
-    out = r.node("flash_attention", out, (q, k, v), back_flash, (q, k, v, out.detach(), lse, state), (call.sizes, flops, q.shape[-1]))
+    out = r.node(
+        "flash_attention",
+        out,
+        (q, k, v),
+        back_flash,
+        (q, k, v, out.detach(), lse, state),
+        (call.sizes, flops, q.shape[-1]),
+    )
     return views.narrow(r, out, 3, head)
 
 
 def padded(r: Recorder, x: Tensor) -> Tensor:
-    """`constant_pad_nd` of the last dimension to a multiple of 8; the gradient is a view of the padded one."""
+    """`constant_pad_nd` of the last dimension to a multiple of 8; the gradient is a view of the
+    padded one."""
     wide = kernels.up(x.shape[-1], 8)
     if wide == x.shape[-1]:
         return x
@@ -130,39 +182,66 @@ def back_padded(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def back_flash(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """dq, dk, dv beside softmax_d, an fp32 dq and, for grouped heads, dk and dv of every query head; the output and its gradient are
-    copied where they do not lie by tokens (attention_backward.cu _flash_attention_backward)."""
+    """dq, dk, dv beside softmax_d, an fp32 dq and, for grouped heads, dk and dv of every query
+    head; the output and its gradient are copied where they do not lie by tokens
+    (attention_backward.cu _flash_attention_backward)."""
     q, k, v, out, *_ = node.saved
-    copies = [r.like(one, "contiguous") for one in (g, out) if views.permuted(one, (0, 2, 1, 3)).strides is not None]
+    copies = [
+        r.like(one, "contiguous")
+        for one in (g, out)
+        if views.permuted(one, (0, 2, 1, 3)).strides is not None
+    ]
     (batch, heads, groups, queries, keys, _), flops, head = node.extra
-    held = kernels.flash_backward(batch, heads, groups, queries, keys, head, element=q.format.block_bytes)
+    held = kernels.flash_backward(
+        batch, heads, groups, queries, keys, head, element=q.format.block_bytes
+    )
     grads = [r.like(one, "flash_attention") for one in (q, k, v)]
-    scratch = [r.scratch(size, "flash_attention") for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)]
-    r.compute("flash_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    scratch = [
+        r.scratch(size, "flash_attention")
+        for size in (held.softmax_d, held.dq_accum, held.dk_expanded, held.dv_expanded)
+    ]
+    r.compute(
+        "flash_attention_backward",
+        flops * 5 // 2,
+        2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes,
+        q.format.math,
+    )
     del scratch, copies
     return grads
 
 
-# ---------------------------------------------------------------------------------------------------------------- efficient
+# --------------------------------------------------------------------------------------- efficient
 def efficient(call: Call, ctx: Context) -> Tensor:
-    """CUTLASS memory-efficient attention: keeps q, k, v, the mask of its own making, the output and a row sum rounded to 32
-    (aten/src/ATen/native/transformers/cuda/attention.cu)."""
+    """CUTLASS memory-efficient attention: keeps q, k, v, the mask of its own making, the output and
+    a row sum rounded to 32 (aten/src/ATen/native/transformers/cuda/attention.cu)."""
     r = ctx.r
     q, k, v = call.q, call.k, call.v
     mask = aligned(r, additive(r, call.mask, q))
     batch, heads, _, queries, keys, head = call.sizes
     value = v.shape[-1]
     chosen, needs = r.chosen("attention"), r.grad and (q.needs or k.needs or v.needs)
-    out = r.put_out(lambda: by_tokens(r, (batch, heads, queries, value), q, "efficient_attention"), chosen)
+    out = r.put_out(
+        lambda: by_tokens(r, (batch, heads, queries, value), q, "efficient_attention"), chosen
+    )
     rows = kernels.efficient_lse(batch, heads, queries) // FP32.block_bytes if needs else 0
     lse = r.put_out(lambda: r.tensor((rows,), FP32, "efficient_attention", "activations"), chosen)
     if not (chosen and r.replaying):
-        held = r.scratch(kernels.efficient_accumulator(batch, heads, queries, head, value, q.format.block_bytes), "efficient_attention")
+        held = r.scratch(
+            kernels.efficient_accumulator(batch, heads, queries, head, value, q.format.block_bytes),
+            "efficient_attention",
+        )
         del held
     flops = arithmetic(call)
     traffic(r, "efficient_attention", call, flops, chosen)
     sizes = (batch, heads, queries, keys, head, value)
-    return r.node("efficient_attention", out, (q, k, v), back_efficient, (q, k, v, out.detach(), lse, mask), (sizes, flops, ctx.capability))
+    return r.node(
+        "efficient_attention",
+        out,
+        (q, k, v),
+        back_efficient,
+        (q, k, v, out.detach(), lse, mask),
+        (sizes, flops, ctx.capability),
+    )
 
 
 def aligned(r: Recorder, mask: Tensor | None) -> Tensor | None:
@@ -186,16 +265,24 @@ def back_efficient(r: Recorder, node: Node, g: Tensor) -> Grads:
     sizes, flops, capability = node.extra
     grads = [by_tokens(r, one.shape, one, "efficient_attention") for one in (q, k, v)]
     batch, heads, queries, keys, head, value_head = sizes
-    size = kernels.efficient_backward(batch, heads, queries, keys, head, value_head, q.format.block_bytes, capability)
+    size = kernels.efficient_backward(
+        batch, heads, queries, keys, head, value_head, q.format.block_bytes, capability
+    )
     held = r.scratch(size, "efficient_attention")
-    r.compute("efficient_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute(
+        "efficient_attention_backward",
+        flops * 5 // 2,
+        2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes,
+        q.format.math,
+    )
     del held
     return grads
 
 
-# -------------------------------------------------------------------------------------------------------------------- cuDNN
+# ------------------------------------------------------------------------------------------- cuDNN
 def cudnn(call: Call, ctx: Context) -> Tensor:
-    """Keeps q, k, v, the mask, the output, one fp32 number a row and two scalars of random state (ATen/native/cudnn/MHA.cpp)."""
+    """Keeps q, k, v, the mask, the output, one fp32 number a row and two scalars of random state
+    (ATen/native/cudnn/MHA.cpp)."""
     r = ctx.r
     q, k, v = call.q, call.k, call.v
     mask = additive(r, call.mask, q)
@@ -203,12 +290,20 @@ def cudnn(call: Call, ctx: Context) -> Tensor:
     needs = r.grad and (q.needs or k.needs or v.needs)
     chosen = r.chosen("attention")
     out = r.put_out(lambda: like_queries(r, q, v.shape[-1], "cudnn_attention"), chosen)
-    lse = r.put_out(lambda: r.tensor((batch, heads, queries, 1), FP32, "cudnn_attention"), chosen) if needs else None
-    state = tuple(r.put_out(lambda: r.tensor((1,), INT64, "cudnn_attention"), chosen) for _ in range(2))
+    lse = (
+        r.put_out(lambda: r.tensor((batch, heads, queries, 1), FP32, "cudnn_attention"), chosen)
+        if needs
+        else None
+    )
+    state = tuple(
+        r.put_out(lambda: r.tensor((1,), INT64, "cudnn_attention"), chosen) for _ in range(2)
+    )
     flops = arithmetic(call)
     traffic(r, "cudnn_attention", call, flops, chosen)
     saved = (q, k, v, out.detach(), lse, state, mask)
-    return r.node("cudnn_attention", out, (q, k, v), back_cudnn, saved, ((batch, heads, queries, head), flops))
+    return r.node(
+        "cudnn_attention", out, (q, k, v), back_cudnn, saved, ((batch, heads, queries, head), flops)
+    )
 
 
 def like_queries(r: Recorder, q: Tensor, size: int, op: str) -> Tensor:
@@ -216,26 +311,36 @@ def like_queries(r: Recorder, q: Tensor, size: int, op: str) -> Tensor:
     if size == q.shape[-1]:
         return r.like(q, op)
     out = r.tensor((*q.shape[:-1], size), q.format, op)
-    out.strides = None if q.strides is None else normal(out.shape, kept(out.shape, q.strides) or contiguous(out.shape))
+    out.strides = (
+        None
+        if q.strides is None
+        else normal(out.shape, kept(out.shape, q.strides) or contiguous(out.shape))
+    )
     return out
 
 
 def back_cudnn(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """A gradient that does not lie as the output does is copied so (MHA.cpp permute_to_matching_layout)."""
+    """A gradient that does not lie as the output does is copied so (MHA.cpp
+    permute_to_matching_layout)."""
     q, k, v, out, *_ = node.saved
     sizes, flops = node.extra
     copy = r.like(out, "contiguous") if views.lying(g) != views.lying(out) else None
     grads = [r.like(one, "cudnn_attention") for one in (q, k, v)]
     held = r.scratch(kernels.cudnn_backward(*sizes), "cudnn_attention")
-    r.compute("cudnn_attention_backward", flops * 5 // 2, 2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes, q.format.math)
+    r.compute(
+        "cudnn_attention_backward",
+        flops * 5 // 2,
+        2 * (q.count * 2 + k.count + v.count) * q.format.block_bytes,
+        q.format.math,
+    )
     del held, copy
     return grads
 
 
-# --------------------------------------------------------------------------------------------------------------------- math
+# -------------------------------------------------------------------------------------------- math
 def math(call: Call, ctx: Context) -> Tensor:
-    """The decomposition of last resort: 16-bit inputs become fp32, q and k are scaled, scores and probabilities exist whole
-    (attention.cpp _scaled_dot_product_attention_math)."""
+    """The decomposition of last resort: 16-bit inputs become fp32, q and k are scaled, scores and
+    probabilities exist whole (attention.cpp _scaled_dot_product_attention_math)."""
     r = ctx.r
     result = call.q.format
     mask = additive(r, call.mask, call.q)
@@ -251,7 +356,9 @@ def math(call: Call, ctx: Context) -> Tensor:
     probabilities = safe_softmax(r, scores)
     del scores
     probabilities = ops.dropout(r, probabilities, call.dropout)
-    beside = ops.cast(r, probabilities.detach(), result)  # returned with it, and made first: compilers go through a call from the right
+    beside = ops.cast(
+        r, probabilities.detach(), result
+    )  # returned with it, and made first: compilers go through a call from the right
     out = views.matmul(r, probabilities, v)
     cast = ops.cast(r, out, result)
     del out, probabilities, beside
@@ -267,9 +374,13 @@ def triangle(r: Recorder, square: Shape) -> Tensor:
 
 
 def safe_softmax(r: Recorder, scores: Tensor) -> Tensor:
-    """softmax, beside a byte a score and one a row that tell where nothing is attended to (attention.cpp _safe_softmax)."""
+    """softmax, beside a byte a score and one a row that tell where nothing is attended to
+    (attention.cpp _safe_softmax)."""
     out = r.tensor(scores.shape, FP32, "softmax")
-    blank = r.tensor(scores.shape, BOOL, "isneginf", "workspace"), r.tensor((*scores.shape[:-1], 1), BOOL, "all", "workspace")
+    blank = (
+        r.tensor(scores.shape, BOOL, "isneginf", "workspace"),
+        r.tensor((*scores.shape[:-1], 1), BOOL, "all", "workspace"),
+    )
     del blank
     return r.node("softmax", out, (scores,), ops.back_like, (out.detach(),), scores.shape)
 
@@ -286,11 +397,13 @@ def back_repeated(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (r.tensor(node.extra, g.format, "repeat_kv"),)
 
 
-# --------------------------------------------------------------------------------------------------------------------- cost
+# -------------------------------------------------------------------------------------------- cost
 def arithmetic(call: Call) -> int:
     """Two products of queries by keys; a causal kernel skips half of the pairs."""
     batch, heads, _, queries, keys, head = call.sizes
-    return 2 * batch * heads * queries * keys * (head + call.v.shape[-1]) // (2 if call.causal else 1)
+    return (
+        2 * batch * heads * queries * keys * (head + call.v.shape[-1]) // (2 if call.causal else 1)
+    )
 
 
 def traffic(r: Recorder, op: str, call: Call, flops: int, kept: bool) -> None:
@@ -299,4 +412,9 @@ def traffic(r: Recorder, op: str, call: Call, flops: int, kept: bool) -> None:
 
 
 Backend = Callable[[Call, Context], Tensor]
-BACKENDS: dict[str, Backend] = {"flash": flash, "efficient": efficient, "cudnn": cudnn, "math": math}
+BACKENDS: dict[str, Backend] = {
+    "flash": flash,
+    "efficient": efficient,
+    "cudnn": cudnn,
+    "math": math,
+}

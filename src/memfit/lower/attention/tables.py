@@ -1,4 +1,5 @@
-"""Tables of sines and cosines, made once a pass for all layers, as each family's rotary embedding makes them."""
+"""Tables of sines and cosines, made once a pass for all layers, as each family's rotary embedding
+makes them."""
 
 from __future__ import annotations
 
@@ -15,23 +16,35 @@ COMPLEX = {"deepseek_v2"}  # (modeling_deepseek_v2.py DeepseekV2RotaryEmbedding)
 
 
 def make(model: Model, ctx: Context) -> None:
-    """One pair of tables, or one for each type of layer (modeling_gemma3.py Gemma3RotaryEmbedding)."""
+    """One pair of tables, or one for each type of layer (modeling_gemma3.py
+    Gemma3RotaryEmbedding)."""
     found = frequencies(model)
     if not found:
         return
-    style = next(block.mixer.style for layer in model.layers for block in layer.blocks if isinstance(block.mixer, (Attention, Latent)))
+    style = next(
+        block.mixer.style
+        for layer in model.layers
+        for block in layer.blocks
+        if isinstance(block.mixer, (Attention, Latent))
+    )
     if style in KEPT:
         return
     grad, ctx.r.grad = ctx.r.grad, False
     for weight in found:
         ctx.r.where = weight.name.rpartition(".")[0]
-        pair = turns(weight.shape[0], ctx) if style in COMPLEX else angles(weight.shape[0], style, ctx)
+        pair = (
+            turns(weight.shape[0], ctx) if style in COMPLEX else angles(weight.shape[0], style, ctx)
+        )
         ctx.cos, ctx.sin = ctx.tables["sliding_attention" in weight.name] = pair
     ctx.r.grad = grad
 
 
 def frequencies(model: Model) -> list[Weight]:
-    return [one for one in model.buffers if one.name.endswith("inv_freq") and not one.name.endswith("original_inv_freq")]
+    return [
+        one
+        for one in model.buffers
+        if one.name.endswith("inv_freq") and not one.name.endswith("original_inv_freq")
+    ]
 
 
 def rows(ctx: Context) -> int:
@@ -40,7 +53,8 @@ def rows(ctx: Context) -> int:
 
 
 def angles(half: int, style: str, ctx: Context) -> tuple[Tensor, Tensor]:
-    """positions · frequencies, doubled, their cosine and sine, each scaled and cast (modeling_llama.py LlamaRotaryEmbedding)."""
+    """positions · frequencies, doubled, their cosine and sine, each scaled and cast
+    (modeling_llama.py LlamaRotaryEmbedding)."""
     r = ctx.r
     freqs = scaled_positions(half, ctx)
     emb = freqs if style in HALF else r.tensor((rows(ctx), 1, ctx.tokens, 2 * half), FP32, "cat")

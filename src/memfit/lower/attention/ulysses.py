@@ -1,7 +1,10 @@
-"""Ulysses attention of DeepSpeed (ALST) under transformers: every rank has some tokens of all heads between attentions, and in them all tokens of some heads
-(deepspeed 0.19.8 runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF; sequence/layer.py `_dim_zero_all_to_all`).
+"""Ulysses attention of DeepSpeed (ALST) under transformers: every rank has some tokens of all heads
+between attentions, and in them all tokens of some heads (deepspeed 0.19.8
+runtime/sequence_parallel/ulysses_sp.py UlyssesSPAttentionHF; sequence/layer.py
+`_dim_zero_all_to_all`).
 
-Left out: what the data loader holds of whole sequences while it cuts them, before the forward begins.
+Left out: what the data loader holds of whole sequences while it cuts them, before the forward
+begins.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ def ranks(program: Program) -> int:
 
 
 def around(run: Run, q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context) -> Tensor:
-    """`run` on all tokens of this rank's heads; queries come and results go as (B, N, S, H) of this rank's tokens."""
+    """`run` on all tokens of this rank's heads; queries come and results go as (B, N, S, H) of this
+    rank's tokens."""
     r, size = ctx.r, ranks(ctx.program)
     batch, heads, tokens, head = q.shape
     q, k, v = (views.permute(r, one, 2, 0, 1, 3) for one in (q, k, v))
@@ -38,7 +42,12 @@ def around(run: Run, q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context)
     queries, *keys = [by_heads(r, keys) for _ in range(3)]
     local = replace(module, heads=heads // size, kv_heads=max(1, module.kv_heads // size))
     blind = replace(ctx, masks={})  # a mask is of this rank's tokens, and taken away
-    context = views.transpose(r, ops.packed(r, views.transpose(r, run(queries, keys[0], keys[1], local, blind), 1, 2)), 0, 1)
+    context = views.transpose(
+        r,
+        ops.packed(r, views.transpose(r, run(queries, keys[0], keys[1], local, blind), 1, 2)),
+        0,
+        1,
+    )
     context = views.reshape(r, context, tokens * size, batch, heads // size * head)
     out = apart(r, context, size)
     out = views.reshape(r, views.permute(r, out, 1, 0, 2), batch, tokens, heads, head)
@@ -52,13 +61,27 @@ def by_heads(r: Recorder, waiting: list[Tensor]) -> Tensor:
 
 
 def together(r: Recorder, x: Tensor, size: int) -> Tensor:
-    """(S / size, B, N, H) as (S, B, N / size, H); where there are fewer heads than ranks, each is copied first."""
+    """(S / size, B, N, H) as (S, B, N / size, H); where there are fewer heads than ranks, each is
+    copied first."""
     tokens, batch, heads, head = x.shape
     if heads < size:
-        wide = views.expand(r, views.reshape(r, x, tokens, batch, heads, 1, head), tokens, batch, heads, size // heads, head)
+        wide = views.expand(
+            r,
+            views.reshape(r, x, tokens, batch, heads, 1, head),
+            tokens,
+            batch,
+            heads,
+            size // heads,
+            head,
+        )
         x = views.reshape(r, wide, tokens, batch, size, head)
         heads = size
-    x = ops.packed(r, views.permute(r, views.reshape(r, x, tokens, batch, size, heads // size, head), 2, 0, 1, 3, 4))
+    x = ops.packed(
+        r,
+        views.permute(
+            r, views.reshape(r, x, tokens, batch, size, heads // size, head), 2, 0, 1, 3, 4
+        ),
+    )
     return views.reshape(r, exchanged(r, x, size), tokens * size, batch, heads // size, head)
 
 

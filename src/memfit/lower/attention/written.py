@@ -1,6 +1,7 @@
 """Pieces of attention written out: scores, their mask, the softmax, and values by their weights.
 
-Each statement of transformers' code rebinds one variable, so results are handed on here without keeping them."""
+Each statement of transformers' code rebinds one variable, so results are handed on here without
+keeping them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Program = Callable[[Tensor, Attention, Bound, Context], Tensor]
 
 
 def dropped_later(run: Program) -> Program:
-    """The dropout behind attention is the layer's: it runs when attention's own variables are gone."""
+    """The dropout behind attention is the layer's: it runs when attention's own variables are
+    gone."""
 
     def program(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
         out = run(x, module, bound, ctx)
@@ -47,8 +49,11 @@ def softmax(x: Tensor, ctx: Context) -> Tensor:
     return ops.softmax(ctx.r, x, FP32 if ctx.autocast else x.format)
 
 
-def weighed(weights: Tensor, v: Tensor, module: Attention, ctx: Context, *, returned: bool = False) -> Tensor:
-    """Values by their weights, which the layer keeps until it returns; or `returned`, its loop until the next one does."""
+def weighed(
+    weights: Tensor, v: Tensor, module: Attention, ctx: Context, *, returned: bool = False
+) -> Tensor:
+    """Values by their weights, which the layer keeps until it returns; or `returned`, its loop
+    until the next one does."""
     weights = ops.dropout(ctx.r, weights, ctx.dropout(module.dropout))
     (ctx.results if returned else ctx.held).append(weights)
     return product(ctx.r, weights, v, ctx)

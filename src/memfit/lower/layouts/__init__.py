@@ -1,4 +1,5 @@
-"""Data-parallel engines: what each does around the model's own code. `base` is the seam; every engine has a file of its own."""
+"""Data-parallel engines: what each does around the model's own code. `base` is the seam; every
+engine has a file of its own."""
 
 from __future__ import annotations
 
@@ -17,16 +18,23 @@ from memfit.techniques.pp import DEFERRED
 
 def engine_of(r: Recorder, program: Program) -> Engine:
     """The engine that spreads this program's data; each module calls its own `ENGINE`."""
-    return kind(program.engine or named(program.strategy) + ("_joint" if program.joint else ""))(r, program)
+    return kind(program.engine or named(program.strategy) + ("_joint" if program.joint else ""))(
+        r, program
+    )
 
 
 def named(strategy: Strategy) -> str:
     """FSDP with replicas beside it is one engine; ZeRO's first two stages are."""
-    name = next((name for name in ("split", "zero", "gemini", "fsdp", "ddp") if strategy.engages(name)), "base")
+    name = next(
+        (name for name in ("split", "zero", "gemini", "fsdp", "ddp") if strategy.engages(name)),
+        "base",
+    )
     if name == "zero" and strategy.zero is not None:
         return "zero3" if strategy.zero.stage == 3 else "zero12"
     if name == "fsdp" and strategy.fsdp is not None:
-        return f"fsdp{strategy.fsdp.version}" + ("_stages" if strategy.size("pp") > 1 and strategy.fsdp.version == 2 else "")
+        return f"fsdp{strategy.fsdp.version}" + (
+            "_stages" if strategy.size("pp") > 1 and strategy.fsdp.version == 2 else ""
+        )
     return name
 
 
@@ -38,14 +46,16 @@ def kind(name: str) -> type[Engine]:
 
 
 def foldable(strategy: Strategy) -> bool:
-    """May one layer stand for all that are like it? Not where the gradients of weights come later than those of activations: then a layer's graph goes
-    with that of the layers behind it."""
+    """May one layer stand for all that are like it? Not where the gradients of weights come later
+    than those of activations: then a layer's graph goes with that of the layers behind it."""
     if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
         return False
     return kind(named(strategy)).foldable(strategy)
 
 
-def told_apart(strategy: Strategy, program: Callable[[], Program], *, every: bool) -> tuple[tuple[int, int], ...] | None:
+def told_apart(
+    strategy: Strategy, program: Callable[[], Program], *, every: bool
+) -> tuple[tuple[int, int], ...] | None:
     """Ranks that the engine tells apart, where it does (see `Engine.apart`)."""
     engine = kind(named(strategy))
     return None if engine.apart is Engine.apart else engine.apart(program(), every=every)
@@ -57,7 +67,8 @@ def steady(strategy: Strategy) -> bool:
 
 
 def scripted(strategy: Strategy) -> bool:
-    """May the passes be walked with that layer, and the engine act on what they tell, layer by layer?"""
+    """May the passes be walked with that layer, and the engine act on what they tell, layer by
+    layer?"""
     return kind(named(strategy)).scripted
 
 

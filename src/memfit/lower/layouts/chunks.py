@@ -1,4 +1,5 @@
-"""How large Gemini's chunks are (colossalai 0.3.0 zero/gemini/chunk/search_utils.py): of the sizes in reach the one that leaves the least unused."""
+"""How large Gemini's chunks are (colossalai 0.3.0 zero/gemini/chunk/search_utils.py): of the sizes
+in reach the one that leaves the least unused."""
 
 from __future__ import annotations
 
@@ -8,20 +9,27 @@ from math import lcm, sqrt
 from memfit.strategy import Gemini
 from memfit.units import MIB, round_up
 
-OUTLIER = 3  # standard deviations above the mean: larger weights do not count, and get chunks of their own
+# standard deviations above the mean: larger weights do not count, and get chunks of their own
+OUTLIER = 3
 
 
 def search(sizes: Mapping[int, Sequence[int]], layout: Gemini) -> dict[int, tuple[int, bool]]:
-    """(values of a chunk, does it stay gathered) by the number of ranks that hold the same; `sizes`: values of each weight, in the model's order.
+    """(values of a chunk, does it stay gathered) by the number of ranks that hold the same;
+    `sizes`: values of each weight, in the model's order.
 
-    Fewer weights than the least chunk lie in one, which stays; so do, with LLMem's patch, those that one rank alone holds."""
+    Fewer weights than the least chunk lie in one, which stays; so do, with LLMem's patch, those
+    that one rank alone holds."""
     least = layout.min_chunk * MIB
     found = {degree: (sum(each), True) for degree, each in sizes.items() if sum(each) < least}
     large = usual({degree: each for degree, each in sizes.items() if degree not in found})
     first = round_up(max([least, *(max(each, default=0) for each in large)]), layout.interval)
     reach = range(first, first + layout.search_range * MIB + 1, layout.interval)
     size = round_up(least_unused(large, reach), lcm(*sizes))
-    rest = {degree: (size, layout.keep_single and degree == 1) for degree in sizes if degree not in found}
+    rest = {
+        degree: (size, layout.keep_single and degree == 1)
+        for degree in sizes
+        if degree not in found
+    }
     return found | rest
 
 
@@ -44,7 +52,8 @@ def least_unused(sizes: Sequence[Sequence[int]], reach: Iterable[int]) -> int:
 
 
 def unused(sizes: Sequence[Sequence[int]], chunk: int, enough: int) -> int:
-    """Values left over at the ends of chunks (_get_unused_byte); counted no further than to `enough`."""
+    """Values left over at the ends of chunks (_get_unused_byte); counted no further than to
+    `enough`."""
     lost = 0
     for each in sizes:
         left = 0

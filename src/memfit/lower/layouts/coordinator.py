@@ -1,5 +1,6 @@
-"""When ZeRO-3 gathers parameters and when it gives them up: DeepSpeed's coordinator, which learns the order of modules in the first pass and
-gathers ahead in the later ones (deepspeed 0.19.8 runtime/zero/partitioned_param_coordinator.py, partition_parameters.py)."""
+"""When ZeRO-3 gathers parameters and when it gives them up: DeepSpeed's coordinator, which learns
+the order of modules in the first pass and gathers ahead in the later ones (deepspeed 0.19.8
+runtime/zero/partitioned_param_coordinator.py, partition_parameters.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ AWAY, FLYING, HERE = range(3)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Param:
-    """A parameter of `count` values, `part` of them on one rank, those that fill up among them; `stays`: it is small, and kept once gathered."""
+    """A parameter of `count` values, `part` of them on one rank, those that fill up among them;
+    `stays`: it is small, and kept once gathered."""
 
     leaf: Tensor
     part: int
@@ -39,7 +41,8 @@ class Param:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Bundle:
-    """Parameters that are gathered together, in one buffer that goes when all of them were asked for."""
+    """Parameters that are gathered together, in one buffer that goes when all of them were asked
+    for."""
 
     params: list[Param]
     buffers: list[Storage | None]
@@ -76,7 +79,9 @@ class Coordinator:
             self.learn()
         elif not self.complete:
             self.records = True
-        self.queue = deque((param, step) for step, module in enumerate(self.order) for param in module.params)
+        self.queue = deque(
+            (param, step) for step, module in enumerate(self.order) for param in module.params
+        )
         for param, _ in self.queue:
             param.fetched_for = -1
         self.at = self.available = 0
@@ -86,9 +91,12 @@ class Coordinator:
         for step, module in enumerate(self.order):
             for param in module.params:
                 self.uses.setdefault(param, []).append(step)
-        self.sums = [0, *accumulate(sum(param.count for param in module.params) for module in self.order)]
+        self.sums = [
+            0,
+            *accumulate(sum(param.count for param in module.params) for module in self.order),
+        ]
 
-    # ---------------------------------------------------------------------------------------------------------------- fetching
+    # ------------------------------------------------------------------------------------ fetching
     def fetch(self, module: Module, forward: bool) -> None:
         """What the module needs, now; then what comes after it (fetch_sub_module)."""
         if self.records:
@@ -132,11 +140,16 @@ class Coordinator:
         for within in (True, False):
             some = [param for param in params if (param.second is not None) is within]
             if some:
-                self.gather_from(some, self.layout.hpz if within else self.layout.size, "hpz" if within else "zero")
+                self.gather_from(
+                    some,
+                    self.layout.hpz if within else self.layout.size,
+                    "hpz" if within else "zero",
+                )
 
     def gather_from(self, params: Sequence[Param], ranks: int, group: str) -> None:
-        """One comes into its own block; several into a buffer, from which each is copied when the first of them is asked for. A rank alone
-        gathers nothing (runtime/zero/partition_parameters.py NoGatherCoalescedHandle)."""
+        """One comes into its own block; several into a buffer, from which each is copied when the
+        first of them is asked for. A rank alone gathers nothing
+        (runtime/zero/partition_parameters.py NoGatherCoalescedHandle)."""
         r = self.r
         where, r.where = r.where, r.span
         buffers: list[Storage | None] = []
@@ -150,7 +163,12 @@ class Coordinator:
         else:
             buffers = [r.scratch(size, "all_gather", "communication", self.stream)]
         if self.layout.offload_param != "none" and not alone:
-            there = [r.scratch(param.leaf.format.bytes(param.part), "to_device", "communication", self.stream) for param in params]
+            there = [
+                r.scratch(
+                    param.leaf.format.bytes(param.part), "to_device", "communication", self.stream
+                )
+                for param in params
+            ]
             del there
         if not alone:
             r.comm("all_gather", size, ranks, group, self.stream)
@@ -164,7 +182,8 @@ class Coordinator:
         r.where = where
 
     def take(self, params: Sequence[Param]) -> None:
-        """Gathered for code that asks for them, past the order of modules (partition_parameters.py all_gather)."""
+        """Gathered for code that asks for them, past the order of modules (partition_parameters.py
+        all_gather)."""
         self.gather([param for param in params if param.state == AWAY])
         for param in params:
             if param in self.flying:
@@ -183,7 +202,7 @@ class Coordinator:
         bundle.done = True
         self.r.where = where
 
-    # --------------------------------------------------------------------------------------------------------------- releasing
+    # ----------------------------------------------------------------------------------- releasing
     def release(self, module: Module, forward: bool) -> None:
         """release_sub_module"""
         going = self.going(module) if self.complete else set(module.params)
@@ -195,14 +214,22 @@ class Coordinator:
                 self.give_up(param)
 
     def going(self, module: Module) -> set[Param]:
-        """Those that stay: small ones, ones that were asked for ahead again, and ones that come again soon."""
-        return {param for param in module.params if not param.stays and param.fetched_for <= self.at and not self.soon(param)}
+        """Those that stay: small ones, ones that were asked for ahead again, and ones that come
+        again soon."""
+        return {
+            param
+            for param in module.params
+            if not param.stays and param.fetched_for <= self.at and not self.soon(param)
+        }
 
     def soon(self, param: Param) -> bool:
         """Whether it comes again before `max_reuse` others have."""
         uses = self.uses.get(param, [])
         place = bisect_left(uses, self.at)
-        return place < len(uses) and self.sums[uses[place]] - self.sums[self.at] < self.layout.max_reuse
+        return (
+            place < len(uses)
+            and self.sums[uses[place]] - self.sums[self.at] < self.layout.max_reuse
+        )
 
     def give_up(self, param: Param) -> None:
         if param.state == HERE and not param.users:
@@ -219,7 +246,8 @@ class Coordinator:
             self.r.where = where
 
     def leftovers(self) -> None:
-        """Modules whose input has no gradient are not told of the end of their backward (release_backward_leftovers)."""
+        """Modules whose input has no gradient are not told of the end of their backward
+        (release_backward_leftovers)."""
         while self.backward:
             _, module = self.backward.popitem()
             for param in module.params:

@@ -1,8 +1,8 @@
-"""torch's DistributedDataParallel: gradients are copied into buckets, which are summed up over the ranks (torch 2.13
-torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp).
+"""torch's DistributedDataParallel: gradients are copied into buckets, which are summed up over the
+ranks (torch 2.13 torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp).
 
-Left out: communication hooks, DDP's own mixed precision, and buckets in NCCL's memory. The sum of a bucket starts when its last gradient has come;
-here all are told of at the end of the backward.
+Left out: communication hooks, DDP's own mixed precision, and buckets in NCCL's memory. The sum of a
+bucket starts when its last gradient has come; here all are told of at the end of the backward.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from memfit.lower.body import Body
 
 MIB = 2**20
-FIRST, CAP = MIB, 25 * MIB  # of buckets that nobody set (distributed_c10d.py _DEFAULT_FIRST_BUCKET_BYTES; distributed.py)
+FIRST, CAP = (
+    MIB,
+    25 * MIB,
+)  # of buckets that nobody set (distributed_c10d.py _DEFAULT_FIRST_BUCKET_BYTES; distributed.py)
 COALESCED = 250 * MIB  # broadcast_bucket_size
 IN_FLIGHT = 2  # broadcasts (torch/csrc/distributed/c10d/comm.cpp broadcast_coalesced)
 
@@ -52,17 +55,23 @@ class DDP(Engine):
         self.others: list[Item] = []  # buffers
         self.map: Tensor | None = None
 
-    # ---------------------------------------------------------------------------------------------------------------- the start
+    # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
         super().load(body)
         r = self.r
-        held = [(bound.prefix, bound[name]) for bound in (body.ends, *body.layers) for name in sorted(bound.buffers)]
+        held = [
+            (bound.prefix, bound[name])
+            for bound in (body.ends, *body.layers)
+            for name in sorted(bound.buffers)
+        ]
         self.others = [item(one) for one in unfolded(self.program, held)]
         capped = self.layout.find_unused and not self.layout.static_graph
         sizes: list[int] = []
         r.mark("prepare")
         for some in self.wrapped(body):
-            leaves = unfolded(self.program, [(unit.span, leaf) for unit in some for leaf in unit.leaves])
+            leaves = unfolded(
+                self.program, [(unit.span, leaf) for unit in some for leaf in unit.leaves]
+            )
             items = [item(leaf) for leaf in leaves if leaf.needs]
             self.broadcast([item(leaf) for leaf in leaves] + self.others)
             sizes += bucket_sizes(reversed(items), self.caps if capped else ())
@@ -76,7 +85,10 @@ class DDP(Engine):
         stage = self.program.stage
         if stage is None or len(stage.chunks) == 1:
             return [list(units(body))]
-        return [[unit for unit in units(body) if unit.name in names] for names in stage_units(body, stage)]
+        return [
+            [unit for unit in units(body) if unit.name in names]
+            for names in stage_units(body, stage)
+        ]
 
     @property
     def caps(self) -> tuple[int, ...]:
@@ -98,14 +110,19 @@ class DDP(Engine):
         for size in sizes:
             self.buckets.append(self.r.scratch(size, "bucket", part))
 
-    # --------------------------------------------------------------------------------------------------------------- every step
+    # ---------------------------------------------------------------------------------- every step
     def begin(self, last: bool) -> None:
         self.last = last
 
     def before(self, name: str, x: Tensor) -> Tensor:
         if name != ROOT:
             return x
-        if self.order and not self.rebuilt and self.r.grad and not (self.layout.find_unused and not self.layout.static_graph):
+        if (
+            self.order
+            and not self.rebuilt
+            and self.r.grad
+            and not (self.layout.find_unused and not self.layout.static_graph)
+        ):
             self.rebuilt = True
             self.make(bucket_sizes(unfolded(self.program, self.order), self.caps))
         if self.r.grad and self.last and self.others:
@@ -113,7 +130,8 @@ class DDP(Engine):
         return x
 
     def handed(self, outputs: list[Tensor]) -> None:
-        """Copies of all (`_DDPSink`), with `find_unused` and in the first forward of a static graph."""
+        """Copies of all (`_DDPSink`), with `find_unused` and in the first forward of a static
+        graph."""
         wanted = not self.order if self.layout.static_graph else self.layout.find_unused
         if not wanted:
             return
@@ -122,8 +140,8 @@ class DDP(Engine):
             outputs[:] = copies
 
     def ready(self, leaf: Tensor) -> None:
-        """The gradient is copied into its bucket; with `gradient_as_bucket_view` it is a view of that from here on. In the first backward of a
-        static graph that happens at the end."""
+        """The gradient is copied into its bucket; with `gradient_as_bucket_view` it is a view of
+        that from here on. In the first backward of a static graph that happens at the end."""
         if not self.last:
             return
         if not self.rebuilt:
@@ -155,8 +173,9 @@ def item(tensor: Tensor) -> Item:
 
 
 def bucket_sizes(items: Iterable[Item], caps: tuple[int, ...]) -> list[int]:
-    """Tensors of a dtype share a bucket, which is full when it holds at least as much as its cap; the last cap goes on for ever, and no cap
-    at all makes one bucket (reducer.cpp compute_bucket_assignment_by_size)."""
+    """Tensors of a dtype share a bucket, which is full when it holds at least as much as its cap;
+    the last cap goes on for ever, and no cap at all makes one bucket (reducer.cpp
+    compute_bucket_assignment_by_size)."""
     open_ones: dict[Format, int] = {}
     full: dict[Format, int] = {}
     sizes: list[int] = []

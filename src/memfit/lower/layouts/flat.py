@@ -17,7 +17,13 @@ class Lent(Elastic):
 
     __slots__ = ("users",)
 
-    def __init__(self, size: int, take_block: Callable[[], int], write: Callable[[Event], None], users: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        size: int,
+        take_block: Callable[[], int],
+        write: Callable[[Event], None],
+        users: tuple[int, ...],
+    ) -> None:
         super().__init__(size, take_block, write)
         self.users = users
 
@@ -29,7 +35,8 @@ class Lent(Elastic):
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Flat:
-    """A unit: `leaves` are views of its flat parameter, whose place in the graph is `whole`; `pieces` are what of them lies in this rank's shard."""
+    """A unit: `leaves` are views of its flat parameter, whose place in the graph is `whole`;
+    `pieces` are what of them lies in this rank's shard."""
 
     name: str
     span: str
@@ -46,12 +53,19 @@ class Flat:
     ahead: bool = False  # gathered before it was needed
     due: bool = False  # its forward is to come
     wanted: bool = False  # its backward is to come
-    watched: Tensor | None = None  # its input, whose gradient is waited for, as it has none of its own
+    watched: Tensor | None = (
+        None  # its input, whose gradient is waited for, as it has none of its own
+    )
     ran: bool = False  # its pre-backward
     place: int | None = None  # in the order of the forward
     saved: Storage | None = None  # the reduced gradient, until the backward is over
-    brought: Lent | None = None  # the shard from the host, which its parameters' own views hold until they see it no more
-    held: list[Storage | None] = field(default_factory=list)  # the gradient, which the flat parameter holds beside its views
+    brought: Lent | None = (
+        # the shard from the host, which its parameters' own views hold until they see it no more
+        None
+    )
+    held: list[Storage | None] = field(
+        default_factory=list
+    )  # the gradient, which the flat parameter holds beside its views
 
 
 def adapter(leaf: Tensor) -> bool:
@@ -81,7 +95,8 @@ def opaque(format: Format) -> bool:
 
 
 def scales(format: Format) -> int:
-    """Bytes of a packed block that are scales (AutoGPTQ 0.7 qlinear_tritonv2.py: 16 bits for a group)."""
+    """Bytes of a packed block that are scales (AutoGPTQ 0.7 qlinear_tritonv2.py: 16 bits for a
+    group)."""
     return {"gptq-4bit": 4, "gptq-8bit": 2}.get(format.name.rpartition("-")[0], 0)
 
 
@@ -90,4 +105,6 @@ def values(leaf: Tensor, stored: Format) -> int:
     format = leaf.format
     if not opaque(format):
         return leaf.count
-    return -(-leaf.count // format.block) * (format.block_bytes - scales(format)) // stored.block_bytes
+    return (
+        -(-leaf.count // format.block) * (format.block_bytes - scales(format)) // stored.block_bytes
+    )

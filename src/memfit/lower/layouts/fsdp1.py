@@ -1,10 +1,12 @@
-"""torch's FSDP1 (`FullyShardedDataParallel`): every unit's parameters are views of one flat tensor (torch 2.13
-torch/distributed/fsdp/_flat_param.py, _runtime_utils.py; of 2.2 to 2.13 alike).
+"""torch's FSDP1 (`FullyShardedDataParallel`): every unit's parameters are views of one flat tensor
+(torch 2.13 torch/distributed/fsdp/_flat_param.py, _runtime_utils.py; of 2.2 to 2.13 alike).
 
-The all-gather writes into the flat tensor itself, on a stream of its own; the views are outputs of one `split`, whose backward puts all gradients
-of the unit into a flat one while they still stand. What is freed is kept back for the streams that used it (`record_stream`), and at most two
-freed units wait: then the program itself waits (`limit_all_gathers`). Left out: a CPU that is slower than the GPU, for which nothing waits;
-`ignored_modules`, communication hooks, optimizers in the backward.
+The all-gather writes into the flat tensor itself, on a stream of its own; the views are outputs of
+one `split`, whose backward puts all gradients of the unit into a flat one while they still stand.
+What is freed is kept back for the streams that used it (`record_stream`), and at most two freed
+units wait: then the program itself waits (`limit_all_gathers`). Left out: a CPU that is slower than
+the GPU, for which nothing waits; `ignored_modules`, communication hooks, optimizers in the
+backward.
 """
 
 from __future__ import annotations
@@ -16,8 +18,28 @@ from typing import TYPE_CHECKING
 from memfit.formats import BF16, FORMATS, FP32, Format
 from memfit.lower.layouts.base import ROOT, Engine, Leaves, Weights, gate
 from memfit.lower.layouts.base import leaves as leaves_of
-from memfit.lower.layouts.flat import FORWARD, IDLE, POST_BACKWARD, PRE_BACKWARD, Flat, Lent, adapter, opaque, ordered, scales, values
-from memfit.lower.layouts.shards import COMPUTE, GATHER, REDUCE, bring, packed_weights, settle, settled
+from memfit.lower.layouts.flat import (
+    FORWARD,
+    IDLE,
+    POST_BACKWARD,
+    PRE_BACKWARD,
+    Flat,
+    Lent,
+    adapter,
+    opaque,
+    ordered,
+    scales,
+    values,
+)
+from memfit.lower.layouts.shards import (
+    COMPUTE,
+    GATHER,
+    REDUCE,
+    bring,
+    packed_weights,
+    settle,
+    settled,
+)
 from memfit.lower.optimize import Spans
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Storage, Tensor
@@ -28,12 +50,18 @@ from memfit.tape import Part, Sync
 if TYPE_CHECKING:
     from memfit.lower.body import Body
 
-CAST, REPLICAS = 3, 4  # the streams that cast shards before they are gathered, and that add up what replicas have
+CAST, REPLICAS = (
+    3,
+    4,
+)  # the streams that cast shards before they are gathered, and that add up what replicas have
 AROUND = (
     4,
     52,
-)  # transformers whose layers checkpoint themselves, so that a unit stands around the checkpoint and not inside (modeling_layers.py)
-ALIGNED = 16  # bytes that every parameter begins at, with `use_orig_params` (_flat_param.py _get_aligned_numel)
+    # transformers whose layers checkpoint themselves, so that a unit stands around the checkpoint
+    # and not inside (modeling_layers.py)
+)
+# bytes that every parameter begins at, with `use_orig_params` (_flat_param.py _get_aligned_numel)
+ALIGNED = 16
 UPCAST = (0, 30)  # accelerate that does so
 IN_FLIGHT = 2  # freed units that may wait for the GPU (_limiter_utils.py)
 
@@ -60,14 +88,16 @@ class FSDP1(Engine):
         self.lent: dict[int, int] = {}
         self.last = self.new = True
 
-    steady = False  # gathers wait for units that were freed two layers ago: only the third layer is like those behind it
+    # gathers wait for units that were freed two layers ago: only the third layer is like those
+    # behind it
+    steady = False
 
     @staticmethod
     def foldable(strategy: Strategy) -> bool:
         """A unit that holds all layers is none of theirs."""
         return strategy.fsdp is None or strategy.fsdp.wrap != "none"
 
-    # ----------------------------------------------------------------------------------------------------------------- the start
+    # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
         bring(self, body)
         found: dict[str, list[Tensor]] = {}
@@ -87,22 +117,24 @@ class FSDP1(Engine):
                 found.setdefault(name, []).append(leaf)
                 spans[name] = unit.span if layer != ROOT else ""
         for name, leaves in found.items():
-            leaves.sort(key=lambda leaf: leaf.name not in self.r.shared)  # a tied table is the embedding's, and so the first
+            leaves.sort(
+                key=lambda leaf: leaf.name not in self.r.shared
+            )  # a tied table is the embedding's, and so the first
             self.r.mark("load", spans[name])
             self.units[name] = self.unit(name, spans[name], tuple(leaves))
         self.r.mark("load")
 
     def beside(self, leaf: Tensor, span: str) -> None:
-        """GPTQ's scales are buffers, of which every rank has all; what is packed can be made parameters, as fms-acceleration does
-        (fms_acceleration_peft autogptq_utils.py)."""
+        """GPTQ's scales are buffers, of which every rank has all; what is packed can be made
+        parameters, as fms-acceleration does (fms_acceleration_peft autogptq_utils.py)."""
         size = leaf.count // leaf.format.block * scales(leaf.format)
         if size:
             self.r.where = span
             self.scales.append(self.r.scratch(size, "scales", "weights"))
 
     def unit(self, name: str, span: str, leaves: tuple[Tensor, ...]) -> Flat:
-        """The shard gets its block; the leaves share one that comes and goes. Under mixed precision accelerate makes what is trained fp32
-        (accelerator.py prepare_model, from 0.30 on)."""
+        """The shard gets its block; the leaves share one that comes and goes. Under mixed precision
+        accelerate makes what is trained fp32 (accelerator.py prepare_model, from 0.30 on)."""
         r, layout, job = self.r, self.layout, self.program.job
         trained = any(leaf.needs for leaf in leaves)
         stored = next((leaf.format for leaf in leaves if not opaque(leaf.format)), BF16)
@@ -110,7 +142,13 @@ class FSDP1(Engine):
         if trained and job.autocast and job.hugging and job.version("accelerate") >= UPCAST:
             stored = FP32
         computed = FORMATS[NAMES[layout.param_dtype]] if layout.param_dtype else stored
-        reduced = FORMATS[NAMES[layout.reduce_dtype]] if layout.reduce_dtype else computed if layout.param_dtype else stored
+        reduced = (
+            FORMATS[NAMES[layout.reduce_dtype]]
+            if layout.reduce_dtype
+            else computed
+            if layout.param_dtype
+            else stored
+        )
         places, count = self.places(leaves, first, computed)
         shard = -(-count // self.ranks)
         r.where = span
@@ -120,7 +158,11 @@ class FSDP1(Engine):
             if stored is not first:
                 r.mark("prepare", span)
                 block = r.tensor((shard,), stored, "to", "weights").storage
-        storage = self.views(computed.bytes(shard * self.ranks)) if layout.shard or computed is not stored or layout.offload else None
+        storage = (
+            self.views(computed.bytes(shard * self.ranks))
+            if layout.shard or computed is not stored or layout.offload
+            else None
+        )
         pieces = tuple(self.cut(leaves, places, shard, stored, block))
         for leaf in leaves:
             leaf.shape, leaf.storage, leaf.needs = leaf.shape or (1,), storage or block, trained
@@ -131,17 +173,32 @@ class FSDP1(Engine):
         whole = Tensor((count,), computed, storage, None, trained)
         whole.name = name
         return Flat(
-            name=name, span=span, stored=stored, computed=computed, reduced=reduced, count=count, shard=shard, leaves=leaves, pieces=pieces, whole=whole,
+            name=name,
+            span=span,
+            stored=stored,
+            computed=computed,
+            reduced=reduced,
+            count=count,
+            shard=shard,
+            leaves=leaves,
+            pieces=pieces,
+            whole=whole,
             storage=storage,
-        )  # fmt: skip
+        )
 
     def views(self, size: int) -> Lent:
-        """What all leaves of a unit share while it is gathered; without shards it is a cast of all."""
+        """What all leaves of a unit share while it is gathered; without shards it is a cast
+        of all."""
         r, stream = self.r, GATHER if self.layout.shard else CAST
-        return Lent(size, lambda: r.block(size, "unshard", "communication", stream), r.write, (COMPUTE,))
+        return Lent(
+            size, lambda: r.block(size, "unshard", "communication", stream), r.write, (COMPUTE,)
+        )
 
-    def places(self, leaves: Sequence[Tensor], stored: Format, computed: Format) -> tuple[list[int], int]:
-        """Where each parameter begins in the flat one, and its size; packed weights are taken for numbers of the others' format."""
+    def places(
+        self, leaves: Sequence[Tensor], stored: Format, computed: Format
+    ) -> tuple[list[int], int]:
+        """Where each parameter begins in the flat one, and its size; packed weights are taken for
+        numbers of the others' format."""
         at, places = 0, []
         step = ALIGNED // computed.block_bytes if self.layout.orig_params else 1
         for leaf in leaves:
@@ -150,8 +207,16 @@ class FSDP1(Engine):
             at += values(leaf, stored)
         return places, at + (-at % self.ranks if self.layout.orig_params else 0)
 
-    def cut(self, leaves: Sequence[Tensor], places: Sequence[int], shard: int, stored: Format, block: Storage | None) -> Iterator[Tensor]:
-        """What the optimizer steps on: the parts of parameters that lie in this rank's shard, or all of it as one."""
+    def cut(
+        self,
+        leaves: Sequence[Tensor],
+        places: Sequence[int],
+        shard: int,
+        stored: Format,
+        block: Storage | None,
+    ) -> Iterator[Tensor]:
+        """What the optimizer steps on: the parts of parameters that lie in this rank's shard, or
+        all of it as one."""
         begin = self.program.strategy.shard * shard if self.layout.shard else 0
         if not self.layout.orig_params:
             whole = Tensor((shard,), stored, block)
@@ -176,11 +241,15 @@ class FSDP1(Engine):
 
     def weights(self, body: Body) -> Weights:
         """What modules see are views of the flat parameter."""
-        own, first = frozenset(id(leaf) for _, leaf in self.ignored), {id(unit.leaves[0]) for unit in self.units.values()}
+        own, first = (
+            frozenset(id(leaf) for _, leaf in self.ignored),
+            {id(unit.leaves[0]) for unit in self.units.values()},
+        )
         return Weights(parameters=own, leaves=frozenset(map(id, leaves_of(body))) - first)
 
     def begin_run(self) -> None:
-        """The first forward makes every tensor that is ever gathered, and frees it again (`init_flat_param_attributes`)."""
+        """The first forward makes every tensor that is ever gathered, and frees it again
+        (`init_flat_param_attributes`)."""
         r = self.r
         where, r.where = r.where, ""
         for unit in self.units.values():
@@ -194,10 +263,11 @@ class FSDP1(Engine):
         r.where, self.new = where, False
 
     def seen(self, leaf: Tensor) -> Format:
-        """While it is not gathered an adapter's matrix is its shard, or (`use_orig_params` off) the view that it was before."""
+        """While it is not gathered an adapter's matrix is its shard, or (`use_orig_params` off) the
+        view that it was before."""
         return self.shown.get(id(leaf), leaf.format)
 
-    # ------------------------------------------------------------------------------------------------------------------- streams
+    # ------------------------------------------------------------------------------------- streams
     def sync(self, stream: int, waits_for: int, behind: int = 0) -> None:
         self.r.write(Sync(stream, waits_for, behind))
 
@@ -214,7 +284,7 @@ class FSDP1(Engine):
             for stream, lent in self.lent.items():
                 self.sync(GATHER, stream, lent - then.get(stream, 0))
 
-    # --------------------------------------------------------------------------------------------------------------------- units
+    # --------------------------------------------------------------------------------------- units
     def unshard(self, unit: Flat) -> None:
         r = self.r
         where, r.where = r.where, r.span
@@ -237,9 +307,14 @@ class FSDP1(Engine):
         r.where = where
 
     def brought(self, unit: Flat) -> Lent | None:
-        """What is gathered, where it is not the shard itself: a cast of it, or of what came from the host."""
+        """What is gathered, where it is not the shard itself: a cast of it, or of what came from
+        the host."""
         mixed = unit.computed is not unit.stored
-        here = self.lend(unit.stored.bytes(unit.shard), "to_device", CAST, GATHER) if self.layout.offload else None
+        here = (
+            self.lend(unit.stored.bytes(unit.shard), "to_device", CAST, GATHER)
+            if self.layout.offload
+            else None
+        )
         if not mixed:
             return here
         cast = self.lend(unit.computed.bytes(unit.shard), "cast", CAST, GATHER)
@@ -247,7 +322,9 @@ class FSDP1(Engine):
             here.users = ()
         return cast
 
-    def lend(self, size: int, op: str, stream: int, user: int, part: Part = "communication") -> Lent:
+    def lend(
+        self, size: int, op: str, stream: int, user: int, part: Part = "communication"
+    ) -> Lent:
         r = self.r
         made = Lent(size, lambda: r.block(size, op, part, stream), r.write, (user,))
         made.take()
@@ -259,7 +336,9 @@ class FSDP1(Engine):
             unit.brought = None
 
     def reshard(self, unit: Flat, free: bool) -> None:
-        if self.layout.reshard or self.r.phase != "forward":  # else the parameters' views stay as they are (`skip_use_sharded_views`)
+        if (
+            self.layout.reshard or self.r.phase != "forward"
+        ):  # else the parameters' views stay as they are (`skip_use_sharded_views`)
             self.unseen(unit)
         if unit.storage is not None and (free or not self.layout.shard):
             self.give(unit.storage)
@@ -272,7 +351,7 @@ class FSDP1(Engine):
             self.unshard(unit)
         self.sync(COMPUTE, GATHER)
 
-    # ------------------------------------------------------------------------------------------------------------------- forward
+    # ------------------------------------------------------------------------------------- forward
     def begin(self, last: bool) -> None:
         self.last = last or self.layout.sync
 
@@ -306,7 +385,8 @@ class FSDP1(Engine):
         return out if name is None else self.after(name, out)
 
     def root(self) -> None:
-        """The root's own hook, before any other: gradients that the optimizer's parameters have given up are given up."""
+        """The root's own hook, before any other: gradients that the optimizer's parameters have
+        given up are given up."""
         if self.new:
             self.begin_run()
         for unit in self.units.values():
@@ -332,7 +412,12 @@ class FSDP1(Engine):
             return
         node: Node | None = None
         if r.grad:
-            out = r.node("split", Tensor(unit.whole.shape, unit.computed, None), (unit.whole,), lambda r, node, g: self.joined(unit, g))
+            out = r.node(
+                "split",
+                Tensor(unit.whole.shape, unit.computed, None),
+                (unit.whole,),
+                lambda r, node, g: self.joined(unit, g),
+            )
             node = out.node
             assert node is not None
             node.outputs = max(2, len(unit.leaves))
@@ -363,7 +448,7 @@ class FSDP1(Engine):
         unit.ran, unit.wanted = False, out.needs
         return gate(self.r, out, lambda: self.pre_backward(unit))
 
-    # ------------------------------------------------------------------------------------------------------------------ backward
+    # ------------------------------------------------------------------------------------ backward
     def pre_backward(self, unit: Flat) -> None:
         if unit.ran:
             return
@@ -412,10 +497,20 @@ class FSDP1(Engine):
         if unit.reduced is not unit.computed:
             given = r.scratch(unit.reduced.bytes(unit.count), "to", "communication", REDUCE)
         if unit.count % self.ranks:
-            given = r.scratch(unit.reduced.bytes(unit.shard * self.ranks), "pad", "communication", REDUCE)
-        part: Part = "communication" if unit.held or self.layout.offload else "gradients"  # later ones are added into the first
+            given = r.scratch(
+                unit.reduced.bytes(unit.shard * self.ranks), "pad", "communication", REDUCE
+            )
+        part: Part = (
+            "communication" if unit.held or self.layout.offload else "gradients"
+        )  # later ones are added into the first
         summed = self.lend(unit.reduced.bytes(unit.shard), "reduce_scatter", REDUCE, REPLICAS, part)
-        r.comm("reduce_scatter", unit.reduced.bytes(unit.shard * self.ranks), self.ranks, "fsdp", REDUCE)
+        r.comm(
+            "reduce_scatter",
+            unit.reduced.bytes(unit.shard * self.ranks),
+            self.ranks,
+            "fsdp",
+            REDUCE,
+        )
         if self.replicas > 1:
             self.sync(REPLICAS, REDUCE)
             r.comm("all_reduce", unit.reduced.bytes(unit.shard), self.replicas, "ddp", REDUCE)
@@ -424,7 +519,9 @@ class FSDP1(Engine):
         if unit.stored is unit.reduced:
             self.keep(unit, summed)
         else:
-            out = r.scratch(unit.stored.bytes(unit.shard), "to", part, REPLICAS if self.replicas > 1 else REDUCE)
+            out = r.scratch(
+                unit.stored.bytes(unit.shard), "to", part, REPLICAS if self.replicas > 1 else REDUCE
+            )
             self.give(summed)
             self.keep(unit, out)
         del given
@@ -432,11 +529,18 @@ class FSDP1(Engine):
             self.give(flat)
 
     def sum(self, unit: Flat) -> None:
-        """Without shards the flat gradient is summed up where it is, and then in the dtype of the weights."""
+        """Without shards the flat gradient is summed up where it is, and then in the dtype of the
+        weights."""
         r = self.r
         assert unit.whole.grad is not None
         flat = unit.whole.grad.storage
-        r.comm("all_reduce", unit.reduced.bytes(unit.count), self.program.strategy.shards, "fsdp", REDUCE)
+        r.comm(
+            "all_reduce",
+            unit.reduced.bytes(unit.count),
+            self.program.strategy.shards,
+            "fsdp",
+            REDUCE,
+        )
         if unit.stored is not unit.computed and isinstance(flat, Lent):
             unit.whole.grad = r.tensor((unit.count,), unit.stored, "to", "gradients")
             self.give(flat)
@@ -461,7 +565,11 @@ class FSDP1(Engine):
             if self.replicas > 1:
                 self.sync(COMPUTE, REPLICAS)
         for unit in self.units.values():
-            whole = unit.storage is not None and unit.storage.id >= 0 and (self.last or self.layout.reshard)
+            whole = (
+                unit.storage is not None
+                and unit.storage.id >= 0
+                and (self.last or self.layout.reshard)
+            )
             if whole or unit.watched is not None or unit.saved is not None:
                 self.at(unit)
             if whole:

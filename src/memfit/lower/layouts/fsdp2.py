@@ -1,11 +1,14 @@
-"""torch's FSDP2 (`fully_shard`), with replicas beside it HSDP (torch 2.13 torch/distributed/fsdp/_fully_shard/: _fsdp_param_group.py,
-_fsdp_collectives.py, _fsdp_param.py, _fsdp_state.py).
+"""torch's FSDP2 (`fully_shard`), with replicas beside it HSDP (torch 2.13
+torch/distributed/fsdp/_fully_shard/: _fsdp_param_group.py, _fsdp_collectives.py, _fsdp_param.py,
+_fsdp_state.py).
 
-A group's weights are gathered into one buffer on a stream of its own and copied out of it, parameter by parameter; the buffer of the forward
-stays until the next group's was copied out, so that three buffers stand side by side. Gradients of a group are copied into the input of a
-reduce-scatter, which stays until the next group's; its output is the gradient of all shards of the group, or is cast to it. The whole model
-never was on the GPU: it is built on the meta device, or sharded on the host. Left out: buffers in NCCL's or symmetric memory, parameters sharded
-along another dimension, fp8 extensions, ignored parameters.
+A group's weights are gathered into one buffer on a stream of its own and copied out of it,
+parameter by parameter; the buffer of the forward stays until the next group's was copied out, so
+that three buffers stand side by side. Gradients of a group are copied into the input of a
+reduce-scatter, which stays until the next group's; its output is the gradient of all shards of the
+group, or is cast to it. The whole model never was on the GPU: it is built on the meta device, or
+sharded on the host. Left out: buffers in NCCL's or symmetric memory, parameters sharded along
+another dimension, fp8 extensions, ignored parameters.
 """
 
 from __future__ import annotations
@@ -14,8 +17,27 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS, FP32, UINT8, Format
-from memfit.lower.layouts.base import EMBED, ROOT, TAIL, Engine, Unit, Weights, gate, known_as_parameters
-from memfit.lower.layouts.shards import GATHER, REDUCE, REPLICAS, Param, bring, packed_weights, settle, settled, shard
+from memfit.lower.layouts.base import (
+    EMBED,
+    ROOT,
+    TAIL,
+    Engine,
+    Unit,
+    Weights,
+    gate,
+    known_as_parameters,
+)
+from memfit.lower.layouts.shards import (
+    GATHER,
+    REDUCE,
+    REPLICAS,
+    Param,
+    bring,
+    packed_weights,
+    settle,
+    settled,
+    shard,
+)
 from memfit.lower.optimize import Spans
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Storage, Tensor
@@ -27,7 +49,8 @@ from memfit.techniques.ep import stacks
 if TYPE_CHECKING:
     from memfit.lower.body import Body
 
-# transformers that checkpoints `forward`, so that a layer's hooks stand around it (modeling_layers.py; 4.57 checkpoints `__call__`)
+# transformers that checkpoints `forward`, so that a layer's hooks stand around it
+# (modeling_layers.py; 4.57 checkpoints `__call__`)
 OUTSIDE = (5, 23)
 IDLE, FORWARD, PRE_BACKWARD, POST_BACKWARD = "idle", "forward", "pre-backward", "post-backward"
 
@@ -43,10 +66,16 @@ class Group:
     inside: bool = False  # within a layer: experts that are spread
     params: list[Param] = field(default_factory=list)
     state: str = IDLE
-    result: list[Storage | None] = field(default_factory=list)  # the gathered buffer, until it is copied out
+    result: list[Storage | None] = field(
+        default_factory=list
+    )  # the gathered buffer, until it is copied out
     unsharded: bool = False
-    kept: list[Storage | None] = field(default_factory=list)  # shards over fewer ranks, from the end of the forward on
-    added: dict[int, Tensor] = field(default_factory=dict)  # gradients that wait for a reduction, in its dtype
+    kept: list[Storage | None] = field(
+        default_factory=list
+    )  # shards over fewer ranks, from the end of the forward on
+    added: dict[int, Tensor] = field(
+        default_factory=dict
+    )  # gradients that wait for a reduction, in its dtype
     places: list[int] = field(default_factory=list)  # in the order of the forward
     summed: Storage | None = None  # what the replicas added up, until the backward is over
 
@@ -64,7 +93,8 @@ class FSDP2(Engine):
         super().__init__(r, program)
         assert program.strategy.fsdp is not None
         self.layout = program.strategy.fsdp
-        # without prefetching by hand both ways hold the same, and inside one layer can stand for all
+        # without prefetching by hand both ways hold the same, and inside one layer can stand for
+        # all
         self.around = program.job.version("transformers") >= OUTSIDE and self.layout.prefetch > 1
         self.ranks = program.strategy.shards
         self.replicas = program.strategy.size("ddp")
@@ -80,11 +110,12 @@ class FSDP2(Engine):
 
     @staticmethod
     def foldable(strategy: Strategy) -> bool:
-        """A layer that gathers others than its neighbour, or a unit that holds all layers, is not like the next one."""
+        """A layer that gathers others than its neighbour, or a unit that holds all layers, is not
+        like the next one."""
         fsdp = strategy.fsdp
         return fsdp is None or (fsdp.prefetch <= 1 and fsdp.wrap != "none")
 
-    # ----------------------------------------------------------------------------------------------------------------- the start
+    # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
         wrap, tied = self.layout.wrap, self.program.model.tied
         bring(self, body)
@@ -104,8 +135,9 @@ class FSDP2(Engine):
             self.opens[name] = self.closes[ends.get(name, name)] = group
 
     def group_of(self, unit: Unit, wrap: str, tied: bool) -> Group:
-        """Layers are groups; what is beside them belongs to the root, or embedding and head are groups of their own, one if they are tied.
-        The last group and the root stay gathered after the forward."""
+        """Layers are groups; what is beside them belongs to the root, or embedding and head are
+        groups of their own, one if they are tied. The last group and the root stay gathered after
+        the forward."""
         name, reshard = unit.name, self.layout.reshard
         if wrap == "none" or (unit.span == "" and (wrap == "layers" or name == ROOT)):
             name, reshard = ROOT, False
@@ -116,18 +148,21 @@ class FSDP2(Engine):
         return self.groups[name]
 
     def spread(self, unit: Unit, leaf: Tensor) -> Group | None:
-        """A layer's experts that are spread are a group of their own, over the ranks that hold the same ones (transformers 5.23
-        distributed/fsdp.py apply_fully_sharded_data_parallelism)."""
+        """A layer's experts that are spread are a group of their own, over the ranks that hold the
+        same ones (transformers 5.23 distributed/fsdp.py apply_fully_sharded_data_parallelism)."""
         if leaf.name not in self.experts:
             return None
         name = f"{unit.span}.{leaf.name.rpartition('.')[0]}"
         if name not in self.groups:
             ranks = self.program.strategy.expert_data // self.replicas
-            self.groups[name] = Group(name=name, span=unit.span, reshard=True, ranks=ranks, inside=True)
+            self.groups[name] = Group(
+                name=name, span=unit.span, reshard=True, ranks=ranks, inside=True
+            )
         return self.groups[name]
 
     def param(self, leaf: Tensor, group: Group) -> Param:
-        """The shard of a leaf; the leaf takes and drops its block from here on, in the dtype that is computed in."""
+        """The shard of a leaf; the leaf takes and drops its block from here on, in the dtype that
+        is computed in."""
         r, stored = self.r, leaf.format
         leaf.shape = leaf.shape or (1,)
         if self.layout.offload:
@@ -136,7 +171,12 @@ class FSDP2(Engine):
         else:
             r.where = group.span
             own = shard(
-                r, leaf, group.ranks, self.program.strategy.expert_replica % group.ranks if group.inside else self.program.strategy.shard
+                r,
+                leaf,
+                group.ranks,
+                self.program.strategy.expert_replica % group.ranks
+                if group.inside
+                else self.program.strategy.shard,
             )
         if self.layout.param_dtype and stored is not UINT8:
             leaf.format = FORMATS[NAMES[self.layout.param_dtype]]
@@ -151,13 +191,15 @@ class FSDP2(Engine):
             return []
         out: dict[str, list[Tensor]] = {"": []}
         for group in self.groups.values():
-            out.setdefault(group.span, []).extend(param.shard for param in group.params if param.leaf.needs)
+            out.setdefault(group.span, []).extend(
+                param.shard for param in group.params if param.leaf.needs
+            )
         return list(out.items())
 
     def weights(self, body: Body) -> Weights:
         return known_as_parameters(body)
 
-    # ------------------------------------------------------------------------------------------------------------------- forward
+    # ------------------------------------------------------------------------------------- forward
     def begin(self, last: bool) -> None:
         self.last = last
 
@@ -192,8 +234,9 @@ class FSDP2(Engine):
         return out
 
     def complete(self, group: Group, out: Tensor) -> Tensor:
-        """A group's forward is over; with the root's so is that of a group of which not all modules ran: a fused loss never calls the head, but
-        multiplies by its weight (`_force_complete_incomplete_states`)."""
+        """A group's forward is over; with the root's so is that of a group of which not all modules
+        ran: a fused loss never calls the head, but multiplies by its weight
+        (`_force_complete_incomplete_states`)."""
         if self.r.phase != "backward":
             self.reshard(group, forward=True)
             if self.r.phase == "forward":
@@ -203,8 +246,8 @@ class FSDP2(Engine):
         return gate(self.r, out, lambda: self.pre_backward(group))
 
     def unshard(self, group: Group) -> None:
-        """All-gather: shards that are cast go through one flat tensor (`foreach_copy`), offloaded ones come one by one; the input is a view of
-        the output."""
+        """All-gather: shards that are cast go through one flat tensor (`foreach_copy`), offloaded
+        ones come one by one; the input is a view of the output."""
         if group.result or group.unsharded or group.ranks == 1:
             return
         r, ranks = self.r, group.ranks
@@ -214,14 +257,28 @@ class FSDP2(Engine):
         held: list[Storage | None] = []
         if self.layout.offload:
             for param in group.params:
-                there = r.scratch(param.stored.bytes(param.whole // ranks), "to_device", "communication", self.gathers)
+                there = r.scratch(
+                    param.stored.bytes(param.whole // ranks),
+                    "to_device",
+                    "communication",
+                    self.gathers,
+                )
                 cast = there
                 if param.stored is not param.leaf.format:
-                    cast = r.scratch(param.leaf.format.bytes(param.whole // ranks), "cast", "communication", self.gathers)
+                    cast = r.scratch(
+                        param.leaf.format.bytes(param.whole // ranks),
+                        "cast",
+                        "communication",
+                        self.gathers,
+                    )
                 held.append(cast)
                 del there, cast
         else:
-            cast_in = sum(param.leaf.format.bytes(param.whole // ranks) for param in group.params if param.stored is not param.leaf.format)
+            cast_in = sum(
+                param.leaf.format.bytes(param.whole // ranks)
+                for param in group.params
+                if param.stored is not param.leaf.format
+            )
             held.append(r.scratch(cast_in, "cast", "communication", self.gathers))
         size = sum(param.leaf.format.bytes(param.whole) for param in group.params)
         group.result = [r.scratch(size, "all_gather", "communication", self.gathers)]
@@ -263,7 +320,7 @@ class FSDP2(Engine):
         group.unsharded = False
         r.where = where
 
-    # ------------------------------------------------------------------------------------------------------------------ backward
+    # ------------------------------------------------------------------------------------ backward
     def pre_backward(self, group: Group) -> None:
         if group.state == PRE_BACKWARD:
             return
@@ -282,7 +339,8 @@ class FSDP2(Engine):
             self.unshard(other)
 
     def post_backward(self, group: Group) -> None:
-        """The gathered weights go, then the earlier input of a reduction, then the gradients are copied and reduced."""
+        """The gathered weights go, then the earlier input of a reduction, then the gradients are
+        copied and reduced."""
         r = self.r
         where, r.where = r.where, r.span
         group.state = POST_BACKWARD
@@ -310,18 +368,21 @@ class FSDP2(Engine):
         r.where = where
 
     def own_rows(self, param: Param, grad: Tensor | None) -> Tensor | None:
-        """Of a gradient that is whole where tensor parallelism splits the parameter, a copy of this rank's rows (_fsdp_param.py
-        _get_grad_inner_tensor)."""
+        """Of a gradient that is whole where tensor parallelism splits the parameter, a copy of this
+        rank's rows (_fsdp_param.py _get_grad_inner_tensor)."""
         if grad is None or grad.shape[0] <= param.leaf.shape[0]:
             return grad
         return self.r.tensor(param.leaf.shape, grad.format, "clone", "gradients")
 
     def widen(self, group: Group, trained: list[Param]) -> None:
-        """Whole gradients wait for the micro-batch that is reduced, in the dtype of the reduction."""
+        """Whole gradients wait for the micro-batch that is reduced, in the dtype of the
+        reduction."""
         format = self.reduction(trained[0].leaf.format) if trained else FP32
         for param in trained:
             if param.leaf.grad is not None and param.leaf.grad.format is not format:
-                group.added[id(param)] = self.r.tensor(param.leaf.grad.shape, format, "to", "gradients")
+                group.added[id(param)] = self.r.tensor(
+                    param.leaf.grad.shape, format, "to", "gradients"
+                )
                 param.leaf.grad = None
 
     def reduction(self, format: Format) -> Format:
@@ -336,9 +397,13 @@ class FSDP2(Engine):
         self.inputs.append(r.scratch(format.bytes(count), "reduce_scatter", "communication"))
         grads.clear()
         size = format.bytes(count // group.ranks)
-        kept = not self.layout.offload and trained[0].shard.grad is None  # else it is added to what is there
+        kept = (
+            not self.layout.offload and trained[0].shard.grad is None
+        )  # else it is added to what is there
         part: Part = "gradients" if kept else "communication"
-        out = r.scratch(size, "reduce_scatter", part if format is stored else "communication", self.reduces)
+        out = r.scratch(
+            size, "reduce_scatter", part if format is stored else "communication", self.reduces
+        )
         if group.ranks > 1:
             r.comm("reduce_scatter", format.bytes(count), group.ranks, group.mesh, self.reduces)
         else:  # a copy of what it was divided into
@@ -355,7 +420,8 @@ class FSDP2(Engine):
                 param.shard.grad = Tensor(param.shard.shape, stored, out)
 
     def finish(self) -> None:
-        """The root's final callback: groups whose input had no gradient, then everything that was kept for the streams' sake."""
+        """The root's final callback: groups whose input had no gradient, then everything that was
+        kept for the streams' sake."""
         r = self.r
         for group in sorted(self.groups.values(), key=lambda one: one.name != ROOT):
             if group.state != POST_BACKWARD:

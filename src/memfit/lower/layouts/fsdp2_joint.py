@@ -1,5 +1,6 @@
-"""FSDP2 of torchtitan's layers whose experts are spread: one unit of two groups, weights that all ranks share and experts that some hold, gathered
-side by side where the layer begins, and the next layer's with them, for which it asks by hand (torchtitan 0.3.0 distributed/fsdp.py
+"""FSDP2 of torchtitan's layers whose experts are spread: one unit of two groups, weights that all
+ranks share and experts that some hold, gathered side by side where the layer begins, and the next
+layer's with them, for which it asks by hand (torchtitan 0.3.0 distributed/fsdp.py
 apply_fsdp_to_decoder; torch 2.13 _fully_shard/_fsdp_state.py)."""
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Joint(FSDP2):
         at = self.row.index(group) + step if group in self.row else -1
         return self.row[at] if 0 <= at < len(self.row) else None
 
-    # ------------------------------------------------------------------------------------------------------------------- forward
+    # ------------------------------------------------------------------------------------- forward
     def before(self, name: str, x: Tensor) -> Tensor:
         group = self.opens.get(name)
         again = group is not None and group.state == PRE_BACKWARD
@@ -67,7 +68,7 @@ class Joint(FSDP2):
             super().complete(mate, out)
         return super().complete(group, out)
 
-    # ------------------------------------------------------------------------------------------------------------------ backward
+    # ------------------------------------------------------------------------------------ backward
     def pre_backward(self, group: Group) -> None:
         if group.state == PRE_BACKWARD:
             return

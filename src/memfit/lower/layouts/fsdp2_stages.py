@@ -1,8 +1,10 @@
-"""FSDP2 around the stages of a pipeline: every stage is a root of its own, gathered weights stay after a backward, whole gradients add up until the
-stage's last backward, and only then are reduced, group by group. A root has streams of its own.
+"""FSDP2 around the stages of a pipeline: every stage is a root of its own, gathered weights stay
+after a backward, whole gradients add up until the stage's last backward, and only then are reduced,
+group by group. A root has streams of its own.
 
-Read from torch 2.13 distributed/pipelining/stage.py (`backward_maybe_with_nosync`, `perform_reduce_grad`) and schedules.py (`_add_unshard_reshard`:
-schedules of several stages gather whole ones ahead).
+Read from torch 2.13 distributed/pipelining/stage.py (`backward_maybe_with_nosync`,
+`perform_reduce_grad`) and schedules.py (`_add_unshard_reshard`: schedules of several stages gather
+whole ones ahead).
 """
 
 from __future__ import annotations
@@ -30,12 +32,18 @@ class Staged(FSDP2):
         self.stage = program.stage
         self.chunk_of: dict[str, int] = {}  # by the name of a unit
         self.now = 0
-        self.sides: list[tuple[list[Group], list[Storage | None], list[Storage | None]]] = [([], [], []) for _ in self.stage.chunks]
+        self.sides: list[tuple[list[Group], list[Storage | None], list[Storage | None]]] = [
+            ([], [], []) for _ in self.stage.chunks
+        ]
         self.over = False
         self.active: list[int] = []  # stages that were gathered ahead
 
     def load(self, body: Body) -> None:
-        self.chunk_of = {name: number for number, names in enumerate(stage_units(body, self.stage)) for name in names}
+        self.chunk_of = {
+            name: number
+            for number, names in enumerate(stage_units(body, self.stage))
+            for name in names
+        }
         super().load(body)
 
     def group_of(self, unit: Unit, wrap: str, tied: bool) -> Group:
@@ -45,19 +53,26 @@ class Staged(FSDP2):
             return group
         name = f"{ROOT} {self.chunk_of.get(unit.name, 0)}"
         del self.groups[ROOT]
-        return self.groups.setdefault(name, Group(name=name, span=unit.span, reshard=False, ranks=self.ranks))
+        return self.groups.setdefault(
+            name, Group(name=name, span=unit.span, reshard=False, ranks=self.ranks)
+        )
 
     def own(self) -> list[Group]:
         """The groups of the stage that runs, as its modules stand: the root is the first."""
         root = self.groups.get(f"{ROOT} {self.now}")
-        return [*([] if root is None else [root]), *(group for name, group in self.groups.items() if self.chunk_of.get(name) == self.now)]
+        return [
+            *([] if root is None else [root]),
+            *(group for name, group in self.groups.items() if self.chunk_of.get(name) == self.now),
+        ]
 
-    # ------------------------------------------------------------------------------------------------------------------ a stage
+    # ------------------------------------------------------------------------------------- a stage
     def enters(self, chunk: int) -> None:
         self.sides[self.now] = self.order, self.before_last, self.inputs
         self.now = chunk
         self.order, self.before_last, self.inputs = self.sides[chunk]
-        self.gathers, self.reduces, self.replicates = (stream + REPLICAS * chunk for stream in (GATHER, REDUCE, REPLICAS))
+        self.gathers, self.reduces, self.replicates = (
+            stream + REPLICAS * chunk for stream in (GATHER, REDUCE, REPLICAS)
+        )
         for group in self.own():
             if chunk in self.active and group.result:
                 self.r.mark(self.r.phase, group.span, self.r.at)
@@ -106,12 +121,14 @@ class Staged(FSDP2):
         self.inputs.clear()
 
     def finish(self) -> None:
-        """Nothing is left to do when the schedule is through, but to give up what was gathered ahead."""
+        """Nothing is left to do when the schedule is through, but to give up what was gathered
+        ahead."""
         self.reshards(self.active[:])
 
-    # ---------------------------------------------------------------------------------------------------- whole stages, gathered ahead
+    # ---------------------------------------------------------------- whole stages, gathered ahead
     def ahead_of(self, turns: tuple[Turn, ...]) -> None:
-        """Before the first of these turns: the stages that come next are gathered, others given up."""
+        """Before the first of these turns: the stages that come next are gathered, others
+        given up."""
         wanted: list[int] = []
         for turn in turns:
             if turn.chunk not in wanted:

@@ -1,19 +1,26 @@
-"""ColossalAI's Gemini (colossalai 0.3.0 zero/gemini/, LLMem's copy of commit d4fb7bf among them; torch 2.0 ProcessGroupNCCL.cpp).
+"""ColossalAI's Gemini (colossalai 0.3.0 zero/gemini/, LLMem's copy of commit d4fb7bf among them;
+torch 2.0 ProcessGroupNCCL.cpp).
 
-Weights lie in chunks of one size, in the model's order; fp32 copies lie in chunks like them. Each rank keeps its part. Whoever multiplies by a
-weight gathers its chunk. Placed on the GPU (`cuda`), nothing is given up again before the chunk's gradients are all there: they are copied over
-the weights, summed up over the ranks, and what stays is this rank's part of them, where the optimizer reads it; the weights come back from the
-fp32 copies. Placed on the host (`cpu`), a chunk is given up as soon as another is asked for.
+Weights lie in chunks of one size, in the model's order; fp32 copies lie in chunks like them. Each
+rank keeps its part. Whoever multiplies by a weight gathers its chunk. Placed on the GPU (`cuda`),
+nothing is given up again before the chunk's gradients are all there: they are copied over the
+weights, summed up over the ranks, and what stays is this rank's part of them, where the optimizer
+reads it; the weights come back from the fp32 copies. Placed on the host (`cpu`), a chunk is given
+up as soon as another is asked for.
 
-The model comes to the GPU in fp32, whole, and is made 16-bit there; tensor parallelism cuts it afterwards. `empty_cache` follows each of these, and
-what the shards were cut from stays: the gaps are a good part of what such a run holds. Left out: `auto` and `const`, which move chunks by what
+The model comes to the GPU in fp32, whole, and is made 16-bit there; tensor parallelism cuts it
+afterwards. `empty_cache` follows each of these, and what the shards were cut from stays: the gaps
+are a good part of what such a run holds. Left out: `auto` and `const`, which move chunks by what
 they measure.
 
-Collectives are asked for over lists of tensors, so that they copy all of them to or from a flat one on NCCL's stream, for which it is kept back when
-it is freed (torch 2.0 ProcessGroupNCCL.cpp allgather, reduce_scatter), until the next collective here: Python's hooks around every operation keep the
-CPU busy, LLMem's measured models ask nvidia-smi in every layer (real_models/), and its first step waits for the GPU before every operation (its copy of
-placement_policy.py has `need_mem_stats` for `cuda`, too; memory_monitor.py SyncCudaMemoryMonitor). Left out: a CPU that runs ahead, with which all that
-a forward gathered through would wait for the first sum of gradients, at most as much again as the 16-bit weights; a retry takes it back.
+Collectives are asked for over lists of tensors, so that they copy all of them to or from a flat one
+on NCCL's stream, for which it is kept back when it is freed (torch 2.0 ProcessGroupNCCL.cpp
+allgather, reduce_scatter), until the next collective here: Python's hooks around every operation
+keep the CPU busy, LLMem's measured models ask nvidia-smi in every layer (real_models/), and its
+first step waits for the GPU before every operation (its copy of placement_policy.py has
+`need_mem_stats` for `cuda`, too; memory_monitor.py SyncCudaMemoryMonitor). Left out: a CPU that
+runs ahead, with which all that a forward gathered through would wait for the first sum of
+gradients, at most as much again as the 16-bit weights; a retry takes it back.
 """
 
 from __future__ import annotations
@@ -39,7 +46,8 @@ if TYPE_CHECKING:
     from memfit.lower.body import Body
 
 COMPUTE, NCCL = 0, 1  # streams
-WORLD = "world"  # the group of all ranks, over which biases and norms are replicated beside tensor parallelism
+# the group of all ranks, over which biases and norms are replicated beside tensor parallelism
+WORLD = "world"
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -85,20 +93,27 @@ class Gemini(Engine):
         """Chunks know no layers."""
         return False
 
-    # ----------------------------------------------------------------------------------------------------------------- the start
+    # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
-        """As LLMem's loop does it: in fp32 to the GPU, each weight made 16-bit there, cut where a matrix is split, put into chunks."""
+        """As LLMem's loop does it: in fp32 to the GPU, each weight made 16-bit there, cut where a
+        matrix is split, put into chunks."""
         r = self.r
         with silently(r):
             body.load()
         leaves = [leaf for unit in settled(self, body) for leaf in unit.leaves]
         table = body.ends[f"{body.model.embed[0].name}.weight"]
-        leaves.sort(key=lambda leaf: leaf is not table)  # a tied head's, which units count among the last
-        full = [r.scratch(FP32.bytes(leaf.count * self.parts(leaf)), "to", "weights") for leaf in leaves]
+        leaves.sort(
+            key=lambda leaf: leaf is not table
+        )  # a tied head's, which units count among the last
+        full = [
+            r.scratch(FP32.bytes(leaf.count * self.parts(leaf)), "to", "weights") for leaf in leaves
+        ]
         self.untied()
         half: list[Storage | None] = []
         for index, leaf in enumerate(leaves):
-            half.append(r.scratch(self.format.bytes(leaf.count * self.parts(leaf)), "half", "weights"))
+            half.append(
+                r.scratch(self.format.bytes(leaf.count * self.parts(leaf)), "half", "weights")
+            )
             full[index] = None
         r.write(Trim())
         if self.program.split:
@@ -111,11 +126,18 @@ class Gemini(Engine):
         r.write(Trim())
 
     def untied(self) -> None:
-        """Built within ColoInitContext, which takes each module to the GPU as it is made, a tied head has a matrix of its own until the model is
-        there and ties it (zero/gemini/colo_init_context.py; transformers 4.29 modeling_utils.py post_init)."""
+        """Built within ColoInitContext, which takes each module to the GPU as it is made, a tied
+        head has a matrix of its own until the model is there and ties it
+        (zero/gemini/colo_init_context.py; transformers 4.29 modeling_utils.py post_init)."""
         model = self.program.model
         if self.program.split and model.tied:
-            head = self.r.scratch(FP32.bytes(model.head.outputs * model.head.inputs * self.program.strategy.size("tp")), "to", "weights")
+            head = self.r.scratch(
+                FP32.bytes(
+                    model.head.outputs * model.head.inputs * self.program.strategy.size("tp")
+                ),
+                "to",
+                "weights",
+            )
             del head
 
     def parts(self, leaf: Tensor) -> int:
@@ -127,8 +149,9 @@ class Gemini(Engine):
         return self.world // self.parts(leaf)
 
     def fill(self, leaves: list[Tensor], half: list[Storage | None]) -> None:
-        """Each weight joins the last chunk of its kind, in 16 bits and in fp32, or closes it and begins another (gemini_ddp.py _init_chunks,
-        chunk/manager.py register_tensor). The fp32 copy lives until the next one is made."""
+        """Each weight joins the last chunk of its kind, in 16 bits and in fp32, or closes it and
+        begins another (gemini_ddp.py _init_chunks, chunk/manager.py register_tensor). The fp32 copy
+        lives until the next one is made."""
         r = self.r
         sizes: dict[int, list[int]] = {}
         for leaf in leaves:
@@ -148,7 +171,9 @@ class Gemini(Engine):
                 if old is not None:
                     self.close(old, self.format)
                 size, stays = config[degree]
-                chunk = last[degree] = self.open(max(size, leaf.count + -leaf.count % degree), degree, stays)
+                chunk = last[degree] = self.open(
+                    max(size, leaf.count + -leaf.count % degree), degree, stays
+                )
             half[index] = None
             if chunk is not old:
                 if old is not None:
@@ -176,11 +201,16 @@ class Gemini(Engine):
         return found
 
     def close(self, chunk: Chunk, format: Format, master: Storage | None = None) -> None:
-        """This rank's part is copied out (chunk/chunk.py close_chunk); placed on the host, it goes there."""
+        """This rank's part is copied out (chunk/chunk.py close_chunk); placed on the host, it goes
+        there."""
         if format is self.format and not chunk.stays:
             self.scatter(chunk)
         if format is FP32:
-            chunk.master = master if chunk.stays else self.r.scratch(FP32.bytes(chunk.shard), "shard", "master")
+            chunk.master = (
+                master
+                if chunk.stays
+                else self.r.scratch(FP32.bytes(chunk.shard), "shard", "master")
+            )
             if self.away and not chunk.stays:
                 chunk.master = None
 
@@ -193,7 +223,8 @@ class Gemini(Engine):
             chunk.part = None
 
     def spans(self, body: Body) -> Spans:
-        """The optimizer steps on pieces of the fp32 chunks, a weight's each (gemini_optimizer.py __init__optimizer)."""
+        """The optimizer steps on pieces of the fp32 chunks, a weight's each (gemini_optimizer.py
+        __init__optimizer)."""
         pieces: list[Tensor] = []
         for chunk in self.chunks:
             if chunk.master is None:
@@ -209,12 +240,21 @@ class Gemini(Engine):
         return [("", pieces)]
 
     def stepper(self, body: Body) -> Stepper:
-        """HybridAdam: one kernel over all pieces, two moments like each (nn/optimizer/hybrid_adam.py)."""
+        """HybridAdam: one kernel over all pieces, two moments like each
+        (nn/optimizer/hybrid_adam.py)."""
         row = OPTIMIZERS["adamw_fused"]
-        hybrid = replace(row, rules=tuple(replace(rule, states=("like", "like")) for rule in row.rules))
-        return Stepper(self.r, hybrid, self.spans(body), partial(names, self.program), cut=by_dtensor(self.program))
+        hybrid = replace(
+            row, rules=tuple(replace(rule, states=("like", "like")) for rule in row.rules)
+        )
+        return Stepper(
+            self.r,
+            hybrid,
+            self.spans(body),
+            partial(names, self.program),
+            cut=by_dtensor(self.program),
+        )
 
-    # ------------------------------------------------------------------------------------------------------------------- weights
+    # ------------------------------------------------------------------------------------- weights
     def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
         chunks = self.use(leaves)
         return gate(self.r, x, lambda: self.leave_kernel(chunks))
@@ -234,7 +274,8 @@ class Gemini(Engine):
         return list({id(chunk): chunk for chunk in found}.values())
 
     def use(self, leaves: Leaves) -> list[Chunk]:
-        """(gemini_hook.py pre_op): what nobody uses goes to the host first, if that is where chunks are placed."""
+        """(gemini_hook.py pre_op): what nobody uses goes to the host first, if that is where chunks
+        are placed."""
         chunks = self.of(leaves)
         for chunk in chunks:
             chunk.busy += 1
@@ -261,9 +302,14 @@ class Gemini(Engine):
         chunk.here = True
 
     def fetch(self, chunk: Chunk) -> None:
-        """From the host; after a step the fp32 copies come, and are made 16-bit here (chunk.py shard_move, __paired_shard_move)."""
+        """From the host; after a step the fp32 copies come, and are made 16-bit here (chunk.py
+        shard_move, __paired_shard_move)."""
         size = self.format.bytes(chunk.shard)
-        wide = self.r.scratch(FP32.bytes(chunk.shard), "to", "temporaries") if self.stepped_once else None
+        wide = (
+            self.r.scratch(FP32.bytes(chunk.shard), "to", "temporaries")
+            if self.stepped_once
+            else None
+        )
         chunk.part = self.lent(size, "to", "weights")
         del wide
         self.r.comm("copy", size, 1, "host")
@@ -279,9 +325,10 @@ class Gemini(Engine):
     def group(self, chunk: Chunk) -> str:
         return "gemini" if chunk.ranks == self.layout.size else WORLD
 
-    # ----------------------------------------------------------------------------------------------------------------- gradients
+    # ----------------------------------------------------------------------------------- gradients
     def ready(self, leaf: Tensor) -> None:
-        """An empty tensor takes the gradient's place; the gradient itself is copied over the weight (gemini_ddp.py grad_handle)."""
+        """An empty tensor takes the gradient's place; the gradient itself is copied over the weight
+        (gemini_ddp.py grad_handle)."""
         r, chunk = self.r, self.place[id(leaf)]
         where, r.where = r.where, leaf.name.rpartition(".")[0]
         empty = r.scratch(leaf.format.bytes(leaf.count), "empty_like", "gradients")
@@ -293,7 +340,8 @@ class Gemini(Engine):
         r.where = where
 
     def reduce(self, chunk: Chunk) -> None:
-        """The sum over the ranks; then values that overflowed are looked for, and the CPU waits for the answer (chunk.py reduce, has_inf_or_nan)."""
+        """The sum over the ranks; then values that overflowed are looked for, and the CPU waits for
+        the answer (chunk.py reduce, has_inf_or_nan)."""
         r, format = self.r, self.format
         chunk.done = 0
         if chunk.stays:

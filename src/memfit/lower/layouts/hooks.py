@@ -1,4 +1,5 @@
-"""Where DeepSpeed's hooks sit in the model's graph, and an engine that only writes down what they would tell."""
+"""Where DeepSpeed's hooks sit in the model's graph, and an engine that only writes down what they
+would tell."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from memfit.lower.body import Body
 
 PAST = " back"  # behind the name of a hook: the same in backward
-AGAIN = " again"  # in the recomputation of a checkpoint whose tensors are saved then (use_reentrant=False)
+# in the recomputation of a checkpoint whose tensors are saved then (use_reentrant=False)
+AGAIN = " again"
 
 
 class Hooked(Engine):
-    """Everything that happens at a hook happens in `told`, so that the graph is one thing and the engine another."""
+    """Everything that happens at a hook happens in `told`, so that the graph is one thing and the
+    engine another."""
 
     gates = False  # there are hooks at modules
     products: frozenset[int] = frozenset()  # weights of products whose input is saved in any case
@@ -32,7 +35,8 @@ class Hooked(Engine):
         return frozenset()
 
     def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
-        """A module runs (`before`, `after`: units by name; `enter`, `leave`: modules by parameters), or its backward does."""
+        """A module runs (`before`, `after`: units by name; `enter`, `leave`: modules by
+        parameters), or its backward does."""
 
     def before(self, name: str, x: Tensor) -> Tensor:
         if not self.gates:
@@ -50,14 +54,18 @@ class Hooked(Engine):
         if not self.gates:
             return x
         self.told("enter", leaves=leaves)
-        frozen = any(leaf is not None and not leaf.needs and id(leaf) in self.products for leaf in leaves)
+        frozen = any(
+            leaf is not None and not leaf.needs and id(leaf) in self.products for leaf in leaves
+        )
         return gate(self.r, x, lambda: self.told(f"enter{PAST}", leaves=leaves), keeps=frozen)
 
     def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
         if not self.gates:
             return out
         where, frame = self.r.where, self.r.frame
-        self.told("leave" if frame is None or not frame.replaying else f"leave{AGAIN}", leaves=leaves)
+        self.told(
+            "leave" if frame is None or not frame.replaying else f"leave{AGAIN}", leaves=leaves
+        )
 
         def back() -> None:
             self.r.where = where
@@ -67,8 +75,9 @@ class Hooked(Engine):
 
 
 class Teller(Hooked):
-    """Stands in for such an engine: the same hooks, each of which leaves a word. Gradients go as they come, but for what else holds them;
-    with `added`, parameters have gradients already, to which they are added."""
+    """Stands in for such an engine: the same hooks, each of which leaves a word. Gradients go as
+    they come, but for what else holds them; with `added`, parameters have gradients already, to
+    which they are added."""
 
     def __init__(self, r: Recorder, program: Program, engine: Hooked, added: bool) -> None:
         super().__init__(r, program)
@@ -81,13 +90,23 @@ class Teller(Hooked):
             body.adapt()
             self.engine.cast(body)
         for bound in (body.ends, *body.layers):
-            self.places.update((id(leaf), (bound.prefix, place)) for place, (_, leaf) in enumerate(parameters(bound)))
+            self.places.update(
+                (id(leaf), (bound.prefix, place))
+                for place, (_, leaf) in enumerate(parameters(bound))
+            )
         for leaf in (leaf for _, leaves in body.trained() for leaf in leaves if self.added):
             leaf.grad = Tensor(leaf.shape, leaf.format, None)
         self.products = self.engine.saves(body)
 
     def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
-        self.write(Told(act, self.r.where, name, tuple(None if leaf is None else self.places[id(leaf)] for leaf in leaves)))
+        self.write(
+            Told(
+                act,
+                self.r.where,
+                name,
+                tuple(None if leaf is None else self.places[id(leaf)] for leaf in leaves),
+            )
+        )
 
     def write(self, told: Told) -> None:
         self.r.write(cast(Event, told))

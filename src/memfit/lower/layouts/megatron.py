@@ -1,10 +1,12 @@
-"""Megatron's own data parallelism (megatron-core 0.16.1): fp32 gradients lie in one buffer on every rank and are summed up in place, so that
-nothing comes and goes; with the distributed optimizer every rank keeps a share of the fp32 copies and of the states, and the weights move into
-a buffer, too (distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py).
+"""Megatron's own data parallelism (megatron-core 0.16.1): fp32 gradients lie in one buffer on every
+rank and are summed up in place, so that nothing comes and goes; with the distributed optimizer
+every rank keeps a share of the fp32 copies and of the states, and the weights move into a buffer,
+too (distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py).
 
-Both buffers are made on a stream of their own (training/training.py get_model), so that the blocks in which the weights were built serve
-nobody but what comes after: copies, states, activations. The buffers stand here as a block for each span. Left out: their padding (each
-tensor's start to 64 values, the end to a multiple of the ranks), and what buckets overlap.
+Both buffers are made on a stream of their own (training/training.py get_model), so that the blocks
+in which the weights were built serve nobody but what comes after: copies, states, activations. The
+buffers stand here as a block for each span. Left out: their padding (each tensor's start to 64
+values, the end to a multiple of the ranks), and what buckets overlap.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ ALIGNED, END = 64, 128  # values
 class Megatron(Engine):
     def load(self, body: Body) -> None:
         bring(self, body)
-        layers = {bound.prefix: entry.layer for entry, bound in zip(self.program.entries, body.layers, strict=True)}
+        layers = {
+            bound.prefix: entry.layer
+            for entry, bound in zip(self.program.entries, body.layers, strict=True)
+        }
         self.built: dict[str, list[Storage | None]] = {}
         for unit in settled(self, body):
             blocks = self.built.setdefault(unit.span, [])
@@ -46,7 +51,8 @@ class Megatron(Engine):
         self.r.leave()
 
     def build(self, group: Sequence[Tensor]) -> Iterator[Storage | None]:
-        """A block for what is one matrix, for each expert one; it is the tensors' own until they move."""
+        """A block for what is one matrix, for each expert one; it is the tensors' own until they
+        move."""
         size = sum(one.format.bytes(one.count) for one in group)
         times = group[0].shape[0] if len(group[0].shape) > 2 else 1
         for _ in range(times):
@@ -56,7 +62,8 @@ class Megatron(Engine):
             yield block
 
     def buffered(self, body: Body) -> list[Storage | None]:
-        """Of a span's trained tensors: their weights, where the optimizer is distributed, and their gradients in fp32."""
+        """Of a span's trained tensors: their weights, where the optimizer is distributed, and their
+        gradients in fp32."""
         found: list[Storage | None] = []
         for span, tensors in self.spans(body):
             self.r.mark("prepare", span)
@@ -70,35 +77,51 @@ class Megatron(Engine):
 
     def stepper(self, body: Body) -> Stepper:
         return Stepper(
-            self.r, OPTIMIZERS[self.program.job.optimizer], self.spans(body), master=self.program.master, copies=self.copies(body)
+            self.r,
+            OPTIMIZERS[self.program.job.optimizer],
+            self.spans(body),
+            master=self.program.master,
+            copies=self.copies(body),
         )
 
     def copies(self, body: Body) -> Copies:
-        """Shapes of what this rank keeps in fp32: of every matrix, in its layer, or where ranks share them, of those in its part of the buffer,
-        experts after the rest (they have an optimizer of their own)."""
+        """Shapes of what this rank keeps in fp32: of every matrix, in its layer, or where ranks
+        share them, of those in its part of the buffer, experts after the rest (they have an
+        optimizer of their own)."""
         program, strategy = self.program, self.program.strategy
         matrices = [(unit.span, one) for unit in units(body) for one in self.matrices(unit, body)]
         if max(program.shares, program.expert_shares) == 1:
             spans = dict.fromkeys(span for span, _ in matrices)
-            return [(span, [(one.values,) for where, one in matrices if where == span]) for span in spans]
+            return [
+                (span, [(one.values,) for where, one in matrices if where == span])
+                for span in spans
+            ]
         every = unfolded(program, matrices)
         found: list[Shape] = []
-        for expert, ranks, index in ((False, program.shares, strategy.replica), (True, program.expert_shares, strategy.expert_replica)):
+        for expert, ranks, index in (
+            (False, program.shares, strategy.replica),
+            (True, program.expert_shares, strategy.expert_replica),
+        ):
             counts = [one.values for one in every if one.expert == expert]
             found += [(count,) for count in part_of(counts, ranks, index) if count]
         return [("", found)]
 
     def matrices(self, unit: Unit, body: Body) -> Iterator[Matrix]:
         """Of a unit, in the order in which the model has them."""
-        layers = {bound.prefix: entry.layer for entry, bound in zip(self.program.entries, body.layers, strict=True)}
+        layers = {
+            bound.prefix: entry.layer
+            for entry, bound in zip(self.program.entries, body.layers, strict=True)
+        }
         for _, group in together(unit.leaves, layers.get(unit.span)):
             count, stacked = sum(one.count for one in group), len(group[0].shape) > 2
             times = group[0].shape[0] if stacked else 1
             yield from (Matrix(count // times, stacked) for _ in range(times))
 
     def stepping(self) -> None:
-        """Behind the last micro-batch every gradient is looked at for one that is no number, divided by the replicas and summed; then comes their norm,
-        and they are multiplied by what it allows (core/distributed/param_and_grad_buffer.py start_grad_sync, core/optimizer/clip_grads.py)."""
+        """Behind the last micro-batch every gradient is looked at for one that is no number,
+        divided by the replicas and summed; then comes their norm, and they are multiplied by what
+        it allows (core/distributed/param_and_grad_buffer.py start_grad_sync,
+        core/optimizer/clip_grads.py)."""
         self.sweep("check_grads", 1)
         if self.program.strategy.data * self.program.strategy.size("cp") > 1:
             self.sweep("scale_gradients", 2)
@@ -108,7 +131,8 @@ class Megatron(Engine):
             self.sweep("clip_gradients", 2, own=True)
 
     def stepped(self, step: int) -> None:
-        """The fp32 copies are cast into the weights, and the gradients set to nought (distrib_optimizer.py _copy_main_params_to_model_params)."""
+        """The fp32 copies are cast into the weights, and the gradients set to nought
+        (distrib_optimizer.py _copy_main_params_to_model_params)."""
         self.sweep("copy_parameters", 1.5, own=True)
         if self.sharded:
             self.tell("all_gather", BF16.block_bytes)
@@ -116,7 +140,9 @@ class Megatron(Engine):
 
     def sweep(self, op: str, times: float, *, own: bool = False) -> None:
         """A kernel that moves every gradient so often, or those of this rank's share."""
-        values = sum(count // (ranks if own and self.sharded else 1) for _, ranks, count in self.groups())
+        values = sum(
+            count // (ranks if own and self.sharded else 1) for _, ranks, count in self.groups()
+        )
         self.r.where = ""
         self.r.compute(op, 0, round(times * FP32.bytes(values)), FP32.math)
 
@@ -131,10 +157,15 @@ class Megatron(Engine):
                 self.r.comm(op, bytes * count, ranks, name)
 
     def groups(self) -> tuple[tuple[str, int, int], ...]:
-        """(name, ranks, values): experts' values are summed among the ranks that hold the same ones."""
+        """(name, ranks, values): experts' values are summed among the ranks that hold the same
+        ones."""
         strategy, model = self.program.strategy, self.program.model
         experts = sum(weight.count for weight in model.weights() if weight.role == "expert")
-        return ("dp", strategy.data * strategy.size("cp"), model.parameters - experts), ("edp", max(1, strategy.expert_data), experts)
+        return ("dp", strategy.data * strategy.size("cp"), model.parameters - experts), (
+            "edp",
+            max(1, strategy.expert_data),
+            experts,
+        )
 
 
 class Matrix(NamedTuple):
@@ -145,8 +176,9 @@ class Matrix(NamedTuple):
 
 
 def part_of(counts: Sequence[int], ranks: int, rank: int) -> list[int]:
-    """How many values of each tensor lie in a rank's part of the buffer, which has the last one first, each from a multiple of 64 on, and in all
-    as many values as the ranks, and 128, divide (param_and_grad_buffer.py, distrib_optimizer.py _build_model_gbuf_param_range_map)."""
+    """How many values of each tensor lie in a rank's part of the buffer, which has the last one
+    first, each from a multiple of 64 on, and in all as many values as the ranks, and 128, divide
+    (param_and_grad_buffer.py, distrib_optimizer.py _build_model_gbuf_param_range_map)."""
     starts: list[int] = []
     end = 0
     for count in reversed(counts):
@@ -154,17 +186,29 @@ def part_of(counts: Sequence[int], ranks: int, rank: int) -> list[int]:
         end = starts[-1] + count
     whole = -(-end // lcm(ranks, END)) * lcm(ranks, END)
     low, high = rank * whole // ranks, (rank + 1) * whole // ranks
-    return [max(0, min(start + count, high) - max(start, low)) for start, count in zip(reversed(starts), counts, strict=True)]
+    return [
+        max(0, min(start + count, high) - max(start, low))
+        for start, count in zip(reversed(starts), counts, strict=True)
+    ]
 
 
 def together(leaves: Sequence[Tensor], layer: Layer | None) -> Iterator[tuple[str, list[Tensor]]]:
-    """Tensors by the matrix that they are in Megatron, with the path of its first: queries, keys and values; gate and up."""
+    """Tensors by the matrix that they are in Megatron, with the path of its first: queries, keys
+    and values; gate and up."""
     first = {} if layer is None else dict(firsts(layer))
     found: dict[str, list[Tensor]] = {}
     for leaf in leaves:
         module, _, kind = leaf.name.rpartition(".")
         found.setdefault(f"{first.get(module, module)}.{kind}", []).append(leaf)
-    last = set() if layer is None else {block.mixer.out.name for block in layer.blocks if isinstance(block.mixer, (Attention, Latent))}
+    last = (
+        set()
+        if layer is None
+        else {
+            block.mixer.out.name
+            for block in layer.blocks
+            if isinstance(block.mixer, (Attention, Latent))
+        }
+    )
     paths = [name.rpartition(".")[0] for name in found]
     place = next((at for at, path in enumerate(paths) if path.startswith("self_attn")), 0)
     order = sorted(range(len(paths)), key=lambda at: (place - 0.5) if paths[at] in last else at)

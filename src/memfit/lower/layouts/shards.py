@@ -1,4 +1,5 @@
-"""What sharding engines share: weights that are gathered and given up again, the shards they come from, and what stays whole."""
+"""What sharding engines share: weights that are gathered and given up again, the shards they come
+from, and what stays whole."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ COMPUTE, GATHER, REDUCE, REPLICAS = 0, 1, 2, 3  # streams
 
 @dataclass(slots=True, kw_only=True)
 class Param:
-    """A parameter: `leaf` is what the modules see while it is gathered, `shard` what this rank keeps and the optimizer steps on. `stored` is the
-    format of the shard, `rows` those of the leaf with what fills up the last rank's."""
+    """A parameter: `leaf` is what the modules see while it is gathered, `shard` what this rank
+    keeps and the optimizer steps on. `stored` is the format of the shard, `rows` those of the leaf
+    with what fills up the last rank's."""
 
     leaf: Tensor
     shard: Tensor
@@ -55,7 +57,8 @@ def bring(engine: Engine, body: Body) -> None:
 
 
 def settled(engine: Engine, body: Body) -> Iterator[Unit]:
-    """The units in turn; whoever is given one is in its span, and what is no parameter there has its block."""
+    """The units in turn; whoever is given one is in its span, and what is no parameter there has
+    its block."""
     r, seen = engine.r, set[str]()
     bounds = {bound.prefix: bound for bound in (body.ends, *body.layers)}
     for unit in units(body):
@@ -88,7 +91,9 @@ def whole(bound: Bound, body: Body) -> Iterator[tuple[Tensor, Part]]:
 
 def packed_weights(body: Body) -> frozenset[int]:
     """The weights that bitsandbytes stores, by identity."""
-    return frozenset(id(one.weight) for bound in (body.ends, *body.layers) for one in bound.packed.values())
+    return frozenset(
+        id(one.weight) for bound in (body.ends, *body.layers) for one in bound.packed.values()
+    )
 
 
 def shard(r: Recorder, leaf: Tensor, ranks: int, rank: int) -> Tensor:

@@ -1,5 +1,6 @@
-"""What a rank of ZeRO's first two stages is given: an equal part of every flat buffer, and with it the whole gradients of all parameters that reach
-into that part. Ranks whose parts cut the largest parameters hold the most; where a table is larger than a part, several ranks hold it whole."""
+"""What a rank of ZeRO's first two stages is given: an equal part of every flat buffer, and with it
+the whole gradients of all parameters that reach into that part. Ranks whose parts cut the largest
+parameters hold the most; where a table is larger than a part, several ranks hold it whole."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ from memfit.lower.layouts.base import silently, unfolded
 from memfit.lower.recorder import Recorder
 from memfit.program import Program
 
-NORM = 8  # bytes a value of the copy that a gradient's norm is taken of (runtime/zero/utils.py get_norm_dtype)
+# bytes a value of the copy that a gradient's norm is taken of (runtime/zero/utils.py
+# get_norm_dtype)
+NORM = 8
 ALIGNED = 2  # values that partitions begin at (nccl_start_alignment_factor)
 
 
 class Share(NamedTuple):
-    """Of `alike` ranks in a row from `first` on: values of the parameters that reach into their part, and of the largest piece in it."""
+    """Of `alike` ranks in a row from `first` on: values of the parameters that reach into their
+    part, and of the largest piece in it."""
 
     first: int
     alike: int
@@ -39,10 +43,14 @@ def shares(groups: Sequence[Sequence[int]], ranks: int) -> list[Share]:
     within: list[list[tuple[int, int]]] = [[] for _ in range(ranks)]
     for number, sizes in enumerate(groups):
         part = part_of(sum(sizes), ranks)
-        for place, (start, size) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False)):
+        for place, (start, size) in enumerate(
+            zip(accumulate(sizes, initial=0), sizes, strict=False)
+        ):
             for rank in range(start // part, (start + size - 1) // part + 1):
                 reaching[rank] += size
-                largest[rank] = max(largest[rank], min(start + size, (rank + 1) * part) - max(start, rank * part))
+                largest[rank] = max(
+                    largest[rank], min(start + size, (rank + 1) * part) - max(start, rank * part)
+                )
                 within[rank].append((number, place))
     found: list[Share] = []
     for rank, own in enumerate(zip(reaching, largest, strict=True)):
@@ -63,13 +71,16 @@ def leading(found: Sequence[Share], weight: Callable[[Share], int]) -> Iterator[
 
 
 def heaviest(found: Sequence[Share]) -> set[Share]:
-    """Those of which no earlier one has as much of both, and no later one: what a rank holds grows with each, and which parameters it are decides
-    when in a backward it holds them, early or late."""
+    """Those of which no earlier one has as much of both, and no later one: what a rank holds grows
+    with each, and which parameters it are decides when in a backward it holds them, early or late.
+    """
 
     def front(shares: Sequence[Share]) -> Iterator[Share]:
         seen: list[Share] = []
         for share in shares:
-            if not any(one.reaching >= share.reaching and one.largest >= share.largest for one in seen):
+            if not any(
+                one.reaching >= share.reaching and one.largest >= share.largest for one in seen
+            ):
                 seen.append(share)
                 yield share
 
@@ -91,22 +102,34 @@ def groups_of(program: Program) -> Iterator[list[int]]:
 
 
 def told_apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...]:
-    """(rank, how many are like it): ranks among which the worst is, and the one with the least; or the one that is likely the worst."""
+    """(rank, how many are like it): ranks among which the worst is, and the one with the least; or
+    the one that is likely the worst."""
     zero = program.strategy.zero
     assert zero is not None
     zero = replace(zero, size=program.strategy.partitions)
     groups = list(groups_of(program))
     if zero.round_robin:
-        groups = [[one for first in range(zero.size) for one in group[first :: zero.size]] for group in groups]
+        groups = [
+            [one for first in range(zero.size) for one in group[first :: zero.size]]
+            for group in groups
+        ]
     found = shares(groups, zero.size)
     once, away = program.job.accumulate == 1, zero.offload_optimizer != "none"
     width = 0 if away else FORMATS[program.weights].block_bytes
-    norm = NORM if once or away else 0  # else gradients stand beside those that they are added to, which is more
-    later = -1 if zero.stage == 1 and once else 1  # of like ones: the first stage begins with the first parameter when the backward is over
-    weights = {share: (width * share.reaching + norm * share.largest, later * share.first) for share in found}
+    norm = (
+        NORM if once or away else 0
+    )  # else gradients stand beside those that they are added to, which is more
+    later = (
+        -1 if zero.stage == 1 and once else 1
+    )  # of like ones: the first stage begins with the first parameter when the backward is over
+    weights = {
+        share: (width * share.reaching + norm * share.largest, later * share.first)
+        for share in found
+    }
     worst, least = max(found, key=weights.__getitem__), min(found, key=weights.__getitem__)
     if every and zero.contiguous and len(groups) == 1 and not zero.round_robin:
-        # what a rank holds it holds whole from its first gradient on, and they come one after the other
+        # what a rank holds it holds whole from its first gradient on, and they come one after the
+        # other
         coming = found[::-1] if zero.stage == 2 or zero.overlap else found
         chosen = {*leading(coming, lambda one: one.largest if away else one.reaching), worst, least}
     else:

@@ -1,5 +1,6 @@
-"""One process's GPUs: a hook moves what a layer is given to the layer's GPU (accelerate 1.15 hooks.py AlignDevicesHook): hidden states where they come
-from the GPU before, and in each layer of another GPU than the first the masks and rotary tables that the model made on the first."""
+"""One process's GPUs: a hook moves what a layer is given to the layer's GPU (accelerate 1.15
+hooks.py AlignDevicesHook): hidden states where they come from the GPU before, and in each layer of
+another GPU than the first the masks and rotary tables that the model made on the first."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class Split(Engine):
 
     @staticmethod
     def foldable(strategy: Strategy) -> bool:
-        """What a reentrant checkpoint was given goes with the whole graph, not in its layer's span."""
+        """What a reentrant checkpoint was given goes with the whole graph, not in its layer's
+        span."""
         return False
 
     def before(self, name: str, x: Tensor) -> Tensor:

@@ -1,14 +1,17 @@
 """DeepSpeed's ZeRO-1 and ZeRO-2 (deepspeed 0.19.8 runtime/zero/stage_1_and_2.py).
 
-Trained parameters are views of one flat buffer per group of the optimizer; each rank keeps fp32 copies and states of an equal part of it.
-Gradients go through a bucket: at each one's arrival (ZeRO-2, or where communication overlaps), or when the last backward is over (ZeRO-1). A
-bucket that is full is summed up; gradients that lie in this rank's partition, be it by one value, are then copied whole into a buffer of their
-own, the others go (ZeRO-2). A micro-batch before the last leaves that buffer to be added to.
+Trained parameters are views of one flat buffer per group of the optimizer; each rank keeps fp32
+copies and states of an equal part of it. Gradients go through a bucket: at each one's arrival
+(ZeRO-2, or where communication overlaps), or when the last backward is over (ZeRO-1). A bucket that
+is full is summed up; gradients that lie in this rank's partition, be it by one value, are then
+copied whole into a buffer of their own, the others go (ZeRO-2). A micro-batch before the last
+leaves that buffer to be added to.
 
-With the optimizer on the host, so are copies, states and gradients of the partition: each gradient of it goes there as soon as it is summed up, by way
-of an fp32 copy.
+With the optimizer on the host, so are copies, states and gradients of the partition: each gradient
+of it goes there as soon as it is summed up, by way of an fp32 copy.
 
-Left out: the padding of a parameter's start (`parameter_alignment`), gradients summed up in other numbers than the weights'.
+Left out: the padding of a parameter's start (`parameter_alignment`), gradients summed up in other
+numbers than the weights'.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Flat:
-    """A group of the optimizer: its parameters in the order of the flat buffer, and where each begins there."""
+    """A group of the optimizer: its parameters in the order of the flat buffer, and where each
+    begins there."""
 
     leaves: list[Tensor]
     starts: list[int]
@@ -55,10 +59,14 @@ class ZeRO12(ZeRO):
     def __init__(self, r: Recorder, program: Program) -> None:
         super().__init__(r, program)
         self.flats: list[Flat] = []
-        self.place: dict[int, tuple[Flat, int]] = {}  # of a parameter: its group, and where it begins there
+        self.place: dict[
+            int, tuple[Flat, int]
+        ] = {}  # of a parameter: its group, and where it begins there
         self.bucket = Bucket()
         self.own: Storage | None = None  # this micro-batch's gradients of the partition,
-        self.added: list[list[Storage | None]] = []  # and what the step takes of each group: contiguous ones share a buffer
+        self.added: list[
+            list[Storage | None]
+        ] = []  # and what the step takes of each group: contiguous ones share a buffer
         self.eager = self.layout.stage == 2 or self.layout.overlap
         self.stream = REDUCE if self.layout.overlap else COMPUTE
         self.away = self.layout.offload_optimizer != "none"
@@ -67,15 +75,18 @@ class ZeRO12(ZeRO):
 
     @staticmethod
     def passing(strategy: Strategy) -> Strategy:
-        """There are no hooks at modules: both stages, and what they keep on the host, are told of gradients alone."""
+        """There are no hooks at modules: both stages, and what they keep on the host, are told of
+        gradients alone."""
         assert strategy.zero is not None
-        return ZeRO.passing(replace(strategy, zero=type(strategy.zero)(size=strategy.zero.size, stage=1)))
+        return ZeRO.passing(
+            replace(strategy, zero=type(strategy.zero)(size=strategy.zero.size, stage=1))
+        )
 
     @staticmethod
     def apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
         return None if program.strategy.partitions == 1 else told_apart(program, every=every)
 
-    # ----------------------------------------------------------------------------------------------------------------- the start
+    # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
         self.bring(body)
         self.r.mark("prepare")
@@ -103,7 +114,8 @@ class ZeRO12(ZeRO):
                 settle(self.r, leaf, "weights")
 
     def flattened(self, group: list[Tensor]) -> Flat:
-        """The parameters become views of one buffer; this rank's part of it is cloned, and the clone cast."""
+        """The parameters become views of one buffer; this rank's part of it is cloned, and the
+        clone cast."""
         r = self.r
         r.write(Trim())
         leaves = self.ordered(group)
@@ -116,7 +128,11 @@ class ZeRO12(ZeRO):
         for leaf, start in zip(leaves, starts, strict=True):
             leaf.storage = flat.storage
             self.place[id(leaf)] = flat, start
-        clone = r.scratch(self.format.bytes(flat.part), "clone", "temporaries") if self.format is not FP32 or self.away else None
+        clone = (
+            r.scratch(self.format.bytes(flat.part), "clone", "temporaries")
+            if self.format is not FP32 or self.away
+            else None
+        )
         if self.away:
             del clone
             return flat
@@ -125,14 +141,19 @@ class ZeRO12(ZeRO):
         return flat
 
     def ordered(self, group: list[Tensor]) -> list[Tensor]:
-        """With `round_robin_gradients` the first rank's are each W-th, so that neighbours fall to different ranks (_round_robin_reorder)."""
-        return [one for first in range(self.ranks) for one in group[first :: self.ranks]] if self.layout.round_robin else group
+        """With `round_robin_gradients` the first rank's are each W-th, so that neighbours fall to
+        different ranks (_round_robin_reorder)."""
+        return (
+            [one for first in range(self.ranks) for one in group[first :: self.ranks]]
+            if self.layout.round_robin
+            else group
+        )
 
     def stepper(self, body: Body) -> Stepper:
         masters = [flat.master for flat in self.flats if flat.master is not None]
         return stepper_of(self, masters, self.gradient)
 
-    # --------------------------------------------------------------------------------------------------------------- every step
+    # ---------------------------------------------------------------------------------- every step
     def owned(self, leaf: Tensor) -> int:
         """Values of a parameter that lie in this rank's partition."""
         flat, start = self.place[id(leaf)]
@@ -152,11 +173,15 @@ class ZeRO12(ZeRO):
         bucket = self.bucket
         if self.contiguous and not bucket.buffers:
             size = self.format.bytes(self.layout.reduce_bucket)
-            bucket.buffers = [self.r.scratch(size, "bucket", "communication") for _ in range(1 + self.layout.overlap)]
+            bucket.buffers = [
+                self.r.scratch(size, "bucket", "communication")
+                for _ in range(1 + self.layout.overlap)
+            ]
             bucket.index = 0
 
     def put(self, leaf: Tensor) -> None:
-        """Into the bucket, which is summed up first if there is no room; what has room in none stays by itself."""
+        """Into the bucket, which is summed up first if there is no room; what has room in none
+        stays by itself."""
         bucket, limit = self.bucket, self.layout.reduce_bucket
         if bucket.count + leaf.count > limit:
             self.reduce()
@@ -170,8 +195,8 @@ class ZeRO12(ZeRO):
         bucket.count += leaf.count
 
     def reduce(self) -> None:
-        """Neighbours in the bucket that belong to one rank are one slice; several slices are put together for the sum (average_tensor,
-        allreduce_and_scatter)."""
+        """Neighbours in the bucket that belong to one rank are one slice; several slices are put
+        together for the sum (average_tensor, allreduce_and_scatter)."""
         bucket, r = self.bucket, self.r
         if not bucket.leaves:
             return
@@ -181,8 +206,16 @@ class ZeRO12(ZeRO):
         for place, size in enumerate(slices, 1):
             held, count = held + size, count + 1
             if held > self.layout.reduce_bucket or place == len(slices):
-                together = r.scratch(self.format.bytes(held), "flatten", "communication", self.stream) if count > 1 else None
-                wide = r.scratch(self.wire.bytes(held), "to", "communication", self.stream) if self.wire is not self.format else None
+                together = (
+                    r.scratch(self.format.bytes(held), "flatten", "communication", self.stream)
+                    if count > 1
+                    else None
+                )
+                wide = (
+                    r.scratch(self.wire.bytes(held), "to", "communication", self.stream)
+                    if self.wire is not self.format
+                    else None
+                )
                 r.comm("all_reduce", self.wire.bytes(held), self.ranks, "zero", self.stream)
                 del together, wide
                 held = count = 0
@@ -195,7 +228,9 @@ class ZeRO12(ZeRO):
         if not self.contiguous:
             return [leaf.count for leaf in bucket.leaves]
         places = [(*self.place[id(leaf)], leaf.count) for leaf in bucket.leaves]
-        ranks = {(start + away) // flat.part for flat, start, count in places for away in (0, count - 1)}
+        ranks = {
+            (start + away) // flat.part for flat, start, count in places for away in (0, count - 1)
+        }
         return [bucket.count] if len(ranks) == 1 else [0, bucket.count]
 
     def slices(self, leaves: list[Tensor]) -> list[int]:
@@ -214,7 +249,8 @@ class ZeRO12(ZeRO):
         return [size for _, size in found]
 
     def settle(self, leaf: Tensor) -> None:
-        """What becomes of a gradient that was summed up (reduce_ipg_grads, copy_grads_in_partition)."""
+        """What becomes of a gradient that was summed up (reduce_ipg_grads,
+        copy_grads_in_partition)."""
         if not self.owned(leaf):
             if self.layout.stage == 2:
                 leaf.grad = None
@@ -222,14 +258,21 @@ class ZeRO12(ZeRO):
             self.send(leaf)
         elif self.contiguous:
             if self.own is None:
-                self.own = self.r.scratch(self.format.bytes(sum(self.mine())), "partition", "gradients")
+                self.own = self.r.scratch(
+                    self.format.bytes(sum(self.mine())), "partition", "gradients"
+                )
             leaf.grad = Tensor(leaf.shape, leaf.format, self.own)
 
     def send(self, leaf: Tensor) -> None:
-        """To the host: the norm is taken of a wide copy, and what goes is an fp32 one, after the last micro-batch (copy_grads_in_partition)."""
+        """To the host: the norm is taken of a wide copy, and what goes is an fp32 one, after the
+        last micro-batch (copy_grads_in_partition)."""
         if self.last:
             norm(self.r, (self.owned(leaf),), self.stream)
-            wide = self.r.scratch(4 * self.owned(leaf), "to", "gradients", self.stream) if self.format is not FP32 else None
+            wide = (
+                self.r.scratch(4 * self.owned(leaf), "to", "gradients", self.stream)
+                if self.format is not FP32
+                else None
+            )
             del wide
         leaf.grad = None
 
@@ -258,18 +301,25 @@ class ZeRO12(ZeRO):
 
     def whole(self, flat: Flat) -> list[Storage | None]:
         """Gradients that were never copied anywhere."""
-        return [leaf.grad.storage for leaf in flat.leaves if leaf.grad is not None and self.owned(leaf)]
+        return [
+            leaf.grad.storage for leaf in flat.leaves if leaf.grad is not None and self.owned(leaf)
+        ]
 
-    # ----------------------------------------------------------------------------------------------------------------- the step
+    # ------------------------------------------------------------------------------------ the step
     def gradient(self, index: int) -> Tensor | None:
-        """This rank's part of a group's gradient, in one piece, in fp32; what it comes from goes, a shared buffer with the last group."""
+        """This rank's part of a group's gradient, in one piece, in fp32; what it comes from goes, a
+        shared buffer with the last group."""
         r = self.r
         r.where = ""
         if index == 0:
-            norm(r, [count for flat in self.flats for count in map(self.owned, flat.leaves) if count])
+            norm(
+                r, [count for flat in self.flats for count in map(self.owned, flat.leaves) if count]
+            )
         flat = self.flats[index]
         pieces = [count for count in map(self.owned, flat.leaves) if count]
-        together: Storage | None = self.added[index][0] if self.added and self.added[index] else None
+        together: Storage | None = (
+            self.added[index][0] if self.added and self.added[index] else None
+        )
         if len(pieces) + (sum(pieces) < flat.part) > 1:
             together = r.scratch(self.format.bytes(flat.part), "flatten", "gradients")
         if self.format is not FP32:

@@ -1,12 +1,15 @@
-"""DeepSpeed's ZeRO-3 (deepspeed 0.19.8 runtime/zero/stage3.py, parameter_offload.py, partition_parameters.py).
+"""DeepSpeed's ZeRO-3 (deepspeed 0.19.8 runtime/zero/stage3.py, parameter_offload.py,
+partition_parameters.py).
 
-Every parameter is cut into equal parts, the trained ones' of a rank lie in one buffer; modules gather what they need and give it up (see
-`coordinator`). Gradients go through one bucket that is always there; what a full bucket leaves of them after the sum over the ranks goes into a
-buffer of this rank's parts that is always there as well. The model is built part by part (`zero.Init`, as transformers does where it knows of
-ZeRO-3 before it loads), and never was on one GPU.
+Every parameter is cut into equal parts, the trained ones' of a rank lie in one buffer; modules
+gather what they need and give it up (see `coordinator`). Gradients go through one bucket that is
+always there; what a full bucket leaves of them after the sum over the ranks goes into a buffer of
+this rank's parts that is always there as well. The model is built part by part (`zero.Init`, as
+transformers does where it knows of ZeRO-3 before it loads), and never was on one GPU.
 
-Modules are linear layers, norms, embeddings and what holds them; other parameters (stacks of experts, say) are gathered with their layer. Left out:
-modules without parameters inside these (activations), which only ask for what comes next.
+Modules are linear layers, norms, embeddings and what holds them; other parameters (stacks of
+experts, say) are gathered with their layer. Left out: modules without parameters inside these
+(activations), which only ask for what comes next.
 """
 
 from __future__ import annotations
@@ -43,9 +46,13 @@ class ZeRO3(ZeRO):
         super().__init__(r, program)
         self.coordinator = Coordinator(r, self.layout)
         self.params: dict[int, Param] = {}
-        self.modules: dict[tuple[str, Leaves], Module] = {}  # by where they are told of, and with what
+        self.modules: dict[
+            tuple[str, Leaves], Module
+        ] = {}  # by where they are told of, and with what
         self.wholes: dict[str, Module] = {}  # what is gathered with a layer, or an end of the model
-        self.direct: tuple[Param, ...] = ()  # what the loss multiplies by itself, until it is the whole model's
+        self.direct: tuple[
+            Param, ...
+        ] = ()  # what the loss multiplies by itself, until it is the whole model's
         self.groups_of: list[list[Param]] = []
         self.masters: list[Tensor] = []
         self.kept: list[Storage | None] = []  # parts, buckets: there all the time
@@ -57,26 +64,36 @@ class ZeRO3(ZeRO):
         self.count = 0
         self.buffer: Storage | None = None
         self.stream = REDUCE if self.layout.overlap else COMPUTE
-        self.away, self.afar = (where != "none" for where in (self.layout.offload_optimizer, self.layout.offload_param))
+        self.away, self.afar = (
+            where != "none" for where in (self.layout.offload_optimizer, self.layout.offload_param)
+        )
 
-    # ----------------------------------------------------------------------------------------------------------------- the start
+    # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
         r = self.r
         with silently(r):
             body.load()
             body.adapt()
             self.cast(body)
-        told, direct, self.products, self.matrices = told_of(body), multiplied(body), products(body), matrices(body)
+        told, direct, self.products, self.matrices = (
+            told_of(body),
+            multiplied(body),
+            products(body),
+            matrices(body),
+        )
         trained = {id(leaf) for group in self.groups(body) for leaf in group}
         passing: list[Storage | None] = []
         for unit in settled(self, body):
             for leaf in unit.leaves:
                 (passing if id(leaf) in trained else self.kept).append(self.cut(leaf))
-            alone = tuple(self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told | direct)
+            alone = tuple(
+                self.params[id(leaf)] for leaf in unit.leaves if id(leaf) not in told | direct
+            )
             self.wholes[unit.name] = Module(f"{unit.name} itself", alone)
         self.direct = tuple(param for leaf, param in self.params.items() if leaf in direct)
         r.mark("prepare")
-        passing.clear()  # trained parts go to the host, and their blocks back to the driver (defragment)
+        # trained parts go to the host, and their blocks back to the driver (defragment)
+        passing.clear()
         if not self.afar:
             r.write(Trim())
         self.arrange(self.groups(body))
@@ -90,32 +107,54 @@ class ZeRO3(ZeRO):
         there = r.scratch(leaf.format.bytes(leaf.count), "empty", "weights")
         own = None if self.afar else r.scratch(leaf.format.bytes(part), "part", "weights")
         del there
-        whole = part * self.ranks if self.ranks > 1 or self.afar else 0  # one rank's part is taken as it stands there (NoGatherHandle)
-        leaf.storage = r.elastic(leaf.format.bytes(whole), "gather", "communication", self.coordinator.stream)
-        self.params[id(leaf)] = param = Param(leaf=leaf, part=part, count=leaf.count, stays=leaf.count <= self.layout.persistence)
+        whole = (
+            part * self.ranks if self.ranks > 1 or self.afar else 0
+        )  # one rank's part is taken as it stands there (NoGatherHandle)
+        leaf.storage = r.elastic(
+            leaf.format.bytes(whole), "gather", "communication", self.coordinator.stream
+        )
+        self.params[id(leaf)] = param = Param(
+            leaf=leaf, part=part, count=leaf.count, stays=leaf.count <= self.layout.persistence
+        )
         if self.layout.hpz > 1:
             param.second = second(r, param, self.layout)
         return own
 
     def arrange(self, groups: list[list[Tensor]]) -> None:
-        """Trained parts come back in one buffer; fp32 copies are cast from it and cloned; then come the bucket and the buffer of
-        gradients."""
+        """Trained parts come back in one buffer; fp32 copies are cast from it and cloned; then come
+        the bucket and the buffer of gradients."""
         r = self.r
         self.stored = groups[0][0].format
-        self.groups_of = [part for group in groups for part in self.divided([self.params[id(leaf)] for leaf in group])]
+        self.groups_of = [
+            part
+            for group in groups
+            for part in self.divided([self.params[id(leaf)] for leaf in group])
+        ]
         if not self.afar:
-            self.kept.append(r.scratch(self.stored.bytes(sum(map(size_of, self.groups_of))), "flat", "weights"))
+            self.kept.append(
+                r.scratch(self.stored.bytes(sum(map(size_of, self.groups_of))), "flat", "weights")
+            )
         for group in self.groups_of if not self.away else ():
-            cast = r.scratch(4 * size_of(group), "to", "temporaries") if self.stored is not FP32 else None
+            cast = (
+                r.scratch(4 * size_of(group), "to", "temporaries")
+                if self.stored is not FP32
+                else None
+            )
             self.masters.append(r.tensor((size_of(group),), FP32, "master", "master"))
             del cast
         if not self.away:
             zeros = r.scratch(4 * max(map(size_of, self.groups_of)), "zeros", "gradients")
             del zeros
         if self.layout.contiguous:
-            self.buffer = r.scratch(self.wire.bytes(self.layout.reduce_bucket), "bucket", "communication")
+            self.buffer = r.scratch(
+                self.wire.bytes(self.layout.reduce_bucket), "bucket", "communication"
+            )
         if not self.away:
-            self.kept.append(r.scratch(self.format.bytes(sum(map(size_of, self.groups_of))), "gradients", "gradients"))
+            self.kept.append(
+                r.scratch(
+                    self.format.bytes(sum(map(size_of, self.groups_of))), "gradients", "gradients"
+                )
+            )
         for param in (param for group in self.groups_of for param in group if self.ranks > 1):
             self.hooked(param)
 
@@ -138,12 +177,13 @@ class ZeRO3(ZeRO):
     def stepper(self, body: Body) -> Stepper:
         return stepper_of(self, self.masters, self.gradient)
 
-    # ----------------------------------------------------------------------------------------------------------------- modules
+    # ------------------------------------------------------------------------------------- modules
     def saves(self, body: Body) -> frozenset[int]:
         return products(body)
 
     def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
-        """A module gathers what it needs before it runs, forward or backward, and gives it up when it has."""
+        """A module gathers what it needs before it runs, forward or backward, and gives it up when
+        it has."""
         if name == ROOT and act == "before":
             self.coordinator.reset()
         if act in ("enter", f"leave{PAST}"):
@@ -165,14 +205,20 @@ class ZeRO3(ZeRO):
                 param.storage.join(self.saved.pop(param))
 
     def save(self, module: Module) -> None:
-        """What a recomputation saves of a weight is another tensor over its block (torch/utils/checkpoint.py _recomputation_hook `x.detach()`), so that
-        the block stays until the product's backward, although the parameter is given up."""
-        some = [param for param in module.params if id(param.leaf) in self.matrices and param.state == HERE]
+        """What a recomputation saves of a weight is another tensor over its block
+        (torch/utils/checkpoint.py _recomputation_hook `x.detach()`), so that the block stays until
+        the product's backward, although the parameter is given up."""
+        some = [
+            param
+            for param in module.params
+            if id(param.leaf) in self.matrices and param.state == HERE
+        ]
         self.saved.update((param, param.storage.part()) for param in some)
 
     def found(self) -> None:
-        """What code takes from a module that is not called is gathered, and from then on with the whole model: before it runs, and for all of its
-        backward (parameter_offload.py ZeROOrderedDict, register_external_parameter)."""
+        """What code takes from a module that is not called is gathered, and from then on with the
+        whole model: before it runs, and for all of its backward (parameter_offload.py
+        ZeROOrderedDict, register_external_parameter)."""
         if any(param.state == AWAY for param in self.direct):
             self.coordinator.take(self.direct)
             root = self.wholes[ROOT]
@@ -182,11 +228,14 @@ class ZeRO3(ZeRO):
         key = self.r.where, leaves
         if key not in self.modules:
             params = tuple(self.params[id(leaf)] for leaf in leaves if leaf is not None)
-            self.modules[key] = Module(f"{self.r.where} {params[0].leaf.name if params else ''}", params)
+            self.modules[key] = Module(
+                f"{self.r.where} {params[0].leaf.name if params else ''}", params
+            )
         return self.modules[key]
 
     def holder(self, forward: bool) -> None:
-        """A module that holds others, as attention does, has no parameters, and yet asks for what comes next."""
+        """A module that holds others, as attention does, has no parameters, and yet asks for what
+        comes next."""
         holder = self.r.where.rpartition(".")[0]
         if holder != self.inside:
             self.inside = holder
@@ -194,9 +243,10 @@ class ZeRO3(ZeRO):
                 self.coordinator.fetch(Module(holder), forward)
                 self.coordinator.backward.pop(holder, None)
 
-    # ---------------------------------------------------------------------------------------------------------------- gradients
+    # ----------------------------------------------------------------------------------- gradients
     def ready(self, leaf: Tensor) -> None:
-        """Into the bucket, if there is room once it was emptied (reduce_independent_p_g_buckets_and_remove_grads)."""
+        """Into the bucket, if there is room once it was emptied
+        (reduce_independent_p_g_buckets_and_remove_grads)."""
         if id(leaf) not in self.params:
             return
         self.saved.pop(self.params[id(leaf)], None)  # the product's backward is over
@@ -204,24 +254,46 @@ class ZeRO3(ZeRO):
         if self.bucket and self.count + leaf.count > self.layout.reduce_bucket:
             self.reduce()
         if self.layout.contiguous and self.count + leaf.count <= self.layout.reduce_bucket:
-            leaf.grad = Tensor(leaf.shape, leaf.format if self.wire is self.format else self.wire, self.buffer)
+            leaf.grad = Tensor(
+                leaf.shape, leaf.format if self.wire is self.format else self.wire, self.buffer
+            )
         self.bucket.append(leaf)
         self.count += leaf.count
         self.r.where = where
 
     def reduce(self) -> None:
-        """All ranks' parts are put together, summed up and copied to where they stay (reduce_scatter_coalesced, partition_grads)."""
+        """All ranks' parts are put together, summed up and copied to where they stay
+        (reduce_scatter_coalesced, partition_grads)."""
         if not self.bucket:
             return
         size = sum(self.params[id(leaf)].part for leaf in self.bucket) * self.ranks
         alone = len(self.bucket) == 1 and size == self.bucket[0].count
-        wide = [leaf.count for leaf in self.bucket if leaf.grad is not None and leaf.grad.storage is not self.buffer]
+        wide = [
+            leaf.count
+            for leaf in self.bucket
+            if leaf.grad is not None and leaf.grad.storage is not self.buffer
+        ]
         wide = wide if self.stored is not self.wire else []
-        casts = [self.r.scratch(self.wire.bytes(count), "to", "communication", self.stream) for count in wide]
-        together = None if alone else self.r.scratch(self.wire.bytes(size), "cat", "communication", self.stream)
+        casts = [
+            self.r.scratch(self.wire.bytes(count), "to", "communication", self.stream)
+            for count in wide
+        ]
+        together = (
+            None
+            if alone
+            else self.r.scratch(self.wire.bytes(size), "cat", "communication", self.stream)
+        )
         self.r.comm("reduce_scatter", self.wire.bytes(size), self.ranks, "zero", self.stream)
         back = (
-            [self.r.scratch(self.format.bytes(self.params[id(leaf)].part), "to", "communication", self.stream) for leaf in self.bucket]
+            [
+                self.r.scratch(
+                    self.format.bytes(self.params[id(leaf)].part),
+                    "to",
+                    "communication",
+                    self.stream,
+                )
+                for leaf in self.bucket
+            ]
             if self.wire is not self.format
             else []
         )
@@ -234,13 +306,18 @@ class ZeRO3(ZeRO):
         self.bucket, self.count = [], 0
 
     def send(self, part: int) -> Storage | None:
-        """Added up on the host, by way of the device; after the last micro-batch its norm is taken, and fp32 goes there (partition_grads). To NVMe those
-        of a bucket go together, and stand on the device until then (_offload_grad_partition_at_boundary)."""
+        """Added up on the host, by way of the device; after the last micro-batch its norm is taken,
+        and fp32 goes there (partition_grads). To NVMe those of a bucket go together, and stand on
+        the device until then (_offload_grad_partition_at_boundary)."""
         back = self.r.scratch(self.format.bytes(part), "to", "gradients", self.stream)
         wide: Storage | None = None
         if self.last:
             norm(self.r, (min(part, AT_ONCE),), self.stream)
-            wide = self.r.scratch(4 * part, "to", "gradients", self.stream) if self.format is not FP32 else back
+            wide = (
+                self.r.scratch(4 * part, "to", "gradients", self.stream)
+                if self.format is not FP32
+                else back
+            )
         del back
         return wide if self.layout.offload_optimizer == "nvme" else None
 
@@ -250,7 +327,7 @@ class ZeRO3(ZeRO):
         self.inside = ""
         self.saved.clear()
 
-    # ----------------------------------------------------------------------------------------------------------------- the step
+    # ------------------------------------------------------------------------------------ the step
     def gradient(self, index: int) -> Tensor | None:
         r, group = self.r, self.groups_of[index]
         r.where = ""
@@ -273,7 +350,9 @@ class ZeRO3(ZeRO):
                 param.storage.take()
                 param.state = HERE
                 self.r.comm("all_gather", param.leaf.format.bytes(param.count), self.ranks, "zero")
-        for param in self.params.values():  # then what the node held goes, which is of the weights before (invalidate_secondary_tensor)
+        # then what the node held goes, which is of the weights before
+        # (invalidate_secondary_tensor)
+        for param in self.params.values():
             if param.leaf.needs:
                 param.second = None
 
@@ -283,17 +362,24 @@ def size_of(group: list[Param]) -> int:
 
 
 def told_of(body: Body) -> frozenset[int]:
-    """Parameters of modules that engines are told of: linear layers, norms, embeddings, adapters."""
+    """Parameters of modules that engines are told of: linear layers, norms, embeddings,
+    adapters."""
     found: set[int] = set()
     bounds = (body.ends, *body.layers)
     layers = [entry.layer for entry in body.program.entries]
     for bound, modules in zip(
-        bounds, ((*body.model.embed, *body.model.final, body.model.head), *((layer,) for layer in layers)), strict=True
+        bounds,
+        ((*body.model.embed, *body.model.final, body.model.head), *((layer,) for layer in layers)),
+        strict=True,
     ):
         for module in modules:
-            linears = {f"{one.name}.{kind}" for one in module.linears() for kind in ("weight", "bias")}
+            linears = {
+                f"{one.name}.{kind}" for one in module.linears() for kind in ("weight", "bias")
+            }
             for weight in module.weights():
-                if (weight.name in linears or weight.role in ("norm", "embedding")) and weight.name in bound.tensors:
+                if (
+                    weight.name in linears or weight.role in ("norm", "embedding")
+                ) and weight.name in bound.tensors:
                     found.add(id(bound.tensors[weight.name]))
         found |= {id(packed.weight) for packed in bound.packed.values()}
         adapters = [linear.adapter for linear in bound.linears.values()]
@@ -306,20 +392,34 @@ def multiplied(body: Body) -> frozenset[int]:
     if body.program.job.loss in ("plain", "chunked") and head_of(body.program.job) == "plain":
         return frozenset()
     head = body.model.head.name
-    return frozenset(id(body.ends.tensors[name]) for name in (f"{head}.weight", f"{head}.bias") if name in body.ends.tensors)
+    return frozenset(
+        id(body.ends.tensors[name])
+        for name in (f"{head}.weight", f"{head}.bias")
+        if name in body.ends.tensors
+    )
 
 
 def products(body: Body) -> frozenset[int]:
-    """Weights that torch's `linear` multiplies by, which DeepSpeed replaces by a function that always saves its input (runtime/zero/linear.py
-    LinearFunctionForZeroStage3)."""
+    """Weights that torch's `linear` multiplies by, which DeepSpeed replaces by a function that
+    always saves its input (runtime/zero/linear.py LinearFunctionForZeroStage3)."""
     return matrices(body, own=True)
 
 
 def matrices(body: Body, own: bool = False) -> frozenset[int]:
-    """Weights that something is multiplied by, and that are saved for it; `own`: not those of GPT-2's Conv1D."""
+    """Weights that something is multiplied by, and that are saved for it; `own`: not those of
+    GPT-2's Conv1D."""
     modules = [(body.ends, (*body.model.embed, *body.model.final, body.model.head))]
-    modules += [(bound, (entry.layer,)) for entry, bound in zip(body.program.entries, body.layers, strict=True)]
-    linears = [(bound, one) for bound, some in modules for module in some for one in module.linears() if not (own and one.conv1d)]
+    modules += [
+        (bound, (entry.layer,))
+        for entry, bound in zip(body.program.entries, body.layers, strict=True)
+    ]
+    linears = [
+        (bound, one)
+        for bound, some in modules
+        for module in some
+        for one in module.linears()
+        if not (own and one.conv1d)
+    ]
     named = [(bound, f"{one.name}.weight") for bound, one in linears]
     return frozenset(id(bound.tensors[name]) for bound, name in named if name in bound.tensors)
 

@@ -12,11 +12,17 @@ from memfit.lower.megatron.te import entered, product, rms_norm, turned
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention, Block
 
-HOPPER = (9, 0)  # from here on TE prefers cuDNN to FlashAttention (dot_product_attention/utils.py get_attention_backend)
+HOPPER = (
+    9,
+    0,
+    # from here on TE prefers cuDNN to FlashAttention (dot_product_attention/utils.py
+    # get_attention_backend)
+)
 
 
 def attention(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
-    """linear_qkv with its norm, a group's queries beside its key and value; rotary positions; linear_proj (attention.py SelfAttention).
+    """linear_qkv with its norm, a group's queries beside its key and value; rotary positions;
+    linear_proj (attention.py SelfAttention).
 
     The variable `value` is a view of all three, so that they stay until attention returns."""
     mixer, r = block.mixer, ctx.r
@@ -40,8 +46,8 @@ def attention(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
 
 
 def core(q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
-    """TE's DotProductAttention of (S, B, heads, H): a value that lies otherwise than the key is copied (utils.py get_qkv_layout);
-    FlashAttention wants sequences first (backends.py)."""
+    """TE's DotProductAttention of (S, B, heads, H): a value that lies otherwise than the key is
+    copied (utils.py get_qkv_layout); FlashAttention wants sequences first (backends.py)."""
     r, chosen = ctx.r, ctx.job.attention
     first = chosen == "flash-attn-2" or (chosen == "sdpa" and ctx.capability < HOPPER)
     q, k, v = (ops.packed(r, one) for one in (q, k, v))

@@ -1,8 +1,8 @@
-"""Context parallelism around Transformer Engine's attention: every rank has two pieces of each sequence, one from either end (TE 2.11
-pytorch/attention/dot_product_attention/context_parallel.py).
+"""Context parallelism around Transformer Engine's attention: every rank has two pieces of each
+sequence, one from either end (TE 2.11 pytorch/attention/dot_product_attention/context_parallel.py).
 
-What the all-to-all's results are put in order in is made on a stream of TE's own, and so lies in another pool. Left out: sequence lengths on the
-device.
+What the all-to-all's results are put in order in is made on a stream of TE's own, and so lies in
+another pool. Left out: sequence lengths on the device.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ def around(run: Core, ctx: Context, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     ranks = Ranks(size=cp.size, name="cp")
     if cp.style == "ulysses":
         return inside(ctx.r, run, ranks, q, k, v)
-    return ring(ctx, run, ranks, q, k, v) if cp.style == "ring" else gathered(ctx, run, ranks, q, k, v)
+    return (
+        ring(ctx, run, ranks, q, k, v) if cp.style == "ring" else gathered(ctx, run, ranks, q, k, v)
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------------- all-to-all
+# -------------------------------------------------------------------------------------- all-to-all
 def inside(r: Recorder, run: Core, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Heads are exchanged for tokens before the kernel and back behind it; kept are the exchanged ones and the kernel's own result
-    (AttnFuncWithCPAndQKVOA2A)."""
+    """Heads are exchanged for tokens before the kernel and back behind it; kept are the exchanged
+    ones and the kernel's own result (AttnFuncWithCPAndQKVOA2A)."""
     fresh = exchanged(r, ranks, [q, k, v], True)
     for one in fresh:
         one.needs = q.needs
@@ -54,8 +56,9 @@ def inside(r: Recorder, run: Core, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor
 
 
 def exchanged(r: Recorder, ranks: Ranks, given: list[Tensor], whole: bool) -> list[Tensor]:
-    """All-to-all of each: a copy in the order of the ranks, what arrives, and that in the order of the tokens. What is sent stays until all
-    are through (flash_attn_a2a_communicate). `whole`: to all tokens of some heads."""
+    """All-to-all of each: a copy in the order of the ranks, what arrives, and that in the order of
+    the tokens. What is sent stays until all are through (flash_attn_a2a_communicate). `whole`: to
+    all tokens of some heads."""
     sent: list[Tensor] = []
     arrived: list[Tensor] = []
     done: list[Tensor] = []
@@ -63,11 +66,19 @@ def exchanged(r: Recorder, ranks: Ranks, given: list[Tensor], whole: bool) -> li
         if 0 < index < len(given) + 1:
             arrived.append(ranks.exchange(r, sent[index - 1]))
         if index < len(given):
-            sent.append(r.tensor(given[index].shape, given[index].format, "contiguous", "communication"))
+            sent.append(
+                r.tensor(given[index].shape, given[index].format, "contiguous", "communication")
+            )
         if index > 1:
             one = arrived[index - 2]
             shape = turned(one.shape, ranks.size, whole)
-            done.append(Tensor(shape, one.format, r.scratch(one.format.bytes(one.count), "index_select", r.part, STREAM)))
+            done.append(
+                Tensor(
+                    shape,
+                    one.format,
+                    r.scratch(one.format.bytes(one.count), "index_select", r.part, STREAM),
+                )
+            )
             arrived[index - 2] = one = done[-1]
             del one
     return done
@@ -75,13 +86,18 @@ def exchanged(r: Recorder, ranks: Ranks, given: list[Tensor], whole: bool) -> li
 
 def turned(shape: Shape, size: int, whole: bool) -> Shape:
     tokens, batch, heads, head = shape
-    return (tokens * size, batch, heads // size, head) if whole else (tokens // size, batch, heads * size, head)
+    return (
+        (tokens * size, batch, heads // size, head)
+        if whole
+        else (tokens // size, batch, heads * size, head)
+    )
 
 
-# -------------------------------------------------------------------------------------------------------------------------- ring
+# -------------------------------------------------------------------------------------------- ring
 def ring(ctx: Context, run: Core, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Keys and values pass from rank to rank, into a new buffer at every step, and all of them stay until the end, as do the results of the
-    steps: of all queries where the keys are earlier, else of half of them. They are added up in fp32 (AttnFuncWithCPAndKVP2P)."""
+    """Keys and values pass from rank to rank, into a new buffer at every step, and all of them stay
+    until the end, as do the results of the steps: of all queries where the keys are earlier, else
+    of half of them. They are added up in fp32 (AttnFuncWithCPAndKVP2P)."""
     r = ctx.r
     number = ctx.program.strategy.rank // ctx.program.strategy.size("tp") % ranks.size
     buffers = [r.tensor((2, *k.shape), k.format, "cat", "communication")]
@@ -99,7 +115,8 @@ def ring(ctx: Context, run: Core, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor)
     del wide, steps, buffers
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
-        """Two buffers of keys, values and their gradients; at every step the three gradients of the kernel, added to what is there."""
+        """Two buffers of keys, values and their gradients; at every step the three gradients of the
+        kernel, added to what is there."""
         q, kv, *_ = node.saved
         travel = [r.tensor((2, *kv.shape), kv.format, "empty", "communication") for _ in range(2)]
         total = r.like(q, "empty")
@@ -125,10 +142,11 @@ def without_graph(r: Recorder, run: Core, *given: Tensor) -> Tensor:
     return out.detach()
 
 
-# -------------------------------------------------------------------------------------------------------------------- all-gather
+# -------------------------------------------------------------------------------------- all-gather
 def gathered(ctx: Context, run: Core, ranks: Ranks, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """All keys and values on every rank, gathered and put in order, for as long as the kernels run on the two pieces; backward gathers them
-    again and scatters their gradients (AttnFuncWithCPAndKVAllGather)."""
+    """All keys and values on every rank, gathered and put in order, for as long as the kernels run
+    on the two pieces; backward gathers them again and scatters their gradients
+    (AttnFuncWithCPAndKVAllGather)."""
     r = ctx.r
 
     keys = [r.like(ranks.gather(r, one), "index_select", "communication") for one in (k, v)]
@@ -143,7 +161,10 @@ def gathered(ctx: Context, run: Core, ranks: Ranks, q: Tensor, k: Tensor, v: Ten
         keys = [r.like(ranks.gather(r, one), "index_select", "communication") for one in (k, v)]
         to_q, sums = r.like(q, "empty"), [r.like(one, "zeros", "communication") for one in keys]
         for _ in range(2):
-            made = r.tensor((q.shape[0] // 2, *q.shape[1:]), q.format, "ring"), *(r.like(one, "ring") for one in keys)
+            made = (
+                r.tensor((q.shape[0] // 2, *q.shape[1:]), q.format, "ring"),
+                *(r.like(one, "ring") for one in keys),
+            )
             del made
         ordered = [r.like(one, "index_select", "communication") for one in sums]
         del sums, keys

@@ -1,4 +1,5 @@
-"""From the last norm to the loss: logits by Megatron's own product, then its cross-entropy over a vocabulary that may be split."""
+"""From the last norm to the loss: logits by Megatron's own product, then its cross-entropy over a
+vocabulary that may be split."""
 
 from __future__ import annotations
 
@@ -19,17 +20,28 @@ def logits(hidden: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
 
 
 def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """An fp32 copy of the logits that becomes the probabilities and, in backward, the gradient, in place; it is cast as it leaves
-    (core/tensor_parallel/cross_entropy.py)."""
+    """An fp32 copy of the logits that becomes the probabilities and, in backward, the gradient, in
+    place; it is cast as it leaves (core/tensor_parallel/cross_entropy.py)."""
     r, ranks = ctx.r, of(ctx)
     part, r.part = r.part, "logits"
     scores = logits(hidden, model, bound, ctx)
     del hidden
     r.where = ""
     rows = scores.count // scores.shape[-1]
-    targets = r.tensor((rows,), INT64, "contiguous"), r.tensor((rows,), INT64, "sub"), r.tensor((rows,), BOOL, "or")
+    targets = (
+        r.tensor((rows,), INT64, "contiguous"),
+        r.tensor((rows,), INT64, "sub"),
+        r.tensor((rows,), BOOL, "or"),
+    )
     wide = r.tensor(scores.shape, FP32, "float")
-    each = r.node("cross_entropy", r.tensor((rows,), FP32, "sub"), (scores,), back_cross_entropy, (wide, *targets[1:]), scores.shape)
+    each = r.node(
+        "cross_entropy",
+        r.tensor((rows,), FP32, "sub"),
+        (scores,),
+        back_cross_entropy,
+        (wide, *targets[1:]),
+        scores.shape,
+    )
     if ranks.size > 1:  # the largest logits, those of the labels, the sums
         for _ in range(3):
             r.comm("all_reduce", rows * 4, ranks.size, ranks.name)
@@ -44,8 +56,9 @@ def back_cross_entropy(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def fused(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
-    """Transformer Engine's kernel (`--cross-entropy-fusion-impl te`): the gradient overwrites the logits in the forward already; beside them
-    a loss a row and three numbers of its softmax, from every rank (TE 2.11 pytorch/triton/cross_entropy.py)."""
+    """Transformer Engine's kernel (`--cross-entropy-fusion-impl te`): the gradient overwrites the
+    logits in the forward already; beside them a loss a row and three numbers of its softmax, from
+    every rank (TE 2.11 pytorch/triton/cross_entropy.py)."""
     r, ranks = ctx.r, of(ctx)
     part, r.part = r.part, "logits"
     scores = logits(hidden, model, bound, ctx)

@@ -1,8 +1,10 @@
-"""Megatron's mixture of experts: router, dispatcher, TE's grouped products, shared experts (megatron-core 0.16.1 transformer/moe/moe_layer.py,
-experts.py TEGroupedMLP, shared_experts.py; TE 2.11 pytorch/module/grouped_linear.py).
+"""Megatron's mixture of experts: router, dispatcher, TE's grouped products, shared experts
+(megatron-core 0.16.1 transformer/moe/moe_layer.py, experts.py TEGroupedMLP, shared_experts.py; TE
+2.11 pytorch/module/grouped_linear.py).
 
-What `custom_forward` calls by a name stays until it returns, so that the rows that were sent and those that came are there as long as the
-experts run. Left out: what the dispatcher of a layer keeps of one micro-batch until the next (its maps), streams beside the main one.
+What `custom_forward` calls by a name stays until it returns, so that the rows that were sent and
+those that came are there as long as the experts run. Left out: what the dispatcher of a layer keeps
+of one micro-batch until the next (its maps), streams beside the main one.
 """
 
 from __future__ import annotations
@@ -30,9 +32,15 @@ def mixture(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     norm = block.norm
 
     def parts(normed: Tensor) -> Tensor:
-        beside = again(ctx.r, beside_all, normed) if mixer.shared is not None and asked(ctx, "shared_experts") else beside_all(normed)
+        beside = (
+            again(ctx.r, beside_all, normed)
+            if mixer.shared is not None and asked(ctx, "shared_experts")
+            else beside_all(normed)
+        )
         way = by_gathering if settings(ctx).dispatcher == "allgather" else by_exchange
-        out = way(normed.view(normed.count // normed.shape[-1], normed.shape[-1]), mixer, bound, ctx).view(*normed.shape)
+        out = way(
+            normed.view(normed.count // normed.shape[-1], normed.shape[-1]), mixer, bound, ctx
+        ).view(*normed.shape)
         ctx.r.where = bound.path(mixer.name)
         return out if beside is None else ops.add(ctx.r, out, beside)
 
@@ -86,8 +94,8 @@ def by_exchange(x: Tensor, mixer: MoE, bound: Bound, ctx: Context) -> Tensor:
 
 
 def by_gathering(x: Tensor, mixer: MoE, bound: Bound, ctx: Context) -> Tensor:
-    """MoEAllGatherTokenDispatcher: all tokens of the ranks that share out the experts, of which each takes those that its experts want.
-    What is gathered lies in a buffer for good."""
+    """MoEAllGatherTokenDispatcher: all tokens of the ranks that share out the experts, of which
+    each takes those that its experts want. What is gathered lies in a buffer for good."""
     r, ep, (across, each) = ctx.r, settings(ctx), dispatch.groups(ctx)
     weights, map = routed(x, mixer, bound, ctx)
     ranks = Ranks(size=across.size * each.size, name="ep")
@@ -106,7 +114,7 @@ def by_gathering(x: Tensor, mixer: MoE, bound: Bound, ctx: Context) -> Tensor:
     return out
 
 
-# ------------------------------------------------------------------------------------------------------------------ the experts
+# ------------------------------------------------------------------------------------- the experts
 def experts(x: Tensor, weights: Tensor, mixer: MoE, bound: Bound, ctx: Context) -> Tensor:
     """Two grouped products around SwiGLU, which the weights enter."""
     path = f"{mixer.name}.{mixer.experts_name}"
@@ -122,13 +130,21 @@ def experts(x: Tensor, weights: Tensor, mixer: MoE, bound: Bound, ctx: Context) 
 
 
 def grouped(r: Recorder, x: Tensor, weight: Tensor, outputs: int) -> Tensor:
-    """GroupedLinear, a product for each expert (cpp_extensions/gemm.py general_grouped_gemm): keeps its input; gradients of the matrices are added
-    up elsewhere."""
+    """GroupedLinear, a product for each expert (cpp_extensions/gemm.py general_grouped_gemm): keeps
+    its input; gradients of the matrices are added up elsewhere."""
     out = r.tensor((x.shape[0], outputs), x.format, "grouped_linear")
     flops = 2 * x.count * outputs
     matrices = weight.shape[0]
-    r.compute("te_linear", flops, (x.count + weight.count + out.count) * x.format.block_bytes, x.format.math, kernels=matrices)
-    return r.node("grouped_linear", out, (x, weight), back_grouped, (x, weight), (x.shape, flops, matrices))
+    r.compute(
+        "te_linear",
+        flops,
+        (x.count + weight.count + out.count) * x.format.block_bytes,
+        x.format.math,
+        kernels=matrices,
+    )
+    return r.node(
+        "grouped_linear", out, (x, weight), back_grouped, (x, weight), (x.shape, flops, matrices)
+    )
 
 
 def back_grouped(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -140,9 +156,17 @@ def back_grouped(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def weighted(r: Recorder, x: Tensor, weights: Tensor) -> Tensor:
-    """silu(x₁)·x₂·w, compiled: keeps its inputs (fusions/fused_bias_swiglu.py WeightedSwiGLUFunction)."""
+    """silu(x₁)·x₂·w, compiled: keeps its inputs (fusions/fused_bias_swiglu.py
+    WeightedSwiGLUFunction)."""
     out = r.tensor((x.shape[0], x.shape[1] // 2), x.format, "swiglu")
-    return r.node("swiglu", out, (x, weights), back_weighted, (x, weights), (x.shape, weights.shape, weights.format))
+    return r.node(
+        "swiglu",
+        out,
+        (x, weights),
+        back_weighted,
+        (x, weights),
+        (x.shape, weights.shape, weights.format),
+    )
 
 
 def back_weighted(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -1,4 +1,5 @@
-"""Collectives among the ranks of one layout, with the buffers that they need beside what they are given."""
+"""Collectives among the ranks of one layout, with the buffers that they need beside what they are
+given."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from memfit.program import Program
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranks:
-    """`size` ranks of the group `name`; `sequence`: between the split matrices each rank has its part of the tokens."""
+    """`size` ranks of the group `name`; `sequence`: between the split matrices each rank has its
+    part of the tokens."""
 
     size: int
     name: str = "tp"
@@ -25,7 +27,9 @@ class Ranks:
 
     def gather(self, r: Recorder, x: Tensor) -> Tensor:
         """All-gather along the first dimension, into a new tensor."""
-        out = r.tensor((x.shape[0] * self.size, *x.shape[1:]), x.format, "all_gather", "communication")
+        out = r.tensor(
+            (x.shape[0] * self.size, *x.shape[1:]), x.format, "all_gather", "communication"
+        )
         r.comm("all_gather", bytes_of(out), self.size, self.name)
         return out
 
@@ -50,7 +54,9 @@ def bytes_of(x: Tensor) -> int:
 
 def tensor_parallel(program: Program) -> Ranks:
     tp = program.strategy.tp
-    return Ranks(size=program.strategy.size("tp"), sequence=tp is not None and tp.sequence and tp.size > 1)
+    return Ranks(
+        size=program.strategy.size("tp"), sequence=tp is not None and tp.sequence and tp.size > 1
+    )
 
 
 def of(ctx: Context) -> Ranks:
@@ -58,7 +64,8 @@ def of(ctx: Context) -> Ranks:
 
 
 def scattered(r: Recorder, x: Tensor, ranks: Ranks) -> Tensor:
-    """Sums over the ranks, each with its part of the tokens: backward gathers (core/tensor_parallel/mappings.py)."""
+    """Sums over the ranks, each with its part of the tokens: backward gathers
+    (core/tensor_parallel/mappings.py)."""
     return r.node("reduce_scatter", ranks.scatter(r, x), (x,), back_scattered, extra=ranks)
 
 

@@ -1,5 +1,6 @@
-"""What Megatron's `--recompute-granularity selective` runs again, module by module (megatron-core 0.16.1 tensor_parallel/random.py: CheckpointFunction, and
-CheckpointWithoutOutput, whose results are given back once they were used and made again when the gradient of what used them is there).
+"""What Megatron's `--recompute-granularity selective` runs again, module by module (megatron-core
+0.16.1 tensor_parallel/random.py: CheckpointFunction, and CheckpointWithoutOutput, whose results are
+given back once they were used and made again when the gradient of what used them is there).
 
 Left out: of a norm that is made again the numbers of its rows (4 bytes a row), which stay.
 """
@@ -19,11 +20,16 @@ from memfit.techniques.recompute import MODULES
 def asked(ctx: Context, module: str) -> bool:
     """Whether this one is among `--recompute-modules`."""
     job = ctx.job
-    return ctx.training and job.checkpointing == "selective" and module in (names(job.recompute_modules) or MODULES[:1])
+    return (
+        ctx.training
+        and job.checkpointing == "selective"
+        and module in (names(job.recompute_modules) or MODULES[:1])
+    )
 
 
 def again(r: Recorder, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
-    """Arguments are kept as they are, the core of attention's value as a view of all that was projected (CheckpointFunction)."""
+    """Arguments are kept as they are, the core of attention's value as a view of all that was
+    projected (CheckpointFunction)."""
     if not r.grad:
         return run(*given)
     r.grad = False
@@ -43,9 +49,11 @@ def again(r: Recorder, run: Callable[..., Tensor], *given: Tensor) -> Tensor:
     return r.node("checkpoint", out, given, back, given)
 
 
-def made_again(r: Recorder, make: Callable[[Tensor], Tensor], given: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor:
-    """CheckpointWithoutOutput of `make`: its result goes when `use` has returned, and is there again from the gradient of what that returned until
-    its own node has run."""
+def made_again(
+    r: Recorder, make: Callable[[Tensor], Tensor], given: Tensor, use: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """CheckpointWithoutOutput of `make`: its result goes when `use` has returned, and is there
+    again from the gradient of what that returned until its own node has run."""
     if not r.grad:
         return use(make(given))
     held: list[Elastic] = []

@@ -1,8 +1,10 @@
-"""Megatron's router: scores, the choice of experts, dropping, and the loss that balances them (megatron-core 0.16.1 transformer/moe/router.py,
-moe_utils.py; without `--moe-router-fusion`). Its tables have a row a token and a column an expert.
+"""Megatron's router: scores, the choice of experts, dropping, and the loss that balances them
+(megatron-core 0.16.1 transformer/moe/router.py, moe_utils.py; without `--moe-router-fusion`). Its
+tables have a row a token and a column an expert.
 
-The recipe is the family's: softmax before the choice (DeepSeek-V2) or after it (Mixtral, Qwen), or sigmoid steered by a bias (DeepSeek-V3).
-Left out: sums of a number an expert, and the noise of `--moe-input-jitter-eps`.
+The recipe is the family's: softmax before the choice (DeepSeek-V2) or after it (Mixtral, Qwen), or
+sigmoid steered by a bias (DeepSeek-V3). Left out: sums of a number an expert, and the noise of
+`--moe-input-jitter-eps`.
 """
 
 from __future__ import annotations
@@ -29,7 +31,9 @@ def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> tuple[Tensor, 
     scores = gating(x, bound[f"{name}.weight"], ctx)
     weights, chosen = top(r, scores, module)
     if ep.capacity:
-        weights, chosen = dropped(r, weights, chosen, capacity(scores.shape[0], module, ep), ep.padded)
+        weights, chosen = dropped(
+            r, weights, chosen, capacity(scores.shape[0], module, ep), ep.padded
+        )
     if ep.aux_loss and ctx.training and r.grad:
         weights = balanced(r, weights, scores, module)
     return weights, chosen
@@ -41,7 +45,8 @@ def capacity(tokens: int, module: MoE, ep: EP) -> int:
 
 
 def gating(x: Tensor, weight: Tensor, ctx: Context) -> Tensor:
-    """One product of TE's, in 16 bits or with an fp32 result; keeps its input (RouterGatingLinearFunction)."""
+    """One product of TE's, in 16 bits or with an fp32 result; keeps its input
+    (RouterGatingLinearFunction)."""
     r = ctx.r
     format = FP32 if settings(ctx).router_dtype == "fp32" else x.format
     out = r.tensor((x.count // x.shape[-1], weight.shape[0]), format, "router")
@@ -67,7 +72,7 @@ def back_gating(r: Recorder, node: Node, g: Tensor) -> Grads:
     return to_x, to_weight
 
 
-# ------------------------------------------------------------------------------------------------------------------- the choice
+# -------------------------------------------------------------------------------------- the choice
 def top(r: Recorder, logits: Tensor, module: MoE) -> tuple[Tensor, Tensor]:
     """topk_routing_with_score_function."""
     tokens, format = logits.shape[0], logits.format
@@ -89,21 +94,35 @@ def top(r: Recorder, logits: Tensor, module: MoE) -> tuple[Tensor, Tensor]:
         chosen = ops.scale(r, chosen)
     del scores
     zeros = r.like(logits.detach(), "zeros")
-    weights = r.node("scatter", r.tensor((tokens, module.experts), format, "scatter"), (chosen,), back_scatter, (places,), chosen.shape)
+    weights = r.node(
+        "scatter",
+        r.tensor((tokens, module.experts), format, "scatter"),
+        (chosen,),
+        back_scatter,
+        (places,),
+        chosen.shape,
+    )
     del zeros
     return weights, chart(r, logits, places)
 
 
 def best(r: Recorder, scores: Tensor, module: MoE) -> tuple[Tensor, Tensor]:
-    """The largest scores of a row, within the best groups where there are any (group_limited_topk)."""
+    """The largest scores of a row, within the best groups where there are any
+    (group_limited_topk)."""
     if not module.groups or module.open_groups >= module.groups:
         return plain.topk(r, scores, module.active)
     tokens, format = scores.shape[0], scores.format
     each = max(1, module.active // module.open_groups)
-    inner = r.tensor((tokens, module.groups, each), format, "topk"), r.tensor((tokens, module.groups, each), INT64, "topk")
+    inner = (
+        r.tensor((tokens, module.groups, each), format, "topk"),
+        r.tensor((tokens, module.groups, each), INT64, "topk"),
+    )
     sums = r.tensor((tokens, module.groups), format, "sum")
     del inner
-    places = r.tensor((tokens, module.open_groups), format, "topk"), r.tensor((tokens, module.open_groups), INT64, "topk")
+    places = (
+        r.tensor((tokens, module.open_groups), format, "topk"),
+        r.tensor((tokens, module.open_groups), INT64, "topk"),
+    )
     open_ = r.tensor((tokens, module.groups), format, "zeros")
     wide = r.tensor(scores.shape, format, "contiguous")
     flags = r.tensor(scores.shape, BOOL, "to")
@@ -131,10 +150,15 @@ def chart(r: Recorder, like: Tensor, places: Tensor) -> Tensor:
     return out
 
 
-def dropped(r: Recorder, weights: Tensor, chosen: Tensor, rows: int, padded: bool) -> tuple[Tensor, Tensor]:
-    """Of each expert's tokens the `rows` with the largest weights stay (apply_router_token_dropping)."""
+def dropped(
+    r: Recorder, weights: Tensor, chosen: Tensor, rows: int, padded: bool
+) -> tuple[Tensor, Tensor]:
+    """Of each expert's tokens the `rows` with the largest weights stay
+    (apply_router_token_dropping)."""
     rows = min(rows, weights.shape[0])
-    values, places = (r.tensor((rows, weights.shape[1]), format, "topk") for format in (weights.format, INT64))
+    values, places = (
+        r.tensor((rows, weights.shape[1]), format, "topk") for format in (weights.format, INT64)
+    )
     del values
     zeros = r.like(weights.detach(), "zeros")
     written = r.like(weights.detach(), "scatter")
@@ -150,10 +174,11 @@ def back_dropped(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (r.like(g, "mul"),)
 
 
-# -------------------------------------------------------------------------------------------------------------------- the loss
+# ---------------------------------------------------------------------------------------- the loss
 def balanced(r: Recorder, weights: Tensor, logits: Tensor, module: MoE) -> Tensor:
-    """The loss hangs on the weights, so that its gradient is made in the same backward: of the probabilities of all experts, in fp32, or of
-    the sigmoid's in the scores' own format (compute_routing_scores_for_aux_loss, MoEAuxLossAutoScaler)."""
+    """The loss hangs on the weights, so that its gradient is made in the same backward: of the
+    probabilities of all experts, in fp32, or of the sigmoid's in the scores' own format
+    (compute_routing_scores_for_aux_loss, MoEAuxLossAutoScaler)."""
     sigmoid = module.correction_bias
     if sigmoid:
         scores = ops.activation(r, logits, "sigmoid")
@@ -164,7 +189,13 @@ def balanced(r: Recorder, weights: Tensor, logits: Tensor, module: MoE) -> Tenso
     map = chart(r, logits, places)
     del places, map
     loss = plain.total(r, scores, 0, kept=False)
-    return r.node("aux_loss", weights.view(*weights.shape), (weights, loss), back_balanced, extra=(loss.shape, loss.format))
+    return r.node(
+        "aux_loss",
+        weights.view(*weights.shape),
+        (weights, loss),
+        back_balanced,
+        extra=(loss.shape, loss.format),
+    )
 
 
 def back_balanced(r: Recorder, node: Node, g: Tensor) -> Grads:

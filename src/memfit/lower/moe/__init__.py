@@ -1,4 +1,5 @@
-"""Mixtures of experts: a function a style, made of a router, the stacked experts and what runs for every token."""
+"""Mixtures of experts: a function a style, made of a router, the stacked experts and what runs for
+every token."""
 
 from __future__ import annotations
 
@@ -30,12 +31,15 @@ def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     shape = x.shape
     hidden = flat(ctx, ops.jittered(ctx.r, x, module.jitter and ctx.training))
     _logits, weights, places = ROUTERS[module.style](hidden, module, bound, ctx)
-    hidden = across.run(hidden, weights, places, module, bound, ctx, gates.GATES.get(module.style, experts.gate))
+    hidden = across.run(
+        hidden, weights, places, module, bound, ctx, gates.GATES.get(module.style, experts.gate)
+    )
     return views.reshape(ctx.r, hidden, *shape)
 
 
 def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
-    """The shared expert runs first; its gate comes last (modeling_qwen2_moe.py Qwen2MoeSparseMoeBlock)."""
+    """The shared expert runs first; its gate comes last (modeling_qwen2_moe.py
+    Qwen2MoeSparseMoeBlock)."""
     r, shape = ctx.r, x.shape
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx)
@@ -51,7 +55,8 @@ def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 
 
 def deepseek(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
-    """The shared experts run last, on the layer's own input (modeling_deepseek_v3.py DeepseekV3MoE)."""
+    """The shared experts run last, on the layer's own input (modeling_deepseek_v3.py
+    DeepseekV3MoE)."""
     _logits, weights, places = ROUTERS[module.style](flat(ctx, x), module, bound, ctx)
     hidden = flat(ctx, x)
     hidden = views.reshape(ctx.r, across.run(hidden, weights, places, module, bound, ctx), *x.shape)
@@ -61,7 +66,8 @@ def deepseek(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 
 
 def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
-    """The shared experts run first, where there are any (modeling_ernie4_5_moe.py Ernie4_5_MoeSparseMoeBlock)."""
+    """The shared experts run first, where there are any (modeling_ernie4_5_moe.py
+    Ernie4_5_MoeSparseMoeBlock)."""
     shape = x.shape
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx) if module.shared is not None else None
@@ -74,11 +80,24 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 
 
 ROUTERS = {
-    "mixtral": routers.mixtral, "qwen3_moe": routers.qwen2_moe, "granitemoe": routers.granitemoe, "gpt_oss": routers.gpt_oss,
-    "minimax_m2": routers.minimax_m2, "deepseek_v2": routers.deepseek_v2, "deepseek_v3": routers.deepseek_v3,
+    "mixtral": routers.mixtral,
+    "qwen3_moe": routers.qwen2_moe,
+    "granitemoe": routers.granitemoe,
+    "gpt_oss": routers.gpt_oss,
+    "minimax_m2": routers.minimax_m2,
+    "deepseek_v2": routers.deepseek_v2,
+    "deepseek_v3": routers.deepseek_v3,
     "phimoe": phimoe,
-}  # fmt: skip
+}
 MOES: dict[str, Run] = {
-    "mixtral": routed, "qwen2_moe": qwen2_moe, "qwen3_moe": routed, "granitemoe": routed, "gpt_oss": routed, "minimax_m2": routed,
-    "deepseek_v2": deepseek, "deepseek_v3": deepseek, "ernie4_5_moe": ernie4_5_moe, "phimoe": routed,
-}  # fmt: skip
+    "mixtral": routed,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": routed,
+    "granitemoe": routed,
+    "gpt_oss": routed,
+    "minimax_m2": routed,
+    "deepseek_v2": deepseek,
+    "deepseek_v3": deepseek,
+    "ernie4_5_moe": ernie4_5_moe,
+    "phimoe": routed,
+}

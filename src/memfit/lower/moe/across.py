@@ -1,8 +1,9 @@
-"""The way to the experts, and to those that other ranks hold: rows go there by an all-to-all, and their results come back by another (transformers 5.23
-distributed/expert_parallel.py AllToAllEP).
+"""The way to the experts, and to those that other ranks hold: rows go there by an all-to-all, and
+their results come back by another (transformers 5.23 distributed/expert_parallel.py AllToAllEP).
 
-What each function calls by a name stays until it returns, so that the rows that came are there as long as the experts run. Every rank is taken to
-choose experts in turn, and this one to receive `imbalance` times its share. Left out: the numbers of rows themselves, a few for each expert.
+What each function calls by a name stays until it returns, so that the rows that came are there as
+long as the experts run. Every rank is taken to choose experts in turn, and this one to receive
+`imbalance` times its share. Left out: the numbers of rows themselves, a few for each expert.
 """
 
 from __future__ import annotations
@@ -30,7 +31,15 @@ class Sent:
     order: Tensor
 
 
-def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate = experts.gate) -> Tensor:
+def run(
+    x: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    module: MoE,
+    bound: Bound,
+    ctx: Context,
+    gated: experts.Gate = experts.gate,
+) -> Tensor:
     """The experts' output for the rows of x, (T, D); `weights` and `places` are (T, active)."""
     ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
     if module.format == "mxfp4":
@@ -39,12 +48,15 @@ def run(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, c
         return elsewhere(x, weights, places, module, bound, ctx, gated)
     shared = summed(ctx.program)
     x, weights = (entering(one, ctx) if shared else one for one in (x, weights))
-    out = (experts.decoding if ctx.decoding else experts.sorted_rows)(x, weights, places, module, bound, ctx, gated)
+    out = (experts.decoding if ctx.decoding else experts.sorted_rows)(
+        x, weights, places, module, bound, ctx, gated
+    )
     return leaving(out, ctx) if shared else out
 
 
 def entering(x: Tensor, ctx: Context) -> Tensor:
-    """What ranks that share each expert's matrices all have: the gradients that each makes of it are summed up in place (MoeExpertsParallel)."""
+    """What ranks that share each expert's matrices all have: the gradients that each makes of it
+    are summed up in place (MoeExpertsParallel)."""
     size = split.ranks(ctx)
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -60,18 +72,38 @@ def leaving(out: Tensor, ctx: Context) -> Tensor:
     return out
 
 
-def elsewhere(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
-    """The experts are a module of their own to an engine, which stands around the way there and back. Without gradients, and where the ranks of
-    experts are those of tensor parallelism, which have the same tokens, nothing is sent (AutoEP)."""
+def elsewhere(
+    x: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    module: MoE,
+    bound: Bound,
+    ctx: Context,
+    gated: experts.Gate,
+) -> Tensor:
+    """The experts are a module of their own to an engine, which stands around the way there and
+    back. Without gradients, and where the ranks of experts are those of tensor parallelism, which
+    have the same tokens, nothing is sent (AutoEP)."""
     name = f"{bound.prefix}.{module.name}.{module.experts_name}"
     x = ctx.engine.before(name, x)
     ctx.r.where = name
     way = own_alone if not ctx.r.grad and ranks(ctx) == split.ranks(ctx) else over_ranks
-    return ctx.engine.after(name, plain.cast(ctx.r, way(x, weights, places, module, bound, ctx, gated), x.format))
+    return ctx.engine.after(
+        name, plain.cast(ctx.r, way(x, weights, places, module, bound, ctx, gated), x.format)
+    )
 
 
-def own_alone(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
-    """Each rank runs its own experts over all tokens, rows of others' without a weight, and the results are summed up in place (AllReduceEP)."""
+def own_alone(
+    x: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    module: MoE,
+    bound: Bound,
+    ctx: Context,
+    gated: experts.Gate,
+) -> Tensor:
+    """Each rank runs its own experts over all tokens, rows of others' without a weight, and the
+    results are summed up in place (AllReduceEP)."""
     r = ctx.r
     owners = r.like(places, "floor_divide")
     others = ops.flags(r, places.shape, "ne")
@@ -87,7 +119,15 @@ def own_alone(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bo
     return out
 
 
-def over_ranks(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: experts.Gate) -> Tensor:
+def over_ranks(
+    x: Tensor,
+    weights: Tensor,
+    places: Tensor,
+    module: MoE,
+    bound: Bound,
+    ctx: Context,
+    gated: experts.Gate,
+) -> Tensor:
     """Rows go to the ranks that have their experts, and come back (AllToAllEP)."""
     name = ctx.r.where
     came, ids, ones, sent = dispatched(x, weights, places, module, ctx)
@@ -98,8 +138,11 @@ def over_ranks(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: B
     return out
 
 
-def dispatched(x: Tensor, weights: Tensor, places: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, Tensor, Tensor, Sent]:
-    """The rows that came for this rank's experts, whose each is, ones for weights (the sender's are applied when they are back)."""
+def dispatched(
+    x: Tensor, weights: Tensor, places: Tensor, module: MoE, ctx: Context
+) -> tuple[Tensor, Tensor, Tensor, Sent]:
+    """The rows that came for this rank's experts, whose each is, ones for weights (the sender's are
+    applied when they are back)."""
     r = ctx.r
     x, places, weights = (own_part(one, ctx) for one in (x, places, weights))
     rows = places.count
@@ -116,7 +159,8 @@ def dispatched(x: Tensor, weights: Tensor, places: Tensor, module: MoE, ctx: Con
 
 
 def combined(out: Tensor, sent: Sent, ctx: Context) -> Tensor:
-    """Each choice's result on the rank that sent it, put where it belongs, weighted and added up."""
+    """Each choice's result on the rank that sent it, put where it belongs, weighted and added
+    up."""
     r, rows, width = ctx.r, sent.order.count, out.shape[-1]
     back = exchanged(r, out, rows, ranks(ctx))
     apart = put(r, back, sent.order)
@@ -126,12 +170,17 @@ def combined(out: Tensor, sent: Sent, ctx: Context) -> Tensor:
 
 
 def own_part(x: Tensor, ctx: Context) -> Tensor:
-    """Of tokens that ranks of tensor parallelism all have, a copy of this rank's share; gradients are gathered."""
+    """Of tokens that ranks of tensor parallelism all have, a copy of this rank's share; gradients
+    are gathered."""
     size = split.ranks(ctx)
     if size == 1:
         return x
     rows = -(-x.shape[0] // size)
-    out = ctx.r.tensor((max(0, min(rows, x.shape[0] - ctx.program.strategy.rank % size * rows)), *x.shape[1:]), x.format, "clone")
+    out = ctx.r.tensor(
+        (max(0, min(rows, x.shape[0] - ctx.program.strategy.rank % size * rows)), *x.shape[1:]),
+        x.format,
+        "clone",
+    )
     return ctx.r.node("own_part", out, (x,), back_part, extra=(x.shape, size))
 
 
@@ -154,7 +203,9 @@ def all_parts(x: Tensor, ctx: Context) -> Tensor:
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
         return (r.tensor(node.extra, g.format, "clone"),)
 
-    return ctx.r.node("all_parts", put_together(ctx.r, x, ctx.batch * ctx.tokens, size), (x,), back, extra=x.shape)
+    return ctx.r.node(
+        "all_parts", put_together(ctx.r, x, ctx.batch * ctx.tokens, size), (x,), back, extra=x.shape
+    )
 
 
 def ranks(ctx: Context) -> int:
@@ -162,17 +213,23 @@ def ranks(ctx: Context) -> int:
 
 
 def received(rows: int, module: MoE, ctx: Context) -> int:
-    """Rows for this rank's experts, as many from each rank as it sends to its own: choices go to the experts in turn."""
+    """Rows for this rank's experts, as many from each rank as it sends to its own: choices go to
+    the experts in turn."""
     ep, strategy = ctx.program.strategy.ep, ctx.program.strategy
     assert ep is not None
     first = strategy.rank % ep.size * module.held
-    each = (rows // module.experts + (expert < rows % module.experts) for expert in range(first, first + module.held))
+    each = (
+        rows // module.experts + (expert < rows % module.experts)
+        for expert in range(first, first + module.held)
+    )
     return ep.size * sum(ceil(count * ep.imbalance) for count in each)
 
 
 def exchanged(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
     """All-to-all: rows that came in place of those that go."""
-    return r.node("all_to_all", moved(r, x, rows, size), (x,), back_exchanged, extra=(x.shape[0], size))
+    return r.node(
+        "all_to_all", moved(r, x, rows, size), (x,), back_exchanged, extra=(x.shape[0], size)
+    )
 
 
 def moved(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
@@ -192,4 +249,10 @@ def put(r: Recorder, x: Tensor, places: Tensor) -> Tensor:
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
         return (r.tensor(g.shape, g.format, "index"),)
 
-    return r.node("index_put", r.tensor(x.shape, x.format, "empty_like", "communication"), (x,), back, (places,))
+    return r.node(
+        "index_put",
+        r.tensor(x.shape, x.format, "empty_like", "communication"),
+        (x,),
+        back,
+        (places,),
+    )

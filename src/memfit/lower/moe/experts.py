@@ -1,6 +1,7 @@
-"""Stacked experts: every choice of a token is a row, rows are sorted by expert, and two grouped products run over them
-(transformers 5.23 integrations/moe.py grouped_mm_experts_forward, its default), or, while decoding on a GPU, every row takes
-a copy of its expert's matrices (batched_mm_experts_forward)."""
+"""Stacked experts: every choice of a token is a row, rows are sorted by expert, and two grouped
+products run over them (transformers 5.23 integrations/moe.py grouped_mm_experts_forward, its
+default), or, while decoding on a GPU, every row takes a copy of its expert's matrices
+(batched_mm_experts_forward)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def gate(gate_up: Tensor, module: MoE, ctx: Context) -> Tensor:
     return plain.mul(ctx.r, activate(gate, module.activation, ctx), up)
 
 
-def sorted_rows(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate) -> Tensor:
+def sorted_rows(
+    x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate
+) -> Tensor:
     r, rows, per_token = ctx.r, places.count, places.shape[-1]
     name = f"{module.name}.{module.experts_name}"
     spread = module.local > 0
@@ -55,13 +58,21 @@ def sorted_rows(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: 
     numbers = r.like(order, "arange")
     del numbers
     weighted = ops.rows_of(r, weighted, back)
-    final = added_up(views.reshape(r, weighted, rows // per_token, per_token, weighted.shape[-1]), ctx)
+    final = added_up(
+        views.reshape(r, weighted, rows // per_token, per_token, weighted.shape[-1]), ctx
+    )
     del counted, counts, ends, biases
     return plain.cast(r, final, x.format)
 
 
-def without(r: Recorder, x: Tensor, others: Tensor | None, fill: Callable[[Recorder, Tensor, Tensor], Tensor]) -> Tensor:
-    """Where experts are spread, zeros in rows that are other ranks', of which an all-to-all leaves none."""
+def without(
+    r: Recorder,
+    x: Tensor,
+    others: Tensor | None,
+    fill: Callable[[Recorder, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Where experts are spread, zeros in rows that are other ranks', of which an all-to-all leaves
+    none."""
     return x if others is None else fill(r, x, others)
 
 
@@ -71,11 +82,15 @@ def bias(r: Recorder, bound: Bound, name: str, ids: Tensor) -> Tensor | None:
     return None if stacked is None else ops.rows_of(r, stacked, ids)
 
 
-def grouped(ctx: Context, x: Tensor, weight: Tensor, ends: Tensor, biases: Tensor | None, module: MoE) -> Tensor:
+def grouped(
+    ctx: Context, x: Tensor, weight: Tensor, ends: Tensor, biases: Tensor | None, module: MoE
+) -> Tensor:
     r = ctx.r
     if is_stored(weight):
         return stored.grouped(r, x, weight, ends, ctx.job.router_skew)
-    out = ops.grouped(r, plain.cast(r, x, weight.format), weight, ends, transposed=module.transposed)
+    out = ops.grouped(
+        r, plain.cast(r, x, weight.format), weight, ends, transposed=module.transposed
+    )
     return out if biases is None else ops.added_into(r, out, biases)
 
 
@@ -84,8 +99,11 @@ def added_up(apart: Tensor, ctx: Context) -> Tensor:
     return ops.total(ctx.r, apart, 1, kept=False, format=FP32 if ctx.autocast is not None else None)
 
 
-def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate) -> Tensor:
-    """Every row's matrices are gathered: `active` experts' worth for each token, first of the one stack, then of the other."""
+def decoding(
+    x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate
+) -> Tensor:
+    """Every row's matrices are gathered: `active` experts' worth for each token, first of the one
+    stack, then of the other."""
     r, rows = ctx.r, places.count
     name = f"{module.name}.{module.experts_name}"
     selected = r.tensor((rows, x.shape[-1]), x.format, "repeat_interleave")
@@ -98,15 +116,21 @@ def decoding(x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bou
     out = selected
     for stack in ("gate_up_proj", "down_proj"):
         weight = bound[f"{name}.{stack}"]
-        matrices = None if is_stored(weight) else ops.rows_of(r, weight, ids)  # kernels for stored ones read them in place
+        matrices = (
+            None if is_stored(weight) else ops.rows_of(r, weight, ids)
+        )  # kernels for stored ones read them in place
         biases = bias(r, bound, f"{name}.{stack}_bias", ids)
-        out = r.tensor((rows, weight.shape[2] if module.transposed else weight.shape[1]), out.format, "matmul")
+        out = r.tensor(
+            (rows, weight.shape[2] if module.transposed else weight.shape[1]), out.format, "matmul"
+        )
         values = rows * weight.count // module.held
         r.compute("matmul", 2 * values, weight.format.bytes(values), out.format.math)
         if stack == "gate_up_proj":
             out = gated(out, module, ctx)
     weights = weights.view(rows) if others is None else ops.masked(r, weights.view(rows), others)
     weighted = plain.mul(r, out, weights.view(rows, 1))
-    final = added_up(views.reshape(r, weighted, rows // module.active, module.active, weighted.shape[-1]), ctx)
+    final = added_up(
+        views.reshape(r, weighted, rows // module.active, module.active, weighted.shape[-1]), ctx
+    )
     del selected, biases, matrices, others, ids
     return plain.cast(r, final, x.format)

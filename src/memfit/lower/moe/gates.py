@@ -12,7 +12,8 @@ from memfit.model.modules import MoE
 
 
 def gpt_oss(gate_up: Tensor, module: MoE, ctx: Context) -> Tensor:
-    """Gate and up interleaved and clamped; (up + 1) · gate · σ(α·gate) (modeling_gpt_oss.py GptOssExperts._apply_gate)."""
+    """Gate and up interleaved and clamped; (up + 1) · gate · σ(α·gate) (modeling_gpt_oss.py
+    GptOssExperts._apply_gate)."""
     r, half = ctx.r, gate_up.shape[-1] // 2
     gate, up = (views.narrow(r, gate_up, -1, half, step=2) for _ in range(2))
     gate = clamp(r, gate, 1)

@@ -1,7 +1,8 @@
-"""Operations of routing: choosing, sorting, gathering rows, and products of groups of rows with stacked matrices.
+"""Operations of routing: choosing, sorting, gathering rows, and products of groups of rows with
+stacked matrices.
 
-What each saves and holds follows torch 2.13 tools/autograd/derivatives.yaml and FunctionsManual.cpp; scratch that kernels take
-for themselves is in `memfit.kernels`.
+What each saves and holds follows torch 2.13 tools/autograd/derivatives.yaml and
+FunctionsManual.cpp; scratch that kernels take for themselves is in `memfit.kernels`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ def gather(r: Recorder, x: Tensor, places: Tensor) -> Tensor:
     return r.node("gather", out, (x,), back_zeros, (places,), x.shape)
 
 
-def total(r: Recorder, x: Tensor, dim: int = -1, *, kept: bool = True, format: Format | None = None) -> Tensor:
+def total(
+    r: Recorder, x: Tensor, dim: int = -1, *, kept: bool = True, format: Format | None = None
+) -> Tensor:
     """`x.sum(dim)`; the gradient is a view that repeats the sum's."""
     dim %= len(x.shape)
     short = (*x.shape[:dim], *((1,) if kept else ()), *x.shape[dim + 1 :])
@@ -57,7 +60,9 @@ def divided(r: Recorder, x: Tensor, by: Tensor) -> Tensor:
     """`x /= by`: in place, so the divisor's gradient needs a copy of what x was."""
     before = r.like(x, "clone") if r.grad and by.needs else None
     out = Tensor(x.shape, x.format, x.storage)
-    return r.node("div", out, (x, by), back_divided, (before, by if x.needs else None), (x.shape, by.shape))
+    return r.node(
+        "div", out, (x, by), back_divided, (before, by if x.needs else None), (x.shape, by.shape)
+    )
 
 
 def back_divided(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -78,12 +83,21 @@ def back_divided(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 def ratio(r: Recorder, x: Tensor, by: Tensor) -> Tensor:
     """`x / by`."""
-    return r.node("div", r.like(x, "div"), (x, by), back_divided, (x if by.needs else None, by if x.needs else None), (x.shape, by.shape))
+    return r.node(
+        "div",
+        r.like(x, "div"),
+        (x, by),
+        back_divided,
+        (x if by.needs else None, by if x.needs else None),
+        (x.shape, by.shape),
+    )
 
 
 def jittered(r: Recorder, x: Tensor, training: bool) -> Tensor:
     """`x *= noise` while training: the noise is kept."""
-    return r.node("mul", x.detach(), (x,), back_jittered, (r.like(x, "uniform_"),)) if training else x
+    return (
+        r.node("mul", x.detach(), (x,), back_jittered, (r.like(x, "uniform_"),)) if training else x
+    )
 
 
 def back_jittered(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -118,7 +132,8 @@ def sort(r: Recorder, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rows_of(r: Recorder, x: Tensor, places: Tensor) -> Tensor:
-    """`x[places]`: a copy of those rows; the backward adds into zeros, with the places sorted first."""
+    """`x[places]`: a copy of those rows; the backward adds into zeros, with the places sorted
+    first."""
     out = r.tensor((*places.shape, *x.shape[1:]), x.format, "index")
     return r.node("index", out, (x,), back_rows, (places,), x.shape)
 
@@ -131,8 +146,8 @@ def back_rows(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor, *, transposed: bool) -> Tensor:
-    """`grouped_mm`: rows up to each of `ends` times their group's matrix; rows of the result start at 16 bytes
-    (ATen/native/GroupedMMUtils.h create_grouped_gemm_output_tensor)."""
+    """`grouped_mm`: rows up to each of `ends` times their group's matrix; rows of the result start
+    at 16 bytes (ATen/native/GroupedMMUtils.h create_grouped_gemm_output_tensor)."""
     width = weight.shape[2] if transposed else weight.shape[1]
     aligned = kernels.up(width, 16 // x.format.block_bytes)
     out = r.tensor((x.shape[0], aligned), x.format, "grouped_mm")
@@ -140,9 +155,16 @@ def grouped(r: Recorder, x: Tensor, weight: Tensor, ends: Tensor, *, transposed:
         out = seen(out, (x.shape[0], width), (aligned, 1))
         out.base = None
     flops = 2 * x.count * width
-    r.compute("matmul", flops, (x.count + weight.count + x.shape[0] * width) * x.format.block_bytes, x.format.math)
+    r.compute(
+        "matmul",
+        flops,
+        (x.count + weight.count + x.shape[0] * width) * x.format.block_bytes,
+        x.format.math,
+    )
     saved = (x if weight.needs else None, weight if x.needs else None, ends)
-    return r.node("grouped_mm", out, (x, weight), back_grouped, saved, (x.shape, weight.shape, flops))
+    return r.node(
+        "grouped_mm", out, (x, weight), back_grouped, saved, (x.shape, weight.shape, flops)
+    )
 
 
 def back_grouped(r: Recorder, node: Node, g: Tensor) -> Grads:

@@ -1,4 +1,5 @@
-"""Phi-MoE's router: the first expert is drawn, then the second among the rest, and only their weights carry a gradient."""
+"""Phi-MoE's router: the first expert is drawn, then the second among the rest, and only their
+weights carry a gradient."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def phimoe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
     """modeling_phimoe.py PhimoeTopKRouter, sparsemixer (transformers 5.23)."""
     r = ctx.r
     weight, bias = parts(module, bound, ctx)
-    logits = product(ops.jittered(r, x, module.jitter and ctx.training), weight, bias, module.experts, ctx)
+    logits = product(
+        ops.jittered(r, x, module.jitter and ctx.training), weight, bias, module.experts, ctx
+    )
     scores = logits.detach()
     first, first_place, top = drawn(logits, scores, ctx)
     rest = r.like(scores, "scatter")
@@ -30,7 +33,8 @@ def phimoe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
 
 
 def drawn(logits: Tensor, scores: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
-    """One of two choices: scores far below the best are masked; training draws by noise, and keeps some weights at a third."""
+    """One of two choices: scores far below the best are masked; training draws by noise, and keeps
+    some weights at a third."""
     r = ctx.r
     threshold, top = best(r, scores, kept=True)
     magnitude = r.like(scores, "abs")
@@ -49,7 +53,18 @@ def drawn(logits: Tensor, scores: Tensor, ctx: Context) -> tuple[Tensor, Tensor,
         kept = weights_kept(r, gates)
         out = r.like(multiplier, "mul")
         del kept, factor
-        return r.node("multiplier", out, (logits,), back_multiplier, (multiplier, place, gates, mask), logits.shape), place, top
+        return (
+            r.node(
+                "multiplier",
+                out,
+                (logits,),
+                back_multiplier,
+                (multiplier, place, gates, mask),
+                logits.shape,
+            ),
+            place,
+            top,
+        )
     return multiplier, place, top
 
 

@@ -1,5 +1,5 @@
-"""Routers: which experts a token goes to, and with what weight. Each returns (logits, weights, places); the logits stay
-alive in the block that called it."""
+"""Routers: which experts a token goes to, and with what weight. Each returns (logits, weights,
+places); the logits stay alive in the block that called it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def parts(module: MoE, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor | Non
     """The router's weight and bias."""
     name = f"{module.name}.{module.router}"
     ctx.r.where = bound.path(name)
-    return Replaced((f"{name}.weight",), bound, ctx)[f"{name}.weight"], bound.tensors.get(f"{name}.bias")
+    return Replaced((f"{name}.weight",), bound, ctx)[f"{name}.weight"], bound.tensors.get(
+        f"{name}.bias"
+    )
 
 
 def logits_of(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
@@ -33,7 +35,9 @@ def logits_of(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
 def wide_logits_of(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     """Input and weight cast to fp32 first (under autocast they are then cast down again)."""
     weight, _ = parts(module, bound, ctx)
-    return product(plain.cast(ctx.r, x, FP32), plain.cast(ctx.r, weight, FP32), None, module.experts, ctx)
+    return product(
+        plain.cast(ctx.r, x, FP32), plain.cast(ctx.r, weight, FP32), None, module.experts, ctx
+    )
 
 
 def normed(weights: Tensor, ctx: Context) -> Tensor:
@@ -42,7 +46,8 @@ def normed(weights: Tensor, ctx: Context) -> Tensor:
 
 
 def mixtral(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
-    """Softmax in fp32, the best of it, divided by their sum (modeling_mixtral.py MixtralTopKRouter)."""
+    """Softmax in fp32, the best of it, divided by their sum (modeling_mixtral.py
+    MixtralTopKRouter)."""
     r = ctx.r
     logits = logits_of(x, module, bound, ctx)
     weights, places = ops.topk(r, plain.softmax(r, logits, FP32), module.active)
@@ -50,7 +55,8 @@ def mixtral(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
 
 
 def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
-    """As Mixtral; divided only where the config says so, and cast back (modeling_qwen2_moe.py Qwen2MoeTopKRouter)."""
+    """As Mixtral; divided only where the config says so, and cast back (modeling_qwen2_moe.py
+    Qwen2MoeTopKRouter)."""
     r = ctx.r
     logits = logits_of(x, module, bound, ctx)
     weights, places = ops.topk(r, plain.softmax(r, logits, FP32), module.active)
@@ -68,7 +74,8 @@ def granitemoe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
 
 
 def gpt_oss(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
-    """The best logits, then their softmax in the same dtype (modeling_gpt_oss.py GptOssTopKRouter)."""
+    """The best logits, then their softmax in the same dtype (modeling_gpt_oss.py
+    GptOssTopKRouter)."""
     r = ctx.r
     logits = logits_of(x, module, bound, ctx)
     best, places = ops.topk(r, logits, module.active)
@@ -87,8 +94,8 @@ def minimax_m2(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
 
 
 def deepseek_v3(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
-    """Sigmoids in fp32; the best two of each group decide which groups are open (modeling_deepseek_v3.py
-    DeepseekV3TopkRouter)."""
+    """Sigmoids in fp32; the best two of each group decide which groups are open
+    (modeling_deepseek_v3.py DeepseekV3TopkRouter)."""
     r, tokens = ctx.r, x.shape[0]
     logits = wide_logits_of(x, module, bound, ctx)
     scores = plain.activation(r, logits, "sigmoid")
@@ -110,19 +117,27 @@ def deepseek_v3(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
     return logits, weights, places
 
 
-def closed_experts(group_scores: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """The mask of experts in groups that are not open, and what the router holds of its making until it returns."""
+def closed_experts(
+    group_scores: Tensor, module: MoE, ctx: Context
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The mask of experts in groups that are not open, and what the router holds of its making
+    until it returns."""
     r, tokens = ctx.r, group_scores.shape[0]
     group_places = ops.topk(r, group_scores, module.open_groups)[1]
     group_mask = r.like(group_scores, "zeros_like")
-    score_mask = group_mask if module.groups == 1 else r.tensor((tokens, module.experts), group_mask.format, "contiguous")
+    score_mask = (
+        group_mask
+        if module.groups == 1
+        else r.tensor((tokens, module.experts), group_mask.format, "contiguous")
+    )
     open_ = ops.flags(r, (tokens, module.experts), "to")
     closed = r.like(open_, "bitwise_not")
     return closed, (group_scores, group_places, group_mask, score_mask)
 
 
 def deepseek_v2(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
-    """Softmax in fp32, the best of all or of the best groups (modeling_deepseek_v2.py DeepseekV2TopkRouter)."""
+    """Softmax in fp32, the best of all or of the best groups (modeling_deepseek_v2.py
+    DeepseekV2TopkRouter)."""
     r, tokens = ctx.r, x.shape[0]
     logits = wide_logits_of(x, module, bound, ctx)
     scores = plain.softmax(r, logits, FP32)
@@ -140,12 +155,21 @@ def deepseek_v2(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
 
 
 def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
-    """In fp32 outside autocast; chosen with a bias beside the softmax (modeling_ernie4_5_moe.py Ernie4_5_MoeTopKRouter)."""
+    """In fp32 outside autocast; chosen with a bias beside the softmax (modeling_ernie4_5_moe.py
+    Ernie4_5_MoeTopKRouter)."""
     r = ctx.r
     weight, _ = parts(module, bound, ctx)
-    logits = plain.linear(r, plain.cast(r, x, FP32), plain.cast(r, weight, FP32), None, module.experts)
+    logits = plain.linear(
+        r, plain.cast(r, x, FP32), plain.cast(r, weight, FP32), None, module.experts
+    )
     weights = plain.softmax(r, logits, FP32)
-    corrected = plain.add(r, weights, bound[f"{module.name}.{module.router}.moe_statics.e_score_correction_bias"].view(module.experts))
+    corrected = plain.add(
+        r,
+        weights,
+        bound[f"{module.name}.{module.router}.moe_statics.e_score_correction_bias"].view(
+            module.experts
+        ),
+    )
     places = ops.topk(r, corrected, module.active)[1]
     del corrected
     weights = ops.gather(r, weights, places)

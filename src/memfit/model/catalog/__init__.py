@@ -1,7 +1,9 @@
-"""The bundled configs: hundreds of models known without a network, each with where its config came from and how far it is checked.
+"""The bundled configs: hundreds of models known without a network, each with where its config came
+from and how far it is checked.
 
-`models.jsonl` has a line per model, name first and config last, written by `tools/build_catalog.py`. Looking up a name splits the file
-into lines and parses one of them; nothing else is parsed. The few configs beyond 128 KiB lie in `wide/`, named by their line.
+`models.jsonl` has a line per model, name first and config last, written by
+`tools/build_catalog.py`. Looking up a name splits the file into lines and parses one of them;
+nothing else is parsed. The few configs beyond 128 KiB lie in `wide/`, named by their line.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from memfit.errors import InputError
 
 DATA = Path(__file__).with_name("models.jsonl")
 _START = b'{"name":"'
-_CONFIG = b',"config":'  # within a JSON string its quotes would be escaped, so the first match is the key itself
+# within a JSON string its quotes would be escaped, so the first match is the key itself
+_CONFIG = b',"config":'
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """One model. `parameters` was counted on the meta device with `built_with`; `published` is what its page or checkpoint says."""
+    """One model. `parameters` was counted on the meta device with `built_with`; `published` is what
+    its page or checkpoint says."""
 
     name: str
     model_type: str
@@ -51,7 +55,11 @@ class Entry:
     def provenance(self) -> str:
         """A phrase for people: where the config came from, and what speaks for it."""
         if self.verbatim:
-            return "copy of config.json, with keys merged in or left out" if self.altered else "verbatim copy of config.json"
+            return (
+                "copy of config.json, with keys merged in or left out"
+                if self.altered
+                else "verbatim copy of config.json"
+            )
         return (
             "assembled from published hyper-parameters, "
             + {
@@ -67,7 +75,11 @@ class Catalog:
 
     def __init__(self, data: bytes) -> None:
         start = len(_START)
-        self.lines = {line[start : line.index(b'"', start)].decode(): line for line in data.split(b"\n") if line}
+        self.lines = {
+            line[start : line.index(b'"', start)].decode(): line
+            for line in data.split(b"\n")
+            if line
+        }
         self._keys: dict[str, tuple[str, ...]] = {}
 
     @property
@@ -88,16 +100,25 @@ class Catalog:
 
     def candidates(self, name: str) -> list[str]:
         folded = _fold(name)
-        return [one for one in self.lines if f"-{folded}" in "-" + _fold(one).replace("/", "-")] if len(folded) > 2 else []
+        return (
+            [one for one in self.lines if f"-{folded}" in "-" + _fold(one).replace("/", "-")]
+            if len(folded) > 2
+            else []
+        )
 
     def nearest(self, name: str) -> list[str]:
         if "/" in name:
             return registry.nearest(name, self.lines)
-        return [one for key in registry.nearest(name, [key for key in self.keys if "/" not in key]) for one in self.keys[key]]
+        return [
+            one
+            for key in registry.nearest(name, [key for key in self.keys if "/" not in key])
+            for one in self.keys[key]
+        ]
 
 
 def _fold(name: str) -> str:
-    """Case and the kind of separator do not count; where one stands does (`1.5-7B` is not `1.57B`)."""
+    """Case and the kind of separator do not count; where one stands does (`1.5-7B` is not
+    `1.57B`)."""
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 
 
@@ -112,7 +133,8 @@ def names() -> tuple[str, ...]:
 
 
 def find(name: str) -> str | None:
-    """The one id that `name` means: exact, in another case, or its part after the slash if only one has that."""
+    """The one id that `name` means: exact, in another case, or its part after the slash if only one
+    has that."""
     return _bundled().find(name)
 
 
@@ -131,7 +153,11 @@ def entry(name: str) -> Entry:
     key = find(name)
     if key is None:
         close = ", ".join(f"`{one}`" for one in nearest(name))
-        raise InputError.one(f"no model `{name[:80]}` in the catalog", where="model", hint=f"did you mean {close}?" if close else "")
+        raise InputError.one(
+            f"no model `{name[:80]}` in the catalog",
+            where="model",
+            hint=f"did you mean {close}?" if close else "",
+        )
     return _entry(_bundled().lines[key])
 
 

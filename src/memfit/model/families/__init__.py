@@ -1,4 +1,5 @@
-"""config.json -> Model, one file a family. A file registers itself under the `model_type`s it reads; nobody else names it."""
+"""config.json -> Model, one file a family. A file registers itself under the `model_type`s it
+reads; nobody else names it."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ Build = Callable[[Fields], Model]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
-    """`example` is a small config of every kind the family knows, used by the conformance tests. `brought`: whose code came with its
-    checkpoints, and is not transformers'."""
+    """`example` is a small config of every kind the family knows, used by the conformance tests.
+    `brought`: whose code came with its checkpoints, and is not transformers'."""
 
     name: str
     model_types: tuple[str, ...]
@@ -33,11 +34,19 @@ class Family:
 _FAMILIES: dict[str, Family] = {}
 
 
-def family(*model_types: str, examples: tuple[Mapping[str, Any], ...], brought: bool = False) -> Callable[[Build], Build]:
+def family(
+    *model_types: str, examples: tuple[Mapping[str, Any], ...], brought: bool = False
+) -> Callable[[Build], Build]:
     """Decorator of a family's `build`: `@family("llama", examples=(…,))`."""
 
     def add(build: Build) -> Build:
-        one = Family(name=model_types[0], model_types=model_types, build=build, examples=examples, brought=brought)
+        one = Family(
+            name=model_types[0],
+            model_types=model_types,
+            build=build,
+            examples=examples,
+            brought=brought,
+        )
         for model_type in model_types:
             if model_type in _FAMILIES:
                 raise ValueError(f"model_type `{model_type}` has two families")
@@ -49,14 +58,16 @@ def family(*model_types: str, examples: tuple[Mapping[str, Any], ...], brought: 
 
 @cache
 def families() -> Mapping[str, Family]:
-    """Every `model_type` with its family. A family's file must be named after one of the types it reads."""
+    """Every `model_type` with its family. A family's file must be named after one of the types it
+    reads."""
     for module in iter_modules(__path__):
         import_module(f"{__name__}.{module.name}")
     return _FAMILIES
 
 
 def find(model_type: str) -> Family:
-    """The family of a `model_type`; the file of that name is tried first, so that one question loads one file."""
+    """The family of a `model_type`; the file of that name is tried first, so that one question
+    loads one file."""
     if model_type not in _FAMILIES and model_type.isidentifier():
         try:
             import_module(f"{__name__}.{model_type}")
@@ -77,7 +88,11 @@ def build(config: Mapping[str, Any], *, name: str = "", origin: str = "") -> Mod
     """The Model of a parsed config.json."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise InputError.one("`model_type` is missing", where="config.model_type", hint="is this the config.json of a transformers model?")
+        raise InputError.one(
+            "`model_type` is missing",
+            where="config.model_type",
+            hint="is this the config.json of a transformers model?",
+        )
     fields = Fields(config)
     model = quantized.apply(find(model_type).build(fields), fields)
     fields.done()

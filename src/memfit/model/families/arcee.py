@@ -11,11 +11,42 @@ from memfit.model.modules import Model
 EXAMPLE = {**SMALL, "model_type": "arcee"}
 
 
-@family("arcee", examples=(EXAMPLE, {**EXAMPLE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 32}))
+@family(
+    "arcee",
+    examples=(
+        EXAMPLE,
+        {
+            **EXAMPLE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 32,
+        },
+    ),
+)
 def build(fields: Fields) -> Model:
     width, bias = fields.count("hidden_size"), fields.flag("attention_bias", default=False)
-    fields.divides(fields.count("num_attention_heads"), width, "num_attention_heads", "the hidden size")  # its config insists
+    fields.divides(
+        fields.count("num_attention_heads"), width, "num_attention_heads", "the hidden size"
+    )  # its config insists
     mixer = attention(fields, width, qkv_bias=bias, out_bias=bias)
-    activation, inner = fields.activation("hidden_act", default="relu2"), fields.count("intermediate_size")
-    mlp = plain_mlp("mlp.up_proj", "mlp.down_proj", width, inner, activation, bias=fields.flag("mlp_bias", default=False))
-    return decoder(fields, "arcee", (pre_norm(mixer, mlp, width),) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)
+    activation, inner = (
+        fields.activation("hidden_act", default="relu2"),
+        fields.count("intermediate_size"),
+    )
+    mlp = plain_mlp(
+        "mlp.up_proj",
+        "mlp.down_proj",
+        width,
+        inner,
+        activation,
+        bias=fields.flag("mlp_bias", default=False),
+    )
+    return decoder(
+        fields,
+        "arcee",
+        (pre_norm(mixer, mlp, width),) * fields.layers(),
+        width=width,
+        rotary=mixer.rotary,
+        tied=False,
+    )

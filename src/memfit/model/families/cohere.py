@@ -1,4 +1,5 @@
-"""Command R: attention and feed-forward side by side behind one norm; Command R+ has a norm for every head."""
+"""Command R: attention and feed-forward side by side behind one norm; Command R+ has a norm for
+every head."""
 
 from __future__ import annotations
 
@@ -10,7 +11,9 @@ from memfit.model.families._parts import layer
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp
 from memfit.model.modules import Attention, Layer, Model, Norm
 
-EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {"model_type": "cohere"}
+EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
+    "model_type": "cohere"
+}
 
 
 def side_by_side(fields: Fields, mixer: Attention, width: int) -> Layer:
@@ -23,7 +26,13 @@ def side_by_side(fields: Fields, mixer: Attention, width: int) -> Layer:
     examples=(
         EXAMPLE,
         {**EXAMPLE, "use_qk_norm": True, "num_key_value_heads": None, "attention_dropout": 0.1},
-        {**EXAMPLE, "use_qk_norm": True, "attention_bias": True, "tie_word_embeddings": False, "logit_scale": 0.25},
+        {
+            **EXAMPLE,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+            "logit_scale": 0.25,
+        },
     ),
 )
 def build(fields: Fields) -> Model:
@@ -36,4 +45,9 @@ def build(fields: Fields) -> Model:
         )
         mixer = replace(mixer, q_norm=q, k_norm=k)
     layers = (side_by_side(fields, mixer, width),) * fields.layers()
-    return replace(decoder(fields, "cohere", layers, width=width, rotary=mixer.rotary, tied=True, norm="cohere"), logit_scale=True)
+    return replace(
+        decoder(
+            fields, "cohere", layers, width=width, rotary=mixer.rotary, tied=True, norm="cohere"
+        ),
+        logit_scale=True,
+    )

@@ -19,7 +19,14 @@ EXAMPLE = {**GLM, "model_type": "dots1", "n_shared_experts": 2}
     "dots1",
     examples=(
         EXAMPLE,
-        {**EXAMPLE, "sliding_window": 64, "max_window_layers": 2, "first_k_dense_replace": 0, "tie_word_embeddings": True, "head_dim": 32},
+        {
+            **EXAMPLE,
+            "sliding_window": 64,
+            "max_window_layers": 2,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": True,
+            "head_dim": 32,
+        },
         {
             **EXAMPLE,
             "layer_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -30,14 +37,23 @@ EXAMPLE = {**GLM, "model_type": "dots1", "n_shared_experts": 2}
     ),
 )
 def build(fields: Fields) -> Model:
-    fields.assume(num_key_value_heads=32, sliding_window=4096, max_window_layers=62, norm_topk_prob=False)
+    fields.assume(
+        num_key_value_heads=32, sliding_window=4096, max_window_layers=62, norm_topk_prob=False
+    )
     width, window = fields.count("hidden_size"), fields.optional("sliding_window")
-    first, dense = fields.count("max_window_layers", low=0), fields.count("first_k_dense_replace", low=0, default=0)
+    first, dense = (
+        fields.count("max_window_layers", low=0),
+        fields.count("first_k_dense_replace", low=0, default=0),
+    )
     count = fields.layers()
 
     def layer(kind: tuple[bool, bool]) -> Layer:
         slides, routed = kind
-        second = routed_experts(fields, width, corrected=True, style="deepseek_v3") if routed else dense_mlp(fields, width)
+        second = (
+            routed_experts(fields, width, corrected=True, style="deepseek_v3")
+            if routed
+            else dense_mlp(fields, width)
+        )
         return pre_norm(qwen3_attention(fields, width, window if slides else 0), second, width)
 
     types = layer_types(fields, [window > 0 and index >= first for index in range(count)])

@@ -1,4 +1,5 @@
-"""ERNIE 4.5, dense: Llama with one switch for all biases, rotation in fp32 and no attention dropout."""
+"""ERNIE 4.5, dense: Llama with one switch for all biases, rotation in fp32 and no attention
+dropout."""
 
 from __future__ import annotations
 
@@ -9,17 +10,30 @@ from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, pre_norm
 from memfit.model.modules import Attention, Model
 
-EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {"model_type": "ernie4_5"}
+EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
+    "model_type": "ernie4_5"
+}
 
 
 def ernie_attention(fields: Fields, width: int, bias: bool) -> Attention:
     """Its code sets the dropout to 0, whatever the config says (modeling_ernie4_5.py)."""
-    return replace(attention(fields, width, qkv_bias=bias, out_bias=bias, style="ernie4_5"), dropout=0.0)
+    return replace(
+        attention(fields, width, qkv_bias=bias, out_bias=bias, style="ernie4_5"), dropout=0.0
+    )
 
 
 @family(
     "ernie4_5",
-    examples=(EXAMPLE, {**EXAMPLE, "use_bias": True, "tie_word_embeddings": False, "head_dim": 32, "attention_dropout": 0.1}),
+    examples=(
+        EXAMPLE,
+        {
+            **EXAMPLE,
+            "use_bias": True,
+            "tie_word_embeddings": False,
+            "head_dim": 32,
+            "attention_dropout": 0.1,
+        },
+    ),
 )
 def build(fields: Fields) -> Model:
     fields.assume(num_key_value_heads=2, head_dim=128)

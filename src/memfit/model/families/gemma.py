@@ -9,7 +9,9 @@ from memfit.model.families import family
 from memfit.model.families.llama import SMALL, attention, decoder, gated_mlp, pre_norm
 from memfit.model.modules import MLP, Attention, Block, Layer, Model, Norm, Weight
 
-EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {"model_type": "gemma"}
+EXAMPLE = {key: value for key, value in SMALL.items() if key != "tie_word_embeddings"} | {
+    "model_type": "gemma"
+}
 
 
 def gemma_mlp(fields: Fields, width: int, activation: str) -> MLP:
@@ -17,8 +19,15 @@ def gemma_mlp(fields: Fields, width: int, activation: str) -> MLP:
 
 
 def scaled(model: Model) -> Model:
-    """With the embedding's factor, a scalar tensor (modeling_gemma.py GemmaTextScaledWordEmbedding)."""
-    return replace(model, buffers=(Weight(name="model.embed_tokens.embed_scale", shape=(), role="buffer"), *model.buffers))
+    """With the embedding's factor, a scalar tensor (modeling_gemma.py
+    GemmaTextScaledWordEmbedding)."""
+    return replace(
+        model,
+        buffers=(
+            Weight(name="model.embed_tokens.embed_scale", shape=(), role="buffer"),
+            *model.buffers,
+        ),
+    )
 
 
 def sandwich(mixer: Attention, second: MLP, width: int) -> Layer:
@@ -28,14 +37,25 @@ def sandwich(mixer: Attention, second: MLP, width: int) -> Layer:
         return Norm(name=f"{name}_layernorm", width=width, style="gemma")
 
     first = Block(norm=norm("input"), mixer=mixer, post_norm=norm("post_attention"))
-    return Layer(blocks=(first, Block(norm=norm("pre_feedforward"), mixer=second, post_norm=norm("post_feedforward"))))
+    return Layer(
+        blocks=(
+            first,
+            Block(norm=norm("pre_feedforward"), mixer=second, post_norm=norm("post_feedforward")),
+        )
+    )
 
 
 @family(
     "gemma",
     examples=(
         {**EXAMPLE, "head_dim": 32, "hidden_act": "gelu"},
-        {**EXAMPLE, "tie_word_embeddings": False, "attention_bias": True, "attention_dropout": 0.1, "num_attention_heads": 16},
+        {
+            **EXAMPLE,
+            "tie_word_embeddings": False,
+            "attention_bias": True,
+            "attention_dropout": 0.1,
+            "num_attention_heads": 16,
+        },
     ),
 )
 def build(fields: Fields) -> Model:
@@ -46,4 +66,15 @@ def build(fields: Fields) -> Model:
     # `gelu` is what old configs say and `gelu_pytorch_tanh` what they mean (configuration_gemma.py)
     mlp = gemma_mlp(fields, width, "gelu_pytorch_tanh" if activation == "gelu" else activation)
     layers = (pre_norm(mixer, mlp, width, "gemma"),) * fields.layers()
-    return scaled(decoder(fields, "gemma", layers, width=width, rotary=mixer.rotary, tied=True, norm="gemma", scaled=True))
+    return scaled(
+        decoder(
+            fields,
+            "gemma",
+            layers,
+            width=width,
+            rotary=mixer.rotary,
+            tied=True,
+            norm="gemma",
+            scaled=True,
+        )
+    )

@@ -18,7 +18,13 @@ EXAMPLE = {**GEMMA, "model_type": "gemma2"}
     "gemma2",
     examples=(
         EXAMPLE,
-        {**EXAMPLE, "head_dim": 32, "sliding_window": 64, "attn_logit_softcapping": None, "final_logit_softcapping": None},
+        {
+            **EXAMPLE,
+            "head_dim": 32,
+            "sliding_window": 64,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
         {
             **EXAMPLE,
             "layer_types": ["full_attention", "full_attention", "sliding_attention"],
@@ -29,19 +35,42 @@ EXAMPLE = {**GEMMA, "model_type": "gemma2"}
     ),
 )
 def build(fields: Fields) -> Model:
-    fields.assume(num_key_value_heads=4, head_dim=256, sliding_window=4096, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
+    fields.assume(
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=4096,
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    )
     width, bias = fields.count("hidden_size"), fields.flag("attention_bias", default=False)
-    fields.divides(fields.count("num_attention_heads"), width, "num_attention_heads", "the hidden size")  # its config insists
+    fields.divides(
+        fields.count("num_attention_heads"), width, "num_attention_heads", "the hidden size"
+    )  # its config insists
     window = fields.optional("sliding_window")
-    capped = [fields.number(f"{what}_logit_softcapping", default=0.0) > 0 for what in ("attn", "final")]
-    mlp = gemma_mlp(fields, width, fields.activation("hidden_activation", default="gelu_pytorch_tanh"))
+    capped = [
+        fields.number(f"{what}_logit_softcapping", default=0.0) > 0 for what in ("attn", "final")
+    ]
+    mlp = gemma_mlp(
+        fields, width, fields.activation("hidden_activation", default="gelu_pytorch_tanh")
+    )
     plain = attention(fields, width, qkv_bias=bias, out_bias=bias, style="gemma2")
 
     def layer(slides: bool) -> Layer:
-        mixer = replace(plain, window=window if slides else 0, softcap=capped[0], kernels=("eager", "flash"))
+        mixer = replace(
+            plain, window=window if slides else 0, softcap=capped[0], kernels=("eager", "flash")
+        )
         return sandwich(mixer, mlp, width)
 
     types = layer_types(fields, [index % 2 == 0 for index in range(fields.layers())])
     layers = stack(types, layer)
-    model = decoder(fields, "gemma2", layers, width=width, rotary=plain.rotary, tied=True, norm="gemma", scaled=True)
+    model = decoder(
+        fields,
+        "gemma2",
+        layers,
+        width=width,
+        rotary=plain.rotary,
+        tied=True,
+        norm="gemma",
+        scaled=True,
+    )
     return replace(scaled(model), softcap=capped[1], masks=masks(window, types, always=True))

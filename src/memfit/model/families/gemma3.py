@@ -1,4 +1,5 @@
-"""Gemma 3 with its vision tower, as transformers loads the 4B, 12B and 27B: the text model does the work, the tower lies beside it."""
+"""Gemma 3 with its vision tower, as transformers loads the 4B, 12B and 27B: the text model does the
+work, the tower lies beside it."""
 
 from __future__ import annotations
 
@@ -14,11 +15,22 @@ from memfit.model.families.gemma3_text import text_model
 from memfit.model.modules import Model, Module, Weight
 
 VISION = {
-    "model_type": "siglip_vision_model", "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "image_size": 56, "patch_size": 14, "vision_use_head": False,
-}  # fmt: skip
-EXAMPLE = {"model_type": "gemma3", "text_config": {**TEXT, "num_hidden_layers": 7}, "vision_config": VISION}
-# Class defaults of Gemma3TextConfig that published configs leave out (transformers 5.23 configuration_gemma3.py)
+    "model_type": "siglip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 56,
+    "patch_size": 14,
+    "vision_use_head": False,
+}
+EXAMPLE = {
+    "model_type": "gemma3",
+    "text_config": {**TEXT, "num_hidden_layers": 7},
+    "vision_config": VISION,
+}
+# Class defaults of Gemma3TextConfig that published configs leave out (transformers 5.23
+# configuration_gemma3.py)
 DEFAULTS = {"num_attention_heads": 8, "vocab_size": 262208, "max_position_embeddings": 131072}
 
 
@@ -32,9 +44,12 @@ def rooted(model: Model, old: str, new: str) -> Model:
         return replace(one, name=one.name.replace(old, new, 1))
 
     return replace(
-        model, prefix=model.prefix.replace(old, new, 1), embed=tuple(map(module, model.embed)), final=tuple(map(module, model.final)),
+        model,
+        prefix=model.prefix.replace(old, new, 1),
+        embed=tuple(map(module, model.embed)),
+        final=tuple(map(module, model.final)),
         buffers=tuple(map(weight, model.buffers)),
-    )  # fmt: skip
+    )
 
 
 def small(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,9 +60,15 @@ def small(text: Mapping[str, Any], vision: Mapping[str, Any]) -> dict[str, Any]:
     "gemma3",
     examples=(
         EXAMPLE,
-        small({"sliding_window": 64, "sliding_window_pattern": 2, "head_dim": 32}, {"vision_use_head": True, "image_size": 60}),
+        small(
+            {"sliding_window": 64, "sliding_window_pattern": 2, "head_dim": 32},
+            {"vision_use_head": True, "image_size": 60},
+        ),
         {**EXAMPLE, "tie_word_embeddings": False},
-        {"model_type": "gemma3", "text_config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}},
+        {
+            "model_type": "gemma3",
+            "text_config": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+        },
     ),
 )
 def build(fields: Fields) -> Model:
@@ -58,10 +79,18 @@ def build(fields: Fields) -> Model:
     model = rooted(text_model(text, "gemma3"), "model.", "model.language_model.")
     width, tower = vision_tower(fields.section("vision_config"), "model.vision_tower")
     projector = (
-        Weight(name="model.multi_modal_projector.mm_input_projection_weight", shape=(width, model.width), role="linear"),
-        Weight(name="model.multi_modal_projector.mm_soft_emb_norm.weight", shape=(width,), role="norm"),
+        Weight(
+            name="model.multi_modal_projector.mm_input_projection_weight",
+            shape=(width, model.width),
+            role="linear",
+        ),
+        Weight(
+            name="model.multi_modal_projector.mm_soft_emb_norm.weight", shape=(width,), role="norm"
+        ),
     )
-    said = fields.value("dtype", "torch_dtype", default=None) is not None  # the outer dtype holds for both parts
+    said = (
+        fields.value("dtype", "torch_dtype", default=None) is not None
+    )  # the outer dtype holds for both parts
     return replace(
         model,
         towers=(*tower, *projector),

@@ -1,4 +1,5 @@
-"""GLM-4 9B: biases on queries, keys and values, half of each head rotated in pairs, gate and up in one matrix."""
+"""GLM-4 9B: biases on queries, keys and values, half of each head rotated in pairs, gate and up in
+one matrix."""
 
 from __future__ import annotations
 
@@ -16,24 +17,59 @@ EXAMPLE_4 = {**SMALL, "model_type": "glm4", "head_dim": 16, "pad_token_id": 0}
 
 def parts(fields: Fields, width: int) -> tuple[Attention, MLP]:
     fields.assume(num_key_value_heads=2, head_dim=128)
-    mixer = attention(fields, width, qkv_bias=fields.flag("attention_bias", default=True), out_bias=False, style="glm")
-    mlp = fused_mlp(width, fields.count("intermediate_size"), fields.activation("hidden_act", default="silu"))
-    return replace(mixer, rotary=rotated(fields, mixer.head, "partial_rotary_factor", default=0.5)), mlp
+    mixer = attention(
+        fields,
+        width,
+        qkv_bias=fields.flag("attention_bias", default=True),
+        out_bias=False,
+        style="glm",
+    )
+    mlp = fused_mlp(
+        width, fields.count("intermediate_size"), fields.activation("hidden_act", default="silu")
+    )
+    return replace(
+        mixer, rotary=rotated(fields, mixer.head, "partial_rotary_factor", default=0.5)
+    ), mlp
 
 
 @family(
     "glm",
-    examples=(EXAMPLE, {**EXAMPLE, "attention_bias": False, "tie_word_embeddings": True, "head_dim": 32, "partial_rotary_factor": 0.25}),
+    examples=(
+        EXAMPLE,
+        {
+            **EXAMPLE,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "head_dim": 32,
+            "partial_rotary_factor": 0.25,
+        },
+    ),
 )
 def build(fields: Fields) -> Model:
     width = fields.count("hidden_size")
     mixer, mlp = parts(fields, width)
-    return decoder(fields, "glm", (pre_norm(mixer, mlp, width),) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)
+    return decoder(
+        fields,
+        "glm",
+        (pre_norm(mixer, mlp, width),) * fields.layers(),
+        width=width,
+        rotary=mixer.rotary,
+        tied=False,
+    )
 
 
 @family(
     "glm4",
-    examples=(EXAMPLE_4, {**EXAMPLE_4, "attention_bias": False, "tie_word_embeddings": True, "head_dim": 32, "attention_dropout": 0.1}),
+    examples=(
+        EXAMPLE_4,
+        {
+            **EXAMPLE_4,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "head_dim": 32,
+            "attention_dropout": 0.1,
+        },
+    ),
 )
 def build_glm4(fields: Fields) -> Model:
     """GLM-4-0414: norms on both sides of each block."""
@@ -44,5 +80,9 @@ def build_glm4(fields: Fields) -> Model:
         return Norm(name=f"{name}_layernorm", width=width)
 
     first = Block(norm=norm("input"), mixer=mixer, post_norm=norm("post_self_attn"))
-    layer = Layer(blocks=(first, Block(norm=norm("post_attention"), mixer=mlp, post_norm=norm("post_mlp"))))
-    return decoder(fields, "glm4", (layer,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)
+    layer = Layer(
+        blocks=(first, Block(norm=norm("post_attention"), mixer=mlp, post_norm=norm("post_mlp")))
+    )
+    return decoder(
+        fields, "glm4", (layer,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False
+    )

@@ -10,15 +10,23 @@ from memfit.model.families.deepseek_v2 import latent_attention, latent_layer, ro
 from memfit.model.families.llama import both_kinds, decoder, dense_mlp, stack
 from memfit.model.modules import Layer, Model
 
-EXAMPLE = {key: value for key, value in V2.items() if key != "first_k_dense_replace"} | {"model_type": "glm4_moe_lite"}
+EXAMPLE = {key: value for key, value in V2.items() if key != "first_k_dense_replace"} | {
+    "model_type": "glm4_moe_lite"
+}
 
 
 def routed_layers(fields: Fields, default: list[bool]) -> list[bool]:
     """`mlp_layer_types`: `dense` or `sparse` for each layer."""
     count = fields.layers()
-    listed = fields.listing("mlp_layer_types", count, ["sparse" if routed else "dense" for routed in default])
+    listed = fields.listing(
+        "mlp_layer_types", count, ["sparse" if routed else "dense" for routed in default]
+    )
     if unknown := [item for item in listed if item not in ("dense", "sparse")]:
-        fields.blame("mlp_layer_types", f"unknown layer type `{shown(unknown[0])}`", "known: `dense`, `sparse`")
+        fields.blame(
+            "mlp_layer_types",
+            f"unknown layer type `{shown(unknown[0])}`",
+            "known: `dense`, `sparse`",
+        )
     return [item == "sparse" for item in listed]
 
 
@@ -41,7 +49,11 @@ def build(fields: Fields) -> Model:
     mixer = latent_attention(fields, width, "deepseek_v3")
 
     def layer(routed: bool) -> Layer:
-        second = routed_experts(fields, width, corrected=True, style="deepseek_v3") if routed else dense_mlp(fields, width)
+        second = (
+            routed_experts(fields, width, corrected=True, style="deepseek_v3")
+            if routed
+            else dense_mlp(fields, width)
+        )
         return latent_layer(mixer, second, width)
 
     layers = stack(routed_layers(fields, [index > 0 for index in range(fields.layers())]), layer)

@@ -14,14 +14,43 @@ EXAMPLE = {**SMALL, "model_type": "helium", "head_dim": 16}
 
 @family(
     "helium",
-    examples=(EXAMPLE, {**EXAMPLE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "attention_dropout": 0.1}),
+    examples=(
+        EXAMPLE,
+        {
+            **EXAMPLE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "attention_dropout": 0.1,
+        },
+    ),
 )
 def build(fields: Fields) -> Model:
     fields.assume(num_key_value_heads=20, head_dim=128)
     width = fields.count("hidden_size")
-    mixer = attention(fields, width, qkv_bias=fields.flag("attention_bias", default=False), out_bias=False, style="helium")
-    if mixer.out.inputs != width:  # its output projection is square (modeling_helium.py HeliumAttention)
-        fields.blame("head_dim", f"{mixer.heads} heads of {mixer.head} do not make the hidden size {width}")
+    mixer = attention(
+        fields,
+        width,
+        qkv_bias=fields.flag("attention_bias", default=False),
+        out_bias=False,
+        style="helium",
+    )
+    if (
+        mixer.out.inputs != width
+    ):  # its output projection is square (modeling_helium.py HeliumAttention)
+        fields.blame(
+            "head_dim", f"{mixer.heads} heads of {mixer.head} do not make the hidden size {width}"
+        )
     mixer = replace(mixer, out=replace(mixer.out, inputs=width))
-    layer = pre_norm(mixer, dense_mlp(fields, width, fields.flag("mlp_bias", default=False)), width, "helium")
-    return decoder(fields, "helium", (layer,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False, norm="helium")
+    layer = pre_norm(
+        mixer, dense_mlp(fields, width, fields.flag("mlp_bias", default=False)), width, "helium"
+    )
+    return decoder(
+        fields,
+        "helium",
+        (layer,) * fields.layers(),
+        width=width,
+        rotary=mixer.rotary,
+        tied=False,
+        norm="helium",
+    )

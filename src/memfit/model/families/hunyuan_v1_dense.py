@@ -34,4 +34,11 @@ def build(fields: Fields) -> Model:
     mixer = attention(fields, width, qkv_bias=bias, out_bias=bias, style="hunyuan_v1_dense")
     q, k = (Norm(name=f"self_attn.{one}_layernorm", width=mixer.head) for one in ("query", "key"))
     layer = pre_norm(replace(mixer, q_norm=q, k_norm=k), dense_mlp(fields, width), width)
-    return decoder(fields, "hunyuan_v1_dense", (layer,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)
+    return decoder(
+        fields,
+        "hunyuan_v1_dense",
+        (layer,) * fields.layers(),
+        width=width,
+        rotary=mixer.rotary,
+        tied=False,
+    )

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, layer_types, masks, pre_norm, stack
+from memfit.model.families.llama import (
+    SMALL,
+    attention,
+    decoder,
+    dense_mlp,
+    layer_types,
+    masks,
+    pre_norm,
+    stack,
+)
 from memfit.model.modules import Layer, Model
 
 MISTRAL = {**SMALL, "model_type": "mistral"}
@@ -18,7 +27,15 @@ def model(fields: Fields, windows: list[int], style: str = "llama") -> Model:
     width = fields.count("hidden_size")
 
     def layer(window: int) -> Layer:
-        mixer = attention(fields, width, qkv_bias=False, out_bias=False, window=window, style=style, repeated_until=(4, 48))
+        mixer = attention(
+            fields,
+            width,
+            qkv_bias=False,
+            out_bias=False,
+            window=window,
+            style=style,
+            repeated_until=(4, 48),
+        )
         return pre_norm(mixer, dense_mlp(fields, width), width)
 
     rotary = attention(fields, width, qkv_bias=False, out_bias=False).rotary
@@ -42,13 +59,18 @@ def build(fields: Fields) -> Model:
 @family(
     "ministral",
     examples=(
-        {**MINISTRAL, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"], "sliding_window": 64},
+        {
+            **MINISTRAL,
+            "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+            "sliding_window": 64,
+        },
         {**MINISTRAL, "head_dim": 32},
         {**MINISTRAL, "sliding_window": None},
     ),
 )
 def build_ministral(fields: Fields) -> Model:
-    """Windows by layer; where no list says which, all slide. Without `head_dim` transformers 5.23 cannot build it."""
+    """Windows by layer; where no list says which, all slide. Without `head_dim` transformers 5.23
+    cannot build it."""
     fields.count("head_dim")
     fields.assume(num_key_value_heads=8, sliding_window=4096)
     window = fields.optional("sliding_window")
@@ -57,7 +79,13 @@ def build_ministral(fields: Fields) -> Model:
     return replace(made, masks=masks(window, types, always=True))
 
 
-@family("ministral3", examples=({**MINISTRAL3, "head_dim": 32}, {**MINISTRAL3, "sliding_window": 64, "tie_word_embeddings": True}))
+@family(
+    "ministral3",
+    examples=(
+        {**MINISTRAL3, "head_dim": 32},
+        {**MINISTRAL3, "sliding_window": 64, "tie_word_embeddings": True},
+    ),
+)
 def build_ministral3(fields: Fields) -> Model:
     """Queries are scaled by position (Llama 4's temperature), one product more."""
     fields.assume(num_key_value_heads=8, head_dim=128)

@@ -21,7 +21,14 @@ def norm(name: str, width: int) -> Norm:
     "nemotron",
     examples=(
         EXAMPLE,
-        {**EXAMPLE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True, "head_dim": 32, "partial_rotary_factor": 1.0},
+        {
+            **EXAMPLE,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+            "head_dim": 32,
+            "partial_rotary_factor": 1.0,
+        },
         {**EXAMPLE, "num_key_value_heads": 4, "attention_dropout": 0.1},
     ),
 )
@@ -30,8 +37,20 @@ def build(fields: Fields) -> Model:
     width, bias = fields.count("hidden_size"), fields.flag("attention_bias", default=False)
     mixer = attention(fields, width, qkv_bias=bias, out_bias=bias, style="nemotron")
     mixer = replace(mixer, rotary=rotated(fields, mixer.head, "partial_rotary_factor", default=0.5))
-    activation, inner = fields.activation("hidden_act", default="relu2"), fields.count("intermediate_size")
-    mlp = plain_mlp("mlp.up_proj", "mlp.down_proj", width, inner, activation, bias=fields.flag("mlp_bias", default=False))
+    activation, inner = (
+        fields.activation("hidden_act", default="relu2"),
+        fields.count("intermediate_size"),
+    )
+    mlp = plain_mlp(
+        "mlp.up_proj",
+        "mlp.down_proj",
+        width,
+        inner,
+        activation,
+        bias=fields.flag("mlp_bias", default=False),
+    )
     one = layer(norm("input_layernorm", width), mixer, norm("post_attention_layernorm", width), mlp)
-    model = decoder(fields, "nemotron", (one,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)
+    model = decoder(
+        fields, "nemotron", (one,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False
+    )
     return replace(model, final=(norm("model.norm", width),))

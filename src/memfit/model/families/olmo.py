@@ -39,6 +39,13 @@ def clipped(fields: Fields, mixer: Attention) -> Attention:
 def build(fields: Fields) -> Model:
     width, bias = fields.count("hidden_size"), fields.flag("attention_bias", default=False)
     mixer = clipped(fields, attention(fields, width, qkv_bias=bias, out_bias=bias, style="olmo"))
-    one = layer(bare("input_layernorm", width), mixer, bare("post_attention_layernorm", width), dense_mlp(fields, width))
-    model = decoder(fields, "olmo", (one,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)
+    one = layer(
+        bare("input_layernorm", width),
+        mixer,
+        bare("post_attention_layernorm", width),
+        dense_mlp(fields, width),
+    )
+    model = decoder(
+        fields, "olmo", (one,) * fields.layers(), width=width, rotary=mixer.rotary, tied=False
+    )
     return replace(model, final=(bare("model.norm", width),))

@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, decoder, dense_mlp, layer_types, masks, post_norm, rotary_buffers, stack
+from memfit.model.families.llama import (
+    SMALL,
+    decoder,
+    dense_mlp,
+    layer_types,
+    masks,
+    post_norm,
+    rotary_buffers,
+    stack,
+)
 from memfit.model.families.olmo2 import olmo2_attention
 from memfit.model.modules import Model
 
@@ -32,7 +41,12 @@ def build(fields: Fields) -> Model:
     width, window = fields.count("hidden_size"), fields.optional("sliding_window")
     types = layer_types(fields, [(index + 1) % 4 != 0 for index in range(fields.layers())])
     mlp = dense_mlp(fields, width)
-    layers = stack(types, lambda slides: post_norm(olmo2_attention(fields, width, window if slides else 0), mlp, width, "olmo2"))
+    layers = stack(
+        types,
+        lambda slides: post_norm(
+            olmo2_attention(fields, width, window if slides else 0), mlp, width, "olmo2"
+        ),
+    )
     model = decoder(fields, "olmo3", layers, width=width, rotary=0, tied=False, norm="olmo2")
     buffers = rotary_buffers(olmo2_attention(fields, width).rotary, types=types)
     return replace(model, buffers=buffers, masks=masks(window, types, always=True))

@@ -1,4 +1,5 @@
-"""OLMoE: OLMo's clamped projections, norms over the whole of queries and keys, and experts in every layer."""
+"""OLMoE: OLMo's clamped projections, norms over the whole of queries and keys, and experts in every
+layer."""
 
 from __future__ import annotations
 
@@ -28,11 +29,26 @@ EXAMPLE = {**SMALL, "model_type": "olmoe", "num_experts": 4, "num_experts_per_to
 def build(fields: Fields) -> Model:
     fields.assume(num_experts_per_tok=8)
     width, bias = fields.count("hidden_size"), fields.flag("attention_bias", default=False)
-    mixer = normed(clipped(fields, attention(fields, width, qkv_bias=bias, out_bias=bias, style="olmoe")), whole=True)
+    mixer = normed(
+        clipped(fields, attention(fields, width, qkv_bias=bias, out_bias=bias, style="olmoe")),
+        whole=True,
+    )
     experts = fields.count("num_experts", "num_local_experts")
     moe = MoE(
-        name="mlp", experts=experts, active=fields.count("num_experts_per_tok", high=experts), inputs=width,
-        width=fields.count("intermediate_size"), activation=fields.activation("hidden_act", default="silu"), style="qwen3_moe",
+        name="mlp",
+        experts=experts,
+        active=fields.count("num_experts_per_tok", high=experts),
+        inputs=width,
+        width=fields.count("intermediate_size"),
+        activation=fields.activation("hidden_act", default="silu"),
+        style="qwen3_moe",
         normed=fields.flag("norm_topk_prob", default=False),
-    )  # fmt: skip
-    return decoder(fields, "olmoe", (pre_norm(mixer, moe, width),) * fields.layers(), width=width, rotary=mixer.rotary, tied=False)
+    )
+    return decoder(
+        fields,
+        "olmoe",
+        (pre_norm(mixer, moe, width),) * fields.layers(),
+        width=width,
+        rotary=mixer.rotary,
+        tied=False,
+    )

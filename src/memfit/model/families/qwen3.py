@@ -6,7 +6,16 @@ from dataclasses import replace
 
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.families.llama import SMALL, attention, decoder, dense_mlp, masks, normed, pre_norm, stack
+from memfit.model.families.llama import (
+    SMALL,
+    attention,
+    decoder,
+    dense_mlp,
+    masks,
+    normed,
+    pre_norm,
+    stack,
+)
 from memfit.model.families.qwen2 import SLIDING, windowed
 from memfit.model.modules import Attention, Layer, Model
 
@@ -15,14 +24,23 @@ EXAMPLE = {**SMALL, "model_type": "qwen3"}
 
 def qwen3_attention(fields: Fields, width: int, window: int) -> Attention:
     bias = fields.flag("attention_bias", default=False)
-    return normed(attention(fields, width, qkv_bias=bias, out_bias=bias, window=window, style="qwen3"))
+    return normed(
+        attention(fields, width, qkv_bias=bias, out_bias=bias, window=window, style="qwen3")
+    )
 
 
 @family(
     "qwen3",
     examples=(
         EXAMPLE,
-        {**EXAMPLE, **SLIDING, "tie_word_embeddings": True, "head_dim": 32, "attention_bias": True, "attention_dropout": 0.1},
+        {
+            **EXAMPLE,
+            **SLIDING,
+            "tie_word_embeddings": True,
+            "head_dim": 32,
+            "attention_bias": True,
+            "attention_dropout": 0.1,
+        },
     ),
 )
 def build(fields: Fields) -> Model:
@@ -32,7 +50,12 @@ def build(fields: Fields) -> Model:
     window, types = windowed(fields)
 
     def layer(slides: bool) -> Layer:
-        return pre_norm(qwen3_attention(fields, width, window if slides else 0), dense_mlp(fields, width), width)
+        return pre_norm(
+            qwen3_attention(fields, width, window if slides else 0), dense_mlp(fields, width), width
+        )
 
     rotary = qwen3_attention(fields, width, 0).rotary
-    return replace(decoder(fields, "qwen3", stack(types, layer), width=width, rotary=rotary, tied=False), masks=masks(window, types))
+    return replace(
+        decoder(fields, "qwen3", stack(types, layer), width=width, rotary=rotary, tied=False),
+        masks=masks(window, types),
+    )

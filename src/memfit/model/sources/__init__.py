@@ -1,1 +1,2 @@
-"""Where a model comes from, a file each: the hub, a folder, safetensors headers, GGUF files. `memfit.model.source` chooses."""
+"""Where a model comes from, a file each: the hub, a folder, safetensors headers, GGUF files.
+`memfit.model.source` chooses."""

@@ -32,18 +32,27 @@ def read_path(path: Path) -> Source:
     if path.name.endswith(".safetensors.index.json"):
         return _from_tensors(path, safetensors.read_index(path))
     if suffix == ".json":
-        return Source(name=_name(path), origin=shown(path), config=checked(read_object(path), where=shown(path)))
+        return Source(
+            name=_name(path),
+            origin=shown(path),
+            config=checked(read_object(path), where=shown(path)),
+        )
     with opened(path) as (file, _):
         hint = looks_like(file.read(64))
     raise SourceError.one(
         f"`{shown(path)}` is no model that can be read",
         where="model",
-        hint=hint or "name a folder, a config.json, a *.safetensors, a *.safetensors.index.json or a *.gguf file",
+        hint=hint
+        or (
+            "name a folder, a config.json, a *.safetensors, a *.safetensors.index.json or a "
+            "*.gguf file"
+        ),
     )
 
 
 def read_folder(folder: Path, *, name: str = "", origin: str = "") -> Source:
-    """config.json, and the tensors where safetensors files lie beside it; a part that was not downloaded is a warning."""
+    """config.json, and the tensors where safetensors files lie beside it; a part that was not
+    downloaded is a warning."""
     present = _entries(folder)
     if CONFIG not in present:
         return _without_config(folder, present)
@@ -64,8 +73,14 @@ def checked(config: Mapping[str, Any], *, where: str) -> Mapping[str, Any]:
         return config
     if "peft_type" in config:
         base = config.get("base_model_name_or_path")
-        hint = f"estimate its base model, `{shown(base)}`, with `--method lora`" if isinstance(base, str) and base else ""
-        raise SourceError.one(f"`{where}` is the config of an adapter, not of a model", where="model", hint=hint)
+        hint = (
+            f"estimate its base model, `{shown(base)}`, with `--method lora`"
+            if isinstance(base, str) and base
+            else ""
+        )
+        raise SourceError.one(
+            f"`{where}` is the config of an adapter, not of a model", where="model", hint=hint
+        )
     if "weight_map" in config:
         raise SourceError.one(
             f"`{where}` is an index of weights, not a config",
@@ -81,7 +96,13 @@ def _entries(folder: Path) -> set[str]:
         for entry in folder.iterdir():
             names.add(entry.name)
             if len(names) > MOST_ENTRIES:
-                raise SourceError.one(f"`{shown(folder)}` has more than {MOST_ENTRIES} entries: is it a model's folder?", where="model")
+                raise SourceError.one(
+                    (
+                        f"`{shown(folder)}` has more than {MOST_ENTRIES} entries: is it a "
+                        "model's folder?"
+                    ),
+                    where="model",
+                )
     except (OSError, ValueError) as error:
         raise unreadable(folder, error) from None
     return names
@@ -89,7 +110,11 @@ def _entries(folder: Path) -> set[str]:
 
 def _without_config(folder: Path, present: set[str]) -> Source:
     """Only GGUF files speak for themselves; for all else say what is there and what is missing."""
-    files = sorted(name for name in present if name.lower().endswith(".gguf") and not name.lower().startswith("mmproj"))
+    files = sorted(
+        name
+        for name in present
+        if name.lower().endswith(".gguf") and not name.lower().startswith("mmproj")
+    )
     firsts = [name for name in files if "-of-" not in name or "-00001-of-" in name]
     if len(firsts) == 1:
         return _from_gguf(folder / firsts[0])
@@ -100,20 +125,38 @@ def _without_config(folder: Path, present: set[str]) -> Source:
             hint="name the file of the one that is meant",
         )
     if "adapter_config.json" in present:
-        checked(read_object(folder / "adapter_config.json"), where=shown(folder / "adapter_config.json"))
+        checked(
+            read_object(folder / "adapter_config.json"), where=shown(folder / "adapter_config.json")
+        )
     hint = "name the folder that holds the model's config.json"
     if any(name.endswith(".safetensors") for name in present):
-        hint = "there are tensors, but how they are used stands in config.json: download it from where they came"
+        hint = (
+            "there are tensors, but how they are used stands in config.json: download it "
+            "from where they came"
+        )
     elif "params.json" in present:
-        hint = "params.json is in the format of the original authors: use the folder or hub id in the transformers format"
+        hint = (
+            "params.json is in the format of the original authors: use the folder or hub id "
+            "in the transformers format"
+        )
     elif "model_index.json" in present:
         hint = "it is a diffusers pipeline, not a language model"
-    raise SourceError.one(f"`{shown(folder)}` has no config.json" if present else f"`{shown(folder)}` is empty", where="model", hint=hint)
+    raise SourceError.one(
+        f"`{shown(folder)}` has no config.json" if present else f"`{shown(folder)}` is empty",
+        where="model",
+        hint=hint,
+    )
 
 
-def _folder_tensors(folder: Path, present: set[str]) -> tuple[tuple[TensorInfo, ...] | None, tuple[Problem, ...]]:
+def _folder_tensors(
+    folder: Path, present: set[str]
+) -> tuple[tuple[TensorInfo, ...] | None, tuple[Problem, ...]]:
     if INDEX in present:
-        shards = safetensors.parse_index((folder / INDEX).read_bytes(), where=shown(folder / INDEX)) if _small(folder / INDEX) else None
+        shards = (
+            safetensors.parse_index((folder / INDEX).read_bytes(), where=shown(folder / INDEX))
+            if _small(folder / INDEX)
+            else None
+        )
         names = list(shards.files) if shards else []
     else:
         shards, names = None, [SINGLE] if SINGLE in present else []
@@ -122,7 +165,10 @@ def _folder_tensors(folder: Path, present: set[str]) -> tuple[tuple[TensorInfo, 
     absent = [name for name in names if not (folder / name).is_file() or _is_pointer(folder / name)]
     if absent:
         warning = Problem(
-            message=f"{len(absent)} of {len(names)} weight files are not here, so tensors are taken from the config: {listed(absent)}",
+            message=(
+                f"{len(absent)} of {len(names)} weight files are not here, so tensors are "
+                f"taken from the config: {listed(absent)}"
+            ),
             where="model",
             hint="that is exact enough unless the checkpoint is quantized",
             level="warning",
@@ -130,14 +176,18 @@ def _folder_tensors(folder: Path, present: set[str]) -> tuple[tuple[TensorInfo, 
         return None, (warning,)
     if shards is None:
         return safetensors.read_file(folder / SINGLE), ()
-    return safetensors.joined(shards, lambda name: safetensors.read_file(folder / name), where=shown(folder / INDEX)), ()
+    return safetensors.joined(
+        shards, lambda name: safetensors.read_file(folder / name), where=shown(folder / INDEX)
+    ), ()
 
 
 def _small(path: Path) -> bool:
     with opened(path) as (_, size):
         if size <= safetensors.INDEX_LIMIT:
             return True
-    raise SourceError.one(f"`{shown(path)}` is {size} bytes, more than an index may have", where="model")
+    raise SourceError.one(
+        f"`{shown(path)}` is {size} bytes, more than an index may have", where="model"
+    )
 
 
 def _is_pointer(path: Path) -> bool:
@@ -152,17 +202,34 @@ def _from_tensors(path: Path, tensors: tuple[TensorInfo, ...]) -> Source:
         raise SourceError.one(
             f"`{shown(path)}` holds {len(tensors)} tensors, but no config.json lies beside it",
             where="model",
-            hint="the number of heads, and which layer does what, cannot be told from tensors: download config.json from where they came",
+            hint=(
+                "the number of heads, and which layer does what, cannot be told from "
+                "tensors: download config.json from where they came"
+            ),
         )
-    return Source(name=_name(path), origin=shown(path), config=checked(read_object(config), where=shown(config)), tensors=tensors)
+    return Source(
+        name=_name(path),
+        origin=shown(path),
+        config=checked(read_object(config), where=shown(config)),
+        tensors=tensors,
+    )
 
 
 def _from_gguf(path: Path) -> Source:
     file = gguf.read_file(path)
-    return Source(name=path.stem, origin=f"{shown(path)} (GGUF)", config=gguf_config.read_config(file), tensors=file.tensors)
+    return Source(
+        name=path.stem,
+        origin=f"{shown(path)} (GGUF)",
+        config=gguf_config.read_config(file),
+        tensors=file.tensors,
+    )
 
 
 def _name(path: Path) -> str:
     """The folder's name for a file that is called as it is in every model, else the file's own."""
     usual = {CONFIG, INDEX, SINGLE}
-    return path.absolute().parent.name or path.stem if path.name in usual else path.name.removesuffix(".json").removesuffix(".safetensors")
+    return (
+        path.absolute().parent.name or path.stem
+        if path.name in usual
+        else path.name.removesuffix(".json").removesuffix(".safetensors")
+    )

@@ -1,4 +1,5 @@
-"""The tensor types of GGUF files, a row each: how many values make a block, and how many bytes a block takes."""
+"""The tensor types of GGUF files, a row each: how many values make a block, and how many bytes a
+block takes."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ class GgmlType:
 
 
 def _rows(*rows: tuple[int, str, int, int]) -> Mapping[int, GgmlType]:
-    return {code: GgmlType(name=name, block=block, block_bytes=size) for code, name, block, size in rows}
+    return {
+        code: GgmlType(name=name, block=block, block_bytes=size) for code, name, block, size in rows
+    }
 
 
-# Codes: `enum ggml_type` in ggml/include/ggml.h. Bytes: the `static_assert(sizeof(block_…))` lines of ggml/src/ggml-common.h, QK_K = 256;
-# `gguf.constants.GGML_QUANT_SIZES` (gguf 0.19) says the same and a test compares. Q2_0 is newer than that package: llama.cpp b11192,
-# `block_q2_0 { ggml_half d; uint8_t qs[16]; }`, 64 values. A fork writes 128 values and 34 bytes under the same code; its tensors then do
-# not fill their places, and the file is refused.
+# Codes: `enum ggml_type` in ggml/include/ggml.h. Bytes: the `static_assert(sizeof(block_…))` lines
+# of ggml/src/ggml-common.h, QK_K = 256; `gguf.constants.GGML_QUANT_SIZES` (gguf 0.19) says the same
+# and a test compares. Q2_0 is newer than that package: llama.cpp b11192, `block_q2_0 { ggml_half d;
+# uint8_t qs[16]; }`, 64 values. A fork writes 128 values and 34 bytes under the same code; its
+# tensors then do not fill their places, and the file is refused.
 GGML_TYPES: Mapping[int, GgmlType] = _rows(
     (0, "float32", 1, 4),
     (1, "float16", 1, 2),
@@ -65,5 +69,12 @@ GGML_TYPES: Mapping[int, GgmlType] = _rows(
 )
 # Once in the enumeration, taken out again; a file that has them wants to be quantized anew.
 REMOVED: Mapping[int, str] = {
-    4: "Q4_2", 5: "Q4_3", 31: "Q4_0_4_4", 32: "Q4_0_4_8", 33: "Q4_0_8_8", 36: "IQ4_NL_4_4", 37: "IQ4_NL_4_8", 38: "IQ4_NL_8_8",
-}  # fmt: skip
+    4: "Q4_2",
+    5: "Q4_3",
+    31: "Q4_0_4_4",
+    32: "Q4_0_4_8",
+    33: "Q4_0_8_8",
+    36: "IQ4_NL_4_4",
+    37: "IQ4_NL_4_8",
+    38: "IQ4_NL_8_8",
+}

@@ -1,7 +1,9 @@
-"""GGUF: metadata and tensor list of a file, read from its start and never beyond; no tensor data is touched.
+"""GGUF: metadata and tensor list of a file, read from its start and never beyond; no tensor data is
+touched.
 
-The package `gguf` is not used: it maps the whole file and needs numpy. Layout: ggml/docs/gguf.md and ggml/src/gguf.cpp; versions 2
-and 3, both byte orders. Tests compare with files written by that package, and with its own reader.
+The package `gguf` is not used: it maps the whole file and needs numpy. Layout: ggml/docs/gguf.md
+and ggml/src/gguf.cpp; versions 2 and 3, both byte orders. Tests compare with files written by that
+package, and with its own reader.
 """
 
 from __future__ import annotations
@@ -38,7 +40,19 @@ ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
 SHOWN = 20
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 # gguf_type: struct code. Strings and arrays have none.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
+_SCALARS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "B",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 Value = int | float | bool | str
@@ -47,7 +61,8 @@ Values = tuple[Value, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Gguf:
-    """What a GGUF file says about itself. Of arrays, `lengths` has every one; `metadata` only short ones of numbers."""
+    """What a GGUF file says about itself. Of arrays, `lengths` has every one; `metadata` only short
+    ones of numbers."""
 
     where: str
     metadata: Mapping[str, Value | Values]
@@ -56,7 +71,8 @@ class Gguf:
 
 
 class _Cursor:
-    """A forward reader that grows its buffer step by step and says where the file ends too early."""
+    """A forward reader that grows its buffer step by step and says where the file ends too
+    early."""
 
     def __init__(self, file: BinaryIO, size: int, where: str) -> None:
         self.file, self.size, self.where = file, size, where
@@ -70,7 +86,10 @@ class _Cursor:
         end = self.at + count
         if end > self.size:
             raise self.fail(
-                f"is cut short, or a length in it lies: {what} reaches to offset {end}, and the file ends at {self.size}",
+                (
+                    f"is cut short, or a length in it lies: {what} reaches to offset {end}, "
+                    f"and the file ends at {self.size}"
+                ),
                 "download it again",
             )
         if end > HEADER_LIMIT:
@@ -95,7 +114,10 @@ class _Cursor:
         """A string of at most `limit` bytes."""
         length = self.whole("Q", f"the length of {what}")
         if length > limit:
-            raise self.fail(f"announces {length} bytes for {what} at offset {self.at}, more than the {limit} allowed")
+            raise self.fail(
+                f"announces {length} bytes for {what} at offset {self.at}, more than the "
+                f"{limit} allowed"
+            )
         self.need(length, what)
         try:
             text = bytes(self.buffer[self.at : self.at + length]).decode()
@@ -114,7 +136,8 @@ class _Cursor:
         return None
 
     def skip_strings(self, count: int, what: str) -> None:
-        """Step over the strings of an array; a quick loop, for a vocabulary has hundreds of thousands."""
+        """Step over the strings of an array; a quick loop, for a vocabulary has hundreds of
+        thousands."""
         unpack = struct.Struct(f"{self.order}Q").unpack_from
         at, end = self.at, len(self.buffer)
         for _ in range(count):
@@ -137,11 +160,20 @@ def read_file(path: Path) -> Gguf:
         return _read_one(path)
     parts = int(match[3])
     if not 1 <= int(match[2]) <= parts <= MOST_PARTS:
-        raise SourceError.one(f"`{shown(path)}` has impossible part numbers in its name", where="model", hint=f"from 1 to {MOST_PARTS}")
-    paths = [path.with_name(f"{match[1]}-{part:05d}-of-{parts:05d}.gguf") for part in range(1, parts + 1)]
+        raise SourceError.one(
+            f"`{shown(path)}` has impossible part numbers in its name",
+            where="model",
+            hint=f"from 1 to {MOST_PARTS}",
+        )
+    paths = [
+        path.with_name(f"{match[1]}-{part:05d}-of-{parts:05d}.gguf") for part in range(1, parts + 1)
+    ]
     missing = [one.name for one in paths if not one.is_file()]
     if missing:
-        raise SourceError.one(f"{len(missing)} of the {parts} parts of the model are missing: {listed(missing)}", where="model")
+        raise SourceError.one(
+            f"{len(missing)} of the {parts} parts of the model are missing: {listed(missing)}",
+            where="model",
+        )
     problems: list[Problem] = []
     read: list[Gguf] = []
     for one in paths:
@@ -174,7 +206,9 @@ def _read_one(path: Path) -> Gguf:
 def _start(cursor: _Cursor) -> tuple[int, int]:
     """Magic, version and the two counts."""
     if cursor.size < 24:
-        raise cursor.fail("is empty" if not cursor.size else f"is {cursor.size} bytes, too short for a GGUF file")
+        raise cursor.fail(
+            "is empty" if not cursor.size else f"is {cursor.size} bytes, too short for a GGUF file"
+        )
     cursor.need(24, "the start")
     if cursor.buffer[:4] != MAGIC:
         hint = looks_like(bytes(cursor.buffer[:64])) or (
@@ -189,10 +223,19 @@ def _start(cursor: _Cursor) -> tuple[int, int]:
         cursor.order, cursor.at = ">", 4
         version = cursor.whole("I", "the version")
     if version not in (2, 3):
-        raise cursor.fail(f"is GGUF of version {version}; versions 2 and 3 can be read", "convert it anew" if version == 1 else "")
-    tensor_count, key_count = cursor.whole("Q", "the number of tensors"), cursor.whole("Q", "the number of keys")
+        raise cursor.fail(
+            f"is GGUF of version {version}; versions 2 and 3 can be read",
+            "convert it anew" if version == 1 else "",
+        )
+    tensor_count, key_count = (
+        cursor.whole("Q", "the number of tensors"),
+        cursor.whole("Q", "the number of keys"),
+    )
     if tensor_count > MOST_TENSORS or key_count > MOST_KEYS:
-        raise cursor.fail(f"announces {tensor_count} tensors and {key_count} keys; {MOST_TENSORS} and {MOST_KEYS} are allowed")
+        raise cursor.fail(
+            f"announces {tensor_count} tensors and {key_count} keys; {MOST_TENSORS} and "
+            f"{MOST_KEYS} are allowed"
+        )
     return tensor_count, key_count
 
 
@@ -234,8 +277,12 @@ def _scalars(cursor: _Cursor, kind: int, what: str, count: int) -> Values:
 
 
 def _array(cursor: _Cursor, what: str, most: int) -> tuple[int, Values | None]:
-    """Length, and the values where they are numbers and at most so many. Arrays in arrays are refused, as ggml does."""
-    kind, count = cursor.whole("I", f"the type of {what}"), cursor.whole("Q", f"the length of {what}")
+    """Length, and the values where they are numbers and at most so many. Arrays in arrays are
+    refused, as ggml does."""
+    kind, count = (
+        cursor.whole("I", f"the type of {what}"),
+        cursor.whole("Q", f"the length of {what}"),
+    )
     if kind == _STRING:
         cursor.need(8 * count, what)  # each string takes that much at least
         cursor.skip_strings(count, what)
@@ -264,9 +311,14 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
         name = cursor.text(NAME_LIMIT, "a tensor's name")
         rank = cursor.whole("I", f"the rank of `{shown(name)}`")
         if rank > MOST_DIMENSIONS:
-            raise cursor.fail(f"has tensor `{shown(name)}` of {rank} dimensions; {MOST_DIMENSIONS} are allowed")
+            raise cursor.fail(
+                f"has tensor `{shown(name)}` of {rank} dimensions; {MOST_DIMENSIONS} are allowed"
+            )
         sizes = [int(size) for size in cursor.take("Q", f"the shape of `{shown(name)}`", rank)]
-        kind, offset = cursor.whole("I", f"the type of `{shown(name)}`"), cursor.whole("Q", f"the offset of `{shown(name)}`")
+        kind, offset = (
+            cursor.whole("I", f"the type of `{shown(name)}`"),
+            cursor.whole("Q", f"the offset of `{shown(name)}`"),
+        )
         try:
             placed.append((offset, _tensor(name, sizes, kind, offset, alignment)))
         except ValueError as error:
@@ -274,7 +326,12 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
     if not problems:
         problems = _layout(placed, cursor, round_up(cursor.at, alignment))
     if len(problems) > SHOWN:
-        problems = [*problems[:SHOWN], Problem(message=f"and {len(problems) - SHOWN} more flaws of this kind", where=cursor.where)]
+        problems = [
+            *problems[:SHOWN],
+            Problem(
+                message=f"and {len(problems) - SHOWN} more flaws of this kind", where=cursor.where
+            ),
+        ]
     raise_errors(problems, SourceError)
     _no_twice([tensor.name for _, tensor in placed], cursor.where)
     return tuple(tensor for _, tensor in placed)
@@ -284,16 +341,25 @@ def _tensor(name: str, sizes: list[int], kind: int, offset: int, alignment: int)
     """One tensor checked by itself. A ValueError says what is wrong with it."""
     row = GGML_TYPES.get(kind)
     if row is None:
-        old = f" (`{REMOVED[kind]}`, which llama.cpp has removed: quantize it anew)" if kind in REMOVED else ""
+        old = (
+            f" (`{REMOVED[kind]}`, which llama.cpp has removed: quantize it anew)"
+            if kind in REMOVED
+            else ""
+        )
         raise ValueError(f"has the unknown type {kind}{old}")
     count = math.prod(sizes)
     if not all(sizes) or count > LARGEST:
         raise ValueError(f"has the impossible shape {str(sizes)[:80]}")
     if (sizes[0] if sizes else 1) % row.block:
-        raise ValueError(f"has rows of {sizes[0] if sizes else 1} values, which blocks of {row.block} ({row.name}) do not fill")
+        raise ValueError(
+            f"has rows of {sizes[0] if sizes else 1} values, which blocks of {row.block} "
+            f"({row.name}) do not fill"
+        )
     if offset % alignment:
         raise ValueError(f"lies at offset {offset}, no multiple of the alignment {alignment}")
-    return TensorInfo(name=name, shape=tuple(reversed(sizes)), format=row.name, bytes=row.bytes(count))
+    return TensorInfo(
+        name=name, shape=tuple(reversed(sizes)), format=row.name, bytes=row.bytes(count)
+    )
 
 
 def _layout(placed: list[tuple[int, TensorInfo]], cursor: _Cursor, start: int) -> list[Problem]:
@@ -303,13 +369,22 @@ def _layout(placed: list[tuple[int, TensorInfo]], cursor: _Cursor, start: int) -
     for offset, tensor in sorted(placed, key=lambda item: item[0]):
         if offset < end:
             problems.append(
-                Problem(message=f"tensor `{shown(tensor.name)}` overlaps the one before it by {end - offset} bytes", where=cursor.where)
+                Problem(
+                    message=(
+                        f"tensor `{shown(tensor.name)}` overlaps the one before it by "
+                        f"{end - offset} bytes"
+                    ),
+                    where=cursor.where,
+                )
             )
         end = max(end, offset + tensor.bytes)
     if start + end > cursor.size:
         problems.append(
             Problem(
-                message=f"the file is cut short: its tensors need {start + end} bytes, and it has {cursor.size}",
+                message=(
+                    f"the file is cut short: its tensors need {start + end} bytes, and it "
+                    f"has {cursor.size}"
+                ),
                 where=cursor.where,
                 hint="download it again",
             )

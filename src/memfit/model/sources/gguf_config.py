@@ -1,8 +1,10 @@
-"""GGUF metadata in the words of config.json, an architecture a row; what the metadata leaves out is read off the tensor shapes.
+"""GGUF metadata in the words of config.json, an architecture a row; what the metadata leaves out is
+read off the tensor shapes.
 
-Key names: `gguf.constants.Keys` (gguf 0.19); which converter writes what: llama.cpp's `convert_hf_to_gguf.py`. An architecture without
-a row is refused: its sizes would have to be guessed. A test builds the transformers model of each row and compares parameter counts.
-Rope scaling is left out: it needs no memory but a few hundred bytes of frequencies.
+Key names: `gguf.constants.Keys` (gguf 0.19); which converter writes what: llama.cpp's
+`convert_hf_to_gguf.py`. An architecture without a row is refused: its sizes would have to be
+guessed. A test builds the transformers model of each row and compares parameter counts. Rope
+scaling is left out: it needs no memory but a few hundred bytes of frequencies.
 """
 
 from __future__ import annotations
@@ -21,14 +23,18 @@ LARGEST = 2**40
 
 
 class Facts:
-    """A file's metadata under its architecture's prefix, and the shapes of its tensors; collects what is missing or odd."""
+    """A file's metadata under its architecture's prefix, and the shapes of its tensors; collects
+    what is missing or odd."""
 
     def __init__(self, file: Gguf, architecture: str) -> None:
         self.file, self.prefix = file, f"{architecture}."
         self.shapes = {tensor.name: tensor.shape for tensor in file.tensors}
-        # Layers differ (experts, latent attention), so what counts is whether any layer has such a tensor.
+        # Layers differ (experts, latent attention), so what counts is whether any layer has such a
+        # tensor.
         self.parts = {
-            name.split(".", 2)[2]: shape for name, shape in self.shapes.items() if name.startswith("blk.") and name.count(".") > 2
+            name.split(".", 2)[2]: shape
+            for name, shape in self.shapes.items()
+            if name.startswith("blk.") and name.count(".") > 2
         }
         self.problems: list[Problem] = []
 
@@ -38,7 +44,11 @@ class Facts:
         if isinstance(value, tuple):
             return value[0] if value and len(set(value)) == 1 else list(value)
         if isinstance(value, float) and not math.isfinite(value):
-            self.problems.append(Problem(message=f"`{self.prefix}{key}` is {value}, not a number", where=self.file.where))
+            self.problems.append(
+                Problem(
+                    message=f"`{self.prefix}{key}` is {value}, not a number", where=self.file.where
+                )
+            )
             return None
         return value
 
@@ -51,8 +61,14 @@ class Facts:
             numbers = [one for one in value if type(one) is int and one > 0]
             value = max(numbers) if numbers else None
         if type(value) is not int or not 1 <= value <= LARGEST:
-            said = "is missing" if value is None else f"is `{str(value)[:40]}`, no whole number from 1 on"
-            self.problems.append(Problem(message=f"`{self.prefix}{key}` {said}", where=self.file.where))
+            said = (
+                "is missing"
+                if value is None
+                else f"is `{str(value)[:40]}`, no whole number from 1 on"
+            )
+            self.problems.append(
+                Problem(message=f"`{self.prefix}{key}` {said}", where=self.file.where)
+            )
             return 1
         return value
 
@@ -79,7 +95,9 @@ class Words:
     """An architecture of llama.cpp in the words of a `model_type` of transformers."""
 
     model_type: str
-    names: Mapping[str, str] = field(default_factory=dict)  # GGUF key (without prefix): config key; beside COMMON or instead of it
+    names: Mapping[str, str] = field(
+        default_factory=dict
+    )  # GGUF key (without prefix): config key; beside COMMON or instead of it
     common: bool = True
     more: Callable[[Facts], dict[str, Any]] = lambda _: {}
 
@@ -109,7 +127,11 @@ _EXPERTS = {
     "expert_feed_forward_length": "moe_intermediate_size",
 }
 _LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-_TOKENS = {"bos_token_id": "bos_token_id", "eos_token_id": "eos_token_id", "padding_token_id": "pad_token_id"}
+_TOKENS = {
+    "bos_token_id": "bos_token_id",
+    "eos_token_id": "eos_token_id",
+    "padding_token_id": "pad_token_id",
+}
 _LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
 
 
@@ -129,7 +151,12 @@ def _heads(facts: Facts) -> dict[str, Any]:
 
 
 def _qwen_moe(facts: Facts) -> dict[str, Any]:
-    return {"head_dim": facts.head(), "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
+    return {
+        "head_dim": facts.head(),
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }
 
 
 def _gpt_oss(facts: Facts) -> dict[str, Any]:
@@ -141,13 +168,17 @@ def _gpt_oss(facts: Facts) -> dict[str, Any]:
 
 
 def _deepseek(facts: Facts) -> dict[str, Any]:
-    """Since the spring of 2025 key_length is that of the latent and `…_mla` that of a head; before, key_length was a head's."""
+    """Since the spring of 2025 key_length is that of the latent and `…_mla` that of a head; before,
+    key_length was a head's."""
     turned = facts.whole("rope.dimension_count")
     head = facts.whole("attention.key_length_mla", 0) or facts.whole("attention.key_length")
     value = facts.whole("attention.value_length_mla", 0) or facts.whole("attention.value_length")
     if head <= turned:
         facts.problems.append(
-            Problem(message=f"heads of {head} values cannot have {turned} rotated and others beside", where=facts.file.where)
+            Problem(
+                message=f"heads of {head} values cannot have {turned} rotated and others beside",
+                where=facts.file.where,
+            )
         )
     sigmoid = facts.whole("expert_gating_func", 1) == 2 or facts.has("exp_probs_b.bias")
     more: dict[str, Any] = {
@@ -162,8 +193,15 @@ def _deepseek(facts: Facts) -> dict[str, Any]:
         "first_k_dense_replace": facts.value("leading_dense_block_count") or 0,
         "n_shared_experts": facts.value("expert_shared_count") or None,
     }
-    names = {"expert_count": "n_routed_experts", "expert_group_count": "n_group", "expert_group_used_count": "topk_group"}
-    scales = {"expert_weights_scale": "routed_scaling_factor", "expert_weights_norm": "norm_topk_prob"}
+    names = {
+        "expert_count": "n_routed_experts",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+    }
+    scales = {
+        "expert_weights_scale": "routed_scaling_factor",
+        "expert_weights_norm": "norm_topk_prob",
+    }
     return more | _renamed(facts, names | scales)
 
 
@@ -172,12 +210,15 @@ def _phi(facts: Facts) -> dict[str, Any]:
 
 
 def _gpt_neox(facts: Facts) -> dict[str, Any]:
-    more = {"attention_bias": facts.has("attn_qkv.bias"), "rotary_pct": 1.0} | facts.rotary("rotary_pct")
+    more = {"attention_bias": facts.has("attn_qkv.bias"), "rotary_pct": 1.0} | facts.rotary(
+        "rotary_pct"
+    )
     return more | _renamed(facts, {"use_parallel_residual": "use_parallel_residual"})
 
 
 def _tied(_: Facts) -> dict[str, Any]:
-    """Tied in every transformers model of this kind; converters write the matrix a second time as `output.weight` all the same."""
+    """Tied in every transformers model of this kind; converters write the matrix a second time as
+    `output.weight` all the same."""
     return {"tie_word_embeddings": True}
 
 
@@ -186,7 +227,8 @@ def _bigcode(facts: Facts) -> dict[str, Any]:
 
 
 def _falcon(facts: Facts) -> dict[str, Any]:
-    """Grouped heads are the mark of the 40B design; the converter writes no honest head_count_kv for the 7B, so the fused matrix tells."""
+    """Grouped heads are the mark of the 40B design; the converter writes no honest head_count_kv
+    for the 7B, so the fused matrix tells."""
     queries, heads = facts.whole("attention.head_count"), facts.whole("attention.head_count_kv", 1)
     fused = facts.parts.get("attn_qkv.weight")
     if fused:
@@ -203,8 +245,15 @@ def _falcon(facts: Facts) -> dict[str, Any]:
 
 
 def _stablelm(facts: Facts) -> dict[str, Any]:
-    more = {"use_qkv_bias": facts.has("attn_q.bias"), "use_parallel_residual": not facts.has("ffn_norm.weight")}
-    return more | {"qk_layernorm": facts.has("attn_q_norm.weight"), "partial_rotary_factor": 1.0} | facts.rotary("partial_rotary_factor")
+    more = {
+        "use_qkv_bias": facts.has("attn_q.bias"),
+        "use_parallel_residual": not facts.has("ffn_norm.weight"),
+    }
+    return (
+        more
+        | {"qk_layernorm": facts.has("attn_q_norm.weight"), "partial_rotary_factor": 1.0}
+        | facts.rotary("partial_rotary_factor")
+    )
 
 
 def _biased(facts: Facts) -> dict[str, Any]:
@@ -221,14 +270,21 @@ def _granite_moe(facts: Facts) -> dict[str, Any]:
 
 
 def _cohere(facts: Facts) -> dict[str, Any]:
-    return {"use_qk_norm": facts.has("attn_q_norm.weight")} | _renamed(facts, {"logit_scale": "logit_scale"})
+    return {"use_qk_norm": facts.has("attn_q_norm.weight")} | _renamed(
+        facts, {"logit_scale": "logit_scale"}
+    )
 
 
 ARCHITECTURES: Mapping[str, Words] = {
     "llama": Words(model_type="llama", more=_llama),
     "qwen2": Words(model_type="qwen2"),
-    "qwen2vl": Words(model_type="qwen2"),  # the text half; the vision tower is a file of its own (mmproj)
-    "qwen2moe": Words(model_type="qwen2_moe", names=_EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"}),
+    "qwen2vl": Words(
+        model_type="qwen2"
+    ),  # the text half; the vision tower is a file of its own (mmproj)
+    "qwen2moe": Words(
+        model_type="qwen2_moe",
+        names=_EXPERTS | {"expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    ),
     "qwen3": Words(model_type="qwen3", more=_heads),
     "qwen3vl": Words(model_type="qwen3", more=_heads),
     "qwen3moe": Words(model_type="qwen3_moe", names=_EXPERTS, more=_qwen_moe),
@@ -239,7 +295,10 @@ ARCHITECTURES: Mapping[str, Words] = {
     "phi3": Words(model_type="phi3", more=_phi),
     "deepseek2": Words(
         model_type="deepseek_v2",
-        names={"expert_used_count": "num_experts_per_tok", "expert_feed_forward_length": "moe_intermediate_size"},
+        names={
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+        },
         more=_deepseek,
     ),
     "gpt-oss": Words(model_type="gpt_oss", names=_LOCAL_EXPERTS, more=_gpt_oss),
@@ -248,16 +307,29 @@ ARCHITECTURES: Mapping[str, Words] = {
     "gptneox": Words(model_type="gpt_neox", names=_LAYER_NORM, more=_gpt_neox),
     "bloom": Words(
         model_type="bloom",
-        names={"embedding_length": "hidden_size", "block_count": "n_layer", "attention.head_count": "n_head"},
+        names={
+            "embedding_length": "hidden_size",
+            "block_count": "n_layer",
+            "attention.head_count": "n_head",
+        },
         common=False,
         more=_tied,
     ),
-    "falcon": Words(model_type="falcon", names={"feed_forward_length": "ffn_hidden_size"}, more=_falcon),
-    "starcoder2": Words(model_type="starcoder2", names={"attention.layer_norm_epsilon": "norm_epsilon"}, more=_starcoder2),
+    "falcon": Words(
+        model_type="falcon", names={"feed_forward_length": "ffn_hidden_size"}, more=_falcon
+    ),
+    "starcoder2": Words(
+        model_type="starcoder2",
+        names={"attention.layer_norm_epsilon": "norm_epsilon"},
+        more=_starcoder2,
+    ),
     "stablelm": Words(model_type="stablelm", names=_LAYER_NORM, more=_stablelm),
     "olmo": Words(model_type="olmo", names={"attention.clamp_kqv": "clip_qkv"}),
     "olmo2": Words(model_type="olmo2"),
-    "olmoe": Words(model_type="olmoe", names={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}),
+    "olmoe": Words(
+        model_type="olmoe",
+        names={"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"},
+    ),
     "granite": Words(model_type="granite", more=_biased),
     "granitemoe": Words(model_type="granitemoe", names=_LOCAL_EXPERTS, more=_granite_moe),
     "command-r": Words(model_type="cohere", names=_LAYER_NORM, more=_cohere),
@@ -274,39 +346,57 @@ _OTHERS = {
 
 
 def _renamed(facts: Facts, names: Mapping[str, str]) -> dict[str, Any]:
-    """What is there, in other words; a window of 0 means none (the converter of phi-3 writes that for phi-4)."""
+    """What is there, in other words; a window of 0 means none (the converter of phi-3 writes that
+    for phi-4)."""
     found = {name: facts.value(key) for key, name in names.items()}
-    return {name: value for name, value in found.items() if value is not None and (name != "sliding_window" or value)}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and (name != "sliding_window" or value)
+    }
 
 
 def read_config(file: Gguf) -> dict[str, Any]:
     """The config, or every reason why there is none."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str):
-        raise SourceError.one(f"`{file.where}` does not name its `general.architecture`", where="model")
+        raise SourceError.one(
+            f"`{file.where}` does not name its `general.architecture`", where="model"
+        )
     kind = file.metadata.get("general.type", "model")
     if kind == "adapter":
         raise SourceError.one(
-            f"`{file.where}` is an adapter, not a model", where="model", hint="estimate its base model with `--method lora`"
+            f"`{file.where}` is an adapter, not a model",
+            where="model",
+            hint="estimate its base model with `--method lora`",
         )
     words = ARCHITECTURES.get(architecture)
     if words is None:
         close = nearest(architecture, ARCHITECTURES)
-        hint = _OTHERS.get(architecture) or "name the original model, its config.json or its folder instead"
+        hint = (
+            _OTHERS.get(architecture)
+            or "name the original model, its config.json or its folder instead"
+        )
         raise SourceError.one(
             f"the GGUF architecture `{shown(architecture)}` has no translation to a config",
             where="model",
-            hint=hint + (f"; the nearest known: {', '.join(f'`{one}`' for one in close)}" if close else ""),
+            hint=hint
+            + (f"; the nearest known: {', '.join(f'`{one}`' for one in close)}" if close else ""),
         )
     facts = Facts(file, architecture)
     if len(facts.shapes.get("token_embd.weight", ())) != 2 or not facts.parts:
-        raise SourceError.one(f"`{file.where}` holds no model, only a vocabulary or a part", where="model")
+        raise SourceError.one(
+            f"`{file.where}` holds no model, only a vocabulary or a part", where="model"
+        )
     for key in ("block_count", "embedding_length", "attention.head_count"):
         facts.whole(key)
     config: dict[str, Any] = {"model_type": words.model_type}
     config |= _renamed(facts, {**(COMMON if words.common else {}), **words.names})
     # The matrix as stored: converters pad the vocabulary or not, and this is what fills the memory.
-    config |= {"vocab_size": facts.shapes["token_embd.weight"][0], "tie_word_embeddings": "output.weight" not in facts.shapes}
+    config |= {
+        "vocab_size": facts.shapes["token_embd.weight"][0],
+        "tie_word_embeddings": "output.weight" not in facts.shapes,
+    }
     if not facts.problems:
         config |= words.more(facts)
     raise_errors(_once(facts.problems), SourceError)

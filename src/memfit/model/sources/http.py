@@ -1,6 +1,8 @@
-"""One bounded GET over huggingface_hub's own session: so many bytes and so many seconds, whatever the other side does.
+"""One bounded GET over huggingface_hub's own session: so many bytes and so many seconds, whatever
+the other side does.
 
-The session is httpx in huggingface_hub 1.x (httpx2 from 2.x) and requests before; its proxies, certificates and tokens are kept.
+The session is httpx in huggingface_hub 1.x (httpx2 from 2.x) and requests before; its proxies,
+certificates and tokens are kept.
 """
 
 from __future__ import annotations
@@ -44,12 +46,17 @@ class Answer:
         if self.status == 206:
             text = self.headers.get("content-range", "").rpartition("/")[2]
         else:
-            text = "" if "content-encoding" in self.headers else self.headers.get("content-length", "")
+            text = (
+                "" if "content-encoding" in self.headers else self.headers.get("content-length", "")
+            )
         return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
 
 
-def get(url: str, *, headers: Mapping[str, str], limit: int, seconds: float, start: int | None = None) -> Answer:
-    """GET `url`. With `start`, only `limit` bytes from there; a server that ignores ranges is read as far as that and no further."""
+def get(
+    url: str, *, headers: Mapping[str, str], limit: int, seconds: float, start: int | None = None
+) -> Answer:
+    """GET `url`. With `start`, only `limit` bytes from there; a server that ignores ranges is read
+    as far as that and no further."""
     until = time.monotonic() + seconds
     asked = dict(headers) | {"accept-encoding": "identity"}
     if start is not None:
@@ -79,7 +86,9 @@ def get(url: str, *, headers: Mapping[str, str], limit: int, seconds: float, sta
 
 def _library(session: Any) -> ModuleType:
     """The HTTP library that the session is of."""
-    names = {part for kind in type(session).__mro__ for part in (kind.__module__.partition(".")[0],)}
+    names = {
+        part for kind in type(session).__mro__ for part in (kind.__module__.partition(".")[0],)
+    }
     for name in ("httpx2", "httpx", "requests"):
         if name in names:
             return sys.modules[name]
@@ -87,29 +96,43 @@ def _library(session: Any) -> ModuleType:
 
 
 def _timeouts(library: ModuleType) -> type[Exception]:
-    kind: type[Exception] = library.Timeout if library.__name__ == "requests" else library.TimeoutException
+    kind: type[Exception] = (
+        library.Timeout if library.__name__ == "requests" else library.TimeoutException
+    )
     return kind
 
 
 def _failures(library: ModuleType) -> tuple[type[Exception], ...]:
-    own = (library.RequestException,) if library.__name__ == "requests" else (library.HTTPError, library.InvalidURL)
+    own = (
+        (library.RequestException,)
+        if library.__name__ == "requests"
+        else (library.HTTPError, library.InvalidURL)
+    )
     return (*own, OSError)
 
 
 @contextmanager
-def _stream(session: Any, library: ModuleType, url: str, headers: Mapping[str, str], seconds: float) -> Iterator[Any]:
+def _stream(
+    session: Any, library: ModuleType, url: str, headers: Mapping[str, str], seconds: float
+) -> Iterator[Any]:
     if library.__name__ == "requests":
-        with closing(session.get(url, headers=headers, timeout=seconds, stream=True, allow_redirects=True)) as response:
+        with closing(
+            session.get(url, headers=headers, timeout=seconds, stream=True, allow_redirects=True)
+        ) as response:
             yield response
     else:
-        stream: AbstractContextManager[Any] = session.stream("GET", url, headers=headers, timeout=seconds, follow_redirects=True)
+        stream: AbstractContextManager[Any] = session.stream(
+            "GET", url, headers=headers, timeout=seconds, follow_redirects=True
+        )
         with stream as response:
             yield response
 
 
 def _body(response: Any, library: ModuleType, limit: int, until: float, *, cut: bool) -> bytes:
     body = bytearray()
-    for chunk in response.iter_content(CHUNK) if library.__name__ == "requests" else response.iter_bytes():
+    for chunk in (
+        response.iter_content(CHUNK) if library.__name__ == "requests" else response.iter_bytes()
+    ):
         if time.monotonic() > until:
             raise Late
         body += chunk
@@ -150,12 +173,14 @@ def _reason(error: Exception) -> str:
 
 
 def within(seconds: float, call: Callable[[], T]) -> T:
-    """The result of `call`, or `Late`. It runs in a thread of its own, since a name server or a trickle of headers knows no timeout."""
+    """The result of `call`, or `Late`. It runs in a thread of its own, since a name server or a
+    trickle of headers knows no timeout."""
     return all_within(seconds, [call])[0]
 
 
 def all_within(seconds: float, calls: list[Callable[[], T]], workers: int = 16) -> list[T]:
-    """The results of all calls, some at a time; the first failure is raised. Threads are daemons: a late one holds nobody up."""
+    """The results of all calls, some at a time; the first failure is raised. Threads are daemons: a
+    late one holds nobody up."""
     results: dict[int, T] = {}
     failures: list[BaseException] = []
     todo = iter(list(enumerate(calls)))
@@ -169,7 +194,8 @@ def all_within(seconds: float, calls: list[Callable[[], T]], workers: int = 16) 
                 return
             try:
                 result = turn[1]()
-            except BaseException as error:  # noqa: BLE001 - handed over to the waiting thread, which raises it
+            # Handed over to the waiting thread, which raises it
+            except BaseException as error:  # noqa: BLE001
                 with lock:
                     failures.append(error)
                 done.set()

@@ -1,6 +1,7 @@
 """The Hugging Face hub: config.json and the headers of safetensors files, never a weight.
 
-huggingface_hub brings token, cache, `HF_ENDPOINT` and `HF_HUB_OFFLINE`; requests go over its session, bounded in bytes and time.
+huggingface_hub brings token, cache, `HF_ENDPOINT` and `HF_HUB_OFFLINE`; requests go over its
+session, bounded in bytes and time.
 """
 
 from __future__ import annotations
@@ -69,8 +70,18 @@ def read_hub(
     """A model of the hub, or of its local cache when offline or when the hub does not answer."""
     constants = _constants()
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
-        raise SourceError.one(f"`{shown(revision)}` is no revision", where="model", hint="name a branch, a tag or a commit")
-    place = Place(repo=repo, revision=revision, token=token, timeout=timeout, endpoint=(endpoint or constants.ENDPOINT).rstrip("/"))
+        raise SourceError.one(
+            f"`{shown(revision)}` is no revision",
+            where="model",
+            hint="name a branch, a tag or a commit",
+        )
+    place = Place(
+        repo=repo,
+        revision=revision,
+        token=token,
+        timeout=timeout,
+        endpoint=(endpoint or constants.ENDPOINT).rstrip("/"),
+    )
     if offline or constants.HF_HUB_OFFLINE:
         return _from_cache(place)
     try:
@@ -79,27 +90,49 @@ def read_hub(
         cached = _cached(place)
         if cached is None or not isinstance(error.__cause__, (http.Late, http.Unreachable)):
             raise
-        warning = Problem(message=f"{error.problems[0].message}; the copy in the local cache was taken", where="model", level="warning")
+        warning = Problem(
+            message=f"{error.problems[0].message}; the copy in the local cache was taken",
+            where="model",
+            level="warning",
+        )
         source = _from_cache(place)
         return replace(source, problems=(*source.problems, warning))
-    config = folder.checked(parse_object(answer.body, where=f"{place.name}/config.json"), where=f"{place.name}/config.json")
+    config = folder.checked(
+        parse_object(answer.body, where=f"{place.name}/config.json"),
+        where=f"{place.name}/config.json",
+    )
     commit = answer.headers.get("x-repo-commit")
     keeping = _keep(place, commit)
     tensors, problems = _tensors(place, commit)
     if keeping is not None:
         keeping.join(CACHE_PATIENCE)
     at = f" at commit {shown(commit)[:12]}" if commit else ""
-    return Source(name=place.name, origin=f"{place.host}/{place.repo}{at}", config=config, tensors=tensors, problems=problems)
+    return Source(
+        name=place.name,
+        origin=f"{place.host}/{place.repo}{at}",
+        config=config,
+        tensors=tensors,
+        problems=problems,
+    )
 
 
 def _constants() -> Any:
     """The settings of huggingface_hub, which it reads from the environment when it is imported."""
     try:
-        from huggingface_hub import constants, file_download  # noqa: F401 - all else comes from it, and it reads the environment too
+        # All else comes from it, and it reads the environment too
+        from huggingface_hub import constants, file_download  # noqa: F401
     except ImportError:
-        raise SourceError.one("reading from the hub needs huggingface_hub", where="model", hint="pip install huggingface_hub") from None
+        raise SourceError.one(
+            "reading from the hub needs huggingface_hub",
+            where="model",
+            hint="pip install huggingface_hub",
+        ) from None
     except ValueError as error:  # it takes the address apart at import
-        raise SourceError.one(f"huggingface_hub does not take its settings: {error}", where="model", hint="look at `HF_ENDPOINT`") from None
+        raise SourceError.one(
+            f"huggingface_hub does not take its settings: {error}",
+            where="model",
+            hint="look at `HF_ENDPOINT`",
+        ) from None
     return constants
 
 
@@ -123,26 +156,43 @@ def _from_cache(place: Place) -> Source:
             hint=_similar(place.repo) or "unset `HF_HUB_OFFLINE`, or name a model of the catalog",
         )
     return folder.read_folder(
-        found.parent, name=place.name, origin=f"local cache of {place.host}/{place.repo}, commit {found.parent.name[:12]}"
+        found.parent,
+        name=place.name,
+        origin=f"local cache of {place.host}/{place.repo}, commit {found.parent.name[:12]}",
     )
 
 
 def _keep(place: Place, commit: str | None) -> threading.Thread | None:
-    """Let huggingface_hub put config.json into its cache, for the next time without network. It is no matter if that fails."""
-    if not commit or not re.fullmatch("[0-9a-f]{40}", commit) or _cached(replace(place, revision=commit)) is not None:
+    """Let huggingface_hub put config.json into its cache, for the next time without network. It is
+    no matter if that fails."""
+    if (
+        not commit
+        or not re.fullmatch("[0-9a-f]{40}", commit)
+        or _cached(replace(place, revision=commit)) is not None
+    ):
         return None
 
     def download() -> None:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+        from huggingface_hub.utils import (
+            are_progress_bars_disabled,
+            disable_progress_bars,
+            enable_progress_bars,
+        )
 
         quiet = are_progress_bars_disabled()
         disable_progress_bars()
         try:
             hf_hub_download(
-                place.repo, "config.json", revision=place.revision, token=place.token, endpoint=place.endpoint, etag_timeout=place.timeout
+                place.repo,
+                "config.json",
+                revision=place.revision,
+                token=place.token,
+                endpoint=place.endpoint,
+                etag_timeout=place.timeout,
             )
-        except Exception:  # noqa: BLE001 - whatever it is: the answer is there, only the cache is not
+        # Whatever it is: the answer is there, only the cache is not
+        except Exception:  # noqa: BLE001
             return
         finally:
             if not quiet:
@@ -155,32 +205,57 @@ def _keep(place: Place, commit: str | None) -> threading.Thread | None:
 
 def _similar(repo: str) -> str:
     close = catalog.nearest(repo)
-    return "did you mean " + ", ".join(f"`{one}`" for one in close) + ", known without the hub?" if close else ""
+    return (
+        "did you mean " + ", ".join(f"`{one}`" for one in close) + ", known without the hub?"
+        if close
+        else ""
+    )
 
 
 # ---------------------------------------------------------------- requests
 
 
-def _get(place: Place, file: str, *, limit: int, start: int | None = None, url: str = "") -> http.Answer:
+def _get(
+    place: Place, file: str, *, limit: int, start: int | None = None, url: str = ""
+) -> http.Answer:
     """One file or a part of it. Everything that can go wrong becomes one sentence."""
     name = f"{place.name}/{file}" if file else place.name
     try:
         answer = http.within(
             place.timeout,
-            lambda: http.get(url or place.url(file), headers=place.headers(), limit=limit, seconds=place.timeout, start=start),
+            lambda: http.get(
+                url or place.url(file),
+                headers=place.headers(),
+                limit=limit,
+                seconds=place.timeout,
+                start=start,
+            ),
         )
     except http.Late as error:
         raise SourceError.one(
-            f"{place.host} did not send `{name}` within {place.timeout:g} s", where="model", hint="try again, or use a local copy"
+            f"{place.host} did not send `{name}` within {place.timeout:g} s",
+            where="model",
+            hint="try again, or use a local copy",
         ) from error
     except http.Unreachable as error:
         raise SourceError.one(
             f"{place.host} cannot be reached: {error}",
             where="model",
-            hint=" ".join(filter(None, (_similar(place.repo), "check the network, `HF_ENDPOINT` and proxies, or use a local copy"))),
+            hint=" ".join(
+                filter(
+                    None,
+                    (
+                        _similar(place.repo),
+                        "check the network, `HF_ENDPOINT` and proxies, or use a local copy",
+                    ),
+                )
+            ),
         ) from error
     except http.TooLong as error:
-        raise SourceError.one(f"{place.host} sends more than {limit // MIB} MiB as `{name}`, which is no config", where="model") from error
+        raise SourceError.one(
+            f"{place.host} sends more than {limit // MIB} MiB as `{name}`, which is no config",
+            where="model",
+        ) from error
     if answer.status == 429 or answer.status >= 500:  # the hub's own trouble: a cached copy may do
         raise refusal(place, file, answer) from http.Unreachable(str(answer.status))
     if answer.status >= 300:
@@ -193,7 +268,8 @@ class Absent(SourceError):
 
 
 def refusal(place: Place, file: str, answer: http.Answer) -> SourceError:
-    """The message for an HTTP status, with the codes that the hub adds in `X-Error-Code` (huggingface_hub/utils/_http.py)."""
+    """The message for an HTTP status, with the codes that the hub adds in `X-Error-Code`
+    (huggingface_hub/utils/_http.py)."""
     code = answer.headers.get("x-error-code", "")
     said = answer.headers.get("x-error-message", "")
     page = f"{place.endpoint}/{place.repo}"
@@ -203,37 +279,68 @@ def refusal(place: Place, file: str, answer: http.Answer) -> SourceError:
         return SourceError.one(message, where="model", hint=hint)
 
     if code == "GatedRepo":
-        state = "asks for its licence to be accepted" if answer.status == 401 else "has not been opened for your token"
-        return error(f"`{place.repo}` is gated and {state}", f"accept the licence at {page}, then {known}")
+        state = (
+            "asks for its licence to be accepted"
+            if answer.status == 401
+            else "has not been opened for your token"
+        )
+        return error(
+            f"`{place.repo}` is gated and {state}", f"accept the licence at {page}, then {known}"
+        )
     if answer.status == 401 and "credential" in said.lower():
         return error(f"{place.host} does not accept the token", f"it may have expired: {known}")
     if code == "RevisionNotFound":
-        return error(f"`{place.repo}` has no revision `{place.revision or 'main'}`", f"see the branches and tags at {page}/tree/main")
+        return error(
+            f"`{place.repo}` has no revision `{place.revision or 'main'}`",
+            f"see the branches and tags at {page}/tree/main",
+        )
     if code == "EntryNotFound":
         return Absent(
-            Problem(message=f"`{place.name}` has no {file}", where="model", hint=_what_is_there(place) if file == "config.json" else "")
+            Problem(
+                message=f"`{place.name}` has no {file}",
+                where="model",
+                hint=_what_is_there(place) if file == "config.json" else "",
+            )
         )
     if code == "RepoNotFound" or answer.status in (401, 404):
         hint = _similar(place.repo)
-        return error(f"`{place.repo}` is not on {place.host}, or is private", " ".join(filter(None, (hint, f"if it is private, {known}"))))
+        return error(
+            f"`{place.repo}` is not on {place.host}, or is private",
+            " ".join(filter(None, (hint, f"if it is private, {known}"))),
+        )
     if answer.status == 403:
         why = " (the hub has disabled it)" if "disabled" in said.lower() else ""
-        return error(f"{place.host} refuses `{place.repo}`{why}", f"the token may lack the right to read it: see {page}")
+        return error(
+            f"{place.host} refuses `{place.repo}`{why}",
+            f"the token may lack the right to read it: see {page}",
+        )
     if answer.status == 429:
         wait = answer.headers.get("retry-after", "")
-        return error(f"{place.host} is asked too often", f"wait {wait} s" if wait.isdigit() else f"wait a little, or {known}")
-    return error(f"{place.host} answers with status {answer.status} for `{place.name}`", "try again later, or use a local copy")
+        return error(
+            f"{place.host} is asked too often",
+            f"wait {wait} s" if wait.isdigit() else f"wait a little, or {known}",
+        )
+    return error(
+        f"{place.host} answers with status {answer.status} for `{place.name}`",
+        "try again later, or use a local copy",
+    )
 
 
 def _what_is_there(place: Place) -> str:
     """For a repository without config.json: what kind it is, by its list of files."""
     at = f"/revision/{place.revision}" if place.revision else ""
     try:
-        answer = _get(place, "", limit=CONFIG_LIMIT, url=f"{place.endpoint}/api/models/{place.repo}{at}")
+        answer = _get(
+            place, "", limit=CONFIG_LIMIT, url=f"{place.endpoint}/api/models/{place.repo}{at}"
+        )
         info = parse_object(answer.body, where=f"{place.name} (list of files)")
     except SourceError:
         return "name a repository in the transformers format"
-    files = [entry["rfilename"] for entry in _dicts(info.get("siblings")) if isinstance(entry.get("rfilename"), str)]
+    files = [
+        entry["rfilename"]
+        for entry in _dicts(info.get("siblings"))
+        if isinstance(entry.get("rfilename"), str)
+    ]
     if "adapter_config.json" in files:
         card = info.get("cardData")
         base = card.get("base_model") if isinstance(card, dict) else None
@@ -252,8 +359,11 @@ def _dicts(value: Any) -> list[Mapping[str, Any]]:
 # ---------------------------------------------------------------- tensors
 
 
-def _tensors(place: Place, commit: str | None) -> tuple[tuple[TensorInfo, ...] | None, tuple[Problem, ...]]:
-    """Exact tensors, or None with a warning where the headers cannot be had; a header that is wrong is an error."""
+def _tensors(
+    place: Place, commit: str | None
+) -> tuple[tuple[TensorInfo, ...] | None, tuple[Problem, ...]]:
+    """Exact tensors, or None with a warning where the headers cannot be had; a header that is wrong
+    is an error."""
     if commit and _REVISION.fullmatch(commit):
         place = replace(place, revision=commit)  # so that all parts are of one version
     until = time.monotonic() + HEADERS_PATIENCE * place.timeout
@@ -264,9 +374,15 @@ def _tensors(place: Place, commit: str | None) -> tuple[tuple[TensorInfo, ...] |
             return _header(place, folder.SINGLE, _Budget()), ()
         shards = safetensors.parse_index(index.body, where=f"{place.name}/{folder.INDEX}")
         budget = _Budget()
-        calls: list[Callable[[], tuple[TensorInfo, ...]]] = [partial(_header, place, name, budget) for name in shards.files]
-        read = dict(zip(shards.files, http.all_within(until - time.monotonic(), calls), strict=True))
-        return safetensors.joined(shards, lambda name: read[name], where=f"{place.name}/{folder.INDEX}"), ()
+        calls: list[Callable[[], tuple[TensorInfo, ...]]] = [
+            partial(_header, place, name, budget) for name in shards.files
+        ]
+        read = dict(
+            zip(shards.files, http.all_within(until - time.monotonic(), calls), strict=True)
+        )
+        return safetensors.joined(
+            shards, lambda name: read[name], where=f"{place.name}/{folder.INDEX}"
+        ), ()
     except Absent as error:
         note = Problem(
             message=f"{error.problems[0].message}, so tensors are taken from the config",
@@ -276,11 +392,20 @@ def _tensors(place: Place, commit: str | None) -> tuple[tuple[TensorInfo, ...] |
         )
         return None, (note,)
     except (SourceError, http.Late) as error:
-        if not isinstance(error, http.Late) and not isinstance(error.__cause__, (http.Late, http.Unreachable)):
+        if not isinstance(error, http.Late) and not isinstance(
+            error.__cause__, (http.Late, http.Unreachable)
+        ):
             raise
-        why = error.problems[0].message if isinstance(error, SourceError) else f"{place.host} was too slow with the headers"
+        why = (
+            error.problems[0].message
+            if isinstance(error, SourceError)
+            else f"{place.host} was too slow with the headers"
+        )
         warning = Problem(
-            message=f"{why}, so tensors are taken from the config", where="model", level="warning", hint="exact unless quantized"
+            message=f"{why}, so tensors are taken from the config",
+            where="model",
+            level="warning",
+            hint="exact unless quantized",
         )
         return None, (warning,)
 
@@ -295,7 +420,10 @@ class _Budget:
         with self.lock:
             self.left -= count
             if self.left < 0:
-                raise SourceError.one(f"the headers of `{what}` are larger than {ALL_HEADERS // MIB} MiB together", where="model")
+                raise SourceError.one(
+                    f"the headers of `{what}` are larger than {ALL_HEADERS // MIB} MiB together",
+                    where="model",
+                )
 
 
 def _header(place: Place, file: str, budget: _Budget) -> tuple[TensorInfo, ...]:
@@ -309,6 +437,12 @@ def _header(place: Place, file: str, budget: _Budget) -> tuple[TensorInfo, ...]:
         start = safetensors.PREFIX + len(header)
         header += _get(place, file, limit=length - len(header), start=start).body
     if len(header) < length:
-        raise SourceError.one(f"{place.host} sends only {len(header)} of the {length} bytes of the header of `{where}`", where="model")
+        raise SourceError.one(
+            (
+                f"{place.host} sends only {len(header)} of the {length} bytes of the header "
+                f"of `{where}`"
+            ),
+            where="model",
+        )
     data = None if first.total is None else first.total - safetensors.PREFIX - length
     return safetensors.parse_header(header, where=where, data_bytes=data)

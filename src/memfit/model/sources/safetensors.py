@@ -1,7 +1,9 @@
-"""safetensors: every tensor's name, shape, dtype and bytes from the header alone; 8 + N bytes are read, never a weight.
+"""safetensors: every tensor's name, shape, dtype and bytes from the header alone; 8 + N bytes are
+read, never a weight.
 
-The package `safetensors` is not used: it wants the whole file, and a framework to put it in. The rules are those of its
-`safetensors/src/tensor.rs` (0.8): an 8-byte little-endian length, a JSON object of at most 100 MB, data without hole or overlap.
+The package `safetensors` is not used: it wants the whole file, and a framework to put it in. The
+rules are those of its `safetensors/src/tensor.rs` (0.8): an 8-byte little-endian length, a JSON
+object of at most 100 MB, data without hole or overlap.
 """
 
 from __future__ import annotations
@@ -19,20 +21,39 @@ from memfit.model.sources.inventory import TensorInfo
 PREFIX = 8
 HEADER_LIMIT = 100_000_000  # MAX_HEADER_SIZE, safetensors/src/tensor.rs
 INDEX_LIMIT = HEADER_LIMIT
-MOST_TENSORS = 2**18  # a header's JSON takes ten times its size once parsed; the largest real files hold about 90,000
+MOST_TENSORS = (
+    2**18
+)  # a header's JSON takes ten times its size once parsed; the largest real files hold about 90,000
 MOST_SHARDS = 2048
 MOST_OF_MODEL = 2**20
 LARGEST_COUNT = 2**62
 SHOWN = 20  # problems of one file
-# dtype in the file: bits, and the name of the row in memfit.formats where there is one (safetensors 0.8, `enum Dtype`).
+# dtype in the file: bits, and the name of the row in memfit.formats where there is one (safetensors
+# 0.8, `enum Dtype`).
 DTYPES: Mapping[str, tuple[int, str]] = {
-    "BOOL": (8, "bool"), "U8": (8, "uint8"), "I8": (8, "int8"), "U16": (16, "uint16"), "I16": (16, "int16"),
-    "U32": (32, "uint32"), "I32": (32, "int32"), "U64": (64, "uint64"), "I64": (64, "int64"),
-    "F16": (16, "float16"), "BF16": (16, "bfloat16"), "F32": (32, "float32"), "F64": (64, "float64"), "C64": (64, "C64"),
-    "F8_E4M3": (8, "float8_e4m3fn"), "F8_E5M2": (8, "float8_e5m2"), "F8_E8M0": (8, "float8_e8m0fnu"),
-    "F8_E4M3FNUZ": (8, "F8_E4M3FNUZ"), "F8_E5M2FNUZ": (8, "F8_E5M2FNUZ"),
-    "F4": (4, "F4"), "F6_E2M3": (6, "F6_E2M3"), "F6_E3M2": (6, "F6_E3M2"),
-}  # fmt: skip
+    "BOOL": (8, "bool"),
+    "U8": (8, "uint8"),
+    "I8": (8, "int8"),
+    "U16": (16, "uint16"),
+    "I16": (16, "int16"),
+    "U32": (32, "uint32"),
+    "I32": (32, "int32"),
+    "U64": (64, "uint64"),
+    "I64": (64, "int64"),
+    "F16": (16, "float16"),
+    "BF16": (16, "bfloat16"),
+    "F32": (32, "float32"),
+    "F64": (64, "float64"),
+    "C64": (64, "C64"),
+    "F8_E4M3": (8, "float8_e4m3fn"),
+    "F8_E5M2": (8, "float8_e5m2"),
+    "F8_E8M0": (8, "float8_e8m0fnu"),
+    "F8_E4M3FNUZ": (8, "F8_E4M3FNUZ"),
+    "F8_E5M2FNUZ": (8, "F8_E5M2FNUZ"),
+    "F4": (4, "F4"),
+    "F6_E2M3": (6, "F6_E2M3"),
+    "F6_E3M2": (6, "F6_E3M2"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,20 +77,33 @@ def read_file(path: Path) -> tuple[TensorInfo, ...]:
 
 
 def header_length(prefix: bytes, *, where: str, file_bytes: int | None) -> int:
-    """The length that the first 8 bytes announce, if the file can hold it; more bytes help only to say what the file is instead."""
+    """The length that the first 8 bytes announce, if the file can hold it; more bytes help only to
+    say what the file is instead."""
     if len(prefix) < PREFIX:
         raise SourceError.one(
-            f"`{where}` is {len(prefix)} bytes, too short for a safetensors file" if prefix else f"`{where}` is empty", where="model"
+            f"`{where}` is {len(prefix)} bytes, too short for a safetensors file"
+            if prefix
+            else f"`{where}` is empty",
+            where="model",
         )
     length = int.from_bytes(prefix[:PREFIX], "little")
-    if length < 2 or length > HEADER_LIMIT or (file_bytes is not None and PREFIX + length > file_bytes):
-        reason = "fewer than the 2 of an empty one" if length < 2 else f"more than the {HEADER_LIMIT} the format allows"
+    if (
+        length < 2
+        or length > HEADER_LIMIT
+        or (file_bytes is not None and PREFIX + length > file_bytes)
+    ):
+        reason = (
+            "fewer than the 2 of an empty one"
+            if length < 2
+            else f"more than the {HEADER_LIMIT} the format allows"
+        )
         if 2 <= length <= HEADER_LIMIT:
             reason = f"more than the file has ({file_bytes})"
         raise SourceError.one(
             f"`{where}` announces a header of {length} bytes, {reason}",
             where="model",
-            hint=looks_like(prefix[:64]) or "it is no safetensors file, or its download was cut short",
+            hint=looks_like(prefix[:64])
+            or "it is no safetensors file, or its download was cut short",
         )
     return length
 
@@ -77,17 +111,31 @@ def header_length(prefix: bytes, *, where: str, file_bytes: int | None) -> int:
 def parse_header(header: bytes, *, where: str, data_bytes: int | None) -> tuple[TensorInfo, ...]:
     """The tensors in the order of their data; every flaw at once (the first twenty)."""
     if not header.startswith(b"{"):
-        raise SourceError.one(f"the header of `{where}` does not start with a brace", where="model", hint=looks_like(header))
+        raise SourceError.one(
+            f"the header of `{where}` does not start with a brace",
+            where="model",
+            hint=looks_like(header),
+        )
     # Counted before parsing, so that a header made of brackets cannot fill the memory.
-    if header.count(b"{") > MOST_TENSORS + 2 or header.count(b"[") > 2 * MOST_TENSORS or header.count(b",") > 12 * MOST_TENSORS:
-        raise SourceError.one(f"the header of `{where}` describes more than {MOST_TENSORS} tensors", where="model")
+    if (
+        header.count(b"{") > MOST_TENSORS + 2
+        or header.count(b"[") > 2 * MOST_TENSORS
+        or header.count(b",") > 12 * MOST_TENSORS
+    ):
+        raise SourceError.one(
+            f"the header of `{where}` describes more than {MOST_TENSORS} tensors", where="model"
+        )
     entries = parse_object(header, where=f"{where} (header)", search=False)
     problems: list[Problem] = []
     placed: list[tuple[int, int, TensorInfo]] = []
     for name, entry in entries.items():
         if name == "__metadata__":
-            if entry is not None and not (isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())):
-                problems.append(Problem(message="`__metadata__` is no object of strings", where=where))
+            if entry is not None and not (
+                isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
+            ):
+                problems.append(
+                    Problem(message="`__metadata__` is no object of strings", where=where)
+                )
             continue
         try:
             placed.append(_entry(name, entry))
@@ -102,7 +150,14 @@ def parse_header(header: bytes, *, where: str, data_bytes: int | None) -> tuple[
 
 def _some(problems: list[Problem], where: str) -> list[Problem]:
     more = len(problems) - SHOWN
-    return problems if more <= 0 else [*problems[:SHOWN], Problem(message=f"and {more} more flaws of this kind", where=where)]
+    return (
+        problems
+        if more <= 0
+        else [
+            *problems[:SHOWN],
+            Problem(message=f"and {more} more flaws of this kind", where=where),
+        ]
+    )
 
 
 def _entry(name: str, entry: Any) -> tuple[int, int, TensorInfo]:
@@ -122,9 +177,14 @@ def _entry(name: str, entry: Any) -> tuple[int, int, TensorInfo]:
     count = math.prod(shape)
     if count > LARGEST_COUNT or count * bits != 8 * (offsets[1] - offsets[0]):
         raise ValueError(
-            f"has {offsets[1] - offsets[0]} bytes of data, but its shape {str(shape)[:80]} of {dtype} says {_bytes(count, bits)}"
+            f"has {offsets[1] - offsets[0]} bytes of data, but its shape "
+            f"{str(shape)[:80]} of {dtype} says {_bytes(count, bits)}"
         )
-    return offsets[0], offsets[1], TensorInfo(name=name, shape=tuple(shape), format=form, bytes=offsets[1] - offsets[0])
+    return (
+        offsets[0],
+        offsets[1],
+        TensorInfo(name=name, shape=tuple(shape), format=form, bytes=offsets[1] - offsets[0]),
+    )
 
 
 def _bytes(count: int, bits: int) -> str:
@@ -134,23 +194,36 @@ def _bytes(count: int, bits: int) -> str:
 
 
 def _wholes(value: Any) -> bool:
-    return isinstance(value, list) and all(type(one) is int and 0 <= one <= LARGEST_COUNT for one in value)
+    return isinstance(value, list) and all(
+        type(one) is int and 0 <= one <= LARGEST_COUNT for one in value
+    )
 
 
-def _layout(placed: list[tuple[int, int, TensorInfo]], where: str, data_bytes: int | None) -> list[Problem]:
+def _layout(
+    placed: list[tuple[int, int, TensorInfo]], where: str, data_bytes: int | None
+) -> list[Problem]:
     """Tensors must follow one another without hole or overlap, to the end of the file."""
     problems: list[Problem] = []
     end = 0
     for begin, after, tensor in placed:
         if begin != end:
-            what = f"overlaps the one before it by {end - begin}" if begin < end else f"leaves a hole of {begin - end}"
-            problems.append(Problem(message=f"tensor `{shown(tensor.name)}` {what} bytes", where=where))
+            what = (
+                f"overlaps the one before it by {end - begin}"
+                if begin < end
+                else f"leaves a hole of {begin - end}"
+            )
+            problems.append(
+                Problem(message=f"tensor `{shown(tensor.name)}` {what} bytes", where=where)
+            )
         end = max(end, after)
     if data_bytes is not None and end != data_bytes:
         what = "cut short" if end > data_bytes else "longer than its header says"
         problems.append(
             Problem(
-                message=f"the file is {what}: its tensors take {end} bytes, and {data_bytes} follow the header",
+                message=(
+                    f"the file is {what}: its tensors take {end} bytes, and {data_bytes} "
+                    "follow the header"
+                ),
                 where=where,
                 hint="download it again" if end > data_bytes else "",
             )
@@ -164,9 +237,14 @@ def read_index(path: Path) -> tuple[TensorInfo, ...]:
     missing = [name for name in shards.files if not (path.parent / name).is_file()]
     if missing:
         raise SourceError.one(
-            f"{len(missing)} of the {len(shards.files)} files that `{shown(path)}` names are missing: {listed(missing)}",
+            (
+                f"{len(missing)} of the {len(shards.files)} files that `{shown(path)}` names "
+                f"are missing: {listed(missing)}"
+            ),
             where="model",
-            hint="download them, or name the config.json alone for an estimate without exact tensors",
+            hint=(
+                "download them, or name the config.json alone for an estimate without exact tensors"
+            ),
         )
     return joined(shards, lambda name: read_file(path.parent / name), where=shown(path))
 
@@ -174,12 +252,18 @@ def read_index(path: Path) -> tuple[TensorInfo, ...]:
 def parse_index(data: bytes, *, where: str) -> Shards:
     """An index, checked: file names are plain, so that nothing outside its folder is opened."""
     if data.count(b":") > 8 * MOST_TENSORS:
-        raise SourceError.one(f"`{where}` names more than {8 * MOST_TENSORS} tensors", where="model")
+        raise SourceError.one(
+            f"`{where}` names more than {8 * MOST_TENSORS} tensors", where="model"
+        )
     index = parse_object(data, where=where)
     placed = index.get("weight_map")
     if not isinstance(placed, dict) or not placed:
-        raise SourceError.one(f"`{where}` has no `weight_map`, so it is no index of a sharded model", where="model")
-    odd = sorted({str(name) for name in placed.values() if not (isinstance(name, str) and _plain(name))})
+        raise SourceError.one(
+            f"`{where}` has no `weight_map`, so it is no index of a sharded model", where="model"
+        )
+    odd = sorted(
+        {str(name) for name in placed.values() if not (isinstance(name, str) and _plain(name))}
+    )
     if odd:
         raise SourceError.one(
             f"`{where}` names files that are no plain `*.safetensors` names: {listed(odd)}",
@@ -188,16 +272,26 @@ def parse_index(data: bytes, *, where: str) -> Shards:
         )
     files = tuple(dict.fromkeys(placed.values()))
     if len(files) > MOST_SHARDS:
-        raise SourceError.one(f"`{where}` names {len(files)} files, more than {MOST_SHARDS}", where="model")
+        raise SourceError.one(
+            f"`{where}` names {len(files)} files, more than {MOST_SHARDS}", where="model"
+        )
     return Shards(files=files, placed=placed)
 
 
 def _plain(name: str) -> bool:
-    return name.endswith(".safetensors") and len(name) <= 255 and name.isprintable() and not set(name) & set('/\\:*?"<>|')
+    return (
+        name.endswith(".safetensors")
+        and len(name) <= 255
+        and name.isprintable()
+        and not set(name) & set('/\\:*?"<>|')
+    )
 
 
-def joined(shards: Shards, read: Callable[[str], tuple[TensorInfo, ...]], *, where: str) -> tuple[TensorInfo, ...]:
-    """All shards' tensors, each once, and each that the index names where it says; the flaws of all shards at once."""
+def joined(
+    shards: Shards, read: Callable[[str], tuple[TensorInfo, ...]], *, where: str
+) -> tuple[TensorInfo, ...]:
+    """All shards' tensors, each once, and each that the index names where it says; the flaws of all
+    shards at once."""
     problems: list[Problem] = []
     found: dict[str, tuple[str, TensorInfo]] = {}
     for name in shards.files:
@@ -207,16 +301,29 @@ def joined(shards: Shards, read: Callable[[str], tuple[TensorInfo, ...]], *, whe
             problems.extend(error.problems)
             continue
         if len(found) + len(tensors) > MOST_OF_MODEL:
-            raise SourceError.one(f"the files of `{where}` hold more than {MOST_OF_MODEL} tensors", where="model")
+            raise SourceError.one(
+                f"the files of `{where}` hold more than {MOST_OF_MODEL} tensors", where="model"
+            )
         for tensor in tensors:
             if tensor.name in found:
                 problems.append(
-                    Problem(message=f"tensor `{shown(tensor.name)}` lies in `{found[tensor.name][0]}` and again in `{name}`", where=where)
+                    Problem(
+                        message=(
+                            f"tensor `{shown(tensor.name)}` lies in "
+                            f"`{found[tensor.name][0]}` and again in `{name}`"
+                        ),
+                        where=where,
+                    )
                 )
             found[tensor.name] = name, tensor
     if not problems:
         absent = [name for name, file in shards.placed.items() if found.get(name, ("",))[0] != file]
         if absent:
-            problems.append(Problem(message=f"the files do not hold what the index says they do: {listed(absent)}", where=where))
+            problems.append(
+                Problem(
+                    message=f"the files do not hold what the index says they do: {listed(absent)}",
+                    where=where,
+                )
+            )
     raise_errors(_some(problems, where), SourceError)
     return tuple(tensor for _, tensor in found.values())

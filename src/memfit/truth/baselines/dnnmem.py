@@ -1,7 +1,9 @@
-"""A walk over the graph in the manner of DNNMem (Gao et al., ESEC/FSE 2020, doi 10.1145/3368089.3417050): weights, their gradients,
-optimizer states, the output of every operator kept for backward, the largest gradients on the way, and the context.
+"""A walk over the graph in the manner of DNNMem (Gao et al., ESEC/FSE 2020, doi
+10.1145/3368089.3417050): weights, their gradients, optimizer states, the output of every operator
+kept for backward, the largest gradients on the way, and the context.
 
-It knows neither recomputation nor what a kernel really saves, and the graph here is that of the modules.
+It knows neither recomputation nor what a kernel really saves, and the graph here is that of the
+modules.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def block_outputs(block: Block, job: Job, width: int) -> list[int]:
     found = [tokens * width, tokens * width]  # norm, residual
     found += [tokens * linear.outputs for linear in mixer.linears() if isinstance(linear, Linear)]
     if isinstance(mixer, Attention):
-        found += [tokens * mixer.heads * mixer.head, tokens * mixer.kv_heads * mixer.head] if mixer.rotary else []
+        found += (
+            [tokens * mixer.heads * mixer.head, tokens * mixer.kv_heads * mixer.head]
+            if mixer.rotary
+            else []
+        )
         found.append(tokens * mixer.heads * mixer.head)
         found += [mixer.heads * tokens * job.seq] * 2 if job.attention in ("eager", "math") else []
     elif isinstance(mixer, Latent):
@@ -44,10 +50,15 @@ def block_outputs(block: Block, job: Job, width: int) -> list[int]:
     elif isinstance(mixer, MLP):
         found += [tokens * mixer.width] * (2 if mixer.gate is not None or mixer.fused else 1)
     elif isinstance(mixer, MoE):
-        found += [tokens * mixer.active * each for each in (2 * mixer.width, mixer.width, mixer.width, width)]
+        found += [
+            tokens * mixer.active * each
+            for each in (2 * mixer.width, mixer.width, mixer.width, width)
+        ]
     return found
 
 
 BASELINE = Baseline(
-    name="DNNMem-style", cite="Gao et al., Estimating GPU Memory Consumption of Deep Learning Models, ESEC/FSE 2020", estimate=estimate
+    name="DNNMem-style",
+    cite="Gao et al., Estimating GPU Memory Consumption of Deep Learning Models, ESEC/FSE 2020",
+    estimate=estimate,
 )

@@ -1,7 +1,8 @@
-"""EleutherAI's closed form, as its calculator has it (EleutherAI/cookbook calc/calc_transformer_mem.py at 827ee3b; blog "Transformer Math 101").
+"""EleutherAI's closed form, as its calculator has it (EleutherAI/cookbook
+calc/calc_transformer_mem.py at 827ee3b; blog "Transformer Math 101").
 
-Weights 2 bytes (4 in fp32), gradients 4, AdamW 12; activations after Korthikanti et al. (arXiv 2205.05198, table 2). Parameters are
-counted exactly here, which favours it.
+Weights 2 bytes (4 in fp32), gradients 4, AdamW 12; activations after Korthikanti et al. (arXiv
+2205.05198, table 2). Parameters are counted exactly here, which favours it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from memfit.model.modules import Attention, Latent, Model
 from memfit.truth.baselines.base import Baseline, width
 
 LOW = 2  # bytes of a value in low precision
-OPTIMIZERS = {"adamw": 12, "adamw_fused": 12, "adamw_loop": 12, "adam": 12, "adam_fused": 12, "sgd_momentum": 8}
+OPTIMIZERS = {
+    "adamw": 12,
+    "adamw_fused": 12,
+    "adamw_loop": 12,
+    "adam": 12,
+    "adam_fused": 12,
+    "sgd_momentum": 8,
+}
 
 
 def estimate(model: Model, job: Job, gpu: GPU | None) -> int | None:
@@ -37,4 +45,8 @@ def attention_heads(model: Model) -> int:
     return next((mixer.heads for mixer in mixers if isinstance(mixer, (Attention, Latent))), 0)
 
 
-BASELINE = Baseline(name="EleutherAI", cite="EleutherAI/cookbook calc/calc_transformer_mem.py @827ee3b", estimate=estimate)
+BASELINE = Baseline(
+    name="EleutherAI",
+    cite="EleutherAI/cookbook calc/calc_transformer_mem.py @827ee3b",
+    estimate=estimate,
+)

@@ -1,11 +1,13 @@
-"""Megatron-LM's theoretical memory under the rule of Fujii, Watanabe and Yokota (arXiv 2411.06465): what is estimated below 80 % of the GPU
-never ran out of memory in their 454 runs with data, tensor, pipeline and context parallelism.
+"""Megatron-LM's theoretical memory under the rule of Fujii, Watanabe and Yokota (arXiv 2411.06465):
+what is estimated below 80 % of the GPU never ran out of memory in their 454 runs with data, tensor,
+pipeline and context parallelism.
 
-States: bf16 weight 2, fp32 gradient 4, fp32 master and Adam 12, these shared out over replicas by the distributed optimizer (their estimator,
-tools/memory_estimate/memory_consumption_estimator.py of okoge-kaz/Megatron-LM, has the same). Activations of a layer with fused attention:
-T·D·(18 + 4·F/D) bytes, head and loss T·D·4·(1 + V/D) where there is no pipeline; the first stage holds as many micro-batches as there are
-stages (Megatron-LM megatron/training/theoretical_memory_usage.py). Sequence parallelism divides them by tensor ranks, and context parallelism
-the tokens.
+States: bf16 weight 2, fp32 gradient 4, fp32 master and Adam 12, these shared out over replicas by
+the distributed optimizer (their estimator, tools/memory_estimate/memory_consumption_estimator.py of
+okoge-kaz/Megatron-LM, has the same). Activations of a layer with fused attention: T·D·(18 + 4·F/D)
+bytes, head and loss T·D·4·(1 + V/D) where there is no pipeline; the first stage holds as many
+micro-batches as there are stages (Megatron-LM megatron/training/theoretical_memory_usage.py).
+Sequence parallelism divides them by tensor ranks, and context parallelism the tokens.
 """
 
 from __future__ import annotations
@@ -29,11 +31,17 @@ def spread(model: Model, job: Job, gpu: GPU | None, strategy: Strategy) -> int |
         return None
     tensors, stages, rings, replicas = (strategy.size(name) for name in ("tp", "pp", "cp", "ddp"))
     ends = ends_of(model)
-    weights = ((model.parameters - sum(ends)) // stages + (ends[0] if stages > 1 else sum(ends))) // tensors
+    weights = (
+        (model.parameters - sum(ends)) // stages + (ends[0] if stages > 1 else sum(ends))
+    ) // tensors
     shared = replicas * rings if strategy.ddp is not None and strategy.ddp.distributed else 1
     tokens, inner = job.batch * job.seq // rings, feed_forward(model)
     layer = tokens * (18 * model.width + 4 * inner)
-    kept = 2 * tokens * model.width * len(model.layers) + layer if job.checkpointing == "full" else layer * len(model.layers)
+    kept = (
+        2 * tokens * model.width * len(model.layers) + layer
+        if job.checkpointing == "full"
+        else layer * len(model.layers)
+    )
     kept = kept * min(stages, job.accumulate) // stages
     ahead = 4 * tokens * (model.width + model.vocab) if stages == 1 else 0
     return weights * 6 + weights * 12 // shared + (kept + ahead) // tensors
@@ -48,7 +56,11 @@ def ends_of(model: Model) -> tuple[int, int]:
 def feed_forward(model: Model) -> int:
     mixers = [block.mixer for layer in model.layers for block in layer.blocks]
     return max(
-        (mixer.width if isinstance(mixer, MLP) else mixer.active * mixer.width for mixer in mixers if isinstance(mixer, (MLP, MoE))),
+        (
+            mixer.width if isinstance(mixer, MLP) else mixer.active * mixer.width
+            for mixer in mixers
+            if isinstance(mixer, (MLP, MoE))
+        ),
         default=0,
     )
 

@@ -1,4 +1,5 @@
-"""One published benchmark of a kernel, as its script runs it: inputs that stay, and a call that is repeated."""
+"""One published benchmark of a kernel, as its script runs it: inputs that stay, and a call that is
+repeated."""
 
 from __future__ import annotations
 
@@ -22,9 +23,15 @@ from memfit.truth.case import Unfit
 from memfit.truth.rows import Row
 
 CONFIG = {
-    "model_type": "llama", "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1,
-    "vocab_size": 64, "max_position_embeddings": 64,
-}  # fmt: skip
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
 DTYPES = {"torch.bfloat16": BF16, "torch.float32": FP32}
 
 Step = Callable[[], None]
@@ -32,7 +39,8 @@ Step = Callable[[], None]
 
 @dataclass(kw_only=True)
 class Bench:
-    """`kept` are the tensors that the script holds; what a kernel's function returns is the call that is measured."""
+    """`kept` are the tensors that the script holds; what a kernel's function returns is the call
+    that is measured."""
 
     row: Row
     r: Recorder = field(default_factory=Recorder)
@@ -60,7 +68,9 @@ class Bench:
         version = ".".join(str(self.row.engine_version).split()[-1].split(".")[:2])
         job = Job(versions=f"liger-kernel={version}")
         model = build(CONFIG)
-        program = Program(model=model, job=job, entries=placed(model.layers, False), weights="bfloat16")
+        program = Program(
+            model=model, job=job, entries=placed(model.layers, False), weights="bfloat16"
+        )
         return context(self.r, program, TRANSFORMERS, (1, 1), keys=1, training=True)
 
     @property
@@ -77,7 +87,8 @@ class Bench:
         return one
 
     def backward(self, out: Tensor, gradient: Tensor | None = None, *, retain: bool = True) -> None:
-        """`out.backward(gradient)`; `retain`: the graph and all that it saved stay until the call is over."""
+        """`out.backward(gradient)`; `retain`: the graph and all that it saved stay until the call
+        is over."""
         seed = gradient if gradient is not None else self.r.like(out, "ones_like")
         if seed.format is not out.format:
             seed = self.r.tensor(seed.shape, out.format, "to")
@@ -91,8 +102,9 @@ class Bench:
         return bound
 
     def passes(self, forward: Callable[[], Tensor]) -> Step:
-        """One of three: forward alone; forward, and backward from a random gradient over a graph that is retained; `backward` is the latter
-        part over a graph that stands, whose peak is the same."""
+        """One of three: forward alone; forward, and backward from a random gradient over a graph
+        that is retained; `backward` is the latter part over a graph that stands, whose peak is the
+        same."""
 
         def full() -> None:
             out = forward()
@@ -127,7 +139,8 @@ def machine(row: Row) -> tuple[int, tuple[int, int]]:
     return gpu.sms, gpu.sm
 
 
-# ------------------------------------------------------------------------------- operations that no model needs and scripts do
+# ------------------------------------------------------------------------------- operations that no
+# model needs and scripts do
 def total(r: Recorder, x: Tensor) -> Tensor:
     """`x.sum()`: its gradient is one number seen in the shape of x."""
     return r.node("sum", r.tensor((1,), x.format, "sum"), (x,), back_total, extra=x.shape)
@@ -152,7 +165,8 @@ def back_summed(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def exp(r: Recorder, x: Tensor) -> Tensor:
-    """Keeps its result; one product in the backward (tools/autograd/derivatives.yaml exp: grad * result)."""
+    """Keeps its result; one product in the backward (tools/autograd/derivatives.yaml exp: grad *
+    result)."""
     out = r.like(x, "exp")
     return r.node("exp", out, (x,), back_same, (out.detach(),))
 
@@ -167,12 +181,26 @@ def back_same(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 def lerp(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
-    """Between two, by a number: nothing is saved, each side's gradient is a product (derivatives.yaml lerp.Scalar)."""
+    """Between two, by a number: nothing is saved, each side's gradient is a product
+    (derivatives.yaml lerp.Scalar)."""
     return r.node("lerp", r.like(a, "lerp"), (a, b), back_both)
 
 
 def back_both(r: Recorder, node: Node, g: Tensor) -> Grads:
-    return [None if target is None else r.tensor(g.shape, g.format, node.op) for target in node.inputs]
+    return [
+        None if target is None else r.tensor(g.shape, g.format, node.op) for target in node.inputs
+    ]
 
 
-__all__ = ["Bench", "Step", "everything", "exp", "lerp", "log", "machine", "spread", "summed", "total"]
+__all__ = [
+    "Bench",
+    "Step",
+    "everything",
+    "exp",
+    "lerp",
+    "log",
+    "machine",
+    "spread",
+    "summed",
+    "total",
+]

@@ -1,5 +1,6 @@
-"""Benchmarks of losses that Liger's own kernels make (benchmark_cross_entropy.py, benchmark_fused_linear_cross_entropy.py, benchmark_jsd.py,
-benchmark_fused_linear_jsd.py), and of GRPO's in torch (benchmark_grpo_loss.py, 7812567)."""
+"""Benchmarks of losses that Liger's own kernels make (benchmark_cross_entropy.py,
+benchmark_fused_linear_cross_entropy.py, benchmark_jsd.py, benchmark_fused_linear_jsd.py), and of
+GRPO's in torch (benchmark_grpo_loss.py, 7812567)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,10 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.truth.single.bench import Bench, Step, exp, lerp, log, summed, total
 
-SCALAR_SINCE = (0, 8)  # the script's own JSD in torch is written anew: rows are summed one by one, beta is free
+SCALAR_SINCE = (
+    0,
+    8,
+)  # the script's own JSD in torch is written anew: rows are summed one by one, beta is free
 
 
 def cross_entropy(bench: Bench) -> Step:
@@ -18,7 +22,12 @@ def cross_entropy(bench: Bench) -> Step:
     x, labels = bench.tensor((rows, vocabulary), FP32, True), bench.tensor((rows,), INT64)
 
     def step() -> None:
-        bench.backward(liger.cross_entropy(bench.r, x) if bench.liger else ops.cross_entropy(bench.r, x, labels), retain=False)
+        bench.backward(
+            liger.cross_entropy(bench.r, x)
+            if bench.liger
+            else ops.cross_entropy(bench.r, x, labels),
+            retain=False,
+        )
 
     return step
 
@@ -26,20 +35,25 @@ def cross_entropy(bench: Bench) -> Step:
 def fused_linear(bench: Bench) -> Step:
     """Both modules hold a head of their own."""
     rows, width, vocabulary = bench.shapes["BT"], bench.shapes["H"], bench.shapes["V"]
-    weight, _ = bench.tensor((vocabulary, width), BF16, True), bench.tensor((vocabulary, width), BF16, True)
+    weight, _ = (
+        bench.tensor((vocabulary, width), BF16, True),
+        bench.tensor((vocabulary, width), BF16, True),
+    )
     x, labels = bench.tensor((rows, width), BF16, True), bench.tensor((rows,), INT64)
 
     def step() -> None:
         if bench.liger:
             out = fused_linear_cross_entropy(Call(ctx=bench.ctx, hidden=x, weight=weight))
         else:
-            out = ops.cross_entropy(bench.r, ops.linear(bench.r, x, weight, None, vocabulary), labels)
+            out = ops.cross_entropy(
+                bench.r, ops.linear(bench.r, x, weight, None, vocabulary), labels
+            )
         bench.backward(out, retain=False)
 
     return step
 
 
-# -------------------------------------------------------------------------------------------------- Jensen-Shannon divergence
+# ----------------------------------------------------------------------- Jensen-Shannon divergence
 def jsd(bench: Bench) -> Step:
     """Between log-probabilities, of which the first are made of a leaf that the graph keeps."""
     shapes, r = bench.shapes, bench.r
@@ -61,7 +75,8 @@ def jsd(bench: Bench) -> Step:
 
 
 def liger_jsd(r: Recorder, x: Tensor) -> Tensor:
-    """A loss for each value in fp32, and the gradient beside it, which is kept (ops/jsd.py jsd_forward, 8e2f3a4 and v0.8.0)."""
+    """A loss for each value in fp32, and the gradient beside it, which is kept (ops/jsd.py
+    jsd_forward, 8e2f3a4 and v0.8.0)."""
     losses = r.tensor(x.shape, FP32, "zeros")
     gradient = r.like(x, "liger_jsd")
     out = r.tensor((1,), FP32, "sum")
@@ -70,7 +85,8 @@ def liger_jsd(r: Recorder, x: Tensor) -> Tensor:
 
 
 def divergence(r: Recorder, middle: Tensor, target: Tensor) -> Tensor:
-    """`kl_div(log_target=True)`: exp(target) · (target − input) (aten/src/ATen/native/Loss.cpp kl_div)."""
+    """`kl_div(log_target=True)`: exp(target) · (target − input) (aten/src/ATen/native/Loss.cpp
+    kl_div)."""
     return ops.mul(r, exp(r, target), ops.sub(r, target, middle))
 
 
@@ -85,7 +101,10 @@ def scalar_jsd(r: Recorder, q: Tensor, p: Tensor) -> Tensor:
     """From 0.8: rows first, and the logarithm of the middle twice."""
     middle = lerp(r, exp(r, q), exp(r, p))
     first = summed(r, divergence(r, log(r, middle), p))
-    return total(r, ops.add(r, ops.scale(r, first), ops.scale(r, summed(r, divergence(r, log(r, middle), q)))))
+    return total(
+        r,
+        ops.add(r, ops.scale(r, first), ops.scale(r, summed(r, divergence(r, log(r, middle), q)))),
+    )
 
 
 def fused_linear_jsd(bench: Bench) -> Step:
@@ -96,26 +115,38 @@ def fused_linear_jsd(bench: Bench) -> Step:
     x, beside = bench.tensor((rows, width), BF16, True), bench.tensor((rows, width), BF16)
 
     def step() -> None:
-        out = fused_jsd(bench.r, x, student) if bench.liger else two_heads(bench.r, (x, beside), (student, teacher))
+        out = (
+            fused_jsd(bench.r, x, student)
+            if bench.liger
+            else two_heads(bench.r, (x, beside), (student, teacher))
+        )
         bench.backward(out, retain=False)
 
     return step
 
 
 def two_heads(r: Recorder, inputs: tuple[Tensor, Tensor], heads: tuple[Tensor, Tensor]) -> Tensor:
-    """benchmark_fused_linear_jsd.py TorchLMHeadJSD and TorchJSD (ff6650b): names there hold what is held here."""
-    logits = [ops.linear(r, x, head, None, head.shape[0]) for x, head in zip(inputs, heads, strict=True)]
+    """benchmark_fused_linear_jsd.py TorchLMHeadJSD and TorchJSD (ff6650b): names there hold what is
+    held here."""
+    logits = [
+        ops.linear(r, x, head, None, head.shape[0]) for x, head in zip(inputs, heads, strict=True)
+    ]
     probabilities = [ops.log_softmax(r, ops.scale(r, one)) for one in logits]
     q, p = (ops.cast(r, one, FP32) for one in probabilities)
     middle = lerp(r, exp(r, p), exp(r, q))
     first = total(r, divergence(r, log(r, middle), p))
-    out = ops.cast(r, ops.add(r, ops.scale(r, first), ops.scale(r, total(r, divergence(r, log(r, middle), q)))), BF16)
+    out = ops.cast(
+        r,
+        ops.add(r, ops.scale(r, first), ops.scale(r, total(r, divergence(r, log(r, middle), q)))),
+        BF16,
+    )
     del logits, probabilities, p, q, middle
     return out
 
 
 def fused_jsd(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
-    """Chunks of tokens; a loss for each value in fp32 (ops/fused_linear_jsd.py fused_linear_jsd_forward, ff6650b)."""
+    """Chunks of tokens; a loss for each value in fp32 (ops/fused_linear_jsd.py
+    fused_linear_jsd_forward, ff6650b)."""
     (rows, width), vocabulary = x.shape, weight.shape[0]
     to_weight = r.tensor(weight.shape, weight.format, "zeros")
     to_x = r.tensor(x.shape, x.format, "zeros")
@@ -145,12 +176,15 @@ def fused_jsd(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
     return r.node("liger_jsd", out, (x, weight), liger.back_handed, (to_x, to_weight))
 
 
-# ------------------------------------------------------------------------------------------------------------------- GRPO
+# -------------------------------------------------------------------------------------------- GRPO
 def grpo(bench: Bench) -> Step:
-    """GRPO beside a reference model (TorchLMHeadGRPO): logits and log-probabilities of both are names until the loss is there."""
+    """GRPO beside a reference model (TorchLMHeadGRPO): logits and log-probabilities of both are
+    names until the loss is there."""
     shapes, r = bench.shapes, bench.r
     vocabulary, width = shapes["V"], shapes["H"]
-    weight, *_ = (bench.tensor((vocabulary, width), BF16, True) for _ in range(4))  # a head and the reference's, in either module
+    weight, *_ = (
+        bench.tensor((vocabulary, width), BF16, True) for _ in range(4)
+    )  # a head and the reference's, in either module
     x = bench.tensor((shapes["B"], shapes["T"], width), BF16, True)
     bench.tensor(x.shape[:2], INT64)
     beside, mask = bench.tensor(x.shape, BF16), bench.tensor(x.shape[:2], FP32)
@@ -172,9 +206,12 @@ def grpo(bench: Bench) -> Step:
 
 
 def taken(r: Recorder, logs: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`gather(-1, labels)`: the gradient is put into zeros of the whole size (derivatives.yaml gather)."""
+    """`gather(-1, labels)`: the gradient is put into zeros of the whole size (derivatives.yaml
+    gather)."""
     index = r.tensor(shape, INT64, "where")
-    return r.node("gather", r.tensor(shape, logs.format, "gather"), (logs,), back_taken, (index,), logs.shape)
+    return r.node(
+        "gather", r.tensor(shape, logs.format, "gather"), (logs,), back_taken, (index,), logs.shape
+    )
 
 
 def back_taken(r: Recorder, node: Node, g: Tensor) -> Grads:

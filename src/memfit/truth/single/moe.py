@@ -1,6 +1,8 @@
-"""Benchmark of a mixture of experts (benchmark_fused_moe.py, 1faa013): Liger's grouped products, and a loop over experts.
+"""Benchmark of a mixture of experts (benchmark_fused_moe.py, 1faa013): Liger's grouped products,
+and a loop over experts.
 
-Routing is random there; here every expert gets an equal share, which changes sizes by a fraction of one expert's.
+Routing is random there; here every expert gets an equal share, which changes sizes by a fraction of
+one expert's.
 """
 
 from __future__ import annotations
@@ -16,21 +18,31 @@ BLOCK = 1024  # of routing kernels
 
 
 def fused_moe(bench: Bench) -> Step:
-    """Both stacks are products of a random leaf with a number, so that the leaves stay, too, and get the gradients."""
+    """Both stacks are products of a random leaf with a number, so that the leaves stay, too, and
+    get the gradients."""
     shapes, r = bench.shapes, bench.r
-    tokens, experts, width, inner, chosen = (int(shapes[name]) for name in ("T", "E", "H", "intermediate_dim", "K"))
+    tokens, experts, width, inner, chosen = (
+        int(shapes[name]) for name in ("T", "E", "H", "intermediate_dim", "K")
+    )
     x = bench.tensor((tokens, width), BF16, True)
-    up, down = (ops.scale(r, bench.tensor(shape, BF16, True)) for shape in ((experts, 2 * inner, width), (experts, width, inner)))
-    index, weights = bench.tensor((tokens, chosen), INT32), bench.tensor((tokens, chosen), BF16, True)
+    up, down = (
+        ops.scale(r, bench.tensor(shape, BF16, True))
+        for shape in ((experts, 2 * inner, width), (experts, width, inner))
+    )
+    index, weights = (
+        bench.tensor((tokens, chosen), INT32),
+        bench.tensor((tokens, chosen), BF16, True),
+    )
     bench.kept += [up, down, index]
     if bench.liger:
         return bench.passes(lambda: grouped(r, (x, up, down, weights)))
     return bench.passes(lambda: one_by_one(r, (x, up, down, weights)))
 
 
-# ----------------------------------------------------------------------------------------------------------- grouped products
+# -------------------------------------------------------------------------------- grouped products
 def grouped(r: Recorder, given: tuple[Tensor, ...]) -> Tensor:
-    """Keeps the products before the activation and the routing; what comes behind is made again (ops/fused_moe.py LigerFusedMoEFunction)."""
+    """Keeps the products before the activation and the routing; what comes behind is made again
+    (ops/fused_moe.py LigerFusedMoEFunction)."""
     x, up, down, weights = given
     pairs, inner = weights.count, down.shape[-1]
     routing = routed(r, weights.shape, up.shape[0])
@@ -48,9 +60,14 @@ def routed(r: Recorder, shape: tuple[int, ...], experts: int) -> tuple[Tensor, .
     blocks = -(-tokens // max(1, BLOCK // (1 << (chosen - 1).bit_length())))
     counts = r.tensor((experts, blocks), INT32, "liger_moe")
     count = r.tensor((experts,), INT32, "sum")
-    starts, offsets = r.tensor((experts + 1,), INT32, "liger_moe"), r.tensor((experts + 1,), INT32, "liger_moe")
+    starts, offsets = (
+        r.tensor((experts + 1,), INT32, "liger_moe"),
+        r.tensor((experts + 1,), INT32, "liger_moe"),
+    )
     tiles = experts * -(-tokens * chosen // experts // TILE)
-    kept = [r.tensor((size,), INT32, "liger_moe") for size in (tiles, tiles, *[tokens * chosen] * 3)]
+    kept = [
+        r.tensor((size,), INT32, "liger_moe") for size in (tiles, tiles, *[tokens * chosen] * 3)
+    ]
     del counts, count, offsets
     return starts, *kept
 
@@ -68,9 +85,10 @@ def back_grouped(r: Recorder, node: Node, g: Tensor) -> Grads:
     return to_x, to_up, to_down, to_weights
 
 
-# --------------------------------------------------------------------------------------------------------- expert after expert
+# ----------------------------------------------------------------------------- expert after expert
 def one_by_one(r: Recorder, given: tuple[Tensor, ...]) -> Tensor:
-    """transformers' loop as the script has it: names hold what they hold there. The masks are one-hot integers of 8 bytes."""
+    """transformers' loop as the script has it: names hold what they hold there. The masks are
+    one-hot integers of 8 bytes."""
     x, up, down, weights = given
     tokens, chosen = weights.shape
     experts = up.shape[0]
@@ -82,11 +100,23 @@ def one_by_one(r: Recorder, given: tuple[Tensor, ...]) -> Tensor:
     for _ in range(experts):
         places = r.tensor((share, 2), INT64, "nonzero")
         hidden = taken(r, x, places, share)
-        gate, opened = views.split(r, ops.linear(r, hidden, views.select(r, up, 0), None, up.shape[1]), -1, *[up.shape[1] // 2] * 2)
+        gate, opened = views.split(
+            r,
+            ops.linear(r, hidden, views.select(r, up, 0), None, up.shape[1]),
+            -1,
+            *[up.shape[1] // 2] * 2,
+        )
         hidden = ops.mul(r, ops.activation(r, gate, "silu"), opened)
         hidden = ops.linear(r, hidden, views.select(r, down, 0), None, down.shape[1])
         hidden = ops.mul(r, hidden, taken(r, weights, places, share))
-        final = r.node("index_add", final.view(*final.shape), (final, hidden), back_added, (places, hidden), hidden.shape)
+        final = r.node(
+            "index_add",
+            final.view(*final.shape),
+            (final, hidden),
+            back_added,
+            (places, hidden),
+            hidden.shape,
+        )
         del gate, opened
     del mask
     return final
@@ -100,4 +130,6 @@ def taken(r: Recorder, x: Tensor, places: Tensor, rows: int) -> Tensor:
 
 def back_added(r: Recorder, node: Node, g: Tensor) -> Grads:
     """`grad` as it is, and the rows that were added."""
-    return g.view(*g.shape) if node.inputs[0] is not None else None, r.tensor(node.extra, g.format, "index_select")
+    return g.view(*g.shape) if node.inputs[0] is not None else None, r.tensor(
+        node.extra, g.format, "index_select"
+    )

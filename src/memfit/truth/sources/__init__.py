@@ -1,1 +1,2 @@
-"""Publishers, a file each: what is not in a row but in the publisher's own repository, with where it stands there."""
+"""Publishers, a file each: what is not in a row but in the publisher's own repository, with where
+it stands there."""

@@ -1,4 +1,5 @@
-"""Hugging Face's optimum: its GPTQ benchmark against plain transformers 4.35 (tests/benchmark at 87fcf9f0)."""
+"""Hugging Face's optimum: its GPTQ benchmark against plain transformers 4.35 (tests/benchmark at
+87fcf9f0)."""
 
 from __future__ import annotations
 
@@ -9,10 +10,15 @@ from memfit.truth.rows import Row
 
 @reader("huggingface/optimum")
 def read(row: Row) -> Reading:
-    """`benchmark_gptq.py` loads with a device_map and calls `generate`, or the model once for `prefill only`."""
+    """`benchmark_gptq.py` loads with a device_map and calls `generate`, or the model once for
+    `prefill only`."""
     options = words.numbers(row.text("dtype")) | words.lengths(row)
     options |= {
-        "task": "inference", "framework": "transformers", "batch": words.batch(row), "attention": words.attention(row.text("attention")),
-        "versions": words.versions(row.text("engine_version")), "logits": "all",
-    }  # fmt: skip
+        "task": "inference",
+        "framework": "transformers",
+        "batch": words.batch(row),
+        "attention": words.attention(row.text("attention")),
+        "versions": words.versions(row.text("engine_version")),
+        "logits": "all",
+    }
     return Reading(options=options)

@@ -1,4 +1,5 @@
-"""Alibaba's speed benchmarks of Qwen 1.5 to 3: `generate` with transformers, one prompt, 2048 new tokens (docs/source of QwenLM/Qwen3)."""
+"""Alibaba's speed benchmarks of Qwen 1.5 to 3: `generate` with transformers, one prompt, 2048 new
+tokens (docs/source of QwenLM/Qwen3)."""
 
 from __future__ import annotations
 
@@ -16,10 +17,14 @@ def read(row: Row) -> Reading:
     versions = words.versions(row.text("engine_version"))
     notes = []
     if "transformers" not in versions and "qwen1.5" in row.text("model"):
-        versions += ",transformers=4.37"  # what Qwen1.5 asked for when that page was written (README of QwenLM/Qwen1.5, 2024-02)
+        # what Qwen1.5 asked for when that page was written (README of QwenLM/Qwen1.5, 2024-02)
+        versions += ",transformers=4.37"
         notes.append("transformers 4.37 is taken, the first that knows the model")
     options |= {
-        "task": "inference", "framework": "transformers", "batch": words.batch(row), "attention": words.attention(row.text("attention")),
+        "task": "inference",
+        "framework": "transformers",
+        "batch": words.batch(row),
+        "attention": words.attention(row.text("attention")),
         "versions": versions,
-    }  # fmt: skip
+    }
     return Reading(options=options, notes=notes)

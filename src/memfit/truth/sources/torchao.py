@@ -1,4 +1,5 @@
-"""torchao's llama benchmarks (torchao/_models/llama/generate.py at c4ca58dbb^): gpt-fast's model, run eagerly or compiled."""
+"""torchao's llama benchmarks (torchao/_models/llama/generate.py at c4ca58dbb^): gpt-fast's model,
+run eagerly or compiled."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ PROMPT = 6  # "Hello, my name is" and the begin of text, under Llama 3's tokeniz
 
 @reader("pytorch/ao")
 def read(row: Row) -> Reading:
-    """The model is what litgpt's was written after: fused projections, a static cache of the length that is generated, logits of all
-    positions (gpt-fast model.py; litgpt generate/base.py says so)."""
+    """The model is what litgpt's was written after: fused projections, a static cache of the length
+    that is generated, logits of all positions (gpt-fast model.py; litgpt generate/base.py says so).
+    """
     if "gpt-fast" not in row.text("engine"):
         return plain(row)
     options = words.numbers(row.text("dtype"))
@@ -23,7 +25,13 @@ def read(row: Row) -> Reading:
     if new is None:
         raise Unfit("the number of generated tokens is not stated", row.seq)
     options |= {
-        "framework": "litgpt", "task": "inference", "batch": words.batch(row), "seq": PROMPT, "new_tokens": new, "cache": "static",
-        "attention": "sdpa", "versions": "litgpt=0.4",
-    }  # fmt: skip
+        "framework": "litgpt",
+        "task": "inference",
+        "batch": words.batch(row),
+        "seq": PROMPT,
+        "new_tokens": new,
+        "cache": "static",
+        "attention": "sdpa",
+        "versions": "litgpt=0.4",
+    }
     return Reading(options=options, notes=[STANDS])

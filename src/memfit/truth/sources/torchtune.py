@@ -1,5 +1,6 @@
-"""Meta's torchtune: its own modelling code and recipes; the flags table of README.md is complete, recipe tables are not. It was read at a
-commit of 19 November 2024, between 0.4 and 0.5, when torch was 2.5.
+"""Meta's torchtune: its own modelling code and recipes; the flags table of README.md is complete,
+recipe tables are not. It was read at a commit of 19 November 2024, between 0.4 and 0.5, when torch
+was 2.5.
 """
 
 from __future__ import annotations
@@ -24,9 +25,15 @@ def read(row: Row) -> Reading:
     options = words.numbers(row.text("dtype")) | words.adapters(row)
     tokens = 1 if row.metric == "weights" else words.length(row.seq)  # weights do not depend on it
     options |= {
-        "framework": "torchtune", "task": "finetune", "batch": words.batch(row), "seq": tokens,
-        "optimizer": words.optimizer(row.text("optimizer")), "checkpointing": words.checkpointing(row.grad_checkpointing), "attention": "sdpa",
-        "loss": "chunked" if "chunked" in str(row.more("loss")).lower() else "plain", "adapter_dtype": "base",
+        "framework": "torchtune",
+        "task": "finetune",
+        "batch": words.batch(row),
+        "seq": tokens,
+        "optimizer": words.optimizer(row.text("optimizer")),
+        "checkpointing": words.checkpointing(row.grad_checkpointing),
+        "attention": "sdpa",
+        "loss": "chunked" if "chunked" in str(row.more("loss")).lower() else "plain",
+        "adapter_dtype": "base",
         "versions": FLAGS if "2024-11" in row.text("engine_version") else "",
-    }  # fmt: skip
+    }
     return Reading(options=options)
