@@ -75,6 +75,7 @@ layers: setup          ## imports point down
 docs: setup            ## write the reference and accuracy pages, and what the commands shown in the docs print
 	$(BIN)/python tools/accuracy.py
 	$(BIN)/python tools/speed.py
+	$(BIN)/python tools/stubs.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/transcripts.py
 

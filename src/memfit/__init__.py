@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from memfit.estimate import Estimate
     from memfit.job import Job
     from memfit.report import write
-    from memfit.verbs import compare, estimate, gpus, models, plan
+    from memfit.verbs import compare, estimate, gpus, measure, models, plan, study, trace
 
 __version__ = "0.1.0"
 __all__ = [
@@ -25,12 +25,15 @@ __all__ = [
     "compare",
     "estimate",
     "gpus",
+    "measure",
     "models",
     "plan",
+    "study",
+    "trace",
     "write",
 ]
 
-_VERBS = ("compare", "estimate", "gpus", "models", "plan")
+_VERBS = ("compare", "estimate", "gpus", "measure", "models", "plan", "study", "trace")
 _HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job", "write": "memfit.report"}
 
 

@@ -22,6 +22,7 @@ from memfit.lower.host import Host, host, paged
 from memfit.lower.layouts import foldable
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
+from memfit.presentation import Presented
 from memfit.program import Program
 from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
@@ -44,8 +45,8 @@ PASSING = ("activations", "logits", "temporaries", "workspace", "inputs", "commu
 Place: TypeAlias = "tuple[Cluster | None, Strategy]"  # which GPUs, and how they share the work
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Estimate(Presented):
     """The whole answer. `verdict` is None where no GPU was named; then `cluster` is None and the
     kernels are those of an A100."""
 

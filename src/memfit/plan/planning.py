@@ -17,6 +17,7 @@ from memfit.plan.ledger import Counted, Enough, Found, Kind
 from memfit.plan.policies import POLICIES
 from memfit.plan.search import Search
 from memfit.plan.space import Space, Work
+from memfit.presentation import Presented
 
 Progress = Callable[[Counted], None]
 MOST_GPUS = 4096  # on which a plan that fits is sought where there is none
@@ -64,8 +65,8 @@ class Dropped:
     largest: tuple[str, int] | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Plan(Presented):
     """`rows` are the best first; none where nothing fits: then `reason` says why, and `nearest` is
     a plan that does, on more GPUs."""
 

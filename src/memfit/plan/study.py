@@ -14,6 +14,7 @@ from memfit.hardware import Cluster
 from memfit.hardware import usable as offered
 from memfit.job import Job
 from memfit.model.modules import Model
+from memfit.presentation import Presented
 from memfit.strategy import Strategy
 from memfit.uses import strategy_from
 
@@ -88,8 +89,8 @@ class Panel:
         return (self.cluster.gpu.sm or FLASH) >= FLASH
 
 
-@dataclass(frozen=True, kw_only=True)
-class Study:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class Study(Presented):
     """`whole`: not interrupted."""
 
     matrix: Matrix = field(repr=False)
