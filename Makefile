@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 JOBS   ?= 2
 ARGS   ?=
-EXTRAS := dev,trace,measure,server
+EXTRAS := dev,trace,measure
 PINS   := .ci/constraints.txt
 # Named first and alone: a loose requirement on a machine without torch pulls gigabytes of CUDA.
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' $(PINS))
@@ -21,7 +21,7 @@ PIP    := $(BIN)/python $(INSTALL)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help core setup test older lint format types layers docs bench size check pins clean
+.PHONY: help core setup test older lint format types layers docs site bench size check pins clean
 
 help:      ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -78,6 +78,9 @@ docs: setup            ## write the reference and accuracy pages, and what the c
 	$(BIN)/python tools/stubs.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/transcripts.py
+
+site: setup            ## the documentation as a site in build/site; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: setup           ## how fast memfit itself is
 	@for script in bench/startup.py bench/allocator.py bench/estimate.py bench/trace.py; do $(BIN)/python $$script || exit 1; done

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from memfit.report import write
     from memfit.verbs import compare, estimate, gpus, measure, models, plan, study, trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 __all__ = [
     "Estimate",
     "InputError",

@@ -1,0 +1,113 @@
+"""What people install: the wheel and the sdist are built, the wheel goes into an empty environment,
+and the documentation builds as a site without a broken link."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import memfit
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+LARGEST = 5_000_000  # bytes of the wheel
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+
+def run(*command: str | Path, cwd: Path = ROOT) -> str:
+    done = subprocess.run(
+        [str(one) for one in command],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=CLEAN,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-d", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The `bin` of an environment that has nothing but the wheel and what it requires."""
+    folder = tmp_path_factory.mktemp("empty")
+    venv.create(folder, with_pip=True)
+    places = folder / ("Scripts" if os.name == "nt" else "bin")
+    run(places / "python", "-m", "pip", "install", "--quiet", next(built.glob("*.whl")))
+    return places
+
+
+def test_the_wheel_is_small_and_complete(built: Path) -> None:
+    wheel = next(built.glob("*.whl"))
+    assert wheel.stat().st_size <= LARGEST
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"memfit/py.typed", "memfit/__init__.pyi", "memfit/hardware/gpus.toml"} <= set(names)
+    assert not [name for name in names if name.startswith(("tests/", "docs/", "records/"))]
+
+
+def test_the_sdist_holds_the_sources(built: Path) -> None:
+    with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "src/memfit/cli.py"} <= names
+
+
+def test_versions_agree() -> None:
+    assert memfit.__version__ == PROJECT["version"]
+
+
+def test_the_command_works_in_an_empty_environment(installed: Path, tmp_path: Path) -> None:
+    assert run(installed / "memfit", "--version") == f"memfit {memfit.__version__}\n"
+    job = ROOT / "examples" / "job.yaml"
+    assert "fits" in run(installed / "memfit", "estimate", job, "--offline", cwd=tmp_path)
+    modules = run(installed / "python", "-c", "import memfit, sys; print(*sys.modules)")
+    assert not {"torch", "transformers", "numpy"} & set(modules.split())
+
+
+def test_every_extra_is_one_that_the_code_needs() -> None:
+    assert set(PROJECT["optional-dependencies"]) == {"trace", "measure", "plot", "dev"}
+
+
+def commands(workflow: dict[str, Any]) -> list[str]:
+    steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
+    return [step["run"] for step in steps if "run" in step]
+
+
+def test_the_example_workflow_asks_what_memfit_answers() -> None:
+    import yaml
+
+    text = (ROOT / "examples" / "memfit-check.yml").read_text(encoding="utf-8")
+    asked = [one for one in commands(yaml.safe_load(text)) if one.startswith("memfit ")]
+    assert len(asked) == 1
+    run(sys.executable, "-m", *asked[0].split(), "--offline")
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    environment = {**CLEAN, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "index.html").is_file()
