@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # true for type checkers; the module `typing` costs a third of a start
 if TYPE_CHECKING:
+    from typing import Any
+
     from memfit.errors import InputError, MemfitError, MissingExtra, Problem, SourceError
     from memfit.estimate import Estimate
     from memfit.job import Job

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import memfit
+
 ROOT = Path(__file__).parents[2]
 SRC = ROOT / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -63,18 +65,9 @@ def blocked(heavy: tuple[str, ...], names: list[str]) -> dict[str, str]:
     return failed
 
 
-# What a user's process imports before it does anything: the package, and the module of each
-# installed command.
-@pytest.mark.parametrize(
-    "entry",
-    [
-        "memfit",
-        *sorted({target.partition(":")[0] for target in PROJECT["project"]["scripts"].values()}),
-    ],
-)
+# What a user's process imports before it does anything: the package, and the command line.
+@pytest.mark.parametrize("entry", ["memfit", "memfit.__main__", "memfit.cli"])
 def test_an_entry_point_imports_nothing_heavy(entry: str) -> None:
-    if entry not in modules():
-        pytest.skip(f"{entry} is not written yet")
     loaded = set(python(f"import {entry}, sys; print(*sys.modules)").split())
     assert loaded & set(HEAVY) == set()
 
@@ -87,3 +80,13 @@ def test_every_module_outside_trace_and_measure_imports_without_heavy_packages()
 
 def test_the_block_works() -> None:
     assert blocked(("wave",), ["wave", "memfit"]) == {"wave": "blocked: wave"}
+
+
+def test_the_version_is_printed_without_the_command_line() -> None:
+    code = (
+        "import sys; sys.argv = ['memfit', '--version']; from memfit.__main__ import main; main(); "
+        "print(*sys.modules)"
+    )
+    version, loaded = python(code).splitlines()
+    assert version == f"memfit {memfit.__version__}"
+    assert set(loaded.split()).isdisjoint({"click", "typing", "dataclasses", "memfit.cli"})
