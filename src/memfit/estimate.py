@@ -15,7 +15,15 @@ from memfit.answers import Advice, Answer, Band, Failure, Parameters, Rank, Rung
 from memfit.band import spread
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
-from memfit.hardware import GPU, Cluster, Span, communicators, context, usable
+from memfit.hardware import (
+    GPU,
+    Cluster,
+    Span,
+    communicators,
+    context,
+    usable,
+    vendor_remarks,
+)
 from memfit.job import Job, remarks
 from memfit.lower import distinct, lower, waits
 from memfit.lower.host import Host, host, paged
@@ -629,9 +637,8 @@ def _remarks(program: Program) -> list[Problem]:
                 level="warning",
             )
         )
-    if gpu is not None and gpu.vendor not in ("nvidia", "unknown"):
-        message = f"kernels and workspaces are those of CUDA, which {gpu.name} does not run"
-        found.append(Problem(message=message, where="gpu", level="warning"))
+    if gpu is not None:
+        found += vendor_remarks(gpu)
     tokens = job.reach if job.training else job.seq + job.new_tokens
     if model.positions and tokens > model.positions:
         message = (

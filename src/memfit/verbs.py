@@ -30,6 +30,7 @@ from memfit.words import (
     cluster_of,
     compared,
     gather,
+    gpu_notes,
     job_file,
     job_of,
     matches,
@@ -85,6 +86,7 @@ class Question:
     strategy: Strategy
     ask: Ask
     source: Source | None
+    notes: tuple[Problem, ...] = ()  # what was assumed about the names as typed
 
 
 def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
@@ -130,7 +132,13 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     if problems or built is None:
         raise InputError(*problems)
     return Question(
-        model=built, job=job, cluster=cluster, strategy=strategy, ask=ask, source=source
+        model=built,
+        job=job,
+        cluster=cluster,
+        strategy=strategy,
+        ask=ask,
+        source=source,
+        notes=gpu_notes(ask.gpu),
     )
 
 
@@ -384,9 +392,9 @@ def answer(asked: Question, producer: Producer | None = None) -> Estimate:
     )
     producer = producer or producer_of(ask.by)
     problems, total = (
-        ((), None)
+        (asked.notes, None)
         if source is None
-        else ((*source.problems, *compared(source, model)), source.parameters)
+        else ((*asked.notes, *source.problems, *compared(source, model)), source.parameters)
     )
     found = simulate(
         model, job, cluster, asked.strategy, producer=producer, problems=problems, total=total

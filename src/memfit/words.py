@@ -393,6 +393,15 @@ def cluster_of(gpu: str, memory: str) -> Cluster | None:
     return dataclasses.replace(found, gpu=told)
 
 
+def gpu_notes(gpu: str) -> tuple[Problem, ...]:
+    """What was assumed about the GPU as typed, as notes for the answer."""
+    if not gpu or gpu == "auto":
+        return ()
+    from memfit.hardware import assumptions
+
+    return assumptions(gpu)
+
+
 def strategy_of(use: str, cluster: Cluster | None) -> Strategy:
     """How the work is spread; several GPUs and no word of it are replicas."""
     if not use.strip() and (cluster is None or cluster.gpus == 1):

@@ -16,6 +16,7 @@ from memfit.hardware import (
     MATHS,
     Cluster,
     all_gpus,
+    assumptions,
     auto_gpu,
     auto_gpus,
     context,
@@ -28,10 +29,12 @@ from memfit.hardware import (
     usable,
     variants,
 )
-from memfit.hardware.gpu import plain
+from memfit.hardware.gpu import common_gpu, gpu_problem, plain
 from memfit.hardware.link import COLLECTIVES
+from memfit.hardware.machines import machines
 from memfit.hardware.outside import reserve
 from memfit.hardware.tables import STATUSES, span, table
+from memfit.hardware.vendors import VENDORS
 from memfit.units import GIB, MIB
 
 GPUS = {gpu.id: gpu for gpu in all_gpus()}
@@ -54,7 +57,7 @@ def test_there_are_enough_of_them() -> None:
 @pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
 def test_every_figure_is_cited(gpu: GPU) -> None:
     row = table("gpus")[gpu.id]
-    figures = set(row) - {"name", "aliases", "shared", "vendor", "form", "note"}
+    figures = set(row) - {"name", "aliases", "shared", "common", "vendor", "form", "note"}
     assert figures == set(gpu.status) == set(gpu.cites)
     assert {"memory", "label", "bandwidth"} <= figures
     assert set(gpu.status.values()) <= set(STATUSES)
@@ -224,9 +227,7 @@ def test_a_name_of_several_is_refused_with_all_of_them(name: str, listed: str) -
     with pytest.raises(InputError) as error:
         find_gpu(name)
     count = listed.count(",") + 1
-    assert problems(error) == [
-        (f"`{name}` may be any of {count} GPUs", "gpu", f"say which: {listed}")
-    ]
+    assert problems(error) == [(f"`{name}` names {count} GPUs", "gpu", f"name one of {listed}")]
 
 
 def test_a_name_that_leaves_the_memory_open_is_refused() -> None:
@@ -234,9 +235,9 @@ def test_a_name_that_leaves_the_memory_open_is_refused() -> None:
         find_gpu("Apple M1 Max")
     assert problems(error) == [
         (
-            "`Apple M1 Max` comes with several sizes of memory",
+            "`Apple M1 Max` comes in several memory sizes",
             "gpu",
-            f"known: `m1-max-32gb`; {BY_MEMORY}",
+            f"name the size, like `m1-max-32gb`; {BY_MEMORY}",
         )
     ]
 
@@ -463,32 +464,25 @@ def test_a_cluster_has_a_network() -> None:
     assert (network.name, network.bandwidth) == ("infiniband-ndr", 50e9)
 
 
-H100S = "say which: `h100-pcie`, `h100-sxm`, `h100-nvl`"
 FORM = "write it like `8xh100-sxm` or, for several nodes, `2x8xh100-sxm`"
-PER_NODE, NODES = "a whole number from 1 to 1024", "a whole number from 1 to 100000"
+PER_NODE, NODES = "an integer from 1 to 1024", "an integer from 1 to 100000"
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("0xh200", [("`0` is no number of GPUs per node", PER_NODE)]),
-        ("-8xh200", [("`-8` is no number of GPUs per node", PER_NODE)]),
-        ("1.5xh200", [("`1.5` is no number of GPUs per node", PER_NODE)]),
-        ("1025xh200", [("`1025` is no number of GPUs per node", PER_NODE)]),
-        ("9" * 60 + "x8xh200", [(f"`{'9' * 20}` is no number of nodes", NODES)]),
+        ("0xh200", [("`0` is not a valid number of GPUs per node", PER_NODE)]),
+        ("-8xh200", [("`-8` is not a valid number of GPUs per node", PER_NODE)]),
+        ("1.5xh200", [("`1.5` is not a valid number of GPUs per node", PER_NODE)]),
+        ("1025xh200", [("`1025` is not a valid number of GPUs per node", PER_NODE)]),
+        ("9" * 60 + "x8xh200", [(f"`{'9' * 20}` is not a valid number of nodes", NODES)]),
         (
             "0x0xh100",
             [
-                ("`0` is no number of nodes", NODES),
-                ("`0` is no number of GPUs per node", PER_NODE),
-                ("`h100` may be any of 3 GPUs", H100S),
+                ("`0` is not a valid number of nodes", NODES),
+                ("`0` is not a valid number of GPUs per node", PER_NODE),
             ],
         ),
-        ("2xH100", [("`H100` may be any of 3 GPUs", H100S)]),  # two need no board
-        (
-            "8xRTX 3080",
-            [("`RTX 3080` may be any of 2 GPUs", "say which: `rtx-3080-10gb`, `rtx-3080-12gb`")],
-        ),  # comes on no board
         ("2x3x4xh200", [("`2x3x4xh200` names no GPU", FORM)]),
         ("8x", [("`8x` names no GPU", FORM)]),
         ("", [("`` names no GPU", FORM)]),
@@ -507,7 +501,7 @@ def test_a_bad_network_is_said_with_the_rest() -> None:
     with pytest.raises(InputError) as error:
         parse_cluster("0xwhat?", network="carrier pigeon")
     assert [message for message, _, _ in problems(error)] == [
-        "`0` is no number of GPUs per node",
+        "`0` is not a valid number of GPUs per node",
         "unknown link `carrier pigeon`",
         "unknown GPU `what?`",
     ]
@@ -517,9 +511,92 @@ def test_a_cluster_checks_its_own_counts() -> None:
     with pytest.raises(InputError) as error:
         Cluster(gpu=find_gpu("t4"), gpus_per_node=0, nodes=-1)
     assert problems(error) == [
-        ("`0` is no number of GPUs per node", "cluster.gpus_per_node", PER_NODE),
-        ("`-1` is no number of nodes", "cluster.nodes", NODES),
+        ("`0` is not a valid number of GPUs per node", "cluster.gpus_per_node", PER_NODE),
+        ("`-1` is not a valid number of nodes", "cluster.nodes", NODES),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "count"),
+    [
+        ("a100", "a100-sxm-80gb", 1),
+        ("A100-40GB", "a100-sxm-40gb", 1),
+        ("2xH100", "h100-sxm", 2),
+        ("rtx-3060", "rtx-3060-12gb", 1),
+        ("8xRTX 3080", "rtx-3080-10gb", 8),
+    ],
+)
+def test_a_shared_name_means_the_most_common_gpu_and_says_so(
+    text: str, gpu: str, count: int
+) -> None:
+    cluster = parse_cluster(text)
+    assert (cluster.gpu.id, cluster.gpus) == (gpu, count)
+    (note,) = assumptions(text)
+    assert note.level == "note"
+    assert note.message.endswith(f"this answer is for `{gpu}`")
+    assert assumptions(gpu) == ()
+
+
+def test_every_shared_name_but_a_macs_has_a_most_common_gpu() -> None:
+    shared = {
+        name
+        for row in table("gpus").values()
+        for name in row.get("shared", ())
+        if row.get("vendor") != "apple"
+    }
+    assert [name for name in sorted(shared) if common_gpu(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "each", "gpu"),
+    [
+        ("p4d.24xlarge", 1, 8, "a100-sxm-40gb"),
+        ("2xp5.48xlarge", 2, 8, "h100-sxm"),
+        ("a2-ultragpu-8g", 1, 8, "a100-sxm-80gb"),
+        ("A3-HIGHGPU-8G", 1, 8, "h100-sxm"),
+        ("g5.xlarge", 1, 1, "a10g"),
+        ("Standard_ND96isr_H100_v5", 1, 8, "h100-sxm"),
+        ("nc24ads_a100_v4", 1, 1, "a100-pcie-80gb"),
+    ],
+)
+def test_a_cloud_machine_is_its_gpus(text: str, nodes: int, each: int, gpu: str) -> None:
+    cluster = parse_cluster(text)
+    assert (cluster.nodes, cluster.gpus_per_node, cluster.gpu.id) == (nodes, each, gpu)
+    assert " x " in assumptions(text)[0].message
+
+
+def test_every_machine_is_cited_and_has_known_gpus() -> None:
+    sources = table("machines")["sources"]
+    for machine in machines().values():
+        assert machine.gpu in GPUS, machine.name
+        assert 1 <= machine.count <= 16, machine.name
+        assert machine.status in STATUSES, machine.name
+        assert (machine.cite == sources["own"]) == (machine.status == "label"), machine.name
+        assert gpu_problem(machine.name) is not None, "a machine is not a GPU too"
+    assert {machine.cite for machine in machines().values()} == set(sources.values())
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [("mac-16gb", 10.6, 11.9), ("MacBook Pro 24GB", 16, 17.8), ("m4-max-64gb", 48, 54)],
+)
+def test_a_mac_is_named_by_its_memory(text: str, low: float, high: float) -> None:
+    gpu = parse_cluster(text).gpu
+    assert gpu.vendor == "apple"
+    assert low * GIB <= gpu.memory_range[0] <= gpu.memory_range[1] <= high * GIB
+
+
+@pytest.mark.parametrize("text", ["tpu-v5e", "8xtpu-v4", "v5litepod-8", "trn1", "gaudi2", "HL-225"])
+def test_hardware_whose_allocator_is_unknown_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is not supported: "):
+        parse_cluster(text)
+
+
+def test_every_vendor_has_its_own_words() -> None:
+    assert {gpu.vendor for gpu in GPUS.values()} <= set(VENDORS)
+    for name, vendor in VENDORS.items():
+        assert (name == "nvidia") == ("nvidia-smi" in vendor.shown_by)
+        assert (name == "nvidia") == ("CUDA" in vendor.context)
 
 
 # ---------------------------------------------------------------- auto: an NVML of our own

@@ -1,12 +1,13 @@
 """Where a job runs: GPUs and what they really offer, the links between them, clusters."""
 
 from memfit.hardware.auto import auto_gpu, auto_gpus
-from memfit.hardware.cluster import Cluster, parse_cluster
+from memfit.hardware.cluster import Cluster, assumptions, parse_cluster
 from memfit.hardware.gpu import GPU, MATHS, all_gpus, custom_gpu, find_gpu, gpu_problem, variants
 from memfit.hardware.link import Link, find_link, links
 from memfit.hardware.nccl import communicators
 from memfit.hardware.outside import Span, context, desktop, usable
 from memfit.hardware.rates import Rates, rates
+from memfit.hardware.vendors import vendor_of, vendor_remarks
 
 __all__ = [
     "GPU",
@@ -16,6 +17,7 @@ __all__ = [
     "Rates",
     "Span",
     "all_gpus",
+    "assumptions",
     "auto_gpu",
     "auto_gpus",
     "communicators",
@@ -30,4 +32,6 @@ __all__ = [
     "rates",
     "usable",
     "variants",
+    "vendor_of",
+    "vendor_remarks",
 ]

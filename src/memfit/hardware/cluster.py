@@ -1,5 +1,5 @@
-"""A cluster: so many nodes of so many equal GPUs, and the network between them. `8xh100-sxm`,
-`2x8xA100-80GB`, `rtx-4090`."""
+"""A cluster: nodes of equal GPUs, and the network between them. `8xh100-sxm`, `2x8xA100-80GB`,
+`rtx-4090`, `p4d.24xlarge`, `2xp5.48xlarge`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import re
 from dataclasses import dataclass, replace
 
 from memfit.errors import InputError, Problem, raise_errors
-from memfit.hardware.gpu import GPU, gpu_problem, variants
+from memfit.hardware.apple import apple_gpu
+from memfit.hardware.gpu import GPU, common_gpu, find_gpu, gpu_problem, variants
 from memfit.hardware.link import Link, find_link
+from memfit.hardware.machines import find_machine
+from memfit.hardware.vendors import refusal
 
 LARGEST_NODE, MOST_NODES = 1024, 100_000  # beyond them, a figure is a slip of the pen
 # SXM modules that a machine carries at most (HGX and DGX of V100 to B300; 16 in a DGX-2 alone)
@@ -49,8 +52,7 @@ class Cluster:
         )
 
     def resized(self, count: int, node: int = BOARD) -> Cluster:
-        """So many GPUs of the same kind: on one node, or on whole ones of `node` where they are
-        more."""
+        """`count` GPUs of this kind: on one node, or on full nodes of `node` GPUs."""
         assert count <= node or count % node == 0, (count, node)
         return replace(self, gpus_per_node=min(count, node), nodes=max(1, count // node))
 
@@ -59,21 +61,24 @@ def _count_problem(text: str, what: str, most: int, where: str) -> Problem | Non
     if re.fullmatch(r"[0-9]{1,9}", text) and 1 <= int(text) <= most:
         return None
     return Problem(
-        message=f"`{text[:20]}` is no number of {what}",
+        message=f"`{text[:20]}` is not a valid number of {what}",
         where=where,
-        hint=f"a whole number from 1 to {most}",
+        hint=f"an integer from 1 to {most}",
     )
 
 
 def _pick(name: str, per_node: int, where: str) -> GPU | Problem:
-    """The GPU called `name`; of the forms of one, a node of four or more is taken to be the board
-    that carries so many (SXM)."""
+    """The GPU called `name`. Of cards that share a name, a node of four or more takes the board
+    (SXM) where there is one, and otherwise the most common card."""
+    if unsupported := refusal(name, where):
+        return unsupported
     problem = gpu_problem(name, where=where)
-    found = variants(name)
-    boards = [gpu for gpu in found if gpu.form == "sxm"]
-    if problem and per_node >= 4 and len(boards) == 1:
+    if problem is None:
+        return refusal(variants(name)[0], where) or variants(name)[0]
+    boards = [gpu for gpu in variants(name) if gpu.form == "sxm"]
+    if per_node >= 4 and len(boards) == 1:
         return boards[0]
-    return problem or found[0]
+    return common_gpu(name) or apple_gpu(name) or problem
 
 
 def _split(text: str) -> tuple[list[str], str]:
@@ -86,11 +91,14 @@ def _split(text: str) -> tuple[list[str], str]:
 
 
 def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") -> Cluster:
-    """`[nodes x] [GPUs per node x] name`. All that is wrong is said at once. More boards than one
-    carries, without a word of nodes, are nodes of as many as one carries."""
+    """`[nodes x] [GPUs per node x] name`, or `[nodes x] machine`. All problems are raised at once.
+    More SXM boards than one machine carries are split into nodes of 8."""
     counts, name = _split(text[:200])
     if not name or len(counts) > 2 or len(text) > 200:
         raise InputError.one(f"`{text[:40]}` names no GPU", where=where, hint=_HINT)
+    machine = find_machine(name)
+    if machine is not None and len(counts) < 2:
+        counts, name = [*(counts or ["1"]), str(machine.count)], machine.gpu
     nodes, per_node = ["1", "1", *counts][-2:]
     problems = [
         _count_problem(nodes, "nodes", MOST_NODES, where),
@@ -112,3 +120,22 @@ def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") 
     if gpu.form == "sxm" and len(counts) < 2 and each > BOARD and each % BOARD == 0:
         each, some = BOARD, each // BOARD
     return Cluster(gpu=gpu, gpus_per_node=each, nodes=some, network=joined)
+
+
+def assumptions(text: str, *, where: str = "gpu") -> tuple[Problem, ...]:
+    """What `parse_cluster` assumed about `text`, as notes for the answer."""
+    counts, name = _split(text[:200])
+    machine = find_machine(name)
+    if machine is not None:
+        what = f"`{machine.name}` has {machine.count} x {find_gpu(machine.gpu).name}"
+        unchecked = " (not verified)" if machine.status == "label" else ""
+        return (Problem(message=what + unchecked, where=where, level="note"),)
+    several = variants(name)
+    per_node = int(counts[-1]) if counts and counts[-1].isdigit() else 1
+    found = _pick(name, per_node, where)
+    if len(several) < 2 or not isinstance(found, GPU):
+        return ()
+    others = ", ".join(f"`{gpu.id}`" for gpu in several if gpu.id != found.id)
+    message = f"`{name[:80]}` names {len(several)} GPUs; this answer is for `{found.id}`"
+    hint = f"`--gpu` also takes {others}"
+    return (Problem(message=message, where=where, hint=hint, level="note"),)

@@ -185,6 +185,25 @@ def variants(name: str) -> tuple[GPU, ...]:
     return tuple(_gpu(key) for key in _names().get(plain(name), ()) if key)
 
 
+@cache
+def _common() -> dict[str, str]:
+    """Plain shared name -> the row that it stands for when a person types it."""
+    return {
+        plain(name): key
+        for key, row in table("gpus").items()
+        for name in row.get("common", ())
+        if key != "sources"
+    }
+
+
+def common_gpu(name: str) -> GPU | None:
+    """The most common of the GPUs that share `name` (`A100` is the 80 GB SXM board)."""
+    if name in table("gpus") and name != "sources":
+        return None
+    key = _common().get(plain(name))
+    return None if key is None else _gpu(key)
+
+
 def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
     """What keeps `name` from naming one GPU, or None."""
     if name in table("gpus") and name != "sources":
@@ -206,14 +225,14 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
         return None
     if len(found) == 1:
         return Problem(
-            message=f"`{name[:80]}` comes with several sizes of memory",
+            message=f"`{name[:80]}` comes in several memory sizes",
             where=where,
-            hint=f"known: {listed}; {BY_MEMORY}",
+            hint=f"name the size, like {listed}; {BY_MEMORY}",
         )
     return Problem(
-        message=f"`{name[:80]}` may be any of {len(found)} GPUs",
+        message=f"`{name[:80]}` names {len(found)} GPUs",
         where=where,
-        hint=f"say which: {listed}",
+        hint=f"name one of {listed}",
     )
 
 
@@ -221,8 +240,9 @@ def find_gpu(name: str, *, where: str = "gpu") -> GPU:
     """By id, marketing name, alias or device name (`NVIDIA GeForce RTX 4090`), whatever the case
     and separators.
 
-    A name that several cards answer to (`A100`, `RTX 3080`) is refused with all of them listed:
-    their memory or speed differs.
+    A name that several cards share (`A100`, `RTX 3080`) is refused with all of them listed: a
+    measurement must name its card. What people type goes through `parse_cluster`, which takes the
+    most common one.
     """
     problem = gpu_problem(name, where=where)
     if problem:

@@ -10,6 +10,7 @@ from memfit.report.pace import pace
 from memfit.report.text import (
     WHAT,
     answer_line,
+    device_words,
     host_words,
     job_words,
     ladder,
@@ -74,7 +75,8 @@ def _numbers(estimate: Estimate) -> Iterator[str]:
         ("allocated", memory.allocated),
     ]
     rows.append(("usable", None if estimate.usable is None else estimate.usable[0]))
-    known = [(name, gib(size), WHAT[name]) for name, size in rows if size is not None]
+    words = {**WHAT, "device": device_words(estimate)}
+    known = [(name, gib(size), words[name]) for name, size in rows if size is not None]
     known.append(("host", gib(estimate.host.size), WHAT["host"] + host_words(estimate.host)))
     yield from table(("number", "GiB", "is"), known)
     yield ""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from memfit.errors import Problem
 from memfit.estimate import Answer, Estimate, Script
-from memfit.hardware import Cluster
+from memfit.hardware import Cluster, vendor_of
 from memfit.job import Job
 from memfit.lower.host import Host
 from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
@@ -23,12 +23,20 @@ from memfit.units import GIB
 
 COLOURS = {"fits": "32", "tight": "33", "no": "31", "error": "31", "warning": "33", "note": "36"}
 WHAT = {
-    "device": "what nvidia-smi shows: reserved and the CUDA context",
+    "device": "what {shown_by} shows: reserved memory and the {context}",
     "reserved": "what torch's allocator holds: live tensors, gaps, cache",
     "allocated": "live tensors at the peak",
     "usable": "what the GPU offers to one process",
     "host": "CPU memory: ",
 }
+
+
+def device_words(estimate: Estimate) -> str:
+    """What `device` is, in the words of the GPU's vendor."""
+    vendor = vendor_of(None if estimate.cluster is None else estimate.cluster.gpu)
+    return WHAT["device"].format(shown_by=vendor.shown_by, context=vendor.context)
+
+
 QUESTIONS = {
     "largest_batch": "largest batch that fits",
     "longest_seq": "longest sequence that fits",
@@ -181,7 +189,7 @@ def job_words(job: Job) -> str:
 def numbers(estimate: Estimate) -> Iterator[str]:
     memory = estimate.memory
     yield figure(
-        "device", estimate.device, WHAT["device"] + (", and NCCL" if estimate.strategy else "")
+        "device", estimate.device, device_words(estimate) + (", NCCL" if estimate.strategy else "")
     )
     if memory.reserved is not None:
         yield figure("reserved", memory.reserved, WHAT["reserved"])

@@ -1,0 +1,50 @@
+"""Apple silicon in any memory size: `m4-max-64gb`, `mac-16gb`. The GPU shares the memory of the
+machine, and macOS lets it use a part."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from memfit.hardware.gpu import GPU, all_gpus, plain
+from memfit.units import GIB
+
+_CHIP = re.compile(r"(?:apple)?(m[1-9])(pro|max|ultra)?(\d{1,3})gb")
+_MAC = re.compile(r"(?:apple)?mac(?:book|mini|studio)?(?:air|pro)?(\d{1,3})gb")
+SIZES = (8, 16, 18, 24, 32, 36, 48, 64, 96, 128, 192, 256, 512)
+# What Metal recommends of the whole memory (`recommendedMaxWorkingSetSize`), lowest and highest.
+SMALL, LARGE = 32, (0.75, 0.84)
+SHARES = {True: (2 / 3, 0.74), False: LARGE}
+CITE = (
+    "macOS' default share for the GPU. Up to 32 GB: 10.67 GB of 16 (exo-explore/exo#1672) to 11.84 "
+    "of 16 and 17.76 of 24 GiB (AlexsJones/llmfit#754, sgl-project/sglang#29949). Above: 75 % "
+    "(gpustack/gpustack#1375) to 107.52 of 128 GiB (antirez/ds4#893, macOS 26)"
+)
+
+
+def apple_gpu(name: str) -> GPU | None:
+    """The Mac that `name` describes by its memory, or None."""
+    text = plain(name)
+    chip, mac = _CHIP.fullmatch(text), _MAC.fullmatch(text)
+    size = int(chip[3]) if chip else int(mac[1]) if mac else 0
+    if size not in SIZES:
+        return None
+    low, high = (int(size * GIB * share) for share in SHARES[size <= SMALL])
+    title = f"Apple {chip[1].upper()}{f' {chip[2].title()}' if chip[2] else ''}" if chip else "Mac"
+    like = [gpu for gpu in all_gpus() if gpu.vendor == "apple" and gpu.name.startswith(f"{title} ")]
+    base = (
+        like[0]
+        if chip and like
+        else GPU(id="mac", name=title, vendor="apple", memory=low, memory_range=(low, high))
+    )
+    return replace(
+        base,
+        id=f"{title.lower().removeprefix('apple ').replace(' ', '-')}-{size}gb",
+        name=f"{title} {size}GB",
+        form="unified",
+        label=size,
+        memory=low,
+        memory_range=(low, high),
+        status={**base.status, "memory": "derived"},
+        cites={**base.cites, "memory": CITE},
+    )
