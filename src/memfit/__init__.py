@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from memfit.estimate import Estimate
     from memfit.job import Job
     from memfit.report import write
+    from memfit.verb_engine import serve
     from memfit.verbs import compare, estimate, gpus, measure, models, plan, study, trace
 
 __version__ = "0.2.0.dev0"
@@ -30,13 +31,19 @@ __all__ = [
     "measure",
     "models",
     "plan",
+    "serve",
     "study",
     "trace",
     "write",
 ]
 
 _VERBS = ("compare", "estimate", "gpus", "measure", "models", "plan", "study", "trace")
-_HOMES = {"Estimate": "memfit.estimate", "Job": "memfit.job", "write": "memfit.report"}
+_HOMES = {
+    "Estimate": "memfit.estimate",
+    "Job": "memfit.job",
+    "serve": "memfit.verb_engine",
+    "write": "memfit.report",
+}
 
 
 class _Package(ModuleType):

@@ -109,6 +109,26 @@ class Sections(click.Command):
                 formatter.write_dl(records)
 
 
+class Estimating(Sections):
+    """`--engine NAME` hands the words to a serving engine, which owns its flags."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        from memfit.cli_engine import engine_named
+
+        if not engine_named(args):
+            return super().parse_args(ctx, args)
+        ctx.params = {"engine_words": tuple(args)}
+        ctx.args = []
+        return []
+
+    def invoke(self, ctx: click.Context) -> Any:
+        if "engine_words" not in ctx.params:
+            return super().invoke(ctx)
+        from memfit.cli_engine import run
+
+        return run(ctx.params["engine_words"], columns())
+
+
 class Tracing(TraceCommand, Sections):
     """Both: words that may be a script's, and headings."""
 
@@ -218,7 +238,7 @@ def output(*, explain: bool) -> list[click.Parameter]:
 
 
 def run_estimate(
-    words: tuple[str, ...], as_json: bool, form: str, explain: bool, **given: Any
+    words: tuple[str, ...], as_json: bool, form: str, explain: bool, engine: str = "", **given: Any
 ) -> tuple[int, str]:
     form = "json" if as_json else form
     values = {name: value for name, value in given.items() if value not in (None, ())}
@@ -332,11 +352,14 @@ def subject(metavar: str = "MODEL|JOB.yaml") -> click.Argument:
 
 
 def estimating(verb: Verb) -> click.Command:
+    from memfit.cli_engine import FLAG as ENGINE
+
     flags = [flag(one) for name, one in options().items() if name != "model"]
-    return Sections(
+    groups["engine"] = "question"
+    return Estimating(
         "estimate",
         callback=run_estimate,
-        params=[subject(), *flags, *output(explain=True)],
+        params=[subject(), ENGINE, *flags, *output(explain=True)],
         help=ESTIMATE_HELP.format(help=sentence(verb)),
         short_help=verb.help,
         context_settings={"ignore_unknown_options": True},

@@ -1,0 +1,115 @@
+"""`memfit estimate --engine NAME`: the engine's own flags, or its own command line after `--`."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from memfit.errors import InputError, Problem
+from memfit.report import FORMATS
+
+FITS, DOES_NOT = 0, 1
+FLAG = click.Option(
+    ["--engine"],
+    metavar="NAME",
+    help=(
+        "a serving engine by its own rules and flags: vllm, sglang, llama.cpp … "
+        "(`--engine NAME --help` lists its flags; its command line may follow `--`)"
+    ),
+)
+OWN = ("gpu", "gpus", "memory", "engine", "engine-version", "format")  # memfit's own, with a value
+SWITCHES = ("json", "explain", "offline", "help")
+
+
+def engine_named(words: Sequence[str]) -> bool:
+    """Whether the words ask for a serving engine."""
+    ours = words[: words.index("--")] if "--" in words else words
+    return any(word == "--engine" or word.startswith("--engine=") for word in ours)
+
+
+def sort_words(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str], list[Problem]]:
+    """memfit's own options, the engine's words, the command line after `--`, and problems."""
+    problems: list[Problem] = []
+    own: dict[str, Any] = {}
+    rest: list[str] = []
+    cut = words.index("--") if "--" in words else len(words)
+    ours, command = list(words[:cut]), list(words[cut + 1 :])
+    while ours:
+        word = ours.pop(0)
+        name, equals, value = word.removeprefix("--").partition("=")
+        name = name.replace("_", "-")
+        if not word.startswith("--") or name not in (*OWN, *SWITCHES):
+            rest.append(word)
+            continue
+        if name in SWITCHES:
+            own[name] = True
+            continue
+        if not equals:
+            if not ours:
+                problems.append(Problem(message=f"`--{name}` needs a value", where=name))
+                continue
+            value = ours.pop(0)
+        key = {"gpus": "gpu", "engine-version": "engine_version"}.get(name, name)
+        if key in own:
+            problems.append(Problem(message=f"`--{name}` is given twice", where=name))
+        own[key] = value
+    return own, rest, command, problems
+
+
+def run(words: Sequence[str], width: int) -> tuple[int, str]:
+    """Exit code 0: it starts. 1: it does not. Unusable input raises."""
+    from memfit.report.engine_answer import write
+    from memfit.verb_engine import from_command
+
+    own, rest, command, problems = sort_words(words)
+    form = "json" if own.pop("json", False) else own.pop("format", "text")
+    if form not in FORMATS:
+        problems.append(
+            Problem(
+                message=f"unknown format `{form[:40]}`", where="format", hint=f"one of {FORMATS}"
+            )
+        )
+    if problems:
+        raise InputError(*problems)
+    if own.pop("help", False):
+        return FITS, help_page(own.get("engine", ""))
+    try:
+        answer = from_command(rest, command, own.pop("engine", ""), own)
+    except InputError as error:
+        if form != "json":
+            raise
+        import json
+
+        from memfit.report.codec import refusal
+
+        for problem in error.problems:
+            print(problem, file=sys.stderr)  # noqa: T201
+        return 2, json.dumps(refusal(error.problems), indent=2, ensure_ascii=False)
+    text = write(answer, form, explain=bool(own.get("explain")), width=width)
+    return (FITS if answer.fits else DOES_NOT), text
+
+
+def help_page(name: str) -> str:
+    """The flags of one engine, and memfit's own beside them."""
+    from memfit.serving import find_engine
+    from memfit.verb_engine import COMMON, help_lines
+
+    engine = find_engine(name)
+    formatter = click.HelpFormatter(width=max(60, min(120, shutil.get_terminal_size().columns)))
+    formatter.write_usage("memfit estimate", f"MODEL --engine {engine.name} [OPTIONS]")
+    formatter.write_paragraph()
+    formatter.write_text(f"What {engine.title} will use on a GPU, and what its log will say.")
+    for title, lines in (
+        (engine.title, help_lines(engine)),
+        ("memfit", [(f"--{key.replace('_', '-')} TEXT", text) for key, text in COMMON.items()]),
+    ):
+        with formatter.section(title):
+            formatter.write_dl(lines)
+    return formatter.getvalue().rstrip("\n")
+
+
+__all__ = ["FLAG", "engine_named", "run"]

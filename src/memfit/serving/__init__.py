@@ -1,0 +1,48 @@
+"""Serving engines: what their start-up logs will say, before anything is downloaded.
+
+One folder per engine, each by the engine's own rules. An engine owns its options as data, reads its
+own command line and answers a `Question` with a `ServingAnswer`. `ENGINES` names the folders; an
+engine is imported when somebody asks for it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from memfit.errors import InputError
+from memfit.registry import nearest
+from memfit.serving.base import Question, ServingEngine
+from memfit.serving.result import Pool, ServingAnswer
+
+# How people call an engine, and the module whose `ENGINE` it is.
+ENGINES: dict[str, str] = {
+    "vllm": "memfit.serving.vllm",
+}
+ALIASES: dict[str, str] = {}
+
+
+def find_engine(name: str) -> ServingEngine:
+    """The engine called `name`, or an error with the nearest names."""
+    key = name.strip().lower()
+    key = ALIASES.get(key, key)
+    if key in ENGINES:
+        engine: ServingEngine = import_module(ENGINES[key]).ENGINE
+        return engine
+    close = nearest(name, (*ENGINES, *ALIASES), 1)
+    offer = f"did you mean `{close[0]}`? " if close else ""
+    raise InputError.one(
+        f"unknown serving engine `{name[:60]}`",
+        where="engine",
+        hint=f"{offer}one of {', '.join(ENGINES)}",
+    )
+
+
+__all__ = [
+    "ALIASES",
+    "ENGINES",
+    "Pool",
+    "Question",
+    "ServingAnswer",
+    "ServingEngine",
+    "find_engine",
+]

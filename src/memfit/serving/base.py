@@ -1,0 +1,77 @@
+"""What a serving engine is: its options as data, its command line, and its answer to a question."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from memfit.hardware import GPU
+from memfit.model.modules import Model
+from memfit.model.source import Source
+from memfit.serving.result import ServingAnswer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """One option of an engine, under the engine's own names. `kind` is text, int, float, flag,
+    size (a number such as `8k`) or json; `default` is what the help page shows."""
+
+    name: str
+    flags: tuple[str, ...]
+    help: str
+    kind: str = "text"
+    default: str = ""
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    silent: bool = False  # read and passed over: it does not change the memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The model that an engine serves. `model` is None where memfit has no formulas for the family;
+    then its config and its published parameter count are all there is."""
+
+    name: str
+    config: Mapping[str, Any]
+    source: Source | None = None
+    model: Model | None = None
+    parameters: int | None = None
+    origin: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """A GPU as an engine sees it: `total` is what the driver says there is, `free` what is free
+    when the engine starts (None: derived from the engine's own use)."""
+
+    name: str
+    total: int
+    free: int | None = None
+    gpu: GPU | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A model, the GPUs, and the engine's options by name. No device: sizes only, no verdict."""
+
+    subject: Subject
+    devices: tuple[Device, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    version: str = ""  # of the engine; empty means the newest that memfit knows
+
+
+class ServingEngine(Protocol):
+    """An engine. `read` takes the words of its own command line (`vllm serve MODEL --flag …`) and
+    returns the model and the flags; `row_options` maps the options of a published row."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def options(self) -> tuple[Option, ...]: ...
+    def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]: ...
+    def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]: ...
+    def answer(self, question: Question) -> ServingAnswer: ...

@@ -1,0 +1,139 @@
+"""Reading an engine's flags from words or from keyword arguments, all problems at once."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from memfit.errors import Problem
+from memfit.registry import nearest
+from memfit.serving.base import Option
+
+# vLLM reads `1k` as 1000 and `1K` as 1024 (vllm/engine/arg_utils.py human_readable_int, 0.11).
+_SIZE = re.compile(r"(-?[0-9]+(?:\.[0-9]+)?)([kKmMgGtT]?)")
+_SCALES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+TRUE, FALSE = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+
+
+def read_flags(
+    options: Sequence[Option], words: Sequence[str], problems: list[Problem], title: str
+) -> tuple[list[str], dict[str, Any]]:
+    """The words that are no flags, and the values of the flags. A flag that the engine has but
+    memfit does not know is a problem, because it could change the memory."""
+    spelled = {one: option for option in options for one in option.flags}
+    rest: list[str] = []
+    values: dict[str, Any] = {}
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if not word.startswith("-") or word == "-" or _SIZE.fullmatch(word):
+            rest.append(word)
+            continue
+        flag, equals, text = word.partition("=")
+        option, negated = find_option(spelled, flag)
+        if option is None:
+            close = nearest(flag, spelled, 1)
+            hint = f"did you mean `{close[0]}`?" if close else ""
+            problems.append(
+                Problem(message=f"unknown {title} option `{flag[:60]}`", where=flag, hint=hint)
+            )
+            at += not equals and at < len(words) and not words[at].startswith("-")
+            continue
+        if option.kind == "flag":
+            explicit = equals or (at < len(words) and words[at].lower() in (*TRUE[:1], *FALSE[:1]))
+            text, at = (text, at) if equals else (words[at], at + 1) if explicit else ("true", at)
+            value = parse(option, text, flag, problems)
+            values[option.name] = (not value) if negated else value
+            continue
+        if not equals:
+            if at >= len(words):
+                problems.append(Problem(message=f"`{flag}` needs a value", where=flag))
+                continue
+            text, at = words[at], at + 1
+        value = None if option.silent else parse(option, text, flag, problems)
+        if value is not None:
+            values[option.name] = value
+    return rest, values
+
+
+def find_option(spelled: Mapping[str, Option], flag: str) -> tuple[Option | None, bool]:
+    """The option that `flag` spells, with dashes or underscores, and whether it says no."""
+    for one in (flag, flag.replace("_", "-")):
+        if one in spelled:
+            return spelled[one], False
+        if one.startswith("--no-") and (option := spelled.get("--" + one[5:])):
+            return (option, True) if option.kind == "flag" else (None, False)
+    return None, False
+
+
+def read_values(
+    options: Sequence[Option], given: Mapping[str, Any], problems: list[Problem], title: str
+) -> dict[str, Any]:
+    """Keyword arguments, checked as flags are."""
+    known = {option.name: option for option in options}
+    found = {}
+    for name, value in given.items():
+        option = known.get(name)
+        if option is None:
+            close = nearest(name, known, 1)
+            hint = f"did you mean `{close[0]}`?" if close else ""
+            problems.append(
+                Problem(message=f"unknown {title} option `{name[:60]}`", where=name, hint=hint)
+            )
+            continue
+        text = value if isinstance(value, str) else json.dumps(value)
+        read = parse(option, text, name, problems)
+        if read is not None:
+            found[name] = read
+    return found
+
+
+def parse(option: Option, text: str, flag: str, problems: list[Problem]) -> Any:
+    """The value of one option, or None and a problem."""
+    value = value_of(option, text)
+    if value is None:
+        what = {
+            "int": "must be an integer",
+            "size": "must be an integer, like `8192` or `8k`",
+            "float": "must be a number",
+            "flag": "must be true or false",
+            "json": "must be JSON",
+        }.get(option.kind, f"must be one of {', '.join(option.choices)}")
+        problems.append(Problem(message=f"`{flag} {text[:40]}` {what}", where=flag))
+        return None
+    if option.low is not None and value < option.low:
+        what = f"must be at least {option.low:g}"
+    elif option.high is not None and value > option.high:
+        what = f"must be at most {option.high:g}"
+    else:
+        return value
+    problems.append(Problem(message=f"`{flag} {text[:40]}` {what}", where=flag))
+    return None
+
+
+def value_of(option: Option, text: str) -> Any:
+    """The value in the option's kind; None where it is none of that kind."""
+    if option.kind == "flag":
+        low = text.lower()
+        return True if low in TRUE else False if low in FALSE else None
+    if option.kind in ("int", "size"):
+        match = _SIZE.fullmatch(text)
+        if match is None or (option.kind == "int" and (match[2] or "." in match[1])):
+            return None
+        return int(float(match[1]) * (_BINARY.get(match[2]) or _SCALES[match[2].lower()]))
+    if option.kind == "float":
+        try:
+            number = float(text)
+        except ValueError:
+            return None
+        return number if number == number and abs(number) != float("inf") else None
+    if option.kind == "json":
+        try:
+            return json.loads(text)
+        except ValueError:
+            return None
+    return text if not option.choices or text in option.choices else None

@@ -1,0 +1,72 @@
+"""What a serving engine answers: the memory of the fullest GPU in pools, the figures that its log
+prints, and whether it would start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memfit.errors import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Memory for one purpose. `where` names the device (`gpu`, `gpu1`, `cpu`); `how` shows the
+    working with its numbers; `cite` is the source of the rule. A pool that is not `counted` is in
+    use only for a while and is no part of the total."""
+
+    name: str
+    bytes: int
+    where: str = "gpu"
+    how: str = ""
+    cite: str = ""
+    counted: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServingAnswer:
+    """One engine, one model, one machine. `figures` uses the keys of published rows
+    (`weights_gib`, `kv_tokens` …); `log` holds the lines that the engine prints; `failure` is the
+    error that it raises instead of starting, and `remedy` the setting that works."""
+
+    engine: str
+    title: str
+    version: str
+    model: str
+    origin: str = ""
+    parameters: int = 0
+    gpu: str = ""
+    gpus: int = 1
+    usable: int | None = None  # bytes that one GPU offers
+    pools: tuple[Pool, ...] = ()
+    figures: Mapping[str, float] = field(default_factory=dict)
+    log: tuple[str, ...] = ()
+    command: str = ""
+    failure: str = ""
+    remedy: str = ""
+    problems: tuple[Problem, ...] = ()
+
+    def on(self, where: str) -> int:
+        """Bytes of all counted pools of one device."""
+        return sum(pool.bytes for pool in self.pools if pool.counted and pool.where == where)
+
+    @property
+    def device(self) -> int:
+        """Bytes in use on the fullest GPU, as nvidia-smi shows them."""
+        names = {pool.where for pool in self.pools if pool.where.startswith("gpu")}
+        return max((self.on(name) for name in names), default=0)
+
+    @property
+    def host(self) -> int:
+        """Bytes in use in CPU memory."""
+        return self.on("cpu")
+
+    @property
+    def fits(self) -> bool:
+        """Whether the engine starts; without a GPU there is nothing that it could exceed."""
+        return not self.failure
+
+    @property
+    def verdict(self) -> str | None:
+        """`fits`, `no`, or None where no GPU was named."""
+        return None if self.usable is None and not self.failure else "fits" if self.fits else "no"

@@ -1,0 +1,264 @@
+"""Linear layers as serving engines keep them: the tensors of one layer after loading, by
+quantization method.
+
+vLLM and SGLang share these layouts (SGLang took vLLM's layers over). Sources: vLLM 0.11.0
+`model_executor/layers/quantization/` (fp8.py, gptq_marlin.py, awq_marlin.py, bitsandbytes.py,
+modelopt.py, mxfp4.py, compressed_tensors/schemes/) and its `utils/marlin_utils*.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+HALF = 2  # bytes of bfloat16 and float16
+FLOAT = 4
+MARLIN_WORKSPACE = FLOAT  # bytes per multiprocessor (marlin_utils.py marlin_make_workspace_new)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """How weights are stored. `kind` is a row of `KINDS`; `group` 0 means one scale per output;
+    `skip` holds names or patterns of modules that stay in 16 bits, `only_experts` that all but the
+    experts do."""
+
+    name: str = ""
+    kind: str = "plain"
+    bits: int = 16
+    group: int = 0
+    zeros: bool = False
+    order: bool = False
+    skip: tuple[str, ...] = ()
+    only_experts: bool = False
+    head: bool = False  # the output head is quantized, too
+
+    def keeps(self, name: str) -> bool:
+        """Whether the module `name` stays in 16 bits."""
+        return self.kind == "plain" or any(matches(name, pattern) for pattern in self.skip)
+
+
+PLAIN = Scheme()
+
+
+def matches(name: str, pattern: str) -> bool:
+    """A pattern is a whole path, a part of it, a glob, or (`re:`) a regular expression."""
+    if pattern.startswith("re:"):
+        import re
+
+        try:
+            return re.match(pattern[3:], name) is not None
+        except re.error:
+            return False
+    return fnmatchcase(name, pattern) or f".{pattern}." in f".{name}."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matrix:
+    """A linear layer on one rank, of `experts` equal ones if it is a stack. `parts` are the
+    outputs of the layers that were merged into one."""
+
+    name: str
+    inputs: int
+    parts: tuple[int, ...]
+    bias: bool = False
+    experts: int = 0
+
+    @property
+    def outputs(self) -> int:
+        return sum(self.parts)
+
+    @property
+    def count(self) -> int:
+        return self.inputs * self.outputs * max(1, self.experts)
+
+
+def ceil(value: int, by: int) -> int:
+    return -(-value // by)
+
+
+def plain(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    yield matrix.count * HALF
+
+
+def fp8(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """A byte a value. Scales: one, one per output, or one per block of `group`²."""
+    stack = max(1, matrix.experts)
+    yield matrix.count
+    if scheme.group:
+        yield (
+            stack * ceil(matrix.outputs, scheme.group) * ceil(matrix.inputs, scheme.group) * FLOAT
+        )
+    elif scheme.bits == 8 and scheme.order:
+        # per output; without fp8 arithmetic (below 8.9) Marlin keeps them in 16 bits
+        yield stack * matrix.outputs * (HALF if marlin_fp8(sm) else FLOAT)
+    else:
+        yield FLOAT * stack
+
+
+def marlin_fp8(sm: tuple[int, int] | None) -> bool:
+    """GPUs that multiply fp8 weights through Marlin, in 16 bits."""
+    return sm is not None and sm < (8, 9)
+
+
+def int8(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    yield matrix.count
+    yield max(1, matrix.experts) * matrix.outputs * FLOAT
+
+
+def packed(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """GPTQ, AWQ and compressed-tensors' packed integers, after Marlin's repacking."""
+    stack = max(1, matrix.experts)
+    group = scheme.group if scheme.group > 0 else matrix.inputs
+    groups = ceil(matrix.inputs, group)
+    yield matrix.count * scheme.bits // 8
+    yield stack * groups * matrix.outputs * HALF
+    if scheme.zeros:
+        yield stack * groups * matrix.outputs * scheme.bits // 8
+    if scheme.order:
+        yield from (stack * matrix.inputs * FLOAT,) * 2  # g_idx and its sorted order
+
+
+def nf4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """bitsandbytes: packed halves of a byte; vLLM undoes the double quantization of the scales, so
+    each block of 64 has one in fp32 (bitsandbytes_loader.py, dequantize_dq)."""
+    yield matrix.count // 2
+    for part in matrix.parts:
+        yield max(1, matrix.experts) * matrix.inputs * part // 64 * FLOAT
+
+
+def fp4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """NVFP4 (blocks of 16 with an fp8 scale) and MXFP4 (blocks of 32 with an e8m0 scale)."""
+    yield matrix.count // 2
+    yield matrix.count // (scheme.group or 16)
+
+
+Store = Callable[[Matrix, Scheme, "tuple[int, int] | None"], Iterator[int]]
+KINDS: dict[str, Store] = {
+    "plain": plain,
+    "fp8": fp8,
+    "int8": int8,
+    "packed": packed,
+    "nf4": nf4,
+    "fp4": fp4,
+}
+
+
+def tensors(
+    matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None, width: int = HALF
+) -> Iterator[int]:
+    """Bytes of every tensor of one linear layer, in the order of loading. `width` is the size of
+    the model's own numbers."""
+    for size in KINDS[scheme.kind](matrix, scheme, sm):
+        yield size * width // HALF if scheme.kind == "plain" else size
+    if matrix.bias:
+        yield matrix.outputs * max(1, matrix.experts) * width
+
+
+def read_scheme(config: Any, name: str = "") -> Scheme | None:
+    """The scheme of a config.json's `quantization_config`; None for a method that memfit does not
+    know."""
+    settings = config.get("quantization_config") or {}
+    method = str(settings.get("quant_method") or "").lower()
+    if not settings:
+        return PLAIN
+    reader = READERS.get(method) or (READERS["modelopt"] if "producer" in settings else None)
+    found = None if reader is None else reader(settings)
+    return (
+        None if found is None else replace(found, name=method, skip=found.skip + skipped(settings))
+    )
+
+
+def skipped(settings: Any) -> tuple[str, ...]:
+    found: list[str] = []
+    for key in (
+        "modules_to_not_convert",
+        "ignored_layers",
+        "ignore",
+        "exclude_modules",
+        "llm_int8_skip_modules",
+    ):
+        names = settings.get(key)
+        found += [str(name) for name in names] if isinstance(names, list) else []
+    return tuple(found)
+
+
+def read_fp8(settings: Any) -> Scheme:
+    block = settings.get("weight_block_size")
+    return Scheme(kind="fp8", bits=8, group=int(block[0]) if block else 0)
+
+
+def read_packed(settings: Any) -> Scheme | None:
+    bits, group = settings.get("bits"), settings.get("group_size")
+    if bits not in (2, 3, 4, 8) or not isinstance(group, int):
+        return None
+    return Scheme(
+        kind="packed",
+        bits=bits,
+        group=max(0, group),
+        zeros=settings.get("quant_method") == "awq" and bool(settings.get("zero_point", True)),
+        order=bool(settings.get("desc_act")),
+        skip=("router", "mlp.gate", "shared_expert_gate"),
+        head=bool(settings.get("lm_head")),
+    )
+
+
+def read_compressed(settings: Any) -> Scheme | None:
+    """compressed-tensors: the first group of `config_groups` says how the weights are stored."""
+    groups = settings.get("config_groups")
+    group = next(iter(groups.values()), None) if isinstance(groups, dict) and groups else None
+    weights = group.get("weights") if isinstance(group, dict) else None
+    if not isinstance(weights, dict):
+        return None
+    bits, kind = weights.get("num_bits"), weights.get("type")
+    size = weights.get("group_size") or 0
+    if kind == "float" and bits == 8:
+        block = weights.get("block_structure")
+        if weights.get("strategy") == "block":
+            return Scheme(kind="fp8", bits=8, group=int(block[0]) if block else 128)
+        return Scheme(kind="fp8", bits=8, order=weights.get("strategy") == "channel")
+    if kind == "float" and bits == 4:
+        return Scheme(kind="fp4", bits=4, group=size or 16)
+    if kind == "int" and bits == 8 and not size:
+        return Scheme(kind="int8", bits=8)
+    if kind == "int" and bits in (4, 8):
+        return Scheme(
+            kind="packed",
+            bits=bits,
+            group=max(0, size),
+            zeros=not weights.get("symmetric", True),
+            order=weights.get("actorder") in ("group", True),
+        )
+    return None
+
+
+def read_bnb(settings: Any) -> Scheme:
+    four = settings.get("load_in_4bit", settings.get("_load_in_4bit"))
+    return Scheme(kind="nf4", bits=4, group=64) if four else Scheme(kind="int8", bits=8)
+
+
+def read_modelopt(settings: Any) -> Scheme | None:
+    inner = settings.get("quantization", settings)
+    algorithm = str(inner.get("quant_algo", settings.get("quant_algo", ""))).upper()
+    if algorithm == "FP8":
+        return Scheme(kind="fp8", bits=8)
+    return Scheme(kind="fp4", bits=4, group=16) if "NVFP4" in algorithm else None
+
+
+def read_mxfp4(settings: Any) -> Scheme:
+    return Scheme(kind="fp4", bits=4, group=32, only_experts=True)
+
+
+READERS: dict[str, Callable[[Any], Scheme | None]] = {
+    "fp8": read_fp8,
+    "fbgemm_fp8": lambda settings: Scheme(kind="fp8", bits=8, order=True),
+    "gptq": read_packed,
+    "awq": read_packed,
+    "auto-round": read_packed,
+    "compressed-tensors": read_compressed,
+    "bitsandbytes": read_bnb,
+    "modelopt": read_modelopt,
+    "modelopt_fp4": read_modelopt,
+    "mxfp4": read_mxfp4,
+}

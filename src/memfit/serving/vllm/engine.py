@@ -1,0 +1,223 @@
+"""vLLM's answer: every step of its start-up, in order, and the lines of its log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.errors import InputError, Problem
+from memfit.hardware.outside import context
+from memfit.serving.base import Device, Option, Question
+from memfit.serving.result import Pool, ServingAnswer
+from memfit.serving.vllm.cache import Layout, layout
+from memfit.serving.vllm.graphs import graph_bytes
+from memfit.serving.vllm.options import OPTIONS
+from memfit.serving.vllm.outside import non_torch
+from memfit.serving.vllm.profile import peak
+from memfit.serving.vllm.setup import Setup, set_up
+from memfit.serving.vllm.specs import layer_specs
+from memfit.serving.weights import rank_bytes
+from memfit.units import GIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class VLLM:
+    """The engine. Everything that it knows is in the files beside this one."""
+
+    name: str = "vllm"
+    title: str = "vLLM"
+    options: tuple[Option, ...] = OPTIONS
+
+    def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """`vllm serve MODEL …`, or `python -m vllm.entrypoints.… --model MODEL …`."""
+        rest = list(words)
+        model = ""
+        if rest[:2] == ["vllm", "serve"]:
+            rest = rest[2:]
+            if rest and not rest[0].startswith("-"):
+                model = rest.pop(0)
+        elif rest and rest[0].startswith("python"):
+            rest = rest[3:] if rest[1:2] == ["-m"] else rest[2:]
+        else:
+            raise InputError.one(
+                f"`{' '.join(rest[:2])[:60]}` does not start vLLM",
+                where="command",
+                hint="write `-- vllm serve MODEL …`",
+            )
+        for index, word in enumerate(rest):
+            if word == "--model" and index + 1 < len(rest):
+                model = rest[index + 1]
+        return model, tuple(rest)
+
+    def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a published row, by name."""
+        known = {option.name for option in OPTIONS}
+        return {name: value for name, value in row.items() if name in known and value is not None}
+
+    def answer(self, question: Question) -> ServingAnswer:
+        """What the log will say."""
+        setup = set_up(question)
+        device = question.devices[0] if question.devices else None
+        weights = rank_bytes(setup.model, setup.rank)
+        activation = peak(
+            setup.model, setup.rank, setup.batched, setup.requests, setup.width, setup.rules
+        )
+        outside = non_torch(setup, device)
+        graphs = graph_bytes(setup)
+        made = layout(layer_specs(setup), setup.rules, hybrid=setup.hybrid)
+        counted = graphs if setup.rules.counted_graphs else 0
+        taken = weights + activation + outside + counted
+        sizes = Sizes(weights, activation, outside, graphs, taken)
+        if device is None:
+            return sizes_only(setup, sizes, made)
+        return whole(setup, device, sizes, made)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    weights: int
+    activation: int
+    outside: int
+    graphs: int
+    taken: int
+
+
+def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
+    """Without a GPU: what one request of the full length needs."""
+    need = made.request_bytes(setup.length, setup.batched)
+    return ServingAnswer(
+        engine="vllm",
+        title="vLLM",
+        version=setup.version,
+        model=setup.subject.name,
+        origin=setup.subject.origin,
+        parameters=setup.model.parameters,
+        gpus=setup.gpus,
+        pools=pools(setup, sizes, need),
+        figures={"weights_gib": sizes.weights / GIB, "kv_gib": need / GIB},
+        problems=setup.problems,
+        command=setup.command,
+    )
+
+
+def pools(setup: Setup, sizes: Sizes, cache: int) -> tuple[Pool, ...]:
+    found = [
+        Pool(name="model weights", bytes=sizes.weights),
+        Pool(name="peak activation", bytes=sizes.activation),
+        Pool(name="non-torch memory", bytes=sizes.outside),
+        Pool(name="KV cache", bytes=cache),
+        Pool(name="CUDA graphs", bytes=sizes.graphs),
+    ]
+    return tuple(found)
+
+
+def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAnswer:
+    """With a GPU: the cache gets what is left of the budget."""
+    before = context(device.gpu).low if device.gpu is not None else 0
+    free = device.total - before if device.free is None else device.free
+    budget = int(device.total * setup.utilization)
+    available = setup.cache_bytes or budget - sizes.taken
+    blocks = setup.blocks or made.blocks(available)
+    cache = blocks * made.per_block
+    failure, remedy = refusal(setup, device, free, budget, available, sizes, made)
+    concurrency = made.concurrency(blocks, setup.length, setup.batched)
+    tokens = made.tokens(blocks, setup.length, setup.batched, setup.rules)
+    figures = {
+        "weights_gib": sizes.weights / GIB,
+        "activation_gib": sizes.activation / GIB,
+        "non_torch_gib": sizes.outside / GIB,
+        "graph_gib": sizes.graphs / GIB,
+        "total_gpu_memory_gib": device.total / GIB,
+        "budget_gib": budget / GIB,
+        "available_kv_gib": available / GIB,
+        "kv_gib": available / GIB,
+        "gpu_blocks": blocks,
+        "kv_tokens": tokens,
+        "max_concurrency": concurrency,
+        "max_concurrency_len": setup.length,
+    }
+    held = (Pool(name="CUDA context", bytes=before), *pools(setup, sizes, max(0, cache)))
+    return ServingAnswer(
+        engine="vllm",
+        title="vLLM",
+        version=setup.version,
+        model=setup.subject.name,
+        origin=setup.subject.origin,
+        parameters=setup.model.parameters,
+        gpu=device.name,
+        gpus=setup.gpus,
+        usable=device.total,
+        pools=held,
+        figures=figures,
+        log=() if failure else log_lines(setup, figures),
+        failure=failure,
+        remedy=remedy,
+        command=setup.command,
+        problems=setup.problems,
+    )
+
+
+def log_lines(setup: Setup, figures: Mapping[str, float]) -> tuple[str, ...]:
+    """The lines of the start-up log, in vLLM's words."""
+    return (
+        f"Model loading took {figures['weights_gib']:.4f} GiB",
+        f"Available KV cache memory: {figures['available_kv_gib']:.2f} GiB",
+        f"GPU KV cache size: {int(figures['kv_tokens']):,} tokens",
+        (
+            f"Maximum concurrency for {setup.length:,} tokens per request: "
+            f"{figures['max_concurrency']:.2f}x"
+        ),
+        f"Graph capturing finished, took {figures['graph_gib']:.2f} GiB",
+    )
+
+
+def refusal(
+    setup: Setup, device: Device, free: int, budget: int, available: int, sizes: Sizes, made: Layout
+) -> tuple[str, str]:
+    """The error that vLLM raises in place of starting, and what works; both empty if it starts."""
+    if sizes.weights > free:
+        return "torch.OutOfMemoryError: CUDA out of memory", more_gpus(setup, sizes, device)
+    if free < budget:
+        less = int(1000 * free / device.total) / 1000
+        return (
+            f"ValueError: Free memory on device ({free / GIB:.2f}/{device.total / GIB:.2f} GiB) on "
+            f"startup is less than desired GPU memory utilization ({setup.utilization}, "
+            f"{budget / GIB:.2f} GiB)"
+        ), f"--gpu-memory-utilization {less}"
+    if available <= 0:
+        needed = sizes.taken + made.request_bytes(1, setup.batched)
+        return "ValueError: No available memory for the cache blocks", share_for(
+            setup, device, needed, free
+        ) or more_gpus(setup, sizes, device)
+    need = made.request_bytes(setup.length, setup.batched)
+    if need > available:
+        longest = made.longest(available, setup.length, setup.batched)
+        share = share_for(setup, device, sizes.taken + need, free)
+        ways = [f"--max-model-len {longest}"] if longest else []
+        return (
+            f"ValueError: To serve at least one request with the models's max seq len "
+            f"({setup.length}), ({need / GIB:.2f} GiB KV cache is needed, which is larger than the "
+            f"available KV cache memory ({available / GIB:.2f} GiB). Based on the available "
+            f"memory, the estimated maximum model length is {longest}."
+        ), " or ".join([*ways, *([share] if share else [])])
+    return "", ""
+
+
+def share_for(setup: Setup, device: Device, needed: int, free: int) -> str:
+    """The utilization that gives `needed` bytes, or nothing where the GPU has too few."""
+    share = -(-1000 * needed // device.total) / 1000
+    return (
+        f"--gpu-memory-utilization {share}" if share * device.total <= free and share <= 1 else ""
+    )
+
+
+def more_gpus(setup: Setup, sizes: Sizes, device: Device) -> str:
+    """A tensor parallel size that holds the weights."""
+    for ranks in (2, 4, 8, 16):
+        if ranks > setup.tensor and sizes.weights * setup.tensor / ranks < 0.8 * device.total:
+            return f"--tensor-parallel-size {ranks}"
+    return "a larger GPU, or weights in fewer bits"
+
+
+__all__ = ["VLLM", "Problem"]

@@ -1,0 +1,122 @@
+"""vLLM's options that change its memory, in its own words (`vllm serve --help`, 0.24.0)."""
+
+from __future__ import annotations
+
+from memfit.serving.base import Option
+
+KV_DTYPES = (
+    "auto",
+    "bfloat16",
+    "float16",
+    "fp8",
+    "fp8_e4m3",
+    "fp8_e5m2",
+    "fp8_inc",
+    "fp8_ds_mla",
+    "nvfp4",
+)
+
+
+def option(name: str, kind: str, help: str, *short: str, **more: object) -> Option:
+    """An option whose flag is its name."""
+    flags = (f"--{name.replace('_', '-')}", *short)
+    return Option(name=name, flags=flags, kind=kind, help=help, **more)  # type: ignore[arg-type]
+
+
+def silent(name: str, kind: str = "text") -> Option:
+    """An option that does not change the memory."""
+    return Option(
+        name=name, flags=(f"--{name.replace('_', '-')}",), kind=kind, help="", silent=True
+    )
+
+
+SILENT = (
+    "host",
+    "port",
+    "api_key",
+    "served_model_name",
+    "tokenizer",
+    "seed",
+    "model",
+    "download_dir",
+    "revision",
+    "chat_template",
+    "tool_call_parser",
+    "reasoning_parser",
+    "uvicorn_log_level",
+    "tokenizer_mode",
+    "generation_config",
+    "distributed_executor_backend",
+    "max_log_len",
+    "hf_overrides",
+    "compilation_config",
+    "chat_template_content_format",
+    "kv_transfer_config",
+    "code_revision",
+    "tokenizer_revision",
+    "response_role",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "stream_interval",
+    "max_logprobs",
+    "override_generation_config",
+    "data_parallel_address",
+    "data_parallel_backend",
+    "otlp_traces_endpoint",
+)
+SILENT_FLAGS = (
+    "enable_auto_tool_choice",
+    "disable_log_stats",
+    "disable_log_requests",
+    "enable_reasoning",
+    "disable_custom_all_reduce",
+    "enable_log_requests",
+    "async_scheduling",
+    "disable_uvicorn_access_log",
+    "enable_server_load_tracking",
+    "disable_fastapi_docs",
+    "enable_prompt_tokens_details",
+)
+
+OPTIONS = (
+    option("tensor_parallel_size", "int", "GPUs that share each layer", "-tp", "--tp", low=1),
+    option("pipeline_parallel_size", "int", "GPUs that share the layers", "-pp", "--pp", low=1),
+    option("data_parallel_size", "int", "copies of the model", "-dp", "--dp", low=1),
+    option("enable_expert_parallel", "flag", "whole experts on each GPU, not a slice of every one"),
+    option("max_model_len", "size", "tokens of the longest request [default: the model's own]"),
+    option("max_num_seqs", "int", "most requests in one step", low=1),
+    option("max_num_batched_tokens", "size", "most tokens in one step", low=1),
+    option(
+        "gpu_memory_utilization",
+        "float",
+        "share of the GPU's total memory that vLLM may use [default: 0.9; 0.92 from 0.18 on]",
+    ),
+    option("kv_cache_memory_bytes", "size", "bytes for the KV cache, instead of a share", low=1),
+    option("kv_cache_dtype", "text", "numbers of the KV cache", choices=KV_DTYPES, default="auto"),
+    option("block_size", "int", "tokens of a cache block", low=1),
+    option("num_gpu_blocks_override", "int", "cache blocks, whatever the memory", low=1),
+    option("dtype", "text", "numbers of weights and activations", default="auto"),
+    option("quantization", "text", "how the weights are quantized", "-q"),
+    option("enforce_eager", "flag", "no CUDA graphs, no compilation"),
+    option("max_cudagraph_capture_size", "int", "largest batch of a CUDA graph", low=1),
+    option("enable_chunked_prefill", "flag", "prompts in pieces"),
+    option("enable_prefix_caching", "flag", "reuse cached prefixes; no memory of its own"),
+    option("enable_lora", "flag", "room for LoRA adapters"),
+    option("max_loras", "int", "adapters in one batch", default="1", low=1),
+    option("max_lora_rank", "int", "largest rank of an adapter", default="16", low=1),
+    option("lora_extra_vocab_size", "int", "extra tokens of an adapter", default="256", low=0),
+    option("fully_sharded_loras", "flag", "share adapters over tensor parallel ranks"),
+    option("cpu_offload_gb", "float", "GiB of weights per GPU in CPU memory", default="0", low=0),
+    option("swap_space", "float", "GiB of CPU memory for swapped requests (V0)", low=0),
+    option("disable_hybrid_kv_cache_manager", "flag", "cache all tokens in sliding layers, too"),
+    option("speculative_config", "json", "draft model and its tokens"),
+    option("mamba_ssm_cache_dtype", "text", "numbers of a Mamba layer's state", default="auto"),
+    option("enable_sleep_mode", "flag", "weights and cache can leave the GPU"),
+    option("limit_mm_per_prompt", "json", "most images, videos and sounds of one request"),
+    option("skip_mm_profiling", "flag", "no memory set aside for images"),
+    option("load_format", "text", "how weights are read", default="auto"),
+    option("config_format", "text", "format of the config", default="auto"),
+    option("trust_remote_code", "flag", "no effect on memory; memfit never runs a model's code"),
+    *(silent(name) for name in SILENT),
+    *(silent(name, "flag") for name in SILENT_FLAGS),
+)

@@ -1,0 +1,69 @@
+"""What vLLM measures in its profiling run: the peak of activations over the largest step, and the
+sampler on the most requests.
+
+Source: vLLM `v1/worker/gpu_model_runner.py` profile_run and _dummy_sampler_run,
+`v1/sample/ops/topk_topp_sampler.py` (0.11.0); torch `aten/src/ATen/native/cuda/Sort.cu`.
+"""
+
+from __future__ import annotations
+
+from memfit.model.modules import MLP, Attention, Latent, Model, MoE
+from memfit.serving.vllm.rules import Rules
+from memfit.serving.weights import Rank, kv_heads
+
+SEGMENTS = 128  # from so many rows on torch sorts them by segments (Sort.cu)
+
+
+def sampler(rows: int, vocab: int, width: int) -> int:
+    """Logits in the model's numbers and in fp32, and torch's sort of them with its workspace.
+
+    For a value of the logits: `width` + 4 bytes, the sorted value (4) and its index (8); then a
+    sort by segments keeps the indices once more (8) and cub's second buffers (4 + 8), a sort of
+    few rows keeps two copies of index and row (16), the sorted keys (4) and the buffers (12)."""
+    work = 20 if rows >= SEGMENTS else 32
+    return rows * vocab * (width + 4 + 4 + 8 + work)
+
+
+def step(model: Model, rank: Rank, tokens: int, width: int) -> int:
+    """The largest moment of one compiled layer: the residual and the layer's input beside the
+    widest pair of neighbours."""
+    stream = 2 * tokens * model.width * width
+    return stream + max(
+        (
+            layer_peak(block.mixer, rank, tokens, width)
+            for layer, _ in model.kinds
+            for block in layer.blocks
+        ),
+        default=0,
+    )
+
+
+def layer_peak(mixer: object, rank: Rank, tokens: int, width: int) -> int:
+    if isinstance(mixer, MLP):
+        inner = mixer.down.inputs // rank.tensor
+        return tokens * width * inner * (3 if mixer.gate is not None or mixer.fused else 2)
+    if isinstance(mixer, MoE):
+        return experts_peak(mixer, rank, tokens, width)
+    if isinstance(mixer, Attention):
+        heads = mixer.heads // rank.heads
+        pairs = kv_heads(mixer.kv_heads, rank.heads)
+        return tokens * width * mixer.head * (2 * heads + 2 * pairs)
+    if isinstance(mixer, Latent):
+        heads = mixer.heads // rank.heads
+        return tokens * width * heads * 2 * (mixer.nope + mixer.rope + mixer.value)
+    return 0
+
+
+def experts_peak(mixer: MoE, rank: Rank, tokens: int, width: int) -> int:
+    """fused_moe.py: gate and up of every chosen expert, their product, and the outputs, which share
+    memory with the first."""
+    inner = mixer.width if rank.experts > 1 else mixer.width // rank.tensor
+    chosen = tokens * mixer.active
+    return chosen * width * (max(2 * inner, mixer.inputs) + inner) + tokens * mixer.inputs * width
+
+
+def peak(model: Model, rank: Rank, tokens: int, requests: int, width: int, rules: Rules) -> int:
+    """Bytes of `torch_peak_increase`."""
+    rows = min(requests, tokens)
+    hidden = 2 * tokens * model.width * width
+    return max(step(model, rank, tokens, width), hidden + sampler(rows, model.vocab, width))

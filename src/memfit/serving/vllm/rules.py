@@ -1,0 +1,47 @@
+"""What differs between versions of vLLM, a row for each change."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+NEWEST = "0.24.0"  # the newest whose source these rules were read from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """`engine` is 0 or 1 (V0, V1). `kept_graphs`: the memory of CUDA graphs is estimated before the
+    cache is sized. `tokens_by_concurrency`: the log's tokens are concurrency × length."""
+
+    engine: int = 1
+    hybrid_groups: bool = True  # v1/core/kv_cache_utils.py, 0.9.2
+    group_slack: float = 0.0
+    tokens_by_concurrency: bool = False
+    counted_graphs: bool = False
+    utilization: float = 0.9  # the default of --gpu-memory-utilization
+    big_gpu: int = 70  # GiB from which a GPU gets larger batches (arg_utils.py)
+
+
+def parse(version: str) -> tuple[int, ...]:
+    """`0.11.0` as numbers; whatever follows them does not count. Empty means the newest."""
+    match = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version or NEWEST)
+    return tuple(int(one or 0) for one in match.groups()) if match else parse(NEWEST)
+
+
+# From which version on what holds; later rows add to earlier ones.
+CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
+    ((0, 0, 0), {"engine": 0, "hybrid_groups": False}),
+    ((0, 8, 0), {"engine": 1}),  # V1 by default
+    ((0, 9, 2), {"hybrid_groups": True}),
+    ((0, 11, 1), {"group_slack": 1.25}),
+    ((0, 22, 0), {"tokens_by_concurrency": True, "group_slack": 1.5}),
+)
+
+
+def rules_of(version: str) -> Rules:
+    """The rules of one version."""
+    number, found = parse(version), Rules()
+    for since, change in CHANGES:
+        if number >= since:
+            found = replace(found, **change)  # type: ignore[arg-type]
+    return found

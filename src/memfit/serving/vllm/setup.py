@@ -1,0 +1,226 @@
+"""vLLM's settings after its defaults by version and GPU, and what vLLM refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.formats import FORMATS
+from memfit.model.modules import Attention, Latent, Model
+from memfit.serving.base import Question, Subject
+from memfit.serving.stored import Scheme, read_scheme
+from memfit.serving.vllm.rules import NEWEST, Rules, rules_of
+from memfit.serving.weights import Rank
+from memfit.units import GIB
+
+LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a step, as a server
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """vLLM's settings after its defaults."""
+
+    subject: Subject
+    model: Model
+    rank: Rank
+    rules: Rules
+    version: str
+    scheme: Scheme
+    tensor: int
+    pipeline: int
+    gpus: int
+    length: int
+    requests: int
+    batched: int
+    utilization: float
+    width: int
+    kv_dtype: str
+    block: int
+    hybrid: bool = True
+    eager: bool = False
+    graphs: int = 512
+    cache_bytes: int = 0
+    blocks: int = 0
+    sm: tuple[int, int] | None = None
+    command: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+def set_up(question: Question) -> Setup:
+    """The settings, or all problems at once."""
+    problems: list[Problem] = []
+    options, subject = question.options, question.subject
+    rules = rules_of(question.version)
+    model = subject.model
+    if model is None:
+        raise InputError.one(
+            f"no formulas for model_type `{subject.config.get('model_type')}` yet",
+            where="model",
+        )
+    tensor, pipeline = (
+        int(options.get("tensor_parallel_size", 1)),
+        int(options.get("pipeline_parallel_size", 1)),
+    )
+    utilization = float(options.get("gpu_memory_utilization", rules.utilization))
+    scheme = scheme_of(subject.config, options, problems)
+    problems += list(split_problems(model, tensor, utilization))
+    length = length_of(model, options, problems)
+    width = width_of(model, options, problems)
+    gpus = tensor * pipeline * int(options.get("data_parallel_size", 1))
+    if len(question.devices) > 1 and len(question.devices) < gpus:
+        problems.append(
+            Problem(
+                message=f"{gpus} GPUs are needed, {len(question.devices)} are there",
+                where="tensor_parallel_size",
+            )
+        )
+    raise_errors(problems)
+    batched, requests = step_sizes(question, rules, length)
+    sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
+    expert = bool(options.get("enable_expert_parallel"))
+    return Setup(
+        subject=subject,
+        model=model,
+        rank=Rank(
+            tensor=tensor,
+            experts=tensor * int(options.get("data_parallel_size", 1)) if expert else 1,
+            sm=sm,
+            width=width,
+            scheme=scheme,
+            positions=max(model.positions, length),
+            layers=(0, -(-len(model.layers) // pipeline)),
+            last=pipeline == 1,
+        ),
+        rules=rules,
+        version=question.version or NEWEST,
+        scheme=scheme,
+        tensor=tensor,
+        pipeline=pipeline,
+        gpus=gpus,
+        length=length,
+        requests=requests,
+        batched=batched,
+        utilization=utilization,
+        width=width,
+        kv_dtype=str(options.get("kv_cache_dtype", "auto")),
+        block=int(options.get("block_size", 16)),
+        hybrid=not options.get("disable_hybrid_kv_cache_manager"),
+        eager=bool(options.get("enforce_eager")),
+        graphs=int(options.get("max_cudagraph_capture_size", 512)),
+        cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
+        blocks=int(options.get("num_gpu_blocks_override", 0)),
+        sm=sm,
+        problems=tuple(problems),
+    )
+
+
+def scheme_of(
+    config: Mapping[str, Any], options: Mapping[str, Any], problems: list[Problem]
+) -> Scheme:
+    """How the weights are stored."""
+    found = read_scheme(config)
+    if found is None:
+        unknown = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
+        problems.append(
+            Problem(
+                message=f"unknown quantization method `{unknown}`",
+                where="config.quantization_config",
+            )
+        )
+        return Scheme()
+    method = options.get("quantization")
+    if method and found.kind == "plain":
+        if method == "fp8":
+            return Scheme(name="fp8", kind="fp8", bits=8)
+        if method == "bitsandbytes":
+            return Scheme(name="bitsandbytes", kind="nf4", bits=4, group=64)
+        problems.append(
+            Problem(
+                message=f"the checkpoint is not quantized, so `{method}` has nothing to read",
+                where="quantization",
+                hint="fp8 and bitsandbytes quantize while loading",
+            )
+        )
+    return found
+
+
+def split_problems(model: Model, tensor: int, utilization: float) -> list[Problem]:
+    """What vLLM refuses at its start, in its words."""
+    found = []
+    heads = next(
+        (
+            block.mixer.heads
+            for layer in model.layers
+            for block in layer.blocks
+            if isinstance(block.mixer, (Attention, Latent))
+        ),
+        1,
+    )
+    if heads % tensor:
+        # config/model.py verify_with_parallel_config
+        found.append(
+            Problem(
+                message=f"Total number of attention heads ({heads}) must be divisible by tensor "
+                f"parallel size ({tensor})",
+                where="tensor_parallel_size",
+                hint=f"use {', '.join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)}",
+            )
+        )
+    if not 0 < utilization <= 1:
+        found.append(
+            Problem(
+                message=f"GPU memory utilization must be greater than 0 and at most 1. "
+                f"Got {utilization}",
+                where="gpu_memory_utilization",
+                hint="0.9 is a common value",
+            )
+        )
+    return found
+
+
+def length_of(model: Model, options: Mapping[str, Any], problems: list[Problem]) -> int:
+    """`max_model_len`, which defaults to the model's limit."""
+    length = int(options.get("max_model_len", 0) or 0)
+    if length <= 0:
+        return model.positions or 2048
+    if model.positions and length > model.positions:
+        problems.append(
+            Problem(
+                level="warning",
+                message=f"max_model_len {length} is beyond the model's limit of {model.positions}",
+                where="max_model_len",
+                hint="vLLM refuses it unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1",
+            )
+        )
+    return length
+
+
+def width_of(model: Model, options: Mapping[str, Any], problems: list[Problem]) -> int:
+    """Bytes of a number: fp32 checkpoints are loaded in 16 bits."""
+    name = str(options.get("dtype", "auto"))
+    if name == "auto":
+        return 2 if model.dtype == "float32" else FORMATS.find(model.dtype).block_bytes
+    known = {"half": 2, "float16": 2, "bfloat16": 2, "float": 4, "float32": 4}
+    if name not in known:
+        problems.append(
+            Problem(
+                message=f"`--dtype {name[:20]}` must be one of auto, {', '.join(known)}",
+                where="dtype",
+            )
+        )
+    return known.get(name, 2)
+
+
+def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]:
+    """`max_num_batched_tokens` and `max_num_seqs` (arg_utils.py _set_default_args)."""
+    device = question.devices[0] if question.devices else None
+    large = (
+        device is not None
+        and device.total >= rules.big_gpu * GIB
+        and "a100" not in device.name.lower()
+    )
+    tokens, requests = LARGE_BATCH if large else SMALL_BATCH
+    batched = int(question.options.get("max_num_batched_tokens", 0) or tokens)
+    return batched, int(question.options.get("max_num_seqs", 0) or min(requests, batched))

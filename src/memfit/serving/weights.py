@@ -1,0 +1,254 @@
+"""The weights of one rank, tensor by tensor, as vLLM and SGLang allocate them.
+
+Both merge the projections of queries, keys and values, and those of gate and up; split heads and
+feed-forwards over tensor parallel ranks; copy key and value heads that are fewer than the ranks;
+pad the vocabulary; and keep a table of rotary cosines and sines. Sources: vLLM 0.11.0
+`model_executor/layers/linear.py`, `vocab_parallel_embedding.py`, `rotary_embedding/base.py`,
+`fused_moe/layer.py`. The caching allocator hands out whole blocks, and `torch.cuda` counts them
+whole, so the sizes go through the allocator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memfit.formats import FORMATS
+from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
+from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors
+from memfit.simulate.allocator import Allocator
+
+VOCAB_PAD = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """One rank's share, and what decides how it stores weights. `attention` is the tensor
+    parallelism of attention where it differs (data parallel attention: 1); `experts` the number of
+    ranks that share the experts instead of splitting each of them."""
+
+    tensor: int = 1
+    attention: int = 0
+    experts: int = 1
+    sm: tuple[int, int] | None = None
+    width: int = 2  # bytes of the model's own numbers
+    scheme: Scheme = PLAIN
+    positions: int = 0  # rows of the rotary table
+    absorb: bool = True  # MLA keeps its value and key projections once more, in 16 bits
+    layers: tuple[int, int] = (0, 1 << 30)  # of a pipeline stage
+    first: bool = True
+    last: bool = True
+    pad: int = VOCAB_PAD
+
+    @property
+    def heads(self) -> int:
+        return self.attention or self.tensor
+
+
+def rank_sizes(model: Model, rank: Rank) -> list[int]:
+    """Bytes of every tensor, in the order of allocation."""
+    known: dict[tuple[int, frozenset[str]], list[int]] = {}
+    sizes = [weight.count * rank.width for weight in model.towers]
+    if rank.first or (rank.last and model.tied):
+        sizes += ends(model.embed, rank)
+    for index in range(max(0, rank.layers[0]), min(len(model.layers), rank.layers[1])):
+        layer = model.layers[index]
+        kept = kept_names(layer, f"{model.prefix}.{index}", rank.scheme)
+        if (id(layer), kept) not in known:
+            known[id(layer), kept] = list(layer_sizes(layer, rank, kept))
+        sizes += known[id(layer), kept]
+    if rank.last:
+        sizes += ends(model.final, rank)
+        if not model.tied and not model.headless:
+            sizes.append(table_rows(model.vocab, rank) * model.width * rank.width)
+    return sizes + rotary_tables(model, rank)
+
+
+def rank_bytes(model: Model, rank: Rank) -> int:
+    """Bytes that `torch.cuda.memory_allocated` shows after loading."""
+    return allocated(rank_sizes(model, rank))
+
+
+def allocated(sizes: Sequence[int]) -> int:
+    """What the allocator counts for tensors of these sizes."""
+    allocator = Allocator()
+    for number, size in enumerate(sizes):
+        allocator.malloc(number, size)
+    return allocator.allocated
+
+
+def table_rows(vocab: int, rank: Rank) -> int:
+    """Rows of the vocabulary on one rank: padded, then split."""
+    return ceil(ceil(vocab, rank.pad) * rank.pad, rank.tensor)
+
+
+def ends(modules: Sequence[Module], rank: Rank) -> list[int]:
+    """Embeddings are split by rows of the padded vocabulary; everything else is whole."""
+    found = []
+    for module in modules:
+        for weight in module.weights():
+            if weight.role == "buffer":
+                continue
+            if weight.role == "embedding" and getattr(module, "style", "") == "tokens":
+                rows, width = weight.shape
+                found.append(table_rows(rows, rank) * width * rank.width)
+            else:
+                found.append(weight.count * rank.width)
+    return found
+
+
+def kept_names(layer: Layer, path: str, scheme: Scheme) -> frozenset[str]:
+    """Linear layers and expert stacks of this layer that a quantization leaves as they are."""
+    if scheme.kind == "plain":
+        return frozenset()
+    names = [linear.name for linear in layer.linears()]
+    stacks = [block.mixer.name for block in layer.blocks if isinstance(block.mixer, MoE)]
+    kept = {name for name in names if scheme.only_experts or scheme.keeps(f"{path}.{name}")}
+    kept |= {name for name in stacks if scheme.keeps(f"{path}.{name}.experts.0.up_proj")}
+    return frozenset(kept)
+
+
+def layer_sizes(layer: Layer, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    for block in layer.blocks:
+        mixer = block.mixer
+        if isinstance(mixer, Attention):
+            yield from attention_sizes(mixer, rank, kept)
+        elif isinstance(mixer, Latent):
+            yield from latent_sizes(mixer, rank, kept)
+        elif isinstance(mixer, MoE):
+            yield from expert_sizes(mixer, rank, kept)
+        else:
+            yield from mlp_sizes(mixer, rank, kept)
+    for block in layer.blocks:
+        for norm in (block.norm, block.post_norm):
+            yield from norm_sizes(norm, rank)
+
+
+def norm_sizes(norm: Norm | None, rank: Rank) -> Iterator[int]:
+    if norm is not None:
+        yield from (weight.count * rank.width for weight in norm.weights())
+
+
+def stored(
+    name: str,
+    inputs: int,
+    parts: tuple[int, ...],
+    rank: Rank,
+    kept: frozenset[str],
+    *,
+    bias: bool = False,
+    experts: int = 0,
+) -> Iterator[int]:
+    """The tensors of one matrix, quantized unless its name is among the kept."""
+    matrix = Matrix(name=name, inputs=inputs, parts=parts, bias=bias, experts=experts)
+    yield from tensors(matrix, PLAIN if name in kept else rank.scheme, rank.sm, rank.width)
+
+
+def kv_heads(heads: int, ranks: int) -> int:
+    """Key and value heads of one rank; fewer than the ranks are copied."""
+    return max(1, heads // ranks)
+
+
+def attention_sizes(mixer: Attention, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    query = mixer.project[0]
+    heads, pairs = mixer.heads // rank.heads, kv_heads(mixer.kv_heads, rank.heads)
+    if len(mixer.project) == 3:
+        gate = query.outputs // (mixer.heads * mixer.head)  # 2 where a gate comes with the queries
+        parts: tuple[int, ...] = (heads * mixer.head * gate, *(pairs * mixer.head,) * 2)
+    else:
+        parts = ((heads + 2 * pairs) * mixer.head,)
+    bias = any(one.bias for one in mixer.project)
+    yield from stored(query.name, query.inputs, parts, rank, kept, bias=bias)
+    if mixer.sinks:
+        yield heads * rank.width
+    out = mixer.out
+    yield from stored(out.name, out.inputs // rank.heads, (out.outputs,), rank, kept, bias=out.bias)
+    for norm in (mixer.q_norm, mixer.k_norm):
+        yield from norm_sizes(norm, rank)
+
+
+def latent_sizes(mixer: Latent, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    heads = mixer.heads // rank.heads
+    low = mixer.kv_a
+    if mixer.q_a is not None and mixer.q_b is not None:
+        yield from stored(
+            low.name, low.inputs, (mixer.q_a.outputs, low.outputs), rank, kept, bias=low.bias
+        )
+        yield from norm_sizes(mixer.q_norm, rank)
+        query = mixer.q_b
+    else:
+        assert mixer.q_proj is not None
+        yield from stored(low.name, low.inputs, (low.outputs,), rank, kept, bias=low.bias)
+        query = mixer.q_proj
+    yield from stored(
+        query.name, query.inputs, (heads * (mixer.nope + mixer.rope),), rank, kept, bias=query.bias
+    )
+    yield from norm_sizes(mixer.kv_norm, rank)
+    both = heads * (mixer.nope + mixer.value)
+    yield from stored(mixer.kv_b.name, mixer.latent, (both,), rank, kept, bias=mixer.kv_b.bias)
+    out = mixer.out
+    yield from stored(out.name, out.inputs // rank.heads, (out.outputs,), rank, kept, bias=out.bias)
+    if rank.absorb:  # W_UK_T and W_UV (mla/common.py process_weights_after_loading)
+        yield heads * mixer.nope * mixer.latent * rank.width
+        yield heads * mixer.value * mixer.latent * rank.width
+
+
+def mlp_sizes(mixer: MLP, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    up, down = mixer.up, mixer.down
+    inner = down.inputs // rank.tensor
+    parts = (
+        (inner, inner) if mixer.gate is not None or mixer.fused else (up.outputs // rank.tensor,)
+    )
+    yield from stored(up.name, up.inputs, parts, rank, kept, bias=up.bias)
+    yield from stored(down.name, inner, (down.outputs,), rank, kept, bias=down.bias)
+
+
+def expert_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    router = FORMATS.find(mixer.router_format).block_bytes if mixer.router_format else rank.width
+    yield mixer.experts * mixer.inputs * router
+    if mixer.router_bias:
+        yield mixer.experts * rank.width
+    if mixer.correction_bias:
+        yield mixer.experts * 4
+    experts = ceil(mixer.experts, rank.experts)
+    inner = mixer.width if rank.experts > 1 else mixer.width // rank.tensor
+    names = kept | {f"{mixer.name}.up", f"{mixer.name}.down"} if mixer.name in kept else kept
+    yield from stored(
+        f"{mixer.name}.up",
+        mixer.inputs,
+        (inner, inner),
+        rank,
+        names,
+        bias=mixer.expert_bias,
+        experts=experts,
+    )
+    yield from stored(
+        f"{mixer.name}.down",
+        inner,
+        (mixer.inputs,),
+        rank,
+        names,
+        bias=mixer.expert_bias,
+        experts=experts,
+    )
+    if mixer.shared is not None:
+        yield from mlp_sizes(mixer.shared, rank, kept)
+    if mixer.shared_gate is not None:
+        yield mixer.shared_gate.outputs * mixer.shared_gate.inputs * rank.width
+
+
+def rotary_tables(model: Model, rank: Rank) -> list[int]:
+    """One table per kind of rotary embedding: positions × rotated values."""
+    sizes = set()
+    for layer, _ in model.kinds:
+        for block in layer.blocks:
+            mixer = block.mixer
+            if isinstance(mixer, Attention) and mixer.rotary:
+                sizes.add((mixer.window, mixer.rotary))
+            elif isinstance(mixer, Latent):
+                sizes.add((0, mixer.rope))
+    local = {rotary for window, rotary in sizes}
+    return [rank.positions * rotary * rank.width for rotary in sorted(local)]
+
+
+__all__ = ["Rank", "allocated", "kv_heads", "rank_bytes", "rank_sizes", "table_rows"]

@@ -1,0 +1,171 @@
+"""`estimate` for a serving engine: from words to a `Question`, and the engine's answer."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from memfit.errors import InputError, Problem
+from memfit.words import cluster_of, gather
+
+if TYPE_CHECKING:
+    from memfit.hardware import Cluster
+    from memfit.model.modules import Model
+    from memfit.serving.base import Device, Option, Question, ServingEngine, Subject
+    from memfit.serving.result import ServingAnswer
+
+# What every engine is asked, beside its own options: name, help.
+COMMON = {
+    "gpu": "the GPU, or several of one kind like `2xh100-sxm`; see `memfit gpus`",
+    "memory": "memory of an unlisted GPU, like `24GiB`, or instead of the listed figure",
+    "engine_version": "its version, like `0.11.0` [default: the newest that memfit knows]",
+}
+
+
+def serve(
+    model: str | os.PathLike[str] | Mapping[str, Any] = "", /, *, engine: str, **given: Any
+) -> ServingAnswer:
+    """What `engine` will say at its start: memory by purpose, tokens of cache, or the error that it
+    raises. `gpu`, `memory`, `offline` and `engine_version` are common to all engines; everything
+    else is the engine's own option. All problems are raised at once."""
+    from memfit.serving import find_engine
+    from memfit.serving.flags import read_values
+
+    known = find_engine(engine)
+    problems: list[Problem] = []
+    common = {name: given.pop(name) for name in (*COMMON, "offline") if name in given}
+    values = read_values(known.options, given, problems, known.title)
+    return answered(known, question(model, common, values, problems), problems)
+
+
+def from_command(
+    words: Sequence[str], command: Sequence[str], engine: str, common: Mapping[str, Any]
+) -> ServingAnswer:
+    """The answer for flags as they are typed: `words` of memfit's own command line, and the
+    engine's own command line where one is given (`-- vllm serve …`)."""
+    from memfit.serving import find_engine
+    from memfit.serving.flags import read_flags
+
+    known = find_engine(engine)
+    problems: list[Problem] = []
+    rest, values = read_flags(known.options, words, problems, known.title)
+    if command:
+        named, flags = known.read(command)
+        more, inner = read_flags(known.options, flags, problems, known.title)
+        rest += [one for one in (named, *more) if one]
+        values = {**inner, **values}
+    if len(rest) != 1:
+        listed = ", ".join(f"`{one[:40]}`" for one in rest[:4])
+        problems.append(
+            Problem(
+                message=f"one model at a time, not {len(rest)}: {listed}"
+                if rest
+                else "no model is named",
+                where="model",
+                hint="a hub id, a path, or a name from `memfit models`",
+            )
+        )
+    return answered(known, question(rest[0] if rest else "", common, values, problems), problems)
+
+
+def answered(
+    engine: ServingEngine, asked: Question | None, problems: list[Problem]
+) -> ServingAnswer:
+    """The engine's answer; its own problems join those found before."""
+    try:
+        if asked is not None:
+            answer = engine.answer(asked)
+            if not problems:
+                return answer
+    except InputError as bad:
+        problems += bad.problems
+    raise InputError(*problems)
+
+
+def question(
+    model: Any, common: Mapping[str, Any], values: Mapping[str, Any], problems: list[Problem]
+) -> Question | None:
+    """What the engine is asked, as far as it can be read; what is wrong joins `problems`."""
+    from memfit.serving.base import Question
+
+    nothing: Cluster | None = None
+    cluster = gather(
+        problems,
+        lambda: nothing,
+        lambda: cluster_of(str(common.get("gpu") or ""), str(common.get("memory") or "")),
+    )
+    missing: Subject | None = None
+    subject = (
+        gather(problems, lambda: missing, lambda: subject_of(model, bool(common.get("offline"))))
+        if model
+        else None
+    )
+    if not model and not problems:
+        problems.append(Problem(message="no model is named", where="model"))
+    if subject is None:
+        return None
+    return Question(
+        subject=subject,
+        devices=() if cluster is None else (device_of(cluster),) * cluster.gpus,
+        options=values,
+        version=str(common.get("engine_version") or ""),
+    )
+
+
+def device_of(cluster: Cluster) -> Device:
+    from memfit.serving.base import Device
+
+    gpu = cluster.gpu
+    return Device(name=gpu.name, total=gpu.memory, free=gpu.free, gpu=gpu)
+
+
+def subject_of(model: Any, offline: bool = False) -> Subject:
+    """The model to serve, with its structure where memfit has formulas for the family. Weights are
+    built at the model's own dtype: what a quantization stores is the engine's business."""
+    from memfit.model.source import read
+    from memfit.serving.base import Subject
+
+    if isinstance(model, Mapping):
+        return Subject(
+            name=str(model.get("model_type", "model")), config=model, model=structure(model)
+        )
+    source = read(model, offline=offline)
+    return Subject(
+        name=source.name,
+        config=source.config,
+        source=source,
+        model=structure(source.config, source.name, source.origin),
+        parameters=source.parameters,
+        origin=source.origin,
+    )
+
+
+def structure(config: Mapping[str, Any], name: str = "", origin: str = "") -> Model | None:
+    """The modules of a family that memfit knows, not quantized; else nothing."""
+    from memfit.model.families import build
+
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    try:
+        return dataclasses.replace(build(plain, name=name, origin=origin), config=config)
+    except InputError:
+        return None
+
+
+def help_lines(engine: ServingEngine) -> list[tuple[str, str]]:
+    """Every option of an engine with its help."""
+    return [(spelled(one), explained(one)) for one in engine.options if not one.silent]
+
+
+def spelled(option: Option) -> str:
+    metavar = {"flag": "", "text": " TEXT", "float": " X", "json": " JSON"}.get(option.kind, " N")
+    return ", ".join(option.flags) + metavar
+
+
+def explained(option: Option) -> str:
+    choices = f": {', '.join(option.choices)}" if option.choices else ""
+    return option.help + choices + (f" [default: {option.default}]" if option.default else "")
+
+
+__all__ = ["COMMON", "from_command", "help_lines", "question", "serve", "subject_of"]

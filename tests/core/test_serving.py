@@ -1,0 +1,66 @@
+"""Serving engines: the way in, the flags, and what all engines have to keep to."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from memfit.cli import main
+from memfit.errors import InputError
+from memfit.serving import ENGINES, find_engine
+from memfit.serving.flags import read_flags
+from memfit.verb_engine import serve
+
+
+def test_the_command_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["llama-3.1-8b", "--engine", "vllm", "--gpu", "rtx-4090", "--max-model-len", "8k"]
+    assert main(["estimate", *words]) == 0
+    first = capsys.readouterr().out.splitlines()[0]
+    assert first.startswith("fits: ")
+    assert first.endswith("on NVIDIA GeForce RTX 4090")
+    assert main(["estimate", *words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["figures"]["kv_tokens"] > 30_000
+
+
+def test_an_engine_reads_its_own_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--engine", "vllm", "--gpu", "rtx-4090", "--json", "--"]
+    command = ["vllm", "serve", "meta-llama/Llama-3.1-8B", "--max_model_len=8000", "--port", "1"]
+    assert main(["estimate", *given, *command]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["figures"]["max_concurrency_len"] == 8000
+
+
+def test_all_problems_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["llama-3.1-8b", "--engine", "vllm", "--gpu", "rtx-4090", "--tp", "3"]
+    bad = ["--gpu-memory-utilization", "1.5", "--max-modle-len", "3", "--max-num-seqs", "many"]
+    assert main(["estimate", *words, *bad]) == 2
+    told = capsys.readouterr().err
+    for piece in ("(32) must be divisible", "1.5", "did you mean `--max-model-len`?", "an integer"):
+        assert piece in told
+
+
+def test_what_does_not_start_says_what_works(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = serve("llama-3.1-8b", engine="vllm", gpu="rtx-4090")
+    assert not answer.fits
+    assert "which is larger than the available KV cache memory" in answer.failure
+    length = int(answer.remedy.split("--max-model-len ")[1].split()[0])
+    assert serve("llama-3.1-8b", engine="vllm", gpu="rtx-4090", max_model_len=length).fits
+    longer = serve("llama-3.1-8b", engine="vllm", gpu="rtx-4090", max_model_len=length + 16)
+    assert not longer.fits
+
+
+def test_an_unknown_engine_offers_the_nearest() -> None:
+    with pytest.raises(InputError, match="did you mean `vllm`"):
+        find_engine("vlm")
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engines_own_their_options(name: str) -> None:
+    engine = find_engine(name)
+    flags = [flag for option in engine.options for flag in option.flags]
+    assert len(flags) == len(set(flags))
+    assert all(option.help for option in engine.options if not option.silent)
+    problems: list[object] = []
+    rest, values = read_flags(engine.options, ["model"], problems, engine.title)  # type: ignore[arg-type]
+    assert (rest, values, problems) == (["model"], {}, [])
