@@ -21,7 +21,7 @@ PIP    := $(BIN)/python $(INSTALL)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help core setup test older lint format types layers docs site bench size check pins clean
+.PHONY: help core setup test older lint format types layers docs site bench size tapes check pins clean
 
 help:      ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -87,6 +87,10 @@ bench: setup           ## how fast memfit itself is
 
 size: core             ## lines per folder, and the longest functions
 	@$(BIN)/python tools/size.py
+
+BASE ?= main
+tapes: setup           ## does any tape of the conformance grid differ from those of the commit BASE?
+	$(BIN)/python tools/tapes.py compare $(BASE) $(ARGS)
 
 check: lint types layers test  ## what CI asks for
 
