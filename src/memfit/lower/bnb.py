@@ -14,8 +14,10 @@ from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.packed import BLOCK, PLAIN, Packed, unpacked, unpacked_scales
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.program import Program
 
 FUSED = (0, 50)  # the first version whose kernel multiplies by packed weights, for few rows
 FUSED_ROWS = (
@@ -223,3 +225,7 @@ def back_eight_bits(r: Recorder, node: Node, g: Tensor) -> Grads:
     )
     del weight, cast
     return (ops.unfolded(to_x),)
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    return programs.replace(packed=forward)

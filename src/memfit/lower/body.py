@@ -248,7 +248,7 @@ class Body:
             for window in masks.windows(self.model, asked=ctx.static)
         }
         held += [mask for mask in ctx.masks.values() if mask is not None and ctx.static]
-        ctx.unseen = masks.unseen(ctx)
+        ctx.unseen = self.programs.sequences.unseen_mask(ctx)
         for mixer in {
             block.mixer.style: block.mixer
             for layer, _ in self.model.kinds

@@ -8,6 +8,7 @@ from memfit.formats import FORMATS, Format
 from memfit.job import Job
 from memfit.lower.cache import Cache
 from memfit.lower.layouts.base import Engine
+from memfit.lower.matrix_layout import MatrixLayout
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Tensor
@@ -59,6 +60,11 @@ class Context:
     casts: dict[str, dict[int, Tensor]] = field(
         default_factory=dict
     )  # autocast's cache of cast weights, by the span that made them
+
+    @property
+    def matrices(self) -> MatrixLayout:
+        """How ranks share the matrices."""
+        return self.programs.matrices
 
     @property
     def job(self) -> Job:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32, INT64
-from memfit.lower import ops, rows, split
+from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
@@ -54,22 +54,12 @@ def looked_up(ids: Tensor, module: Embedding, bound: Bound, ctx: Context) -> Ten
     ctx.r.where = module.name
     weight = bound[f"{module.name}.weight"]
     ids = ctx.engine.enter((weight,), ids)
-    x = (
-        split.table(ids, weight, ctx)
-        if split.shares(module, ctx)
-        else ops.embedding(ctx.r, ids, weight)
-    )
+    x = ctx.matrices.embedding(ids, weight, module, ctx)
     x = ops.scale(ctx.r, x) if module.scaled and not module.outside else x
     if ctx.program.input_gradients:
         x.needs = True  # enable_input_require_grads: the output becomes a leaf
-    x = replicated(ctx.engine.leave((weight,), x), ctx)
+    x = ctx.matrices.embedding_output(ctx.engine.leave((weight,), x), ctx)
     return ops.scale(ctx.r, x) if module.outside else x
-
-
-def replicated(x: Tensor, ctx: Context) -> Tensor:
-    """Whole, where every rank has some columns of the table."""
-    size = rows.ranks(ctx)
-    return x if size == 1 else rows.gathered(x, size, ctx.r)
 
 
 def learned(
@@ -79,7 +69,7 @@ def learned(
     assert positions is not None
     weight = bound[f"{module.name}.weight"]
     found = ops.embedding(ctx.r, ctx.engine.enter((weight,), positions), weight)
-    held.append(replicated(ctx.engine.leave((weight,), found), ctx))
+    held.append(ctx.matrices.embedding_output(ctx.engine.leave((weight,), found), ctx))
     return held[-1]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from memfit.lower import liger, trl, versions
+from memfit.lower import versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS, choices
@@ -15,6 +15,7 @@ from memfit.lower.moe import MOES
 from memfit.lower.norms import NORMS
 from memfit.lower.programs import Programs
 from memfit.program import Program
+from memfit.techniques import OVERLAYS
 
 TRANSFORMERS = Programs(
     norms=NORMS,
@@ -37,16 +38,9 @@ def programs_of(program: Program) -> Programs:
         if name in OWN
         else versions.changed(TRANSFORMERS, program)
     )
-    if name not in OWN:
-        programs = trl.headed(programs, program)
-    if program.job.unsloth:
-        from memfit.lower import unsloth
-
-        programs = unsloth.overlay(
-            programs, frozenset(name.strip() for name in program.job.unsloth.split(","))
-        )
-    if program.job.liger:
-        programs = liger.overlay(programs, program.model.family)
+    for one in OVERLAYS:
+        if one.applies(program):
+            programs = import_module(one.module).overlay(programs, program)
     if name not in OWN and versions.alone(program):
         programs = programs.replace(rotary=versions.with_own_tables(programs.rotary or rotary))
     return programs

@@ -14,9 +14,9 @@ from memfit.formats import BOOL, FP32, Format
 from memfit.lower import head
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.liger import back_handed
 from memfit.lower.linears import cast_weight
-from memfit.lower.tensors import Tensor
+from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Model
 
 NEWEST = (0, 8)
@@ -115,6 +115,11 @@ def fused_linear_cross_entropy(call: Call) -> Tensor:
     inputs = (hidden, weight) if call.bias is None else (hidden, weight, call.bias)
     saved = (to_hidden, to_weight) if call.bias is None else (to_hidden, to_weight, to_bias)
     return r.node("liger_loss", out, inputs, back_handed, saved)
+
+
+def back_handed(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """Gradients that the forward made, handed on."""
+    return tuple(node.saved)
 
 
 def walk(call: Call, makes: bool, to_weight: Tensor | None) -> None:

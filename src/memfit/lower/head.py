@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import ops, split
+from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.layouts.base import TAIL
@@ -50,7 +50,9 @@ def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:
     part, r.part = r.part, "logits"
     wide = ops.cast(r, scores, FP32)
     padded, shifted = targets(labels, ctx, "activations")
-    out = split.cross_entropy(ctx, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted)
+    out = ctx.matrices.cross_entropy(
+        ctx, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted
+    )
     del padded  # the function's variable
     r.part = part
     return out

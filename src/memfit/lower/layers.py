@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memfit.lower import ops, split
+from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.mlp import bare
@@ -114,7 +114,7 @@ def in_one(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
 
 def mix(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
     mixer = block.mixer
-    x = split.collected(x, ctx)
+    x = ctx.matrices.block_input(x, ctx)
     if isinstance(mixer, (Attention, Latent)):
         return ctx.programs.attention[mixer.style](x, mixer, bound, ctx)
     if isinstance(mixer, MLP):

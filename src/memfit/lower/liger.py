@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.formats import BOOL, FP32, INT64
-from memfit.lower import head, ops, views
+from memfit.lower import fused_loss, head, ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.fused_loss import back_handed
 from memfit.lower.linears import linear
 from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MLP, Model, Norm
+from memfit.program import Program
 from memfit.techniques.liger import PATCHES, Patch
 
 
@@ -169,11 +171,6 @@ def cross_entropy(r: Recorder, scores: Tensor) -> Tensor:
     return r.node("liger_loss", out, (scores,), back_handed, (scores.detach(),))
 
 
-def back_handed(r: Recorder, node: Node, g: Tensor) -> Grads:
-    """Gradients that the forward made, handed on."""
-    return tuple(node.saved)
-
-
 def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """ForCausalLMLoss of transformers with Liger's cross-entropy inside: the logits are made fp32
     all the same."""
@@ -192,9 +189,14 @@ def in_place(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Co
 
 
 # --------------------------------------------------------------------------- what is patched where
-def overlay(programs: Programs, family: str) -> Programs:
+def overlay(programs: Programs, program: Program) -> Programs:
     """The programs with Liger's in the places that it patches for the family."""
-    patch = PATCHES[family]
+    if program.job.loss.startswith("liger"):
+        losses = {**programs.losses, "liger": fused_loss.liger, "liger-ce": in_place}
+        programs = programs.replace(losses=losses)
+    if not program.job.liger:
+        return programs
+    patch = PATCHES[program.model.family]
     norms = (
         {**programs.norms, **{style: normed(patch, programs.norms[style]) for style in RMS}}
         if patch.norms

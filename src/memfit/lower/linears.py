@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import bnb, ops, rows, split, stored
+from memfit.lower import ops, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
@@ -15,9 +15,7 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) 
     """The layer's output for x; where nothing special applies, one matrix product. `apart`: the
     bias is added by itself."""
     ctx.r.where = layer.path
-    if (size := rows.ranks(ctx)) > 1:
-        return rows.summed(whole(rows.parted(x, size, ctx.r), layer, ctx, True), size, ctx.r)
-    return whole(x, layer, ctx, apart)
+    return ctx.matrices.linear(lambda x, apart: whole(x, layer, ctx, apart), x, ctx, apart)
 
 
 def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
@@ -31,20 +29,21 @@ def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
 
 def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Tensor:
     """The layer without its adapter."""
-    x = split.entering(x, layer, ctx)
+    x = ctx.matrices.enter_linear(x, layer, ctx)
     if ctx.engine.inner:
         leaves = layer.weight, layer.bias
-        return split.leaving(
+        return ctx.matrices.leave_linear(
             ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart)),
             layer,
             ctx,
         )
-    return split.leaving(product(x, layer, ctx, apart), layer, ctx)
+    return ctx.matrices.leave_linear(product(x, layer, ctx, apart), layer, ctx)
 
 
 def product(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
     if layer.packed is not None:
-        return bnb.forward(x, layer, ctx)
+        assert ctx.programs.packed is not None
+        return ctx.programs.packed(x, layer, ctx)
     if stored.is_stored(layer.weight):
         return stored.forward(x, layer, ctx)
     return (added if apart else plain)(x, layer.weight, layer.bias, layer.outputs, ctx)
@@ -120,8 +119,8 @@ def low_rank(r: Recorder, x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: 
     one split by rows its A (peft 0.21 tuners/lora/model.py add_lora_tp_hooks_dtensor)."""
     low = matrix(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, adapter.rank, ctx)
     if layer.across == ROWS:
-        low = split.leaving(low, layer, ctx)
-    high = matrix(split.entering(low, layer, ctx), adapter.b, layer.outputs, ctx)
+        low = ctx.matrices.leave_linear(low, layer, ctx)
+    high = matrix(ctx.matrices.enter_linear(low, layer, ctx), adapter.b, layer.outputs, ctx)
     del low
     return ops.scale(r, high)
 

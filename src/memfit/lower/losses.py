@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.formats import FP32
-from memfit.lower import fused_loss, head, liger, ops, views
+from memfit.lower import head, ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.tensors import Tensor
@@ -52,6 +52,4 @@ Loss = Callable[[Tensor, Tensor, Model, Bound, Context], Tensor]
 LOSSES: dict[str, Loss] = {
     "plain": plain,
     "chunked": chunked,
-    "liger": fused_loss.liger,
-    "liger-ce": liger.in_place,
 }

@@ -6,7 +6,6 @@ from __future__ import annotations
 from memfit.errors import InputError
 from memfit.formats import BOOL
 from memfit.lower import ops, views
-from memfit.lower.attention import ring
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Shape, Tensor
@@ -46,7 +45,7 @@ def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
     For a static cache `generate` makes them itself, whole, and also while decoding, where no pass
     could do without (generation/utils.py prepare_inputs_for_generation)."""
     r, padded, keys = ctx.r, not ctx.job.packing, ctx.span(window)
-    if ring.ring(ctx.program) is not None:
+    if not ctx.programs.sequences.masked:
         return None
     if ctx.job.attention.startswith("flash-attn") and not eager:
         return r.tensor((ctx.batch, keys), BOOL, "mask") if padded else None
@@ -65,24 +64,6 @@ def build(ctx: Context, window: int, eager: bool) -> Tensor | None:
     if eager:
         return r.tensor(shape, ctx.format, "mask")
     return ops.packed(r, allowed) if ctx.static else allowed
-
-
-def unseen(ctx: Context) -> Tensor | None:
-    """An early and a late chunk of a sequence look like two sequences, unless they adjoin: a mask
-    is made of what tokens belong together, which accelerate's hook then keeps from attention
-    (transformers 5.23 masking_utils.py find_packed_sequence_indices; accelerate 1.15
-    big_modeling.py _attach_context_parallel_hooks)."""
-    place = ring.ring(ctx.program)
-    if place is None or place.rank == place.size - 1:
-        return None
-    r, square = ctx.r, (ctx.batch, 1, ctx.tokens, ctx.tokens)
-    alike = r.tensor(square, BOOL, "eq")
-    some = met(r, alike, square)
-    del alike
-    causal = r.tensor(square, BOOL, "le")
-    both = r.tensor(square, BOOL, "and")
-    del some, causal
-    return both
 
 
 def crossed(ctx: Context, keys: int, narrow: bool, padded: bool) -> Tensor:

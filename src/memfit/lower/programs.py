@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from memfit.lower.matrix_layout import WHOLE, MatrixLayout
 from memfit.lower.recorder import Recorder
+from memfit.lower.sequence_layout import ALL_TOKENS, SequenceLayout
 from memfit.lower.tensors import Choices, Tensor
 
 if TYPE_CHECKING:
-    from memfit.lower.bound import Bound
+    from memfit.lower.bound import Bound, BoundLinear
     from memfit.lower.context import Context
-    from memfit.model.modules import Block, Layer, Model, Weight
+    from memfit.model.modules import Block, Layer, Model, MoE, Weight
     from memfit.program import Program
 
 Run: TypeAlias = (
@@ -27,6 +29,10 @@ Start: TypeAlias = (
 )
 Buffers: TypeAlias = "Callable[[Program], tuple[Weight, ...]]"
 Generates: TypeAlias = "Callable[[Recorder, Program], tuple[object, ...]]"
+Experts: TypeAlias = (
+    "Callable[[Tensor, Tensor, Tensor, MoE, Bound, Context, Callable[..., Tensor]], Tensor]"
+)
+LinearRun: TypeAlias = "Callable[[Tensor, BoundLinear, Context], Tensor]"
 Kept: TypeAlias = "Callable[[Recorder, Program], Sequence[object]]"
 
 
@@ -43,6 +49,10 @@ class Programs:
     moes: Mapping[str, Run]
     orders: Mapping[str, Order]
     losses: Mapping[str, Loss]
+    experts: Experts | None = None  # a mixture's; None: this rank has all of them
+    packed: LinearRun | None = None  # a linear layer whose weight a library packed
+    matrices: MatrixLayout = WHOLE
+    sequences: SequenceLayout = ALL_TOKENS
     layer: Whole | None = None  # a layer's blocks together
     rotary: Rotary | None = None  # in place of the family's own
     start: Start | None = None

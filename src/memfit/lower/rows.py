@@ -5,13 +5,35 @@ nn/_ops/embedding.py colo_embedding_1Dcol, tensor/dist_spec_mgr.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from memfit.lower.context import Context
+from memfit.lower.matrix_layout import MatrixLayout
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.program import Program
 
 
-def ranks(ctx: Context) -> int:
-    return ctx.program.strategy.size("tp") if ctx.program.engine == "gemini" else 1
+class RowLayout(MatrixLayout):
+    """Every linear layer cut along its inputs, every table of embeddings along its width."""
+
+    def linear(
+        self, run: Callable[[Tensor, bool], Tensor], x: Tensor, ctx: Context, apart: bool
+    ) -> Tensor:
+        size = ctx.program.strategy.size("tp")
+        return summed(run(parted(x, size, ctx.r), True), size, ctx.r)
+
+    def embedding_output(self, x: Tensor, ctx: Context) -> Tensor:
+        return gathered(x, ctx.program.strategy.size("tp"), ctx.r)
+
+
+LAYOUT = RowLayout()
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    cut = program.strategy.size("tp") > 1
+    return programs.replace(matrices=LAYOUT) if cut else programs
 
 
 def parted(x: Tensor, size: int, r: Recorder) -> Tensor:

@@ -9,9 +9,12 @@ from memfit.formats import BOOL, INT64
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
+from memfit.lower.matrix_layout import MatrixLayout
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.model.modules import COLUMNS, ROWS, Embedding
+from memfit.model.modules import COLUMNS, ROWS, Embedding, Latent
+from memfit.program import Program
 from memfit.techniques.tp import tabled
 
 HEAD = "lm_head"
@@ -255,3 +258,63 @@ def back_split(r: Recorder, node: Node, g: Tensor) -> Grads:
     out = r.tensor(node.extra, g.format, "mul", "logits")
     del summed, zeros
     return (out,)
+
+
+def rejoined(compressed: Tensor, module: Latent, ctx: Context) -> Tensor:
+    """Where ranks share the heads, transformers' plan takes latent and rotated key apart and puts
+    them together again, lest the key's gradient be one rank's (5.23 distributed/tensor_parallel.py
+    MlaKvAProjParallel)."""
+    if not module.out.across:
+        return compressed
+    r, size = ctx.r, ranks(ctx)
+
+    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
+        own = r.tensor((*g.shape[:-1], module.rope), g.format, "contiguous")
+        r.comm("all_reduce", own.format.bytes(own.count), size, "tp")
+        out = r.like(g, "cat")
+        del own
+        return (out,)
+
+    return r.node("cat", r.like(compressed, "cat"), (compressed,), back)
+
+
+class DTensorLayout(MatrixLayout):
+    """Matrices cut by DTensor, as transformers' own plan has it."""
+
+    def ranks(self, ctx: Context) -> int:
+        return ranks(ctx)
+
+    def enter_linear(self, x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+        return entering(x, layer, ctx)
+
+    def leave_linear(self, out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+        return leaving(out, layer, ctx)
+
+    def block_input(self, x: Tensor, ctx: Context) -> Tensor:
+        return collected(x, ctx)
+
+    def positions(self, ctx: Context) -> Tensor | None:
+        return positions(ctx)
+
+    def embedding(self, ids: Tensor, weight: Tensor, module: Embedding, ctx: Context) -> Tensor:
+        if not shares(module, ctx):
+            return super().embedding(ids, weight, module, ctx)
+        return table(ids, weight, ctx)
+
+    def shared_key(self, compressed: Tensor, module: Latent, ctx: Context) -> Tensor:
+        return rejoined(compressed, module, ctx)
+
+    def full_weight(self, ctx: Context, weight: Tensor) -> Tensor:
+        return whole(ctx, weight)
+
+    def cross_entropy(self, ctx: Context, logits: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(ctx, logits, labels)
+
+
+LAYOUT = DTensorLayout()
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    """Where the framework has no tensor parallelism of its own."""
+    cut = program.split and not program.engine and program.strategy.size("tp") > 1
+    return programs.replace(matrices=LAYOUT) if cut else programs

@@ -8,7 +8,7 @@ One GPU, so nothing is sharded, and weights have the job's precision.
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import functional, head, ops, split, views
+from memfit.lower import functional, head, ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.attention.rotary import half_turned, with_tables
 from memfit.lower.bound import Bound
@@ -53,11 +53,7 @@ def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     ctx.positions = ops.integers(ctx.r, (ctx.batch, ctx.tokens), "inputs")
     ctx.r.where = token.name
     weight = bound[f"{token.name}.weight"]
-    return (
-        split.table(ids, weight, ctx)
-        if split.shares(token, ctx)
-        else ops.embedding(ctx.r, ids, weight)
-    )
+    return ctx.matrices.embedding(ids, weight, token, ctx)
 
 
 def rms_norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
@@ -143,7 +139,10 @@ def cross_entropy(scores: Tensor, labels: Tensor, ctx: Context) -> Tensor:
     part, r.part = r.part, "logits"
     wide = scores if scores.format == FP32 else ops.cast(r, scores, FP32)
     loss = ops.scale(
-        r, split.cross_entropy(ctx, wide.view(wide.count // wide.shape[-1], wide.shape[-1]), labels)
+        r,
+        ctx.matrices.cross_entropy(
+            ctx, wide.view(wide.count // wide.shape[-1], wide.shape[-1]), labels
+        ),
     )
     r.part = part
     return loss

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from memfit import kernels
 from memfit.formats import FP32
-from memfit.lower import ops, split, versions
-from memfit.lower.attention import ring, ulysses
+from memfit.lower import ops, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
@@ -175,7 +174,7 @@ class Stretch:
 def micro_batch(r: Recorder, program: Program, body: Body, step: int, tokens: int) -> None:
     """Forward, loss, backward, as a Trainer runs them: the outputs are dropped before backward."""
     r.mark("forward", "", step)
-    body.batch = batch_of(r, program, program.job.batch, tokens)
+    body.batch = batch_of(r, body, program.job.batch, tokens)
     if body.player is None or not body.player.play(step, tokens):
         passes(r, program, body, step)
 
@@ -202,15 +201,15 @@ def passes(r: Recorder, program: Program, body: Body, step: int) -> None:
     r.let_go(r.kept)
 
 
-def batch_of(r: Recorder, program: Program, batch: int, tokens: int) -> tuple[Tensor, ...]:
+def batch_of(r: Recorder, body: Body, batch: int, tokens: int) -> tuple[Tensor, ...]:
     """Token ids, labels and, with padding, which tokens are real; the loop's variable holds them
     until the next batch."""
-    shape = (Dim(batch, "B"), Dim(tokens, "S"))
-    if ring.ring(program) is not None:
-        return ring.batch(r, program.strategy, shape)
-    together = (
-        2 if program.job.packing and (ulysses.ranks(program) == 1 or not r.grad) else 3
-    )  # positions, or which tokens are real
+    shape, sequences = (Dim(batch, "B"), Dim(tokens, "S")), body.programs.sequences
+    own = sequences.batch(r, body.program, shape)
+    if own is not None:
+        return own
+    usual = body.program.job.packing and not (sequences.counted and r.grad)
+    together = 2 if usual else 3  # positions, or which tokens are real
     return tuple(ops.integers(r, shape, "inputs") for _ in range(together))
 
 
@@ -236,7 +235,10 @@ def forward_loss(
         cache=cache,
         engine=body.engine,
     )
-    ctx.outputs, ctx.positions = body.outputs, inputs[2] if ctx.shifted else split.positions(ctx)
+    ctx.outputs, ctx.positions = (
+        body.outputs,
+        inputs[2] if ctx.shifted else ctx.matrices.positions(ctx),
+    )
     ids = body.engine.before(ROOT, ids)
     run_loss = body.programs.losses[program.job.loss]
     hooks = r.hooks
@@ -315,12 +317,8 @@ def evaluate(r: Recorder, program: Program, body: Body, batch: int, step: int) -
     trainer.py prediction_step)."""
     r.mark("evaluate", "", step)
     r.grad = False
-    whole = (
-        ulysses.ranks(program) > 1
-    )  # DeepSpeed's is left out of evaluations (accelerate 1.15 accelerator.py, `disable_in_eval`)
-    inputs = batch_of(
-        r, program, batch, program.job.seq // (1 if whole else program.strategy.size("cp"))
-    )
+    parts = program.strategy.size("cp") if body.programs.sequences.evaluates else 1
+    inputs = batch_of(r, body, batch, program.job.seq // parts)
     loss = forward_loss(r, program, body, inputs, "evaluate", step)
     r.grad = True
     del loss, inputs

@@ -14,7 +14,7 @@ from functools import partial
 
 from memfit import kernels
 from memfit.formats import BOOL, FP32, Format
-from memfit.lower import ops, split, views
+from memfit.lower import ops, views
 from memfit.lower.attention import ring
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -41,7 +41,7 @@ NARROW = (1, 13)  # trl: until then the head's product was of fp32 copies
 STATISTICS = 7  # of each token, while the forward runs
 
 
-def headed(programs: Programs, program: Program) -> Programs:
+def overlay(programs: Programs, program: Program) -> Programs:
     """With the head that this version of TRL has."""
     head = HEADS.get(head_of(program.job))
     return (
@@ -109,7 +109,7 @@ def fused(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Conte
     shape = (ctx.batch, ctx.tokens if ctx.shifted else ctx.tokens - 1)
     rows = ctx.batch * (shape[1] - ring.ends(ctx.program)) if ctx.shifted else ctx.batch * shape[1]
     mask = r.tensor(shape, BOOL, "ne")
-    weight = split.whole(ctx, bound[f"{name}.weight"])
+    weight = ctx.matrices.full_weight(ctx, bound[f"{name}.weight"])
     chosen = picked(
         r, hidden if ctx.shifted else views.narrow(r, hidden, 1, ctx.tokens - 1), rows, mask
     )
@@ -241,7 +241,7 @@ def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Con
     part, r.part, r.where = r.part, "activations", ""
     tokens, width = ctx.tokens if ctx.shifted else ctx.tokens - 1, hidden.shape[-1]
     rows = ctx.batch * tokens
-    weight = split.whole(ctx, bound[f"{model.head.name}.weight"])
+    weight = ctx.matrices.full_weight(ctx, bound[f"{model.head.name}.weight"])
     flat = views.reshape(
         r, hidden if ctx.shifted else views.narrow(r, hidden, 1, tokens), rows, width
     )

@@ -16,6 +16,7 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.lower.versions import NARROW
 from memfit.model.modules import Model, Norm
+from memfit.program import Program
 
 WIDE_MODEL = (
     4,
@@ -25,8 +26,9 @@ WIDE_MODEL = (
 )
 
 
-def overlay(programs: Programs, names: frozenset[str]) -> Programs:
-    """The programs with Unsloth's in the places that are named."""
+def overlay(programs: Programs, program: Program) -> Programs:
+    """The programs with Unsloth's in the places that the job names."""
+    names = frozenset(name.strip() for name in program.job.unsloth.split(","))
     if "norms" in names:
         programs = programs.replace(norms={**programs.norms, "llama": rms_norm})
     if "rotary" in names:

@@ -31,10 +31,11 @@ from memfit.techniques import (
     stored,
     tp,
     trl,
+    unsloth,
     versions,
     zero,
 )
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Overlay, Technique
 
 TECHNIQUES: tuple[Technique, ...] = (
     inputs.TECHNIQUE,
@@ -55,6 +56,7 @@ TECHNIQUES: tuple[Technique, ...] = (
     attention.TECHNIQUE,
     liger.TECHNIQUE,
     trl.TECHNIQUE,
+    unsloth.TECHNIQUE,
     recompute.TECHNIQUE,
     offload.TECHNIQUE,
     experts.TECHNIQUE,
@@ -63,6 +65,13 @@ TECHNIQUES: tuple[Technique, ...] = (
     ddp.TECHNIQUE,
     fsdp.TECHNIQUE,
     zero.TECHNIQUE,
+)
+
+OVERLAYS: tuple[Overlay, ...] = tuple(
+    sorted(
+        (overlay for technique in TECHNIQUES for overlay in technique.overlays),
+        key=lambda overlay: overlay.order,
+    )
 )
 
 

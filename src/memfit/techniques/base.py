@@ -20,6 +20,16 @@ def no_problem(program: Program) -> Iterator[Problem]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """A module whose `overlay(programs, program)` replaces code of the model's pieces; a lower
+    `order` goes first."""
+
+    module: str
+    applies: Callable[[Program], bool]
+    order: int = 50
+
+
+@dataclass(frozen=True, kw_only=True)
 class Technique:
     """`check` yields what `apply` could not do right."""
 
@@ -29,6 +39,7 @@ class Technique:
     wanted: Callable[[Job], bool] = lambda job: False
     check: Callable[[Program], Iterator[Problem]] = no_problem
     layout: str = ""  # the field of Strategy that asks for it, if one does
+    overlays: tuple[Overlay, ...] = ()
 
     def serves(self, program: Program) -> bool:
         if self.layout:

@@ -11,7 +11,7 @@ from memfit.model.modules import Attention, Latent
 from memfit.program import Program
 from memfit.strategy import CP, Strategy
 from memfit.techniques.attention import PACKAGES, element
-from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.base import TRACE, Overlay, Technique
 
 HEADED = (
     "sdpa",
@@ -261,6 +261,10 @@ def by_sdpa(job: Job) -> Iterator[Problem]:
         )
 
 
+def used(program: Program) -> bool:
+    return program.strategy.cp is not None
+
+
 TECHNIQUE = Technique(
     name="context parallel",
     cite=(
@@ -270,4 +274,14 @@ TECHNIQUE = Technique(
     apply=lambda program: program,
     check=check,
     layout="cp",
+    overlays=(
+        Overlay(
+            module="memfit.lower.attention.ring",
+            applies=used,
+        ),
+        Overlay(
+            module="memfit.lower.attention.ulysses",
+            applies=used,
+        ),
+    ),
 )

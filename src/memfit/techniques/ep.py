@@ -11,7 +11,7 @@ from memfit.job import Job
 from memfit.model.modules import Layer, MoE
 from memfit.program import Program
 from memfit.strategy import EP, Strategy
-from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.base import TRACE, Overlay, Technique
 from memfit.techniques.framework import facts_of
 
 PLANNED = (
@@ -251,4 +251,10 @@ TECHNIQUE = Technique(
     apply=apply,
     check=check,
     layout="ep",
+    overlays=(
+        Overlay(
+            module="memfit.lower.moe.across",
+            applies=lambda program: program.strategy.ep is not None,
+        ),
+    ),
 )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from memfit.errors import Problem
 from memfit.model.modules import Embedding, Latent, Linear, Module, MoE
 from memfit.program import Program
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Overlay, Technique
 
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 ADAMS = ("adamw", "adamw_fused", "adam", "adam_fused")  # that HybridAdam stands for
@@ -157,4 +157,7 @@ TECHNIQUE = Technique(
     layout="gemini",
     apply=apply,
     check=check,
+    overlays=(
+        Overlay(module="memfit.lower.rows", applies=lambda program: program.engine == "gemini"),
+    ),
 )

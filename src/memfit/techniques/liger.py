@@ -9,7 +9,7 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
 from memfit.registry import nearest
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Overlay, Technique
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,4 +99,11 @@ TECHNIQUE = Technique(
     wanted=wanted,
     apply=lambda program: program,
     check=check,
+    overlays=(
+        Overlay(
+            module="memfit.lower.liger",
+            applies=lambda program: program.job.liger or program.job.loss.startswith("liger"),
+            order=30,
+        ),
+    ),
 )

@@ -8,7 +8,7 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.model.modules import MLP, Model
 from memfit.program import Program, Quant
-from memfit.techniques.base import Technique, names, numbered
+from memfit.techniques.base import Overlay, Technique, names, numbered
 
 
 def apply(program: Program) -> Program:
@@ -93,4 +93,7 @@ TECHNIQUE = Technique(
     wanted=lambda job: job.quantization != "none",
     apply=apply,
     check=check,
+    overlays=(
+        Overlay(module="memfit.lower.bnb", applies=lambda program: program.quant is not None),
+    ),
 )

@@ -18,7 +18,7 @@ from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linea
 from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques import gemini
-from memfit.techniques.base import TRACE, Technique
+from memfit.techniques.base import TRACE, Overlay, Technique
 from memfit.techniques.base import names as listed
 from memfit.techniques.trl import head_of
 
@@ -574,6 +574,10 @@ def routed(mixer: MoE, tp: TP, kept: frozenset[str]) -> dict[str, int]:
     )
 
 
+def used(program: Program) -> bool:
+    return program.strategy.tp is not None
+
+
 TECHNIQUE = Technique(
     name="tensor parallel",
     cite="Megatron-LM core 0.16.1 tensor_parallel/layers.py, transformer/attention.py "
@@ -582,4 +586,11 @@ TECHNIQUE = Technique(
     apply=apply,
     check=check,
     layout="tp",
+    overlays=(
+        Overlay(module="memfit.lower.split", applies=used),
+        Overlay(
+            module="memfit.lower.moe.across",
+            applies=used,
+        ),
+    ),
 )

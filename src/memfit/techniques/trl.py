@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Overlay, Technique
 
 OFFERED = (1, 4)  # `loss_type="chunked_nll"` (trl 1.4 trainer/sft_config.py)
 USUAL = (1, 6)  # which is the default from here on, but with Liger's kernels
@@ -92,4 +92,11 @@ TECHNIQUE = Technique(
     wanted=wanted,
     apply=lambda program: program,
     check=check,
+    overlays=(
+        Overlay(
+            module="memfit.lower.trl",
+            applies=lambda program: head_of(program.job) != "plain",
+            order=10,
+        ),
+    ),
 )

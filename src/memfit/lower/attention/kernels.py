@@ -8,7 +8,7 @@ from typing import Any
 
 from memfit.formats import FP32
 from memfit.lower import ops, views
-from memfit.lower.attention import sdpa, ulysses
+from memfit.lower.attention import sdpa
 from memfit.lower.attention.flash_attn import flash_attn
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -42,11 +42,7 @@ def attend(
     family's own scores."""
     name = interface(module, ctx)
     run = eager if eager is not None and name == "eager" else KERNELS[name]
-    return (
-        ulysses.around(run, q, k, v, module, ctx)
-        if ctx.training and ulysses.ranks(ctx.program) > 1
-        else run(q, k, v, module, ctx)
-    )
+    return ctx.programs.sequences.attend(run, q, k, v, module, ctx)
 
 
 def interface(module: Attention, ctx: Context) -> str:

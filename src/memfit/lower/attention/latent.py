@@ -5,7 +5,7 @@ modeling_deepseek_v2.py)."""
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import ops, split, views
+from memfit.lower import ops, views
 from memfit.lower.attention import rotary
 from memfit.lower.attention.kernels import attend, remembered
 from memfit.lower.bound import Bound
@@ -32,7 +32,7 @@ def run(x: Tensor, module: Latent, bound: Bound, ctx: Context, turn: Rotary) -> 
     r, b, s = ctx.r, ctx.batch, ctx.tokens
     q = views.heads(r, queries(x, module, bound, ctx), module.heads)
     q_pass, q_rot = views.split(r, q, 3, module.nope, module.rope)
-    compressed = rejoined(linear(x, bound.linear(module.kv_a), ctx), module, ctx)
+    compressed = ctx.matrices.shared_key(linear(x, bound.linear(module.kv_a), ctx), module, ctx)
     latent, k_rot = views.split(r, compressed, 2, module.latent, module.rope)
     latent = views.reshape(r, norm(latent, module.kv_norm, bound, ctx), b, 1, s, module.latent)
     k_rot = views.reshape(r, k_rot, b, 1, s, module.rope)
@@ -43,24 +43,6 @@ def run(x: Tensor, module: Latent, bound: Bound, ctx: Context, turn: Rotary) -> 
     k, v = expanded(latent, k_rot, module, bound, ctx)
     out = views.merged(r, attend(q_states, k, v, module, ctx))
     return linear(out, bound.linear(module.out), ctx)
-
-
-def rejoined(compressed: Tensor, module: Latent, ctx: Context) -> Tensor:
-    """Where ranks share the heads, transformers' plan takes latent and rotated key apart and puts
-    them together again, lest the key's gradient be one rank's (5.23 distributed/tensor_parallel.py
-    MlaKvAProjParallel)."""
-    if split.ranks(ctx) == 1 or not module.out.across:
-        return compressed
-    r, size = ctx.r, split.ranks(ctx)
-
-    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
-        own = r.tensor((*g.shape[:-1], module.rope), g.format, "contiguous")
-        r.comm("all_reduce", own.format.bytes(own.count), size, "tp")
-        out = r.like(g, "cat")
-        del own
-        return (out,)
-
-    return r.node("cat", r.like(compressed, "cat"), (compressed,), back)
 
 
 def queries(x: Tensor, module: Latent, bound: Bound, ctx: Context) -> Tensor:

@@ -13,10 +13,15 @@ from functools import partial
 from typing import NamedTuple
 
 from memfit import kernels
-from memfit.formats import FP32, Format
+from memfit.errors import InputError
+from memfit.formats import BOOL, FP32, Format
 from memfit.lower import ops, views
+from memfit.lower.attention.sdpa import Call, arithmetic
 from memfit.lower.context import Context
+from memfit.lower.masks import met
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
+from memfit.lower.sequence_layout import SequenceLayout
 from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.program import Program
 from memfit.strategy import Strategy
@@ -265,4 +270,49 @@ def apart(one: Tensor, half: bool) -> bool:
     return (half and one.shape[0] > 1) or views.permuted(one, (0, 2, 1, 3)).strides is not None
 
 
-__all__ = ["batch", "flash", "ring"]
+def unseen(ctx: Context, place: Ring) -> Tensor | None:
+    """An early and a late chunk of a sequence look like two sequences, unless they adjoin: a mask
+    is made of what tokens belong together, which accelerate's hook then keeps from attention
+    (transformers 5.23 masking_utils.py find_packed_sequence_indices; accelerate 1.15
+    big_modeling.py _attach_context_parallel_hooks)."""
+    if place.rank == place.size - 1:
+        return None
+    r, square = ctx.r, (ctx.batch, 1, ctx.tokens, ctx.tokens)
+    alike = r.tensor(square, BOOL, "eq")
+    some = met(r, alike, square)
+    del alike
+    causal = r.tensor(square, BOOL, "le")
+    both = r.tensor(square, BOOL, "and")
+    del some, causal
+    return both
+
+
+class RingLayout(SequenceLayout):
+    """torch's context parallelism."""
+
+    masked = False
+
+    def __init__(self, place: Ring) -> None:
+        self.place = place
+
+    def sdpa(self, call: Call, backend: str, ctx: Context) -> Tensor | None:
+        if backend != "flash":
+            message = "no formula yet for ring attention by another kernel than flash"
+            raise InputError.one(
+                message, where="use cp", hint="16-bit numbers, and heads of 256 values at most"
+            )
+        return flash(call.q, call.k, call.v, arithmetic(call), ctx, self.place)
+
+    def unseen_mask(self, ctx: Context) -> Tensor | None:
+        return unseen(ctx, self.place)
+
+    def batch(self, r: Recorder, program: Program, shape: Shape) -> tuple[Tensor, ...] | None:
+        return batch(r, program.strategy, shape)
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    place = ring(program)
+    return programs if place is None else programs.replace(sequences=RingLayout(place))
+
+
+__all__ = ["overlay", "ring"]

@@ -15,7 +15,6 @@ from memfit import kernels
 from memfit.errors import InputError
 from memfit.formats import BOOL, FP32, INT64
 from memfit.lower import ops, views
-from memfit.lower.attention import ring
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.strides import Shape, contiguous, kept, normal
@@ -69,15 +68,8 @@ def sdpa(call: Call, ctx: Context) -> Tensor:
         call.v, call.k, call.q = (
             ops.cast(ctx.r, one, ctx.autocast) for one in (call.v, call.k, call.q)
         )
-    place = ring.ring(ctx.program)
-    if place is not None and chosen(call, ctx) != "flash":
-        message = "no formula yet for ring attention by another kernel than flash"
-        raise InputError.one(
-            message, where="use cp", hint="16-bit numbers, and heads of 256 values at most"
-        )
-    if place is not None:
-        return ring.flash(call.q, call.k, call.v, arithmetic(call), ctx, place)
-    return BACKENDS[chosen(call, ctx)](call, ctx)
+    backend = chosen(call, ctx)
+    return ctx.programs.sequences.sdpa(call, backend, ctx) or BACKENDS[backend](call, ctx)
 
 
 def chosen(call: Call, ctx: Context) -> str:

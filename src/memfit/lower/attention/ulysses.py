@@ -9,18 +9,17 @@ begins.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from memfit.formats import INT64
 from memfit.lower import ops, views
 from memfit.lower.context import Context
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
+from memfit.lower.sequence_layout import Run, SequenceLayout
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.program import Program
-
-Run = Callable[[Tensor, Tensor, Tensor, Any, Context], Tensor]
 
 
 def ranks(program: Program) -> int:
@@ -105,3 +104,27 @@ def exchanged(r: Recorder, x: Tensor, size: int) -> Tensor:
 def sent(r: Recorder, x: Tensor, size: int) -> Tensor:
     r.comm("all_to_all", x.format.bytes(x.count), size, "cp")
     return r.tensor(x.shape, x.format, "all_to_all")
+
+
+class UlyssesLayout(SequenceLayout):
+    """DeepSpeed's context parallelism, which training alone runs (accelerate 1.15 accelerator.py,
+    `disable_in_eval`)."""
+
+    counted = True
+    evaluates = False
+
+    def attend(
+        self, run: Run, q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context
+    ) -> Tensor:
+        return (around if ctx.training else call)(run, q, k, v, module, ctx)
+
+
+def call(run: Run, q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context) -> Tensor:
+    return run(q, k, v, module, ctx)
+
+
+LAYOUT = UlyssesLayout()
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    return programs.replace(sequences=LAYOUT) if ranks(program) > 1 else programs

@@ -8,9 +8,9 @@ from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
-from memfit.lower.moe import across, experts, gates, ops, routers
+from memfit.lower.moe import experts, gates, ops, routers
 from memfit.lower.moe.phimoe import phimoe
-from memfit.lower.programs import Run
+from memfit.lower.programs import Experts, Run
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import MLP, MoE
 
@@ -18,6 +18,11 @@ from memfit.model.modules import MLP, MoE
 def flat(ctx: Context, x: Tensor) -> Tensor:
     """(B, S, D) as (T, D)."""
     return views.reshape(ctx.r, x, x.count // x.shape[-1], x.shape[-1])
+
+
+def run(ctx: Context) -> Experts:
+    """The code of the experts, by where they are."""
+    return ctx.programs.experts or experts.run
 
 
 def always(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
@@ -31,9 +36,8 @@ def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     shape = x.shape
     hidden = flat(ctx, ops.jittered(ctx.r, x, module.jitter and ctx.training))
     _logits, weights, places = ROUTERS[module.style](hidden, module, bound, ctx)
-    hidden = across.run(
-        hidden, weights, places, module, bound, ctx, gates.GATES.get(module.style, experts.gate)
-    )
+    gate = gates.GATES.get(module.style, experts.gate)
+    hidden = run(ctx)(hidden, weights, places, module, bound, ctx, gate)
     return views.reshape(ctx.r, hidden, *shape)
 
 
@@ -44,7 +48,7 @@ def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx)
     _logits, weights, places = routers.qwen2_moe(hidden, module, bound, ctx)
-    output = across.run(hidden, weights, places, module, bound, ctx)
+    output = run(ctx)(hidden, weights, places, module, bound, ctx, experts.gate)
     assert module.shared_gate is not None
     opened = linear(hidden, bound.linear(module.shared_gate), ctx)
     r.where = bound.path(module.name)
@@ -59,7 +63,9 @@ def deepseek(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     DeepseekV3MoE)."""
     _logits, weights, places = ROUTERS[module.style](flat(ctx, x), module, bound, ctx)
     hidden = flat(ctx, x)
-    hidden = views.reshape(ctx.r, across.run(hidden, weights, places, module, bound, ctx), *x.shape)
+    hidden = views.reshape(
+        ctx.r, run(ctx)(hidden, weights, places, module, bound, ctx, experts.gate), *x.shape
+    )
     shared = always(x, module, bound, ctx)
     ctx.r.where = bound.path(module.name)
     return plain.add(ctx.r, hidden, shared)
@@ -72,7 +78,7 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx) if module.shared is not None else None
     _logits, weights, places = routers.ernie4_5_moe(hidden, module, bound, ctx)
-    final = across.run(hidden, weights, places, module, bound, ctx)
+    final = run(ctx)(hidden, weights, places, module, bound, ctx, experts.gate)
     if shared is not None:
         ctx.r.where = bound.path(module.name)
         final = plain.add(ctx.r, final, shared)

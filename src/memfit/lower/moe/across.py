@@ -13,13 +13,15 @@ from math import ceil
 
 from memfit.formats import INT64
 from memfit.lower import ops as plain
-from memfit.lower import split, views
+from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.moe import experts, ops, stored
+from memfit.lower.moe import experts, ops
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MoE
+from memfit.program import Program
 from memfit.techniques.tp import summed
 
 
@@ -38,26 +40,22 @@ def run(
     module: MoE,
     bound: Bound,
     ctx: Context,
-    gated: experts.Gate = experts.gate,
+    gated: experts.Gate,
 ) -> Tensor:
-    """The experts' output for the rows of x, (T, D); `weights` and `places` are (T, active)."""
+    """As `experts.run`, of experts that other ranks hold or share."""
     ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
-    if module.format == "mxfp4":
-        return stored.mxfp4(x, weights, places, module, bound, ctx)
-    if module.local:
+    if module.format != "mxfp4" and module.local:
         return elsewhere(x, weights, places, module, bound, ctx, gated)
-    shared = summed(ctx.program)
-    x, weights = (entering(one, ctx) if shared else one for one in (x, weights))
-    out = (experts.decoding if ctx.decoding else experts.sorted_rows)(
-        x, weights, places, module, bound, ctx, gated
-    )
-    return leaving(out, ctx) if shared else out
+    if module.format == "mxfp4" or not summed(ctx.program):
+        return experts.run(x, weights, places, module, bound, ctx, gated)
+    x, weights = (entering(one, ctx) for one in (x, weights))
+    return leaving(experts.run(x, weights, places, module, bound, ctx, gated), ctx)
 
 
 def entering(x: Tensor, ctx: Context) -> Tensor:
     """What ranks that share each expert's matrices all have: the gradients that each makes of it
     are summed up in place (MoeExpertsParallel)."""
-    size = split.ranks(ctx)
+    size = ctx.matrices.ranks(ctx)
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
         r.comm("all_reduce", g.format.bytes(g.count), size, "tp")
@@ -68,7 +66,7 @@ def entering(x: Tensor, ctx: Context) -> Tensor:
 
 def leaving(out: Tensor, ctx: Context) -> Tensor:
     """The sum over ranks of what their experts give, in place."""
-    ctx.r.comm("all_reduce", out.format.bytes(out.count), split.ranks(ctx), "tp")
+    ctx.r.comm("all_reduce", out.format.bytes(out.count), ctx.matrices.ranks(ctx), "tp")
     return out
 
 
@@ -87,7 +85,7 @@ def elsewhere(
     name = f"{bound.prefix}.{module.name}.{module.experts_name}"
     x = ctx.engine.before(name, x)
     ctx.r.where = name
-    way = own_alone if not ctx.r.grad and ranks(ctx) == split.ranks(ctx) else over_ranks
+    way = own_alone if not ctx.r.grad and ranks(ctx) == ctx.matrices.ranks(ctx) else over_ranks
     return ctx.engine.after(
         name, plain.cast(ctx.r, way(x, weights, places, module, bound, ctx, gated), x.format)
     )
@@ -172,7 +170,7 @@ def combined(out: Tensor, sent: Sent, ctx: Context) -> Tensor:
 def own_part(x: Tensor, ctx: Context) -> Tensor:
     """Of tokens that ranks of tensor parallelism all have, a copy of this rank's share; gradients
     are gathered."""
-    size = split.ranks(ctx)
+    size = ctx.matrices.ranks(ctx)
     if size == 1:
         return x
     rows = -(-x.shape[0] // size)
@@ -196,7 +194,7 @@ def put_together(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
 
 def all_parts(x: Tensor, ctx: Context) -> Tensor:
     """The way back from `own_part`."""
-    size = split.ranks(ctx)
+    size = ctx.matrices.ranks(ctx)
     if size == 1:
         return x
 
@@ -256,3 +254,8 @@ def put(r: Recorder, x: Tensor, places: Tensor) -> Tensor:
         back,
         (places,),
     )
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    """Frameworks with code of their own for mixtures bring that for several ranks, too."""
+    return programs if program.engine else programs.replace(experts=run)

@@ -30,6 +30,18 @@ def gate(gate_up: Tensor, module: MoE, ctx: Context) -> Tensor:
     return plain.mul(ctx.r, activate(gate, module.activation, ctx), up)
 
 
+def run(
+    x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate
+) -> Tensor:
+    """The experts' output for the rows of x, (T, D); `weights` and `places` are (T, active)."""
+    ctx.r.where = bound.path(f"{module.name}.{module.experts_name}")
+    if module.format == "mxfp4":
+        return stored.mxfp4(x, weights, places, module, bound, ctx)
+    return (decoding if ctx.decoding else sorted_rows)(
+        x, weights, places, module, bound, ctx, gated
+    )
+
+
 def sorted_rows(
     x: Tensor, weights: Tensor, places: Tensor, module: MoE, bound: Bound, ctx: Context, gated: Gate
 ) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from memfit.formats import BF16, FP32, INT64
 from memfit.lower import liger, ops
-from memfit.lower.fused_loss import Call, chunk_rows, fused_linear_cross_entropy
+from memfit.lower.fused_loss import Call, back_handed, chunk_rows, fused_linear_cross_entropy
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.truth.single.bench import Bench, Step, exp, lerp, log, summed, total
@@ -81,7 +81,7 @@ def liger_jsd(r: Recorder, x: Tensor) -> Tensor:
     gradient = r.like(x, "liger_jsd")
     out = r.tensor((1,), FP32, "sum")
     del losses
-    return r.node("liger_jsd", out, (x,), liger.back_handed, (gradient,))
+    return r.node("liger_jsd", out, (x,), back_handed, (gradient,))
 
 
 def divergence(r: Recorder, middle: Tensor, target: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def fused_jsd(r: Recorder, x: Tensor, weight: Tensor) -> Tensor:
         del piece
     out = r.tensor((1,), x.format, "sum")
     del losses, student, teacher, mine, other
-    return r.node("liger_jsd", out, (x, weight), liger.back_handed, (to_x, to_weight))
+    return r.node("liger_jsd", out, (x, weight), back_handed, (to_x, to_weight))
 
 
 # -------------------------------------------------------------------------------------------- GRPO
