@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 # One thread for torch here and in every process that tests start: two workers share the cores, and
 # threads that wait spin.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["MEMFIT_CACHE"] = "off"  # no test takes the answer of an earlier run
 
 # No deadline: on a shared machine a slow example says nothing about the code. CI draws the same
 # examples every time.

@@ -20,7 +20,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from memfit import __version__
-from memfit.cli_trace import FLAGS, HELP, TraceCommand, Words, traced
+from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
@@ -242,15 +242,18 @@ def run_estimate(
 ) -> tuple[int, str]:
     form = "json" if as_json else form
     values = {name: value for name, value in given.items() if value not in (None, ())}
+    life = Life()
     try:
-        found = estimate(one_model(words), **values)
+        found = estimate(one_model(words), progress=life, **values)
     except InputError as error:
+        life.done()
         if form != "json":
             raise
         from memfit.report.codec import refusal
 
         complain(error.problems)
         return UNUSABLE, dumped(refusal(error.problems))
+    life.done()
     return (FITS if found.fits else DOES_NOT), write(
         found, form, explain=explain, width=columns(), colour=coloured(sys.stdout)
     )

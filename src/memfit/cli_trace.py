@@ -225,4 +225,4 @@ is the script's; behind `--` all is.
 Exit code: 0 it fits (or may), 1 it does not, 2 the input is unusable.
 """
 
-__all__ = ["FLAGS", "HELP", "TraceCommand", "Words", "split", "traced"]
+__all__ = ["FLAGS", "HELP", "Life", "TraceCommand", "Words", "split", "traced"]

@@ -22,8 +22,8 @@ from memfit.words import (
     gather,
     job_file,
     job_of,
-    model_of,
     options,
+    planned_model,
     producer_of,
     read_into,
 )
@@ -100,7 +100,8 @@ def plan(
         problems,
     )
     ask = ask_from(
-        {name: values[name] for name in ("gpu", "use", "offline") if name in values}, problems
+        {name: values[name] for name in ("gpu", "use", "offline", "like") if name in values},
+        problems,
     )
     market = ask.gpu.strip().lower() == WORD
     if market and (wanted.price or ask.use.strip()):
@@ -115,7 +116,7 @@ def plan(
     built = (
         None
         if subject is None
-        else gather(problems, lambda: None, lambda: model_of(subject, ask)[1])
+        else gather(problems, lambda: None, lambda: planned_model(subject, ask))
     )
     named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
     axes, batches = axes_of(named, problems, serving), batches_of(named.pop("batch", ""), problems)

@@ -12,7 +12,7 @@ from memfit.hardware import Cluster, find_gpu, parse_cluster
 from memfit.job import Job, field_problems, from_text, job_from, unknown
 from memfit.model.modules import Model
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
-from memfit.words import Ask, Studying, gather, job_of, model_of, read_into
+from memfit.words import Ask, Studying, gather, job_of, planned_model, read_into
 
 if TYPE_CHECKING:
     from memfit.truth.case import Case
@@ -91,7 +91,7 @@ def listed(text: str) -> list[str]:
 
 def known_model(name: Any, offline: bool, problems: list[Problem]) -> list[Model]:
     """None or one."""
-    model = gather(problems, lambda: None, lambda: model_of(name, Ask(offline=offline))[1])
+    model = gather(problems, lambda: None, lambda: planned_model(name, Ask(offline=offline)))
     if model is None:
         return []
     if not model.layers:

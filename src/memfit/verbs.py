@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memfit import trace_fallback
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.strategy import ONE, Strategy
@@ -70,12 +71,16 @@ class Verb:
 
 
 def estimate(
-    model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model = "",
+    /,
+    *,
+    progress: Progress | None = None,
+    **given: Any,
 ) -> Estimate:
     """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand
     in its place; what is given here overrides what stands there. Options are the fields of `Ask`
-    and `Job`; everything that is wrong is raised at once."""
-    return answer(question(model, given, []))
+    and `Job`; everything that is wrong is raised at once. `progress` hears of a trace."""
+    return answer(question(model, given, []), progress=progress)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +92,7 @@ class Question:
     ask: Ask
     source: Source | None
     notes: tuple[Problem, ...] = ()  # what was assumed about the names as typed
+    reasons: tuple[Problem, ...] = ()  # why no formulas answer it, where a trace does
 
 
 def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
@@ -116,18 +122,25 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
     )
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     strategy = gather(problems, Strategy, lambda: strategy_of(ask.use, cluster))
+    reasons: list[Problem] = []
     source, built = (
         (None, None)
         if subject is None
-        else gather(problems, lambda: (None, None), lambda: model_of(subject, ask))
+        else gather(problems, lambda: (None, None), lambda: model_of(subject, ask, reasons))
     )
     if built is not None and built.layers:
         wrong: list[Problem] = []
         whole = built
         gather(wrong, lambda: None, lambda: applied(whole, job, cluster, strategy))
-        problems += [problem for problem in wrong if ask.by != "trace" or not traced(problem)]
-        if ask.by == "trace" and any(map(traced, wrong)):
+        problems += [problem for problem in wrong if ask.by == "formula" or not traced(problem)]
+        if ask.by != "formula" and any(map(traced, wrong)):
+            reasons += filter(traced, wrong)
             built = unbuilt(built.config, built.name, built.origin)
+    if reasons and ask.by == "auto":
+        ask = dataclasses.replace(ask, by="trace")
+        problems += trace_fallback.missing(reasons, built.family if built else "")
+    else:
+        reasons = []
     problems += conflicts(ask, job, values)
     if problems or built is None:
         raise InputError(*problems)
@@ -139,6 +152,7 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         ask=ask,
         source=source,
         notes=gpu_notes(ask.gpu),
+        reasons=tuple(reasons),
     )
 
 
@@ -356,9 +370,9 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
         )
     if (ask.dataset_tokens or ask.examples) and ask.by == "trace":
         yield Problem(
-            message="a trace tells no time, and so no hours of a dataset",
+            message="a trace predicts no time, and so no hours of a dataset",
             where="by",
-            hint="`memfit estimate` does",
+            hint="omit `dataset_tokens` and `examples`; only formulas predict time",
         )
     if not values.get("gpu") and not values.get("memory"):
         for name in (
@@ -378,27 +392,13 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
                 )
 
 
-def answer(asked: Question, producer: Producer | None = None) -> Estimate:
+def answer(
+    asked: Question, producer: Producer | None = None, *, progress: Progress | None = None
+) -> Estimate:
     """The estimate, and with it the answers to the reverse questions; `producer`: another one than
     `ask` names."""
-    from memfit.estimate import estimate as simulate
-
-    model, job, cluster, ask, source = (
-        asked.model,
-        asked.job,
-        asked.cluster,
-        asked.ask,
-        asked.source,
-    )
-    producer = producer or producer_of(ask.by)
-    problems, total = (
-        (asked.notes, None)
-        if source is None
-        else ((*asked.notes, *source.problems, *compared(source, model)), source.parameters)
-    )
-    found = simulate(
-        model, job, cluster, asked.strategy, producer=producer, problems=problems, total=total
-    )
+    found, asked = simulated(asked, producer, progress)
+    model, job, cluster, ask = asked.model, asked.job, asked.cluster, asked.ask
     if any(
         getattr(ask, name)
         for name in (
@@ -411,6 +411,7 @@ def answer(asked: Question, producer: Producer | None = None) -> Estimate:
     ):
         from memfit.plan.reverse import QUESTIONS
 
+        producer = producer or producer_of(ask.by)
         answers = tuple(
             solve(model, job, cluster, producer, asked.strategy)
             for name, solve in QUESTIONS.items()
@@ -430,6 +431,68 @@ def answer(asked: Question, producer: Producer | None = None) -> Estimate:
         each = ask.price or (None if listed is None else listed.dollars)
         found = dataclasses.replace(found, bill=bill(found.time, cluster, int(tokens), price=each))
     return found
+
+
+def simulated(
+    asked: Question, producer: Producer | None, progress: Progress | None
+) -> tuple[Estimate, Question]:
+    """The estimate alone, and the question as it was answered: where the formulas find out late
+    that they cannot, and `auto` was asked for, by a trace."""
+    from memfit import estimate_cache
+    from memfit.estimate import estimate as simulate
+    from memfit.model.likeness import remarks
+
+    model, job, cluster, source = asked.model, asked.job, asked.cluster, asked.source
+    problems, total = (
+        (asked.notes, None)
+        if source is None
+        else ((*asked.notes, *source.problems, *compared(source, model)), source.parameters)
+    )
+    problems = (*problems, *remarks(asked.ask.like, model, total))
+
+    def run(by: Producer | None) -> Estimate:
+        return simulate(
+            model, job, cluster, asked.strategy, producer=by, problems=problems, total=total
+        )
+
+    if producer is not None:
+        return run(producer), asked
+    if asked.ask.by == "trace":
+        name = estimate_cache.key(model, job, cluster, asked.strategy, total, problems)
+        make = lambda: run(tracer(asked, progress))  # noqa: E731
+        with trace_fallback.joined(asked.reasons):
+            found, old = estimate_cache.remembered(name, model, job, cluster, make)
+        return trace_fallback.explained(found, asked.reasons, old), asked
+    try:
+        return run(None), asked
+    except InputError as bad:
+        if asked.ask.by != "auto" or not all(map(traced, bad.problems)):
+            raise
+        raise_errors(trace_fallback.missing(bad.problems, model.family))
+        by_trace = dataclasses.replace(
+            asked,
+            ask=dataclasses.replace(asked.ask, by="trace"),
+            model=unbuilt(model.config, model.name, model.origin),
+            reasons=bad.problems,
+        )
+        return simulated(by_trace, None, progress)
+
+
+def tracer(asked: Question, progress: Progress | None) -> Producer:
+    """The trace in this process where it is asked for by name; one that nobody asked for runs in a
+    process of its own, with a limit of time."""
+    if not asked.reasons:
+        producer = producer_of("trace")
+        assert producer is not None
+        return producer
+
+    def run(model: Model, job: Job, strategy: Strategy, cluster: Cluster | None) -> Tape:
+        from memfit.trace.launch import request_of
+
+        request = request_of(model, job, strategy, None)
+        return launched(request, cluster, Run(), asked.ask.offline, progress).tape
+
+    return run
 
 
 def models(pattern: str = "") -> tuple[Entry, ...]:

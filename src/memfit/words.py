@@ -8,6 +8,7 @@ import fnmatch
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,9 +57,15 @@ class Ask:
         group="question",
     )
     by: str = option(
-        "formula",
-        "formulas, or a trace of the real code (slower, takes any model)",
-        choices=PRODUCERS,
+        "auto",
+        "formulas, a trace of the real code (slower, takes any model), or auto: formulas "
+        "where there are any, else a trace",
+        choices=("auto", *PRODUCERS),
+        group="question",
+    )
+    like: str = option(
+        "",
+        "take the formulas of this family or model, with the sizes of the model's own config",
         group="question",
     )
     offline: bool = option(False, "never ask the hub", group="question")
@@ -409,14 +416,22 @@ def strategy_of(use: str, cluster: Cluster | None) -> Strategy:
     return strategy_from(use.split(), None if cluster is None else cluster.gpus)
 
 
-def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
+def model_of(
+    subject: Any, ask: Ask, reasons: list[Problem] | None = None
+) -> tuple[Source | None, Model]:
+    """The model that is named. Where no family knows it and a trace may answer, only its config;
+    why then joins `reasons`."""
     from memfit.model.families import build
     from memfit.model.modules import Model
 
     if isinstance(subject, Model):
         return None, subject
+    if ask.like:
+        from memfit.model.likeness import build_like
+
+        build = partial(build_like, ask.like)
     if isinstance(subject, Mapping):
-        return None, otherwise(ask, subject, "", "", lambda: build(subject))
+        return None, otherwise(ask, subject, ("", ""), lambda: build(subject), reasons)
     if not isinstance(subject, (str, os.PathLike)):
         raise InputError.one(
             f"`{str(subject)[:60]}` is no model",
@@ -427,24 +442,43 @@ def model_of(subject: Any, ask: Ask) -> tuple[Source | None, Model]:
 
     source = read(subject, offline=ask.offline)
     made = lambda: exact(source, build(source.config, name=source.name, origin=source.origin))  # noqa: E731
-    return source, otherwise(ask, source.config, source.name, source.origin, made)
+    return source, otherwise(ask, source.config, (source.name, source.origin), made, reasons)
+
+
+def planned_model(subject: Any, ask: Ask) -> Model:
+    """The model of a plan or a study, which formulas alone can make."""
+    try:
+        return model_of(subject, dataclasses.replace(ask, by="formula"))[1]
+    except InputError as bad:
+        hint = "`memfit estimate` traces it; `--like NAME` takes the formulas of a known family"
+        problems = [
+            dataclasses.replace(one, hint=hint) if traced(one) else one for one in bad.problems
+        ]
+        raise type(bad)(*problems) from None
 
 
 def otherwise(
-    ask: Ask, config: Mapping[str, Any], name: str, origin: str, made: Callable[[], Model]
+    ask: Ask,
+    config: Mapping[str, Any],
+    named: tuple[str, str],
+    made: Callable[[], Model],
+    reasons: list[Problem] | None,
 ) -> Model:
-    """The Model of the formulas; where these say that a trace can do what they cannot, and one is
-    asked for, only its config."""
+    """The Model of the formulas; where these say that a trace can do what they cannot, and one may
+    be run, only its config. `named`: the model's name and where its config is from."""
     try:
         return made()
     except InputError as bad:
+        may = ask.by == "trace" or (ask.by == "auto" and reasons is not None)
         if (
-            ask.by != "trace"
+            not may
             or not config.get("model_type")
             or not all(traced(problem) for problem in bad.problems)
         ):
             raise
-        return unbuilt(config, name, origin)
+        if reasons is not None:
+            reasons += bad.problems
+        return unbuilt(config, *named)
 
 
 def traced(problem: Problem) -> bool:
@@ -527,7 +561,7 @@ def script_model(path: str) -> Model:
 
 def producer_of(by: str) -> Producer | None:
     """None means the formulas, which `estimate` knows itself."""
-    if by == "formula":
+    if by != "trace":
         return None
     from importlib.util import find_spec
 

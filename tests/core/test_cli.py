@@ -302,6 +302,7 @@ SAMPLES = {
     "gpu": "t4",
     "memory": "3GiB",
     "use": "fsdp=8,reshard=no",
+    "like": "llama",
     "optimizer": "sgd",
     "unsloth": "norms",
     "targets": "q_proj",
@@ -520,7 +521,7 @@ def test_bad_arguments(
         (b"\x80\x81\x82", ["config.json"]),
         (b"[]", ["config.json"]),
         (b"{}", ["model_type"]),
-        (b'{"model_type": "lama"}', ["lama", "`llama`", "--by trace"]),
+        (b'{"model_type": "lama"}', ["lama", "`llama`", "--like"]),
         (json.dumps({**SMALL, "hidden_size": -4}).encode(), ["config.hidden_size"]),
         (
             json.dumps({**SMALL, "hidden_size": 0, "vocab_size": "many"}).encode(),

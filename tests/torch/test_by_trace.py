@@ -92,22 +92,45 @@ def test_the_longest_batch_to_come_is_traced_as_the_formulas_have_it() -> None:
         assert peaks == [ours.allocated, real.allocated]
 
 
-def test_a_configuration_that_no_family_knows_names_the_way_on() -> None:
+def test_a_configuration_that_no_family_knows_is_traced_at_once(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(memfit.InputError) as refused:
-        memfit.estimate(JAPANESE)
+        memfit.estimate(JAPANESE, by="formula")
     text = str(refused.value)
     assert "the nearest known is `gpt_neox`" in text
     assert "--by trace" in text
-    assert memfit.estimate(JAPANESE, by="trace", seq=64).source == "trace"
+    monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path))
+    first, again = (memfit.estimate(JAPANESE, seq=64, gpu="t4") for _ in range(2))
+    assert first.source == again.source == "trace"
+    assert first.memory.allocated == again.memory.allocated
+    assert "a trace of the real code answers" in first.problems[0].message
+    assert "from the cache" in again.problems[0].message
+
+
+def test_both_refusals_are_told_where_the_trace_fails_too() -> None:
+    with pytest.raises(memfit.InputError) as refused:
+        memfit.estimate({**JAPANESE, "hidden_size": 63})
+    assert "no formula for model_type" in refused.value.problems[0].message
+    assert len(refused.value.problems) == 2
+    with pytest.raises(memfit.InputError, match="transformers has no code for it, either"):
+        memfit.estimate({**JAPANESE, "model_type": "brand_new"})
+
+
+def test_a_search_by_trace_looks_at_small_batches_only() -> None:
+    found = memfit.estimate(JAPANESE, by="trace", seq=64, memory="3GiB", largest_batch=True)
+    assert found.answers[0].value
+    assert found.answers[0].value <= 2**20 // 64
 
 
 def test_what_only_formulas_cannot_do_is_no_obstacle() -> None:
-    """The hint of a refusal is true: the trace takes the job."""
+    """The hint of a refusal is true: the trace takes the job, at once or by name."""
     config = {**LLAMA, "model_type": "llama"}
     job: dict[str, Any] = {"method": "lora", "targets": "embed_tokens,q_proj", "seq": 32}
     with pytest.raises(memfit.InputError, match="no formula yet for an adapter on the embedding"):
-        memfit.estimate(config, **job)
+        memfit.estimate(config, by="formula", **job)
     found = memfit.estimate(config, by="trace", **job)
+    assert memfit.estimate(config, **job).memory.allocated == found.memory.allocated
     adapters = 2 * (16 * (64 + 64)) + 16 * (512 + 64)
     assert found.parameters.trainable == adapters
 

@@ -22,6 +22,7 @@ from memfit.strategy import ONE, Strategy
 from memfit.tape import Producer
 
 LARGEST_BATCH, LONGEST_SEQ = 2**24, 2**28  # what a Job accepts
+TRACED_TOKENS = 2**20  # a trace holds a step's real token ids and masks in host memory
 
 
 def largest_batch(
@@ -226,10 +227,7 @@ class _Search:
         return known
 
     def live(self, top: int) -> tuple[int, int]:
-        """The last value whose live peak has room, and by how much one more raises that; all, where
-        no family knows the model."""
-        if not self.model.layers:
-            return top, 0
+        """The last value whose live peak has room, and by how much one more raises that."""
         bound = last(
             lambda value: self.over(value, False), top, min(top, getattr(self.job, self.field))
         )
@@ -241,6 +239,8 @@ class _Search:
     def largest(self, top: int) -> int:
         """0 if none fits. Gaps of the allocator are no smooth matter: what was found is looked
         beyond once more."""
+        if not self.model.layers:  # each value is a trace: as few as will do, and none that is huge
+            return last(self.over, top, min(top, getattr(self.job, self.field)))
         bound, rise = self.live(top)
         if not bound or self.over(bound) <= 0:
             return bound
@@ -279,12 +279,18 @@ class _Search:
 def _largest(search: _Search, top: int) -> tuple[int | None, Estimate | None, str]:
     """The largest value of the search's field up to `top` that fits, with its estimate and what
     there is to say about it."""
-    best = search.largest(top)
+    job, limit = search.job, top
+    if not search.model.layers:
+        tokens = job.batch * job.beams * job.reach
+        limit = min(top, max(1, TRACED_TOKENS * getattr(job, search.field) // tokens))
+    best = search.largest(limit)
     if not best:
         return None, None, ""
     said = (
         "the allocator's gaps are uneven: some smaller ones do not fit"
         if search.uneven(best)
+        else f"a trace looks no further than {TRACED_TOKENS} tokens"
+        if best == limit < top
         else ""
     )
     return best, search.answer(best), said

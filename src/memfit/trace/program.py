@@ -452,7 +452,9 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
             Problem(
                 message=message,
                 where="model.config" if known else "model.config.model_type",
-                hint=str(bad)[:200],
+                hint=str(bad)[:200]
+                if known
+                else "`--like NAME` takes the formulas of a family that you name",
             )
         ) from None
 

@@ -1,0 +1,76 @@
+"""What a trace that nobody asked for says of itself: why it answers, and what is missing where it
+cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memfit.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from memfit.estimate import Estimate
+
+PACKAGES = ("torch", "transformers")
+TABLES = ("configuration_auto.py", "auto_mappings.py")  # the latter since transformers 5
+LIKE = "`--like NAME` takes the formulas of a family that you name"
+
+
+def missing(reasons: Sequence[Problem], kind: str) -> Iterable[Problem]:
+    """The reasons as errors, each with what to do, where no trace can run: the packages are not
+    installed, or transformers has no code for the model type `kind`."""
+    if not all(find_spec(name) for name in PACKAGES):
+        hint = (
+            f"`pip install 'memfit[trace]'`: the same command then traces the real code; or {LIKE}"
+        )
+    elif not in_transformers(kind):
+        hint = f"transformers has no code for it, either; {LIKE}"
+    else:
+        return ()
+    return tuple(dataclasses.replace(one, hint=hint) for one in reasons)
+
+
+def in_transformers(kind: str) -> bool:
+    """Whether the installed transformers lists the model type; its tables are read as text, which
+    takes milliseconds where an import takes seconds."""
+    found = find_spec("transformers")
+    folder = Path(found.origin).parent if found is not None and found.origin else None
+    places = [] if folder is None else [folder / "models" / "auto" / name for name in TABLES]
+    tables = [one for one in places if one.is_file()]
+    quoted = (f'"{kind}"', f"'{kind}'")
+    texts = [one.read_text(encoding="utf-8", errors="replace") for one in tables]
+    return not texts or any(word in text for text in texts for word in quoted)
+
+
+@contextmanager
+def joined(reasons: Sequence[Problem]) -> Iterator[None]:
+    """Where the trace fails, too, its problems stand behind those that led to it."""
+    try:
+        yield
+    except InputError as bad:
+        first = (dataclasses.replace(one, hint="") for one in reasons)
+        raise InputError(*first, *bad.problems) from bad
+
+
+def explained(estimate: Estimate, reasons: Sequence[Problem], cached: bool) -> Estimate:
+    """With a note that says why a trace answers; none where one was asked for by name."""
+    if not reasons:
+        return estimate
+    why = " and ".join(dict.fromkeys(one.message.partition(";")[0] for one in reasons))
+    how = (
+        "an earlier trace answers, from the cache" if cached else "a trace of the real code answers"
+    )
+    note = Problem(
+        message=f"{why}, so {how} answers",
+        where=reasons[0].where,
+        hint="a trace predicts no time",
+        level="note",
+    )
+    return dataclasses.replace(estimate, problems=(note, *estimate.problems))
+
+
+__all__ = ["explained", "joined", "missing"]
