@@ -45,14 +45,14 @@ class Residual(NamedTuple):
     predicted: int
     least: int
     most: int
+    lengths_vary: bool = False
 
     @property
     def counts(self) -> bool:
-        """Runs that are described completely: other cases say as much about what was not published
-        as about memfit."""
-        return (
-            self.confidence == "high" and self.metric in DEVICE and self.measured > 0 < self.least
-        )
+        """Runs that are described completely, with batches of one length, as an estimate assumes
+        them: other cases say as much about what was not published as about memfit."""
+        sound = self.measured > 0 < self.least and not self.lengths_vary
+        return self.confidence == "high" and self.metric in DEVICE and sound
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,10 +100,10 @@ def cells(one: Figures) -> tuple[str, ...]:
     )
 
 
-def rows(found: Accuracy, confidence: str = "") -> list[tuple[str, ...]]:
+def rows(found: Accuracy, confidence: str = "", *, fixed: bool = False) -> list[tuple[str, ...]]:
     """A line a source and metric, then the average over them; with a confidence, of its rows
-    alone."""
-    lines, groups = [], found.groups(confidence)
+    alone; `fixed`: without runs whose lengths vary."""
+    lines, groups = [], found.groups(confidence, fixed=fixed)
     for (source, metric), outcomes in groups.items():
         one = figures(error for case in outcomes if (error := case.error()) is not None)
         if one is not None:
@@ -284,6 +284,12 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
             [short(row) for row in rows(found, CERTAIN)],
             2,
         ),
+        (
+            "by source, rows described completely, batches of one length",
+            HEAD,
+            [short(row) for row in rows(found, CERTAIN, fixed=True)],
+            2,
+        ),
         ("by source", HEAD, [short(row) for row in rows(found)], 2),
         ("peaks by technique", ("technique", *HEAD[2:]), technique_rows(found), 1),
         ("peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found), 1),
@@ -386,6 +392,11 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
     lines, told = [f"{summary(found)}.", "", LEGEND], methods.data(found)
     for heading, head, body in (
         ("By source, rows described completely", HEAD, rows(found, CERTAIN)),
+        (
+            "By source, rows described completely, batches of one length",
+            HEAD,
+            rows(found, CERTAIN, fixed=True),
+        ),
         ("By source", HEAD, rows(found)),
         ("Peaks by technique", ("technique", *HEAD[2:]), technique_rows(found)),
         ("Peaks by task and GPU", ("task, GPU", *HEAD[2:]), kind_rows(found)),
@@ -425,6 +436,11 @@ FIELDS = (
         "certain",
         "figures?",
         "the same over the rows of confidence `high` alone, which describe a run completely",
+    ),
+    (
+        "certain_fixed",
+        "figures?",
+        "the same without runs whose batches are as long as a dataset's texts",
     ),
     (
         "groups",
@@ -485,8 +501,8 @@ FIELDS = (
         "outcomes",
         "list",
         (
-            "each case: `measured`, `predicted`, `error`, `parts`, `moment`, `technique`, "
-            "`baselines`, `traced`, `seconds`, `notes`, `cause`"
+            "each case: `measured`, `predicted`, `error`, `lengths_vary`, `parts`, `moment`, "
+            "`technique`, `baselines`, `traced`, `seconds`, `notes`, `cause`"
         ),
     ),
     (
@@ -511,6 +527,7 @@ FIELDS = (
 def data(found: Accuracy) -> dict[str, Any]:
     """Everything, for programs: each outcome and each refusal, bytes as integers."""
     average, certain = over_sources(found.groups()), over_sources(found.groups(CERTAIN))
+    fixed = over_sources(found.groups(CERTAIN, fixed=True))
     peaks = {key: outcomes for key, outcomes in found.groups().items() if key[1] in PEAKS}
     averages = {method: one for method in METHODS if (one := over_sources(peaks, method))}
     return {
@@ -518,6 +535,7 @@ def data(found: Accuracy) -> dict[str, Any]:
         "rows": found.rows,
         "average": None if average is None else vars_of(average),
         "certain": None if certain is None else vars_of(certain),
+        "certain_fixed": None if fixed is None else vars_of(fixed),
         "groups": [
             {
                 "source": source,
@@ -615,6 +633,7 @@ def outcome(one: Outcome) -> dict[str, Any]:
         "model": case.model,
         "metric": case.metric,
         "confidence": case.confidence,
+        "lengths_vary": case.lengths_vary,
         "measured": case.value,
         "predicted": one.predicted,
         "least": one.least,

@@ -54,10 +54,15 @@ class Accuracy:
     def rows(self) -> int:
         return len(self.outcomes) + len(self.refused) + len(self.kernels)
 
-    def groups(self, confidence: str = "") -> dict[tuple[str, str], list[Outcome]]:
-        """Outcomes with a figure, by source and metric; with a confidence, those of it alone."""
+    def groups(
+        self, confidence: str = "", *, fixed: bool = False
+    ) -> dict[tuple[str, str], list[Outcome]]:
+        """Outcomes with a figure, by source and metric; with a confidence, those of it alone;
+        `fixed`: without runs whose lengths vary."""
         found: dict[tuple[str, str], list[Outcome]] = {}
         for one in self.outcomes:
+            if fixed and one.case.lengths_vary:
+                continue
             if one.case.metric != "oom" and confidence in ("", one.case.confidence):
                 found.setdefault((one.case.source, one.case.metric), []).append(one)
         return dict(sorted(found.items()))

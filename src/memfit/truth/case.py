@@ -63,6 +63,7 @@ class Case:
         ""  # the operator that ran, where no option of a job names it: only its time differs
     )
     config: str = ""  # of a model that is in no catalog, as JSON; `model` then is what it is called
+    lengths_vary: bool = False  # batches are as long as a dataset's texts
 
     @property
     def kind(self) -> str:

@@ -168,6 +168,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         alike=reading.alike,
         config=reading.config,
         attention=reading.attention,
+        lengths_vary=row.lengths_vary,
     )
 
 

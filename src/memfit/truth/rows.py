@@ -6,6 +6,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -32,6 +33,8 @@ UNITS = {
     "tib": 2**40,
 }
 LARGEST = 2**60
+# As rows say it themselves: "variable, see mean_tokens_per_sample", "mean 3234.4 tokens".
+VARYING = re.compile(r"\bvariable\b|\bmean [\d.]+ tokens\b|'mean_tokens_per_sample'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,6 +73,12 @@ class Row:
         return " ".join(
             str(getattr(self, name)) for name in names if getattr(self, name) is not None
         ).lower()[:4000]
+
+    @property
+    def lengths_vary(self) -> bool:
+        """Whether batches are as long as a dataset's texts: the memory of such a run depends on
+        lengths that the row does not list."""
+        return VARYING.search(f"{self.text('seq')} {self.text('extra')}") is not None
 
     def more(self, key: str) -> Any:
         """A value of `extra`, or None."""
