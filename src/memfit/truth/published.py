@@ -18,7 +18,6 @@ from memfit.strategy import ONE as ONE_GPU
 from memfit.strategy import Strategy
 from memfit.truth import single, words
 from memfit.truth.case import (
-    CONFIDENCES,
     KERNEL,
     METRICS,
     ONE,
@@ -75,9 +74,6 @@ class Reading:
     gpu: str = ""  # where the name that was published leaves it open
     attention: str = ""  # the operator that ran, where no option of a job names it
     config: str = ""  # of a model that is in no catalog, as JSON
-    # whether all that memory depends on is said, once the row is read; a dataset's lengths, say,
-    # are not
-    complete: bool = True
 
 
 Reader = Callable[[Row], Reading]
@@ -158,9 +154,7 @@ def understand(row: Row) -> Case | single.Kernel | Refused:
         metric=str(row.metric),
         value=value,
         scope=str(row.scope or ""),
-        confidence=CONFIDENCES[1]
-        if row.confidence == CONFIDENCES[0] and not reading.complete
-        else str(row.confidence or ""),
+        confidence=str(row.confidence or ""),
         notes=tuple(filter(None, (*reading.notes, remark))),
         stored=json.dumps(stored, sort_keys=True) if stored else "",
         strategy=reading.strategy,

@@ -65,7 +65,7 @@ def read(row: Row) -> Reading:
             f"its batches are as long as a dataset's texts ({varied}), and each is taken "
             "for the longest"
         )
-    return Reading(options=options, notes=notes, strategy=strategy, rank=rank, complete=not varied)
+    return Reading(options=options, notes=notes, strategy=strategy, rank=rank)
 
 
 def length(row: Row) -> int:
