@@ -279,6 +279,10 @@ class CP(Layout):
     )
 
 
+# schedules whose backwards come in two parts, the gradients of weights later
+DEFERRED = ("zero-bubble", "zbv")
+
+
 @dataclass(frozen=True, kw_only=True)
 class PP(Layout):
     """Pipeline parallelism: every rank holds some of the layers."""

@@ -22,12 +22,12 @@ from tests.torch.watch import Watch  # noqa: E402
 
 from memfit.formats import BF16  # noqa: E402
 from memfit.job import Job  # noqa: E402
+from memfit.libraries.torchtitan.experts import experts  # noqa: E402
 from memfit.lower import programmed  # noqa: E402
 from memfit.lower.bound import Bound  # noqa: E402
 from memfit.lower.context import context  # noqa: E402
 from memfit.lower.frameworks import programs_of  # noqa: E402
 from memfit.lower.recorder import Recorder  # noqa: E402
-from memfit.lower.torchtitan_experts import experts  # noqa: E402
 from memfit.model.families import build  # noqa: E402
 from memfit.model.modules import MoE  # noqa: E402
 from memfit.tape import Alloc, Free  # noqa: E402

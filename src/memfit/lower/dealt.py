@@ -13,6 +13,7 @@ from memfit.formats import FORMATS, FP32
 from memfit.lower import ops
 from memfit.lower.body import Body
 from memfit.lower.context import context, leave_autocast
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Dim, Shape, Tensor
 from memfit.program import Program
@@ -22,11 +23,15 @@ MICRO_BATCHES = 2  # of an accumulation: the second finds gradients there, as al
 
 class Dealt:
     repeats = True  # every step is like the first
+    evaluates = False
 
     def __init__(self, r: Recorder, program: Program, body: Body) -> None:
         assert program.stage is not None
         self.r, self.program, self.body = r, program, body
         (self.chunk,) = program.stage.chunks
+
+    def evaluate(self, step: int, batch: int, tokens: int) -> None:
+        raise NotImplementedError
 
     def step(self, step: int, tokens: int) -> None:
         for _ in range(min(self.program.job.accumulate, MICRO_BATCHES)):
@@ -98,4 +103,8 @@ class Dealt:
         r.part = part
 
 
-__all__ = ["Dealt"]
+def overlay(programs: Programs, program: Program) -> Programs:
+    return programs.replace(stages=Dealt)
+
+
+__all__ = ["Dealt", "overlay"]

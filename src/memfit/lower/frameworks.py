@@ -3,7 +3,9 @@ every other's in a file of its own."""
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 
 from memfit.lower import versions
 from memfit.lower.attention import ATTENTION
@@ -15,7 +17,7 @@ from memfit.lower.moe import MOES
 from memfit.lower.norms import NORMS
 from memfit.lower.programs import Programs
 from memfit.program import Program
-from memfit.techniques import OVERLAYS
+from memfit.techniques import overlays
 
 TRANSFORMERS = Programs(
     norms=NORMS,
@@ -26,21 +28,26 @@ TRANSFORMERS = Programs(
     losses=LOSSES,
     choices=choices,
 )
-# Each has a file, loaded when it is asked for, which says in `PROGRAMS` what it runs.
-OWN = ("torchtune", "torchtitan", "litgpt", "megatron")
+
+
+@cache
+def own_programs(name: str) -> Programs | None:
+    """What a framework with modelling code of its own runs: `PROGRAMS` of its room, which is loaded
+    when a job asks for it."""
+    room = f"memfit.libraries.{name}"
+    if find_spec(room) is None or find_spec(f"{room}.programs") is None:
+        return None
+    found: Programs = import_module(f"{room}.programs").PROGRAMS
+    return found
 
 
 def programs_of(program: Program) -> Programs:
     """Who runs this job's model."""
-    name = program.job.framework
-    programs: Programs = (
-        import_module(f"memfit.lower.{name}").PROGRAMS
-        if name in OWN
-        else versions.changed(TRANSFORMERS, program)
-    )
-    for one in OVERLAYS:
+    own = own_programs(program.job.framework)
+    programs = own or versions.changed(TRANSFORMERS, program)
+    for one in overlays():
         if one.applies(program):
             programs = import_module(one.module).overlay(programs, program)
-    if name not in OWN and versions.alone(program):
+    if own is None and versions.alone(program):
         programs = programs.replace(rotary=versions.with_own_tables(programs.rotary or rotary))
     return programs

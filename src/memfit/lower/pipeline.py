@@ -14,6 +14,7 @@ from memfit.formats import FORMATS
 from memfit.lower import ops
 from memfit.lower.body import Body
 from memfit.lower.context import context, leave_autocast
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.schedules import Turn, turns
 from memfit.lower.tensors import Dim, Shape, Tensor
@@ -22,6 +23,7 @@ from memfit.program import Program, Stage
 
 class Pipeline:
     repeats = True  # every step is like the first
+    evaluates = False
 
     def __init__(self, r: Recorder, program: Program, body: Body) -> None:
         assert program.stage is not None
@@ -34,6 +36,9 @@ class Pipeline:
         ] = {}  # received, result, what nodes hold
         self.given: Tensor | None = None  # the last gradient received, and
         self.sent: Tensor | None = None  # the last one sent: variables of the schedule
+
+    def evaluate(self, step: int, batch: int, tokens: int) -> None:
+        raise NotImplementedError
 
     def step(self, step: int, tokens: int) -> None:
         for turn in self.turns:
@@ -116,3 +121,7 @@ class Pipeline:
             assert received.grad is not None
             self.send(received.grad)
             self.sent = received.grad
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    return programs.replace(stages=Pipeline) if program.engine else programs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from memfit.lower.matrix_layout import WHOLE, MatrixLayout
 from memfit.lower.recorder import Recorder
@@ -12,6 +12,7 @@ from memfit.lower.sequence_layout import ALL_TOKENS, SequenceLayout
 from memfit.lower.tensors import Choices, Tensor
 
 if TYPE_CHECKING:
+    from memfit.lower.body import Body
     from memfit.lower.bound import Bound, BoundLinear
     from memfit.lower.context import Context
     from memfit.model.modules import Block, Layer, Model, MoE, Weight
@@ -36,6 +37,17 @@ LinearRun: TypeAlias = "Callable[[Tensor, BoundLinear, Context], Tensor]"
 Kept: TypeAlias = "Callable[[Recorder, Program], Sequence[object]]"
 
 
+class StageRunner(Protocol):
+    """Runs the micro-batches of a rank that has some of the layers."""
+
+    repeats: bool  # every step is like the first
+    evaluates: bool  # it runs evaluations, too
+
+    def step(self, step: int, tokens: int) -> None: ...
+
+    def evaluate(self, step: int, batch: int, tokens: int) -> None: ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Programs:
     """Programs by the `style` of the module they run (`losses`: by the job's option), and how the
@@ -53,6 +65,9 @@ class Programs:
     packed: LinearRun | None = None  # a linear layer whose weight a library packed
     matrices: MatrixLayout = WHOLE
     sequences: SequenceLayout = ALL_TOKENS
+    # names of the parameters that optimizers meet as DTensors, by what made them such
+    dtensors: Callable[[Program], tuple[frozenset[str], ...]] = lambda program: ()
+    stages: Callable[[Recorder, Program, Body], StageRunner] | None = None
     layer: Whole | None = None  # a layer's blocks together
     rotary: Rotary | None = None  # in place of the family's own
     start: Start | None = None

@@ -30,6 +30,10 @@ class SequenceLayout:
         """Attention over all tokens; `run` is the kernel on what one rank has."""
         return run(q, k, v, module, ctx)
 
+    def has_last_token(self) -> bool:
+        """Whether this rank has the last token of each sequence, which has no label."""
+        return False
+
     def sdpa(self, call: Call, backend: str, ctx: Context) -> Tensor | None:
         """SDPA in this layout's own way; None where torch's kernel runs as it is."""
         return None

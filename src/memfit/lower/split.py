@@ -15,7 +15,8 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import COLUMNS, ROWS, Embedding, Latent
 from memfit.program import Program
-from memfit.techniques.tp import tabled
+from memfit.techniques.ep import stacks
+from memfit.techniques.tp import cut, summed, tabled
 
 HEAD = "lm_head"
 
@@ -25,7 +26,7 @@ def ranks(ctx: Context) -> int:
     return ctx.program.strategy.size("tp") if ctx.program.split and not ctx.program.engine else 1
 
 
-def summed(r: Recorder, x: Tensor, size: int) -> Tensor:
+def summed_up(r: Recorder, x: Tensor, size: int) -> Tensor:
     r.comm("all_reduce", x.format.bytes(x.count), size, "tp")
     return r.tensor(x.shape, x.format, "all_reduce", "communication")
 
@@ -113,7 +114,7 @@ def entering(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
         return collected(x, ctx) if is_head(layer) else x
 
     def back(r: Recorder, node: Node, g: Tensor) -> Grads:
-        return (summed(r, g, size),)
+        return (summed_up(r, g, size),)
 
     return ctx.r.node("from_local", x.view(*x.shape), (x,), back)
 
@@ -128,7 +129,7 @@ def leaving(out: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
         r.comm("all_reduce", out.format.bytes(out.count), size, "tp")  # in place
         return out
     if size > 1 and apart:
-        return r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
+        return r.node("all_reduce", summed_up(r, out, size), (out,), ops.back_through)
     tp = ctx.program.strategy.tp
     if size > 1 and layer.across == COLUMNS and layer.joined:
         return gathered(r, out, size)
@@ -206,7 +207,7 @@ def table(ids: Tensor, weight: Tensor, ctx: Context) -> Tensor:
     return (
         spread(out, ctx)
         if sequential(ctx)
-        else r.node("all_reduce", summed(r, out, size), (out,), ops.back_through)
+        else r.node("all_reduce", summed_up(r, out, size), (out,), ops.back_through)
     )
 
 
@@ -314,7 +315,17 @@ class DTensorLayout(MatrixLayout):
 LAYOUT = DTensorLayout()
 
 
+def by_dtensor(program: Program) -> tuple[frozenset[str], ...]:
+    """Names of the parameters that torch's tensor parallelism cuts, or that are experts spread over
+    ranks."""
+    split = cut(program) | (stacks(program) if summed(program) else frozenset())
+    return (*([split] if program.split else ()), *([stacks(program)] if program.spread else ()))
+
+
 def overlay(programs: Programs, program: Program) -> Programs:
     """Where the framework has no tensor parallelism of its own."""
-    cut = program.split and not program.engine and program.strategy.size("tp") > 1
+    if program.engine:
+        return programs
+    programs = programs.replace(dtensors=by_dtensor)
+    cut = program.split and program.strategy.size("tp") > 1
     return programs.replace(matrices=LAYOUT) if cut else programs

@@ -16,6 +16,7 @@ from memfit.formats import FORMATS
 from memfit.lower import deferred, head, ops
 from memfit.lower.body import Body
 from memfit.lower.context import context, leave_autocast
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.schedules import Turn, turns
 from memfit.lower.tensors import Dim, Tensor
@@ -42,6 +43,7 @@ class Stages:
     received, until the next step."""
 
     repeats = False  # buffers that a step replaces are not those of the step before
+    evaluates = True
 
     def __init__(self, r: Recorder, program: Program, body: Body) -> None:
         assert program.stage is not None
@@ -266,4 +268,8 @@ class Stages:
         r.mark("backward", "", step)
 
 
-__all__ = ["Stages"]
+def overlay(programs: Programs, program: Program) -> Programs:
+    return programs if program.engine else programs.replace(stages=Stages)
+
+
+__all__ = ["Stages", "overlay"]

@@ -12,17 +12,15 @@ from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
 from memfit.lower.context import Context, context, leave_autocast
-from memfit.lower.dealt import Dealt
 from memfit.lower.layouts import engine_of
 from memfit.lower.layouts.base import ROOT
 from memfit.lower.layouts.hooks import Hooked
 from memfit.lower.merge import merge
 from memfit.lower.offload import around_steps
 from memfit.lower.optimize import Stepper, release
-from memfit.lower.pipeline import Pipeline
+from memfit.lower.programs import StageRunner
 from memfit.lower.recorder import Recorder
 from memfit.lower.script import Keep, Player
-from memfit.lower.stages import Stages
 from memfit.lower.tensors import Dim, Hooks, Tensor
 from memfit.program import Program
 from memfit.tape import LONGEST, Alloc, Free, Mark, Part, Phase
@@ -57,12 +55,12 @@ def train(
         and not (body.programs.keeps_outputs or job.keep_outputs)
     ):
         body.player = Player(body, engine, folded[0], micro_batch, folded[1])
-    steps, pipeline = engine.steps, pipeline_of(r, program, body)
+    steps, pipeline = engine.steps, stage_runner(r, program, body)
     for step in range(steps):
         first = run_step(body, stepper, pipeline, step, job.seq, first)
     if job.longest:
         run_step(body, stepper, pipeline, LONGEST, job.longest, None)
-    if job.evaluate and isinstance(pipeline, Stages):
+    if job.evaluate and pipeline is not None and pipeline.evaluates:
         pipeline.evaluate(steps - 1, job.eval_batch, job.seq)
     elif job.evaluate:
         evaluate(r, program, body, job.eval_batch, steps - 1)
@@ -72,19 +70,17 @@ def train(
     return body, stepper, scaler, buffers, pipeline
 
 
-def pipeline_of(r: Recorder, program: Program, body: Body) -> Pipeline | Stages | Dealt | None:
-    """Who runs a stage's micro-batches; None: the model is whole."""
-    if program.stage is None:
+def stage_runner(r: Recorder, program: Program, body: Body) -> StageRunner | None:
+    """The code that runs a stage's micro-batches; None: the model is whole."""
+    if program.stage is None or body.programs.stages is None:
         return None
-    if program.strategy.split is not None:
-        return Dealt(r, program, body)
-    return (Pipeline if program.engine else Stages)(r, program, body)
+    return body.programs.stages(r, program, body)
 
 
 def run_step(
     body: Body,
     stepper: Stepper,
-    pipeline: Pipeline | Stages | Dealt | None,
+    pipeline: StageRunner | None,
     step: int,
     tokens: int,
     first: Stretch | None,

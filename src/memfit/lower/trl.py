@@ -15,7 +15,6 @@ from functools import partial
 from memfit import kernels
 from memfit.formats import BOOL, FP32, Format
 from memfit.lower import ops, views
-from memfit.lower.attention import ring
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe.ops import rows_of
@@ -107,7 +106,11 @@ def fused(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Conte
     r, name = ctx.r, model.head.name
     part, r.part, r.where = r.part, "activations", ""
     shape = (ctx.batch, ctx.tokens if ctx.shifted else ctx.tokens - 1)
-    rows = ctx.batch * (shape[1] - ring.ends(ctx.program)) if ctx.shifted else ctx.batch * shape[1]
+    rows = (
+        ctx.batch * (shape[1] - ctx.programs.sequences.has_last_token())
+        if ctx.shifted
+        else ctx.batch * shape[1]
+    )
     mask = r.tensor(shape, BOOL, "ne")
     weight = ctx.matrices.full_weight(ctx, bound[f"{name}.weight"])
     chosen = picked(

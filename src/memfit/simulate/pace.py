@@ -18,10 +18,10 @@ from memfit.simulate.generating import Generation, generation
 from memfit.simulate.memory import Memory
 from memfit.simulate.time import UNMEASURED, Calls, Duration, Spread, duration
 from memfit.simulate.working import Alike, step_kernels, token_kernels
-from memfit.strategy import Strategy
+from memfit.strategy import DEFERRED, Strategy
 from memfit.tape import Comm, Compute, Tape
 from memfit.techniques.framework import facts_of
-from memfit.techniques.pp import DEFERRED, micro_batches
+from memfit.techniques.pp import micro_batches
 
 
 def step_time(

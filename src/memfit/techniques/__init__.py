@@ -3,81 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pkgutil import iter_modules
 
 from memfit.errors import Problem, raise_errors
 from memfit.program import Program
-from memfit.techniques import (
-    attention,
-    brought,
-    cp,
-    ddp,
-    dequantize,
-    ep,
-    experts,
-    framework,
-    freeze,
-    fsdp,
-    gemini,
-    inputs,
-    liger,
-    lora,
-    offload,
-    own,
-    pp,
-    precision,
-    quantize,
-    recompute,
-    split,
-    stored,
-    tp,
-    trl,
-    unsloth,
-    versions,
-    zero,
-)
-from memfit.techniques.base import Overlay, Technique
+from memfit.techniques.base import Engines, Overlay, Technique
 
-TECHNIQUES: tuple[Technique, ...] = (
-    inputs.TECHNIQUE,
-    own.TECHNIQUE,
-    precision.TECHNIQUE,
-    stored.TECHNIQUE,
-    dequantize.TECHNIQUE,
-    freeze.TECHNIQUE,
-    quantize.TECHNIQUE,
-    lora.TECHNIQUE,
-    framework.TECHNIQUE,
-    gemini.TECHNIQUE,
-    tp.TECHNIQUE,
-    ep.TECHNIQUE,
-    pp.TECHNIQUE,
-    split.TECHNIQUE,
-    cp.TECHNIQUE,
-    attention.TECHNIQUE,
-    liger.TECHNIQUE,
-    trl.TECHNIQUE,
-    unsloth.TECHNIQUE,
-    recompute.TECHNIQUE,
-    offload.TECHNIQUE,
-    experts.TECHNIQUE,
-    versions.TECHNIQUE,
-    brought.TECHNIQUE,
-    ddp.TECHNIQUE,
-    fsdp.TECHNIQUE,
-    zero.TECHNIQUE,
-)
+ROOMS = ("techniques", "libraries", "parallel")
 
-OVERLAYS: tuple[Overlay, ...] = tuple(
-    sorted(
-        (overlay for technique in TECHNIQUES for overlay in technique.overlays),
-        key=lambda overlay: overlay.order,
-    )
-)
+
+@cache
+def techniques() -> tuple[Technique, ...]:
+    """Every technique, in order: those of this folder, and the `check` of every library and
+    layout."""
+    found = [import_module(name) for name in modules()]
+    known: list[Technique] = [one.TECHNIQUE for one in found if hasattr(one, "TECHNIQUE")]
+    return tuple(sorted(known, key=lambda technique: technique.order))
+
+
+def modules() -> Iterator[str]:
+    for room in ROOMS:
+        package = import_module(f"memfit.{room}")
+        for one in iter_modules(package.__path__, f"memfit.{room}."):
+            if room == "techniques":
+                yield one.name
+            elif one.ispkg and find_spec(f"{one.name}.check") is not None:
+                yield f"{one.name}.check"
+
+
+@cache
+def overlays() -> tuple[Overlay, ...]:
+    """The modules that replace code of the model's pieces, in order."""
+    found = (overlay for technique in techniques() for overlay in technique.overlays)
+    return tuple(sorted(found, key=lambda overlay: overlay.order))
+
+
+@cache
+def engines() -> tuple[tuple[str, Engines], ...]:
+    """Layouts with an engine of their own, those that go before others first."""
+    found = [(one.layout, one.engines) for one in techniques() if one.engines is not None]
+    return tuple(sorted(found, key=lambda pair: pair[1].precedence))
 
 
 def unserved(program: Program) -> Iterator[Problem]:
     """Layouts for which there is no technique, and what one rank leaves of them."""
-    known = [technique.layout for technique in TECHNIQUES if technique.layout]
+    known = [technique.layout for technique in techniques() if technique.layout]
     for name, layout in program.strategy.uses():
         if layout.size > 1 and name not in known:
             yield Problem(
@@ -104,7 +77,7 @@ def apply(program: Program) -> Program:
 def marked(program: Program) -> tuple[Program, tuple[Problem, ...]]:
     """The same, and beside it what is doubtful or assumed (notes and warnings)."""
     problems: list[Problem] = []
-    for technique in TECHNIQUES:
+    for technique in techniques():
         if technique.serves(program):
             program = technique.apply(program)
             problems += technique.check(program)

@@ -137,6 +137,7 @@ def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="attention",
+    order=160,
     cite="torch 2.13 ATen/native/transformers/cuda/sdp_utils.cpp",
     wanted=lambda job: job.attention in (*BACKENDS, *PACKAGES),
     apply=lambda program: program,

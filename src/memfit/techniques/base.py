@@ -3,13 +3,14 @@ Program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, placed
+from memfit.strategy import Strategy
 
 # of problems that the formulas alone have
 TRACE = "`--by trace` runs the real code instead (extra `trace`)"
@@ -30,16 +31,28 @@ class Overlay:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Engines:
+    """The code around a model whose data a layout spreads: modules by the name of their `ENGINE`.
+    `choose` picks a name; of several layouts the one of the lowest `precedence` does."""
+
+    modules: Mapping[str, str]
+    choose: Callable[[Strategy], str]
+    precedence: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Technique:
     """`check` yields what `apply` could not do right."""
 
     name: str
+    order: int  # a lower one marks the Program first
     cite: str
     apply: Callable[[Program], Program]
     wanted: Callable[[Job], bool] = lambda job: False
     check: Callable[[Program], Iterator[Problem]] = no_problem
     layout: str = ""  # the field of Strategy that asks for it, if one does
     overlays: tuple[Overlay, ...] = ()
+    engines: Engines | None = None
 
     def serves(self, program: Program) -> bool:
         if self.layout:

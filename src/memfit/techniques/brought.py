@@ -58,6 +58,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="brought",
+    order=240,
     cite="Qwen/Qwen-7B modeling_qwen.py, December 2023",
     wanted=lambda job: job.hugging,
     apply=lambda program: program,

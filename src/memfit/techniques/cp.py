@@ -267,6 +267,7 @@ def used(program: Program) -> bool:
 
 TECHNIQUE = Technique(
     name="context parallel",
+    order=150,
     cite=(
         "TransformerEngine 2.11 pytorch/attention/dot_product_attention/context_parallel.py; "
         "megatron-core 0.16.1"

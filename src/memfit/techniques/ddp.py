@@ -8,7 +8,7 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
 from memfit.strategy import DDP
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Engines, Technique
 
 
 def check(program: Program) -> Iterator[Problem]:
@@ -47,8 +47,12 @@ def stops(job: Job, ddp: DDP) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="ddp",
+    order=250,
     cite="torch 2.13 torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp",
     layout="ddp",
     apply=lambda program: program,
     check=check,
+    engines=Engines(
+        modules={"ddp": "memfit.lower.layouts.ddp"}, choose=lambda strategy: "ddp", precedence=5
+    ),
 )

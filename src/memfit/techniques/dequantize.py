@@ -118,6 +118,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="dequantize",
+    order=50,
     cite=(
         "transformers 5.23 quantizers/quantizer_mxfp4.py, quantizer_finegrained_fp8.py; "
         "integrations/mxfp4.py"

@@ -245,6 +245,7 @@ def unwritten(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="expert parallel",
+    order=120,
     cite="megatron-core 0.16.1 transformer/moe/experts.py TEGroupedMLP, parallel_state.py "
     "(expert groups); "
     "transformers 5.23 distributed/expert_parallel.py",

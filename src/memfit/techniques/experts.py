@@ -174,6 +174,7 @@ def adapted(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="experts",
+    order=220,
     cite="transformers 5.23 integrations/moe.py; peft 0.21 utils/transformers_weight_conversion.py",
     wanted=lambda job: True,
     apply=lambda program: program,

@@ -13,7 +13,7 @@ from memfit.model.modules import Embedding, Layer, MoE, Weight
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Quant
 from memfit.registry import nearest
-from memfit.techniques.base import Technique, names
+from memfit.techniques.base import Engines, Technique, names
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -340,8 +340,14 @@ def packing(job: Job) -> Iterator[Problem]:
 STABLE = (0, 5)  # StableEmbedding (finetune/lora.py main, October 2024)
 TECHNIQUE = Technique(
     name="framework",
+    order=90,
     cite="the sources of each framework, in FACTS",
     wanted=lambda job: job.framework in FACTS,
     apply=apply,
     check=check,
+    engines=Engines(
+        modules={"megatron": "memfit.lower.layouts.megatron"},
+        choose=lambda strategy: "base",
+        precedence=6,
+    ),
 )

@@ -24,6 +24,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="freeze",
+    order=60,
     cite="requires_grad_(False) on all but the named parameters",
     wanted=lambda job: job.training and job.method == "freeze",
     apply=apply,

@@ -12,7 +12,7 @@ from memfit.model.modules import MoE
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import Strategy
-from memfit.techniques.base import TRACE, Technique, flattened
+from memfit.techniques.base import TRACE, Engines, Technique, flattened
 
 ENDS = (
     1,
@@ -178,10 +178,29 @@ def flat(program: Program) -> Iterator[Problem]:
         )
 
 
+def engine(strategy: Strategy) -> str:
+    """FSDP with replicas beside it is one engine."""
+    assert strategy.fsdp is not None
+    if strategy.fsdp.version == 1:
+        return "fsdp1"
+    return "fsdp2_stages" if strategy.size("pp") > 1 else "fsdp2"
+
+
 TECHNIQUE = Technique(
     name="fsdp",
+    order=260,
     cite="torch 2.13 torch/distributed/fsdp/; accelerate 1.15 utils/fsdp_utils.py",
     layout="fsdp",
     apply=apply,
     check=check,
+    engines=Engines(
+        modules={
+            "fsdp1": "memfit.lower.layouts.fsdp1",
+            "fsdp2": "memfit.lower.layouts.fsdp2",
+            "fsdp2_joint": "memfit.lower.layouts.fsdp2_joint",
+            "fsdp2_stages": "memfit.lower.layouts.fsdp2_stages",
+        },
+        choose=engine,
+        precedence=4,
+    ),
 )

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from memfit.errors import Problem
 from memfit.model.modules import Embedding, Latent, Linear, Module, MoE
 from memfit.program import Program
-from memfit.techniques.base import Overlay, Technique
+from memfit.techniques.base import Engines, Overlay, Technique
 
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 ADAMS = ("adamw", "adamw_fused", "adam", "adam_fused")  # that HybridAdam stands for
@@ -153,11 +153,17 @@ def unsplit(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="gemini",
+    order=100,
     cite="colossalai 0.3.0 booster/plugin/gemini_plugin.py, zero/gemini/gemini_ddp.py",
     layout="gemini",
     apply=apply,
     check=check,
     overlays=(
         Overlay(module="memfit.lower.rows", applies=lambda program: program.engine == "gemini"),
+    ),
+    engines=Engines(
+        modules={"gemini": "memfit.lower.layouts.gemini"},
+        choose=lambda strategy: "gemini",
+        precedence=3,
     ),
 )

@@ -29,6 +29,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="inputs",
+    order=10,
     cite="transformers 5.23 models/auto",
     wanted=wanted,
     apply=lambda program: program,

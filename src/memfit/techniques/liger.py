@@ -95,6 +95,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="liger",
+    order=170,
     cite="liger-kernel 0.8.5 transformers/monkey_patch.py",
     wanted=wanted,
     apply=lambda program: program,

@@ -252,6 +252,7 @@ FUSED = {
 TUPLES = {"phimoe": "mlp.router"}  # transformers 5.23 modeling_phimoe.py PhimoeTopKRouter
 TECHNIQUE = Technique(
     name="lora",
+    order=80,
     cite="peft 0.21 tuners/lora/layer.py",
     wanted=lambda job: job.adapters,
     apply=apply,

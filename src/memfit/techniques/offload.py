@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.program import Program
-from memfit.strategy import Strategy
+from memfit.strategy import DEFERRED, Strategy
 from memfit.techniques.base import TRACE, Technique
-from memfit.techniques.pp import DEFERRED
 
 HOOKS = {
     "trl": "streams",
@@ -117,6 +116,7 @@ def wanted(job: Job) -> bool:
 
 TECHNIQUE = Technique(
     name="activation offload",
+    order=210,
     cite=(
         "trl 1.16 models/activation_offloading.py; torchtune 0.6.1 "
         "training/_activation_offloading.py; torch 2.13 autograd/graph.py save_on_cpu"

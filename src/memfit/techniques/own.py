@@ -72,5 +72,9 @@ def wanted(job: Job) -> bool:
 
 
 TECHNIQUE = Technique(
-    name="own", cite="litgpt 0.5.13 lora.py LoRAQKVLinear, model.py", wanted=wanted, apply=apply
+    name="own",
+    order=20,
+    cite="litgpt 0.5.13 lora.py LoRAQKVLinear, model.py",
+    wanted=wanted,
+    apply=apply,
 )

@@ -11,13 +11,12 @@ from memfit.errors import Problem
 from memfit.job import Job
 from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
-from memfit.strategy import PP, Strategy
-from memfit.techniques.base import Technique
+from memfit.strategy import DEFERRED, PP, Strategy
+from memfit.techniques.base import Overlay, Technique
 from memfit.techniques.trl import head_of
 
 MOST = 4096  # micro-batches in flight that are written down one by one
 LOOPED = ("interleaved", "bfs", "zero-bubble", "zbv")  # schedules of several stages on a rank
-DEFERRED = ("zero-bubble", "zbv")  # of those, whose backwards come in two parts
 PRECISIONS = ("bf16", "fp32", "autocast-bf16", "bf16-autocast")
 LOSSES = (4, 49)  # transformers whose loss functions stand apart
 # transformers' models of which a stage is the model without what others have: states go from layer
@@ -354,6 +353,7 @@ def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="pipeline",
+    order=130,
     cite=(
         "megatron-core 0.16.1 pipeline_parallel/schedules.py; torch 2.13 "
         "distributed/pipelining/schedules.py, stage.py"
@@ -361,4 +361,12 @@ TECHNIQUE = Technique(
     apply=apply,
     check=check,
     layout="pp",
+    overlays=(
+        Overlay(
+            module="memfit.lower.pipeline", applies=lambda program: program.strategy.pp is not None
+        ),
+        Overlay(
+            module="memfit.lower.stages", applies=lambda program: program.strategy.pp is not None
+        ),
+    ),
 )

@@ -34,6 +34,7 @@ def apply(program: Program) -> Program:
 
 TECHNIQUE = Technique(
     name="precision",
+    order=30,
     cite="torch 2.13 torch/amp; transformers 5.23 training_args.py",
     wanted=lambda job: True,
     apply=apply,

@@ -89,6 +89,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="quantize",
+    order=70,
     cite="bitsandbytes 0.50 functional.py",
     wanted=lambda job: job.quantization != "none",
     apply=apply,

@@ -79,6 +79,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="recompute",
+    order=200,
     cite="torch 2.13 torch/utils/checkpoint.py; transformers 5.23 modeling_layers.py",
     wanted=lambda job: job.training and job.checkpointing != "none",
     apply=apply,

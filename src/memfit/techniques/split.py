@@ -14,7 +14,7 @@ from memfit.job import Job
 from memfit.model.modules import Model, Module
 from memfit.program import Chunk, Program, Stage, placed
 from memfit.strategy import Split
-from memfit.techniques.base import Technique
+from memfit.techniques.base import Engines, Overlay, Technique
 from memfit.techniques.trl import head_of
 
 # of a layer, beside an equal share (accelerate 1.15 utils/modeling.py get_balanced_memory)
@@ -199,8 +199,21 @@ def unknown(job: Job, model: Model) -> Iterator[tuple[bool, str, str, str]]:
 
 TECHNIQUE = Technique(
     name="split",
+    order=140,
     cite="accelerate 1.15 utils/modeling.py, hooks.py, big_modeling.py dispatch_model",
     apply=apply,
     check=check,
     layout="split",
+    engines=Engines(
+        modules={"split": "memfit.lower.layouts.split"},
+        choose=lambda strategy: "split",
+        precedence=1,
+    ),
+    overlays=(
+        Overlay(
+            module="memfit.lower.dealt",
+            applies=lambda program: program.strategy.split is not None,
+            order=60,
+        ),
+    ),
 )

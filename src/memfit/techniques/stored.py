@@ -116,6 +116,7 @@ def stays(program: Program) -> bool:
 
 TECHNIQUE = Technique(
     name="stored",
+    order=40,
     cite=(
         "transformers 5.23 quantizers/auto.py merge_quantization_configs; trainer_utils.py "
         "validate_quantization_for_training"

@@ -580,6 +580,7 @@ def used(program: Program) -> bool:
 
 TECHNIQUE = Technique(
     name="tensor parallel",
+    order=110,
     cite="Megatron-LM core 0.16.1 tensor_parallel/layers.py, transformer/attention.py "
     "(num_query_groups_per_partition); "
     "transformers 5.23 distributed/tensor_parallel.py",

@@ -88,6 +88,7 @@ def refusals(job: Job) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="trl",
+    order=180,
     cite="trl 1.4 to 1.16 trainer/sft_trainer.py",
     wanted=wanted,
     apply=lambda program: program,

@@ -6,6 +6,7 @@ from memfit.techniques.base import Overlay, Technique
 
 TECHNIQUE = Technique(
     name="unsloth",
+    order=190,
     cite="foundation-model-stack/fms-acceleration @876e2ed fms_acceleration_foak",
     wanted=lambda job: bool(job.unsloth),
     apply=lambda program: program,

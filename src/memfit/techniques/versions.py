@@ -26,6 +26,7 @@ def check(program: Program) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="versions",
+    order=230,
     cite="transformers 4.40.2 under a trace of its own code",
     wanted=lambda job: job.hugging,
     apply=lambda program: program,

@@ -10,7 +10,7 @@ from memfit.errors import Problem
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program
 from memfit.strategy import ZeRO
-from memfit.techniques.base import Technique, flattened
+from memfit.techniques.base import Engines, Technique, flattened
 
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
 TOLD = (
@@ -163,8 +163,16 @@ def unserved(zero: ZeRO) -> Iterator[Problem]:
 
 TECHNIQUE = Technique(
     name="zero",
+    order=270,
     cite="deepspeed 0.19.8 runtime/engine.py; transformers 5.23 integrations/deepspeed.py",
     layout="zero",
     apply=apply,
     check=check,
+    engines=Engines(
+        modules={"zero12": "memfit.lower.layouts.zero12", "zero3": "memfit.lower.layouts.zero3"},
+        choose=lambda strategy: (
+            "zero3" if strategy.zero is not None and strategy.zero.stage == 3 else "zero12"
+        ),
+        precedence=2,
+    ),
 )

@@ -53,17 +53,6 @@ def ring(program: Program) -> Ring | None:
     )
 
 
-def ends(program: Program) -> bool:
-    """Whether this rank has the last token of each sequence, which has no label: the late chunk of
-    a ring's first rank, or the last part."""
-    cp, strategy = program.strategy.cp, program.strategy
-    if cp is None or cp.size == 1 or program.engine:
-        return False
-    return strategy.rank // strategy.size("tp") % cp.size == (
-        cp.size - 1 if cp.style == "ulysses" else 0
-    )
-
-
 def batch(r: Recorder, strategy: Strategy, shape: Shape) -> tuple[Tensor, ...]:
     """A rank's part of tokens, labels, positions and shifted labels, and behind them the whole ones
     and the order they were taken in, which the context keeps until it is left
@@ -294,6 +283,10 @@ class RingLayout(SequenceLayout):
 
     def __init__(self, place: Ring) -> None:
         self.place = place
+
+    def has_last_token(self) -> bool:
+        """The first rank has the late chunk."""
+        return self.place.rank == 0
 
     def sdpa(self, call: Call, backend: str, ctx: Context) -> Tensor | None:
         if backend != "flash":

@@ -113,6 +113,12 @@ class UlyssesLayout(SequenceLayout):
     counted = True
     evaluates = False
 
+    def __init__(self, place: int, size: int) -> None:
+        self.place, self.size = place, size
+
+    def has_last_token(self) -> bool:
+        return self.place == self.size - 1
+
     def attend(
         self, run: Run, q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context
     ) -> Tensor:
@@ -123,8 +129,9 @@ def call(run: Run, q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context) -
     return run(q, k, v, module, ctx)
 
 
-LAYOUT = UlyssesLayout()
-
-
 def overlay(programs: Programs, program: Program) -> Programs:
-    return programs.replace(sequences=LAYOUT) if ranks(program) > 1 else programs
+    size, strategy = ranks(program), program.strategy
+    if size == 1:
+        return programs
+    place = strategy.rank // strategy.size("tp") % size
+    return programs.replace(sequences=UlyssesLayout(place, size))

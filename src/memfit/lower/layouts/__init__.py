@@ -4,16 +4,16 @@ engine has a file of its own."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
 
 from memfit.errors import InputError
 from memfit.lower.layouts.base import Engine
 from memfit.lower.recorder import Recorder
 from memfit.program import Program
-from memfit.strategy import Strategy
+from memfit.strategy import DEFERRED, Strategy
+from memfit.techniques import engines
 from memfit.techniques.base import TRACE
-from memfit.techniques.pp import DEFERRED
 
 
 def engine_of(r: Recorder, program: Program) -> Engine:
@@ -24,24 +24,23 @@ def engine_of(r: Recorder, program: Program) -> Engine:
 
 
 def named(strategy: Strategy) -> str:
-    """FSDP with replicas beside it is one engine; ZeRO's first two stages are."""
-    name = next(
-        (name for name in ("split", "zero", "gemini", "fsdp", "ddp") if strategy.engages(name)),
-        "base",
-    )
-    if name == "zero" and strategy.zero is not None:
-        return "zero3" if strategy.zero.stage == 3 else "zero12"
-    if name == "fsdp" and strategy.fsdp is not None:
-        return f"fsdp{strategy.fsdp.version}" + (
-            "_stages" if strategy.size("pp") > 1 and strategy.fsdp.version == 2 else ""
-        )
-    return name
+    """The engine that the first layout with one chooses."""
+    for layout, one in engines():
+        if layout and strategy.engages(layout):
+            return one.choose(strategy)
+    return "base"
+
+
+@cache
+def modules() -> dict[str, str]:
+    known = {name: module for _, one in engines() for name, module in one.modules.items()}
+    return {"base": "memfit.lower.layouts.base", **known}
 
 
 def kind(name: str) -> type[Engine]:
-    if find_spec(f"memfit.lower.layouts.{name}") is None:
+    if name not in modules():
         raise InputError.one(f"no formula yet for {name}", where="use", hint=TRACE)
-    engine: type[Engine] = import_module(f"memfit.lower.layouts.{name}").ENGINE
+    engine: type[Engine] = import_module(modules()[name]).ENGINE
     return engine
 
 

@@ -67,8 +67,6 @@ from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Stage
 from memfit.strategy import Strategy
-from memfit.techniques.ep import stacks
-from memfit.techniques.tp import cut, summed
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
@@ -150,7 +148,7 @@ class Engine:
             self.spans(body),
             partial(names, program),
             program.master,
-            cut=by_dtensor(program),
+            cut=body.programs.dtensors(program),
         )
 
     def weights(self, body: Body) -> Weights:
@@ -252,15 +250,6 @@ def names(program: Program) -> Names:
     ]
     linear = frozenset((where, f"{one.name}.weight") for where, one in places if not one.conv1d)
     return Names(wide=wide, head=f"{model.head.name}.weight", linear=linear)
-
-
-def by_dtensor(program: Program) -> tuple[frozenset[str], ...]:
-    """Names of the parameters that torch's tensor parallelism cuts, or that are experts spread over
-    ranks."""
-    if program.engine:
-        return ()
-    split = cut(program) | (stacks(program) if summed(program) else frozenset())
-    return (*([split] if program.split else ()), *([stacks(program)] if program.spread else ()))
 
 
 def units(body: Body) -> Iterator[Unit]:

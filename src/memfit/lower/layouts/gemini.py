@@ -30,7 +30,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS, FP32, Format
-from memfit.lower.layouts.base import Engine, Leaves, by_dtensor, gate, names, silently
+from memfit.lower.layouts.base import Engine, Leaves, gate, names, silently
 from memfit.lower.layouts.chunks import search
 from memfit.lower.layouts.flat import Lent
 from memfit.lower.layouts.shards import settled
@@ -251,7 +251,6 @@ class Gemini(Engine):
             hybrid,
             self.spans(body),
             partial(names, self.program),
-            cut=by_dtensor(self.program),
         )
 
     # ------------------------------------------------------------------------------------- weights

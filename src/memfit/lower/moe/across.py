@@ -9,16 +9,16 @@ long as the experts run. Every rank is taken to choose experts in turn, and this
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil
 
 from memfit.formats import INT64
+from memfit.lower import all_to_all, views
 from memfit.lower import ops as plain
-from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.moe import experts, ops
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
+from memfit.lower.split import by_dtensor
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MoE
 from memfit.program import Program
@@ -85,7 +85,11 @@ def elsewhere(
     name = f"{bound.prefix}.{module.name}.{module.experts_name}"
     x = ctx.engine.before(name, x)
     ctx.r.where = name
-    way = own_alone if not ctx.r.grad and ranks(ctx) == ctx.matrices.ranks(ctx) else over_ranks
+    way = (
+        own_alone
+        if not ctx.r.grad and all_to_all.ranks(ctx) == ctx.matrices.ranks(ctx)
+        else over_ranks
+    )
     return ctx.engine.after(
         name, plain.cast(ctx.r, way(x, weights, places, module, bound, ctx, gated), x.format)
     )
@@ -112,7 +116,7 @@ def own_alone(
     masked = r.like(weights, "masked_fill")
     run = experts.decoding if ctx.decoding else experts.sorted_rows
     out = run(x, masked, local, module, bound, ctx, gated)
-    r.comm("all_reduce", out.format.bytes(out.count), ranks(ctx), "ep")
+    r.comm("all_reduce", out.format.bytes(out.count), all_to_all.ranks(ctx), "ep")
     del others, local
     return out
 
@@ -149,8 +153,8 @@ def dispatched(
     going = ops.rows_of(r, x, r.like(order, "floor_divide"))
     counting = r.like(order, "ones_like")
     del counting
-    count = received(rows, module, ctx)
-    came = exchanged(r, going, count, ranks(ctx))
+    count = all_to_all.received(rows, module, ctx)
+    came = all_to_all.exchanged(r, going, count, all_to_all.ranks(ctx))
     ids = r.tensor((count, 1), INT64, "repeat_interleave")
     ones = r.tensor((count, 1), came.format, "ones_like")
     return came, ids, ones, Sent(weights=weights, order=order)
@@ -160,8 +164,8 @@ def combined(out: Tensor, sent: Sent, ctx: Context) -> Tensor:
     """Each choice's result on the rank that sent it, put where it belongs, weighted and added
     up."""
     r, rows, width = ctx.r, sent.order.count, out.shape[-1]
-    back = exchanged(r, out, rows, ranks(ctx))
-    apart = put(r, back, sent.order)
+    back = all_to_all.exchanged(r, out, rows, all_to_all.ranks(ctx))
+    apart = all_to_all.put(r, back, sent.order)
     apart = views.reshape(r, apart, *sent.weights.shape, width)
     weighted = plain.mul(r, apart, views.reshape(r, sent.weights, *sent.weights.shape, 1))
     return all_parts(experts.added_up(weighted, ctx), ctx)
@@ -206,56 +210,6 @@ def all_parts(x: Tensor, ctx: Context) -> Tensor:
     )
 
 
-def ranks(ctx: Context) -> int:
-    return ctx.program.strategy.size("ep")
-
-
-def received(rows: int, module: MoE, ctx: Context) -> int:
-    """Rows for this rank's experts, as many from each rank as it sends to its own: choices go to
-    the experts in turn."""
-    ep, strategy = ctx.program.strategy.ep, ctx.program.strategy
-    assert ep is not None
-    first = strategy.rank % ep.size * module.held
-    each = (
-        rows // module.experts + (expert < rows % module.experts)
-        for expert in range(first, first + module.held)
-    )
-    return ep.size * sum(ceil(count * ep.imbalance) for count in each)
-
-
-def exchanged(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
-    """All-to-all: rows that came in place of those that go."""
-    return r.node(
-        "all_to_all", moved(r, x, rows, size), (x,), back_exchanged, extra=(x.shape[0], size)
-    )
-
-
-def moved(r: Recorder, x: Tensor, rows: int, size: int) -> Tensor:
-    out = r.tensor((rows, *x.shape[1:]), x.format, "all_to_all", "communication")
-    r.comm("all_to_all", x.format.bytes(max(out.count, x.count)), size, "ep")
-    return out
-
-
-def back_exchanged(r: Recorder, node: Node, g: Tensor) -> Grads:
-    rows, size = node.extra
-    return (moved(r, g, rows, size),)
-
-
-def put(r: Recorder, x: Tensor, places: Tensor) -> Tensor:
-    """Rows written to their places in a fresh tensor: the backward picks them again."""
-
-    def back(r: Recorder, node: Node, g: Tensor) -> Grads:
-        return (r.tensor(g.shape, g.format, "index"),)
-
-    return r.node(
-        "index_put",
-        r.tensor(x.shape, x.format, "empty_like", "communication"),
-        (x,),
-        back,
-        (places,),
-    )
-
-
 def overlay(programs: Programs, program: Program) -> Programs:
     """Frameworks with code of their own for mixtures bring that for several ranks, too."""
-    return programs if program.engine else programs.replace(experts=run)
+    return programs if program.engine else programs.replace(experts=run, dtensors=by_dtensor)

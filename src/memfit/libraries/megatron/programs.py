@@ -12,16 +12,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.formats import BF16, BOOL
+from memfit.libraries.megatron import loss
+from memfit.libraries.megatron.attention import HOPPER, attention
+from memfit.libraries.megatron.latent import latent
+from memfit.libraries.megatron.moe import mixture
+from memfit.libraries.megatron.ranks import of, scattered, tensor_parallel
+from memfit.libraries.megatron.recompute import again, asked
+from memfit.libraries.megatron.te import entered, product, rms_norm, swiglu
 from memfit.lower import ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.megatron import loss
-from memfit.lower.megatron.attention import HOPPER, attention
-from memfit.lower.megatron.latent import latent
-from memfit.lower.megatron.moe import mixture
-from memfit.lower.megatron.ranks import of, scattered, tensor_parallel
-from memfit.lower.megatron.recompute import again, asked
-from memfit.lower.megatron.te import entered, product, rms_norm, swiglu
 from memfit.lower.programs import Order, Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Shape, Storage, Tensor

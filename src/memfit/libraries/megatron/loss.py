@@ -4,10 +4,10 @@ vocabulary that may be split."""
 from __future__ import annotations
 
 from memfit.formats import BF16, BOOL, FP32, INT64
+from memfit.libraries.megatron.ranks import of
+from memfit.libraries.megatron.te import back_alike, head_product
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.megatron.ranks import of
-from memfit.lower.megatron.te import back_alike, head_product
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Model

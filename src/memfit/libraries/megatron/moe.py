@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from memfit.libraries.megatron import dispatch
+from memfit.libraries.megatron.ranks import Ranks, of
+from memfit.libraries.megatron.recompute import again, asked, made_again
+from memfit.libraries.megatron.router import routed, settings
+from memfit.libraries.megatron.te import dummy, entering, gradients, product, rms_norm, swiglu
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.megatron import dispatch
-from memfit.lower.megatron.ranks import Ranks, of
-from memfit.lower.megatron.recompute import again, asked, made_again
-from memfit.lower.megatron.router import routed, settings
-from memfit.lower.megatron.te import dummy, entering, gradients, product, rms_norm, swiglu
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Block, MoE

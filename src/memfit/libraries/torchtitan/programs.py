@@ -8,6 +8,7 @@ One GPU, so nothing is sharded, and weights have the job's precision.
 from __future__ import annotations
 
 from memfit.formats import FP32
+from memfit.libraries.torchtitan.experts import experts
 from memfit.lower import functional, head, ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.attention.rotary import half_turned, with_tables
@@ -19,7 +20,6 @@ from memfit.lower.mlp import MLPS
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
-from memfit.lower.torchtitan_experts import experts
 from memfit.model.modules import Attention, Embedding, Model, Norm, Weight
 from memfit.program import Program
 

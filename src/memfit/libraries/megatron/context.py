@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from memfit.formats import FP32
+from memfit.libraries.megatron.ranks import Ranks, bytes_of
 from memfit.lower import ops
 from memfit.lower.context import Context
-from memfit.lower.megatron.ranks import Ranks, bytes_of
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Shape, Tensor
 

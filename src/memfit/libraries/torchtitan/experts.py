@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from memfit import kernels
 from memfit.formats import BF16, BOOL, FP32, INT32, INT64
+from memfit.lower import all_to_all, views
 from memfit.lower import ops as plain
-from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.moe import across, ops
+from memfit.lower.moe import ops
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MoE
@@ -140,8 +140,8 @@ def sent(rows: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, Tensor]:
     """The rows that came for this rank's experts, put in their order, and what that order is
     (`_permute`)."""
     r = ctx.r
-    count = across.received(rows.shape[0], module, ctx)
-    came = across.exchanged(r, rows, count, across.ranks(ctx))
+    count = all_to_all.received(rows.shape[0], module, ctx)
+    came = all_to_all.exchanged(r, rows, count, all_to_all.ranks(ctx))
     segments = r.tensor((count,), INT64, "repeat_interleave")
     starts = r.tensor((count,), INT64, "index")
     numbers = r.tensor((count,), INT64, "arange")
@@ -157,4 +157,6 @@ def sent(rows: Tensor, module: MoE, ctx: Context) -> tuple[Tensor, Tensor]:
 
 def returned(out: Tensor, order: Tensor, count: int, ctx: Context) -> Tensor:
     """The results where their senders expect them, and there (`_unpermute`)."""
-    return across.exchanged(ctx.r, across.put(ctx.r, out, order), count, across.ranks(ctx))
+    return all_to_all.exchanged(
+        ctx.r, all_to_all.put(ctx.r, out, order), count, all_to_all.ranks(ctx)
+    )

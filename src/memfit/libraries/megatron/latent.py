@@ -8,13 +8,13 @@ queries are turned in place, keys and values are made anew from what was project
 
 from __future__ import annotations
 
+from memfit.libraries.megatron.attention import core
+from memfit.libraries.megatron.ranks import Ranks, bytes_of, of
+from memfit.libraries.megatron.recompute import again, asked, made_again
+from memfit.libraries.megatron.te import entering, normed_product, product, rms_norm
 from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.megatron.attention import core
-from memfit.lower.megatron.ranks import Ranks, bytes_of, of
-from memfit.lower.megatron.recompute import again, asked, made_again
-from memfit.lower.megatron.te import entering, normed_product, product, rms_norm
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.model.modules import Block, Latent

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.formats import BOOL, INT32, INT64, Format
+from memfit.libraries.megatron.ranks import Ranks
+from memfit.libraries.megatron.router import capacity, settings
 from memfit.lower import ops
 from memfit.lower.context import Context
-from memfit.lower.megatron.ranks import Ranks
-from memfit.lower.megatron.router import capacity, settings
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.model.modules import MoE

@@ -10,6 +10,8 @@ from __future__ import annotations
 from functools import partial
 
 from memfit.formats import BOOL, FP32
+from memfit.libraries.litgpt.generate import generates
+from memfit.libraries.litgpt.lora import joined
 from memfit.lower import head, norms, ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.attention.rotary import half_turned
@@ -17,8 +19,6 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.layers import mix
 from memfit.lower.linears import linear
-from memfit.lower.litgpt_generate import generates
-from memfit.lower.litgpt_lora import joined
 from memfit.lower.norms import norm
 from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Recorder

@@ -10,10 +10,10 @@ added up in place.
 from __future__ import annotations
 
 from memfit.formats import FP32
+from memfit.libraries.megatron.ranks import Ranks, of
 from memfit.lower import functional, ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.megatron.ranks import Ranks, of
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MLP, Attention, Block, Linear, Norm

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from memfit.libraries.megatron.context import around
+from memfit.libraries.megatron.recompute import again, asked
+from memfit.libraries.megatron.te import entered, product, rms_norm, turned
 from memfit.lower import ops, views
 from memfit.lower.attention import sdpa
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.megatron.context import around
-from memfit.lower.megatron.recompute import again, asked
-from memfit.lower.megatron.te import entered, product, rms_norm, turned
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Attention, Block
 

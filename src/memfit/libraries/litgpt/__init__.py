@@ -1,0 +1,1 @@
+"""litgpt: its own models, adapters and generation."""

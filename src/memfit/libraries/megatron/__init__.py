@@ -1,0 +1,1 @@
+"""Megatron-Core with TransformerEngine: its own models, split over ranks."""

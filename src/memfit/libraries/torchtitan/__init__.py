@@ -1,0 +1,1 @@
+"""torchtitan: its own models and mixtures of experts."""

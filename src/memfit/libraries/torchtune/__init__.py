@@ -1,0 +1,1 @@
+"""torchtune: its own models and losses."""
