@@ -26,10 +26,11 @@ from memfit.hardware import (
 )
 from memfit.job import Job, remarks
 from memfit.lower import distinct, lower, waits
+from memfit.lower.engines import foldable
 from memfit.lower.host import Host, host, paged
-from memfit.lower.layouts import foldable
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
+from memfit.parallel.pipeline.check import alike
 from memfit.presentation import Presented
 from memfit.program import Program
 from memfit.simulate.bill import Bill
@@ -45,7 +46,6 @@ from memfit.strategy import ONE, Strategy
 from memfit.tape import Alloc, Mark, Producer, Tape
 from memfit.techniques import marked, precision
 from memfit.techniques.base import TRACE
-from memfit.techniques.pp import alike
 
 # What depends on the code that runs; the rest (weights, gradients, states, an optimizer's copies)
 # follows from shapes alone.

@@ -14,8 +14,8 @@ from memfit.hardware import Cluster
 from memfit.hardware.gpu import find_gpu
 from memfit.job import Job
 from memfit.lower import lower, programmed
+from memfit.lower.engine import Weights
 from memfit.lower.host import offload
-from memfit.lower.layouts.base import Weights
 from memfit.lower.offload import STASH, OnHost, Streams
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Node

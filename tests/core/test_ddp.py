@@ -8,9 +8,9 @@ from memfit.errors import InputError
 from memfit.formats import BF16, FP32
 from memfit.job import Job
 from memfit.lower import lower
-from memfit.lower.layouts.ddp import MIB, Item, bucket_sizes
 from memfit.model.families import build
 from memfit.model.modules import Model
+from memfit.parallel.ddp.engine import MIB, Item, bucket_sizes
 from memfit.simulate.memory import memory
 from memfit.strategy import DDP, Strategy
 from memfit.tape import Alloc, Free, Tape, check

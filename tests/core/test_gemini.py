@@ -12,8 +12,8 @@ from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, middle
 from memfit.job import Job
 from memfit.lower import lower
-from memfit.lower.layouts.chunks import search
 from memfit.model.modules import Model
+from memfit.parallel.gemini.chunks import search
 from memfit.simulate.memory import memory
 from memfit.simulate.replay import replay
 from memfit.strategy import TP, Gemini, Strategy

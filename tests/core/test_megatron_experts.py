@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from memfit.errors import InputError
 from memfit.hardware import Cluster, find_gpu
 from memfit.job import Job
+from memfit.libraries.megatron.distributed_optimizer import part_of
 from memfit.lower import lower
-from memfit.lower.layouts.megatron import part_of
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.program import Program, placed

@@ -14,6 +14,7 @@ from memfit.hardware.collectives import Group, seconds
 from memfit.hardware.rates import GPT_FAST, KERNELS, NEWEST, TRAINED, Kernel, Rates
 from memfit.job import Job, from_text
 from memfit.lower import lower
+from memfit.parallel.pipeline.check import alike
 from memfit.report import write
 from memfit.simulate.away import Away
 from memfit.simulate.bill import bill
@@ -23,7 +24,6 @@ from memfit.simulate.generating import generation
 from memfit.simulate.time import Duration, duration
 from memfit.strategy import PP
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape
-from memfit.techniques.pp import alike
 from memfit.truth.models import built
 from memfit.verbs import estimate as ask
 

@@ -15,11 +15,11 @@ from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.lower import distinct, lower, programmed
 from memfit.lower.host import offload
-from memfit.lower.layouts.shares import heaviest, shares
-from memfit.lower.layouts.zeropp import groups
 from memfit.lower.recent import remembering
 from memfit.model.families import build
 from memfit.model.modules import Model
+from memfit.parallel.zero.partitions import heaviest, shares
+from memfit.parallel.zero.zeropp import groups
 from memfit.simulate.memory import memory
 from memfit.strategy import FSDP, Strategy, ZeRO
 from memfit.tape import Alloc, Comm, Event, Free, Mark, Tape, check

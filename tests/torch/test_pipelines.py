@@ -23,8 +23,8 @@ from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.lower.schedules import turns  # noqa: E402
 from memfit.model.families import build  # noqa: E402
+from memfit.parallel.pipeline.check import micro_batches, placed_at  # noqa: E402
 from memfit.strategy import PP  # noqa: E402
-from memfit.techniques.pp import micro_batches, placed_at  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 from memfit.uses import strategy_from  # noqa: E402
 

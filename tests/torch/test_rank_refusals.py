@@ -19,7 +19,7 @@ TRACED = 430  # layouts and techniques that it has code for, at least
 
 
 def test_pairs_are_refused_in_sentences() -> None:
-    from memfit.techniques.fsdp import resolved
+    from memfit.parallel.fsdp2.check import resolved
     from memfit.trace import ranks
 
     quiet = 0

@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 from memfit.job import Job  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
+from memfit.parallel.device_map.check import shares  # noqa: E402
 from memfit.simulate.memory import memory  # noqa: E402
 from memfit.strategy import Split, Strategy  # noqa: E402
-from memfit.techniques.split import shares  # noqa: E402
 
 LLAMA = {
     "model_type": "llama",

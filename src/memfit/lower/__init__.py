@@ -11,9 +11,9 @@ from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lower.body import runs_sdpa
 from memfit.lower.compact import Notes, repeats
+from memfit.lower.engines import foldable, passing, scripted, steady, told_apart
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
-from memfit.lower.layouts import foldable, passing, scripted, steady, told_apart
 from memfit.lower.recent import once
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Model

@@ -14,10 +14,10 @@ from memfit.lower.bound import Bound
 from memfit.lower.cache import Cache
 from memfit.lower.context import Context
 from memfit.lower.embed import embedded
+from memfit.lower.engine import EMBED, TAIL, Engine
 from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
-from memfit.lower.layouts.base import EMBED, TAIL, Engine
 from memfit.lower.load import idle_linears, narrow, prepare, repack, warm_up
 from memfit.lower.offload import OnHost
 from memfit.lower.recorder import Recorder

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from memfit.formats import FORMATS, Format
 from memfit.job import Job
 from memfit.lower.cache import Cache
-from memfit.lower.layouts.base import Engine
+from memfit.lower.engine import Engine
 from memfit.lower.matrix_layout import MatrixLayout
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder

@@ -6,7 +6,7 @@ from memfit.formats import FP32
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.layouts.base import TAIL
+from memfit.lower.engine import TAIL
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.tensors import Tensor

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from memfit.lower import ops
 from memfit.lower.attention import sdpa
-from memfit.lower.layouts.base import Weights
+from memfit.lower.engine import Weights
 from memfit.lower.moe.ops import back_grouped
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Back, Hooks, Node, Packed, Storage, Tensor

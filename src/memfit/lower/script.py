@@ -11,9 +11,9 @@ from typing import NamedTuple, TypeAlias, cast
 
 from memfit.lower.body import Body
 from memfit.lower.compact import repeats
+from memfit.lower.engine import parameters
+from memfit.lower.engine_hooks import Hooked, Teller
 from memfit.lower.expand import expanded
-from memfit.lower.layouts.base import parameters
-from memfit.lower.layouts.hooks import Hooked, Teller
 from memfit.lower.recorder import Recorder, Standing
 from memfit.lower.tensors import Storage, Tensor
 from memfit.lower.told import Line, Place, Told

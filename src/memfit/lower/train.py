@@ -12,9 +12,9 @@ from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
 from memfit.lower.context import Context, context, leave_autocast
-from memfit.lower.layouts import engine_of
-from memfit.lower.layouts.base import ROOT
-from memfit.lower.layouts.hooks import Hooked
+from memfit.lower.engine import ROOT
+from memfit.lower.engine_hooks import Hooked
+from memfit.lower.engines import engine_of
 from memfit.lower.merge import merge
 from memfit.lower.offload import around_steps
 from memfit.lower.optimize import Stepper, release

@@ -12,7 +12,7 @@ from memfit.job import Job
 from memfit.measure import loading, real
 from memfit.measure.meter import Meter
 from memfit.measure.record import Case
-from memfit.techniques.fsdp import resolved
+from memfit.parallel.fsdp2.check import resolved
 from memfit.trace import cuda, inputs, kernels_of, ranks, stages, trl
 from memfit.trace.program import Options, count, prepared, quiet, ways_of
 from memfit.trace.spread import Spread

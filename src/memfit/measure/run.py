@@ -18,7 +18,7 @@ from memfit.measure.child import PREFIX
 from memfit.measure.record import Case, Peak, Record, write
 from memfit.model.families import build
 from memfit.model.modules import Attention
-from memfit.techniques.pp import micro_batches
+from memfit.parallel.pipeline.check import micro_batches
 
 COUNTED = {"cuda": "cuda", "cpu": "profiler"}  # whose figures a device's are
 

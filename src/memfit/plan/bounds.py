@@ -22,6 +22,7 @@ from memfit.lower import lower
 from memfit.lower.schedules import in_flight
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.optimizers import OPTIMIZERS
+from memfit.parallel.pipeline.check import counts as layers_of
 from memfit.plan.holds import WIDTH, Holds, Walked
 from memfit.simulate.away import away
 from memfit.simulate.bubbles import standing
@@ -29,7 +30,6 @@ from memfit.simulate.pace import calls
 from memfit.simulate.time import Duration, duration
 from memfit.strategy import PP, Strategy
 from memfit.tape import Tape
-from memfit.techniques.pp import counts as layers_of
 
 KERNELS = {"bf16-master": "bf16"}  # precisions whose passes run the kernels of another
 AGAIN = {

@@ -13,11 +13,11 @@ from memfit.formats import FORMATS
 from memfit.job import Job
 from memfit.model.modules import MLP, Model, MoE
 from memfit.optimizers import OPTIMIZERS
+from memfit.parallel.pipeline.check import counts as layers_of
 from memfit.simulate.peaks import peaks
 from memfit.strategy import Strategy
 from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
 from memfit.techniques.framework import facts_of
-from memfit.techniques.pp import counts as layers_of
 from memfit.techniques.precision import WEIGHTS
 
 STATES = {
@@ -252,8 +252,8 @@ class Holds:
     ) -> int:
         """Bytes of live tensors at the peak on the first or the last stage of a pipeline: of their
         own layers and tables, with buffers for what comes from other stages, of every micro-batch
-        (lower/stages.py). `staying`: what waits on the first for its backward at most; `again`:
-        behind one, too."""
+        (parallel/pipeline/stages.py). `staying`: what waits on the first for its backward at most;
+        `again`: behind one, too."""
         pp, kept, (batch, times) = strategy.pp, self.kept(job, strategy), micro
         assert pp is not None
         parts = layers_of(pp, len(self.model.layers)) or (0,)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from memfit.lower.schedules import turns
+from memfit.parallel.pipeline.check import LOOPED
 from memfit.simulate.time import Duration
 from memfit.strategy import PP
-from memfit.techniques.pp import LOOPED
 
 
 def standing(pp: PP, stage: int, micro_batches: int, whole: bool) -> float:

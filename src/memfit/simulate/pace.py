@@ -12,6 +12,7 @@ from memfit.hardware import Cluster, rates
 from memfit.hardware.collectives import Group, seconds
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
+from memfit.parallel.pipeline.check import micro_batches
 from memfit.simulate.away import away
 from memfit.simulate.bubbles import pipelined, standing
 from memfit.simulate.generating import Generation, generation
@@ -21,7 +22,6 @@ from memfit.simulate.working import Alike, step_kernels, token_kernels
 from memfit.strategy import DEFERRED, Strategy
 from memfit.tape import Comm, Compute, Tape
 from memfit.techniques.framework import facts_of
-from memfit.techniques.pp import micro_batches
 
 
 def step_time(

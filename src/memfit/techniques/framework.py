@@ -346,7 +346,7 @@ TECHNIQUE = Technique(
     apply=apply,
     check=check,
     engines=Engines(
-        modules={"megatron": "memfit.lower.layouts.megatron"},
+        modules={"megatron": "memfit.libraries.megatron.distributed_optimizer"},
         choose=lambda strategy: "base",
         precedence=6,
     ),

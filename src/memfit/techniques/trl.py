@@ -44,7 +44,7 @@ def wanted(job: Job) -> bool:
 def check(program: Program) -> Iterator[Problem]:
     """Where the head's weight is cut it is whole when the head runs: FSDP gathers it for the norm
     before it, or with the root; ZeRO-3 when the code asks for it, and from then on with the whole
-    model; what tensor parallelism cut the code gathers itself (techniques/tp.py `headed`)."""
+    model; what tensor parallelism cut the code gathers itself (`parallel/tensor`)."""
     job, head = program.job, program.model.head
     yield from refusals(job)
     if head_of(job) == "plain":

@@ -8,8 +8,8 @@ from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.job import Job
+from memfit.parallel.expert.check import PLANNED, planned
 from memfit.strategy import Strategy
-from memfit.techniques.ep import PLANNED, planned
 
 
 def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError, raise_errors
 from memfit.job import Job
-from memfit.techniques.tp import copied
+from memfit.parallel.tensor.check import copied
 from memfit.trace import selective, standins, tensors, versions
 
 

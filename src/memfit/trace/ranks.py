@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.parallel.context.check import by_heads, by_sdpa
+from memfit.parallel.tensor.check import COLUMNS, ROWS, adapted, masked
 from memfit.strategy import ORDER, TP, Strategy
 from memfit.techniques.base import names
-from memfit.techniques.cp import by_heads, by_sdpa
-from memfit.techniques.tp import COLUMNS, ROWS, adapted, masked
 from memfit.trace import alike, collectives, cuda, experts, flat, stages, streams, zero
 from memfit.trace.origins import origin
 from memfit.trace.recorder import Recorder

@@ -17,9 +17,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
-from memfit.strategy import Strategy
-from memfit.tape import Phase
-from memfit.techniques.pp import (
+from memfit.parallel.pipeline.check import (
     FAMILIES,
     counts,
     layered,
@@ -28,6 +26,8 @@ from memfit.techniques.pp import (
     placed_at,
     turned,
 )
+from memfit.strategy import Strategy
+from memfit.tape import Phase
 from memfit.trace import away, inputs, meshes, prepare, steps
 from memfit.trace.flat import DTYPES
 from memfit.trace.optimizers import stepped

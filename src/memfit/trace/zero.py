@@ -20,9 +20,9 @@ import torch
 from memfit.errors import Problem
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
+from memfit.parallel.zero.check import resolved as filled
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Part, Sync, Trim
-from memfit.techniques.zero import resolved as filled
 from memfit.trace import away, cuda, disk, inputs, steps, trl, ulysses
 from memfit.trace.collectives import tensors_of
 from memfit.trace.flat import DTYPES

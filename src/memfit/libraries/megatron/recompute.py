@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.lower.context import Context
-from memfit.lower.layouts.base import gate
+from memfit.lower.engine import gate
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Elastic, Grads, Node, Tensor
 from memfit.techniques.base import names

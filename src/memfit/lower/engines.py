@@ -1,0 +1,76 @@
+"""Data-parallel engines: what each does around the model's own code. `base` is the seam; every
+engine has a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+
+from memfit.errors import InputError
+from memfit.lower.engine import Engine
+from memfit.lower.recorder import Recorder
+from memfit.program import Program
+from memfit.strategy import DEFERRED, Strategy
+from memfit.techniques import engines
+from memfit.techniques.base import TRACE
+
+
+def engine_of(r: Recorder, program: Program) -> Engine:
+    """The engine that spreads this program's data; each module calls its own `ENGINE`."""
+    return kind(program.engine or named(program.strategy) + ("_joint" if program.joint else ""))(
+        r, program
+    )
+
+
+def named(strategy: Strategy) -> str:
+    """The engine that the first layout with one chooses."""
+    for layout, one in engines():
+        if layout and strategy.engages(layout):
+            return one.choose(strategy)
+    return "base"
+
+
+@cache
+def modules() -> dict[str, str]:
+    known = {name: module for _, one in engines() for name, module in one.modules.items()}
+    return {"base": "memfit.lower.engine", **known}
+
+
+def kind(name: str) -> type[Engine]:
+    if name not in modules():
+        raise InputError.one(f"no formula yet for {name}", where="use", hint=TRACE)
+    engine: type[Engine] = import_module(modules()[name]).ENGINE
+    return engine
+
+
+def foldable(strategy: Strategy) -> bool:
+    """May one layer stand for all that are like it? Not where the gradients of weights come later
+    than those of activations: then a layer's graph goes with that of the layers behind it."""
+    if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
+        return False
+    return kind(named(strategy)).foldable(strategy)
+
+
+def told_apart(
+    strategy: Strategy, program: Callable[[], Program], *, every: bool
+) -> tuple[tuple[int, int], ...] | None:
+    """Ranks that the engine tells apart, where it does (see `Engine.apart`)."""
+    engine = kind(named(strategy))
+    return None if engine.apart is Engine.apart else engine.apart(program(), every=every)
+
+
+def steady(strategy: Strategy) -> bool:
+    """May that layer be written out for all of them, for the allocator too?"""
+    return kind(named(strategy)).steady
+
+
+def scripted(strategy: Strategy) -> bool:
+    """May the passes be walked with that layer, and the engine act on what they tell, layer by
+    layer?"""
+    return kind(named(strategy)).scripted
+
+
+def passing(strategy: Strategy) -> Strategy:
+    """The layout as far as the passes of a model depend on it, of engines that have them played."""
+    return kind(named(strategy)).passing(strategy)

@@ -1,0 +1,1 @@
+"""DistributedDataParallel: replicas whose gradients are averaged in buckets."""

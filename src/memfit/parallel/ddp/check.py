@@ -1,0 +1,58 @@
+"""Replicas: every rank has the whole model and its own sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.errors import Problem
+from memfit.job import Job
+from memfit.program import Program
+from memfit.strategy import DDP
+from memfit.techniques.base import Engines, Technique
+
+
+def check(program: Program) -> Iterator[Problem]:
+    ddp = program.strategy.ddp
+    assert ddp is not None
+    if ddp.distributed and not program.engine:
+        message = "the distributed optimizer is Megatron's"
+        yield Problem(
+            message=message,
+            where="use ddp.distributed",
+            hint="`--framework megatron`, or `fsdp=8`, which shards states too",
+        )
+    if program.engine and (ddp.bucket_mb or ddp.bucket_view or ddp.static_graph or ddp.find_unused):
+        message = "these are settings of torch's DDP, and Megatron has buffers of its own"
+        yield Problem(message=message, where="use ddp", hint="`distributed` is Megatron's")
+    if program.strategy.fsdp is None and not program.engine:
+        yield from stops(program.job, ddp)
+
+
+def stops(job: Job, ddp: DDP) -> Iterator[Problem]:
+    """What torch itself stops at, as its own code was seen to (torch 2.13 reducer.cpp
+    delay_all_reduce, mark_variable_ready)."""
+    if job.training and ddp.static_graph and job.accumulate > 1:
+        message = (
+            "torch stops where a static graph's first backward is one of `no_sync`, which "
+            "accumulates gradients"
+        )
+        yield Problem(message=message, where="use ddp.static_graph", hint="leave it away")
+    if job.training and ddp.find_unused and job.checkpointing != "none" and job.reentrant:
+        message = (
+            "torch stops where reentrant checkpoints meet `find_unused_parameters`: a "
+            "gradient is ready twice"
+        )
+        yield Problem(message=message, where="use ddp.find_unused", hint="leave `reentrant` away")
+
+
+TECHNIQUE = Technique(
+    name="ddp",
+    order=250,
+    cite="torch 2.13 torch/nn/parallel/distributed.py, torch/csrc/distributed/c10d/reducer.cpp",
+    layout="ddp",
+    apply=lambda program: program,
+    check=check,
+    engines=Engines(
+        modules={"ddp": "memfit.parallel.ddp.engine"}, choose=lambda strategy: "ddp", precedence=5
+    ),
+)

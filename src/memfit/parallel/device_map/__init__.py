@@ -1,0 +1,1 @@
+"""One process over several GPUs, some layers on each (`device_map`)."""

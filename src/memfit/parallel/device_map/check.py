@@ -1,0 +1,219 @@
+"""A model split over the GPUs of one process (`device_map="auto"`): each GPU has some of the
+layers, one works while the others wait, and hidden states go from one to the next. The embedding is
+the first's, norm, head and loss are the last's; what the model returns goes back to the first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from statistics import mean
+
+from memfit.errors import Problem
+from memfit.formats import FORMATS
+from memfit.job import Job
+from memfit.model.modules import Model, Module
+from memfit.program import Chunk, Program, Stage, placed
+from memfit.strategy import Split
+from memfit.techniques.base import Engines, Overlay, Technique
+from memfit.techniques.trl import head_of
+
+# of a layer, beside an equal share (accelerate 1.15 utils/modeling.py get_balanced_memory)
+SPARE = 1.25
+
+
+def size_of(modules: tuple[Module, ...], dtype: str, buffers: bool = True) -> int:
+    weights = (
+        weight
+        for module in modules
+        for weight in module.weights()
+        if buffers or weight.role != "buffer"
+    )
+    return sum(FORMATS[weight.format or dtype].bytes(weight.count) for weight in weights)
+
+
+def shares(model: Model, gpus: int, dtype: str) -> tuple[int, ...]:
+    """Layers of each GPU as accelerate deals them: each but the last has an equal share of the
+    bytes and a quarter more than a layer; the first keeps room for the largest module that is still
+    to come, which is the head or a layer (get_balanced_memory, infer_auto_device_map)."""
+    layers, head = (
+        [size_of((layer,), dtype) for layer in model.layers],
+        size_of((model.head,), dtype),
+    )
+    buffers = sum(FORMATS[one.format or dtype].bytes(one.count) for one in model.buffers)
+    ends = size_of((*model.embed, *model.final), dtype)
+    parts = [size_of((one,), dtype) for layer in model.layers for one in layer.linears()] + [head]
+    most = (sum(layers) + head + ends + buffers) // gpus + int(
+        SPARE * max(*layers, int(mean(parts)))
+    )
+    found, used = [0] * gpus, size_of(model.embed, dtype)
+    gpu = 0
+    for layer in layers:
+        room = most - (max(*layers, head) if gpu == 0 else 0)
+        if gpu < gpus - 1 and used + layer > room:
+            gpu, used = gpu + 1, 0
+        found[gpu] += 1
+        used += layer
+    return tuple(found)
+
+
+def counts(split: Split, program: Program) -> tuple[int, ...] | None:
+    """Layers of each GPU; None where the setting is no list of numbers."""
+    if not split.layers:
+        return shares(program.model, split.size, program.weights)
+    parts = split.layers.split("/")
+    return (
+        tuple(int(part) for part in parts)
+        if all(part.isdecimal() and len(part) < 8 for part in parts)
+        else None
+    )
+
+
+def apply(program: Program) -> Program:
+    split, model = program.strategy.split, program.model
+    assert split is not None
+    if any(True for _ in problems(program)):
+        return program
+    number, each = program.strategy.rank, counts(split, program) or ()
+    begin = sum(each[:number])
+    own, first, last = (
+        model.layers[begin : begin + each[number]],
+        number == 0,
+        number == split.size - 1,
+    )
+    compact, job = any(entry.times > 1 for entry in program.entries), program.job
+    entries = (
+        placed(own, compact, job.checkpoint_every if job.checkpointing == "every" else 1, begin)
+        if program.entries
+        else ()
+    )
+    model = replace(
+        model,
+        layers=own,
+        embed=model.embed if first else (),
+        towers=model.towers if first else (),
+        final=model.final if last else (),
+        headless=not last,
+    )
+    chunk = Chunk(0, len(entries), first, last)
+    return program.replace(
+        model=model,
+        entries=entries,
+        stage=Stage(number=number, count=split.size, micro_batches=1, chunks=(chunk,)),
+    )
+
+
+def check(program: Program) -> Iterator[Problem]:
+    if program.stage is None:
+        yield from problems(program)
+
+
+def problems(program: Program) -> Iterator[Problem]:
+    split, job, model = program.strategy.split, program.job, program.model
+    assert split is not None
+    yield from beside(program)
+    for wrong, what, where, hint in unknown(job, model):
+        if wrong:
+            yield Problem(
+                message=f"no formula yet for a model split over one process's GPUs {what}",
+                where=where,
+                hint=hint,
+            )
+    if not split.layers and job.quantization != "none":
+        message = "no formula says how many bytes accelerate takes a packed layer for"
+        yield Problem(
+            message=message, where="use split.layers", hint="layers of each GPU, like `20/20`"
+        )
+        return
+    each = counts(split, program)
+    if each is None:
+        yield Problem(
+            message=f"`{split.layers[:40]}` is no list of layers",
+            where="use split.layers",
+            hint="like `20/20`",
+        )
+    elif len(each) != split.size or sum(each) != len(model.layers):
+        message = (
+            f"{len(each)} GPUs of {sum(each)} layers, where there are {split.size} of "
+            f"{len(model.layers)}"
+        )
+        yield Problem(
+            message=message,
+            where="use split.layers",
+            hint="one number for each GPU, in their order",
+        )
+    elif min(each) < 1:
+        yield Problem(
+            message=f"a GPU without layers: {'/'.join(map(str, each))}",
+            where="use split",
+            hint="fewer GPUs",
+        )
+
+
+def beside(program: Program) -> Iterator[Problem]:
+    for name, layout in program.strategy.uses():
+        if name != "split" and layout.size > 1:
+            message = f"one process has all GPUs of a split model, and no ranks for `{name}`"
+            yield Problem(
+                message=message,
+                where=f"use {name}",
+                hint="`split` alone, or `pp`, `fsdp` or `zero`",
+            )
+
+
+def unknown(job: Job, model: Model) -> Iterator[tuple[bool, str, str, str]]:
+    yield not job.hugging, f"of {job.framework}", "use split", "`--framework transformers`"
+    yield not job.training, "that answers", "job.task", "`--by trace` follows one GPU"
+    yield model.tied, "whose head is the embedding", "use split", "`pp`"
+    yield (
+        bool(model.stored),
+        "whose weights are blocks of a file",
+        "use split",
+        "leave `split` away",
+    )
+    yield (
+        job.loss != "plain" or head_of(job) != "plain",
+        "with a loss that makes no logits",
+        "job.loss",
+        "`--framework transformers` and `plain`",
+    )
+    more = job.evaluate or job.keep_outputs or bool(job.longest) or job.merge or bool(job.unsloth)
+    yield (
+        more,
+        "but of plain training",
+        "job",
+        "no evaluation, merge, kept outputs or longest batch",
+    )
+    yield (
+        job.activation_offload != "none",
+        "with activations on the host",
+        "job.activation_offload",
+        "leave it away",
+    )
+    yield (
+        bool(job.recompute_layers),
+        "that checkpoints its first layers",
+        "job.recompute_layers",
+        "`--checkpointing full`",
+    )
+
+
+TECHNIQUE = Technique(
+    name="split",
+    order=140,
+    cite="accelerate 1.15 utils/modeling.py, hooks.py, big_modeling.py dispatch_model",
+    apply=apply,
+    check=check,
+    layout="split",
+    engines=Engines(
+        modules={"split": "memfit.parallel.device_map.engine"},
+        choose=lambda strategy: "split",
+        precedence=1,
+    ),
+    overlays=(
+        Overlay(
+            module="memfit.parallel.device_map.device_map_stage",
+            applies=lambda program: program.strategy.split is not None,
+            order=60,
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""Expert parallelism: each rank has some of the experts."""

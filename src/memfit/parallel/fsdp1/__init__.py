@@ -1,0 +1,1 @@
+"""FSDP of the first version: flat parameters, sharded and gathered."""

@@ -1,0 +1,1 @@
+"""Pipeline parallelism: each rank has some of the layers."""

@@ -1,0 +1,374 @@
+"""Pipeline parallelism: the layers of one stage, or of several that take turns on one rank
+(interleaved); the embedding stands before the first, norm and head behind the last. Both ends have
+a table of their own where the model ties them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from memfit.errors import Problem
+from memfit.job import Job
+from memfit.model.modules import Layer
+from memfit.program import Chunk, Entry, Program, Stage, placed
+from memfit.strategy import DEFERRED, PP, Strategy
+from memfit.techniques.base import Overlay, Technique
+from memfit.techniques.trl import head_of
+
+MOST = 4096  # micro-batches in flight that are written down one by one
+LOOPED = ("interleaved", "bfs", "zero-bubble", "zbv")  # schedules of several stages on a rank
+PRECISIONS = ("bf16", "fp32", "autocast-bf16", "bf16-autocast")
+LOSSES = (4, 49)  # transformers whose loss functions stand apart
+# transformers' models of which a stage is the model without what others have: states go from layer
+# to layer as they are.
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+
+
+def micro_batches(pp: PP, job: Job) -> int:
+    return pp.micro_batches or (job.accumulate if job.accumulate > 1 else pp.size)
+
+
+def placed_at(pp: PP, number: int) -> tuple[int, ...]:
+    """Which stages are a rank's: every `size`-th, or, for a V, one on the way there and one on the
+    way back."""
+    if pp.schedule == "zbv":
+        return number, 2 * pp.size - 1 - number
+    return tuple(turn * pp.size + number for turn in range(pp.virtual))
+
+
+def counts(pp: PP, layers: int) -> tuple[int, ...] | None:
+    """Layers of each stage, of all ranks and turns; None where the setting is no list of
+    numbers."""
+    total = pp.size * pp.virtual
+    if not pp.stages:
+        return tuple(layers // total + (stage < layers % total) for stage in range(total))
+    parts = pp.stages.split("/")
+    return (
+        tuple(int(part) for part in parts)
+        if all(part.isdecimal() and len(part) < 8 for part in parts)
+        else None
+    )
+
+
+def alike(pp: PP, layers: int) -> tuple[int, ...]:
+    """For each stage the first that takes as long: the ends have more than layers, the others as
+    many layers or not."""
+    each = counts(pp, layers) or ()
+    keys = [
+        (stage if stage in (0, pp.size - 1) else None, each[stage :: pp.size])
+        for stage in range(pp.size)
+    ]
+    return tuple(keys.index(key) for key in keys)
+
+
+def apply(program: Program) -> Program:
+    pp, model = program.strategy.pp, program.model
+    assert pp is not None
+    if any(True for _ in problems(program)):
+        return program
+    number = program.strategy.rank * pp.size // program.strategy.ranks
+    each = counts(pp, len(model.layers)) or ()
+    compact, every = (
+        any(entry.times > 1 for entry in program.entries),
+        program.job.checkpoint_every if program.job.checkpointing == "every" else 1,
+    )
+    entries: list[Entry] = []
+    chunks: list[Chunk] = []
+    layers: list[Layer] = []
+    for index in placed_at(pp, number):
+        begin = sum(each[:index])
+        own = model.layers[begin : begin + each[index]]
+        fresh = placed(own, compact, every, begin) if program.entries else ()
+        chunks.append(
+            Chunk(len(entries), len(entries) + len(fresh), index == 0, index == len(each) - 1)
+        )
+        entries += fresh
+        layers += own
+    first, last = any(chunk.begins for chunk in chunks), any(chunk.ends for chunk in chunks)
+    model = replace(
+        model,
+        layers=tuple(layers),
+        embed=model.embed if first else (),
+        towers=model.towers if first else (),
+        final=model.final if last else (),
+        headless=not last,
+        tied=model.tied and any(chunk.begins and chunk.ends for chunk in chunks),
+    )
+    stage = Stage(
+        number=number,
+        count=pp.size,
+        micro_batches=micro_batches(pp, program.job),
+        chunks=tuple(chunks),
+    )
+    return program.replace(model=model, entries=tuple(entries), stage=stage)
+
+
+def check(program: Program) -> Iterator[Problem]:
+    if program.stage is None:
+        yield from problems(program)
+    elif program.job.method == "freeze" and not program.engine and not trains(program):
+        message = (
+            f"a stage has nothing of `{program.job.trainable[:60]}`, and its optimizer stops "
+            "at an empty list of parameters"
+        )
+        yield Problem(
+            message=message,
+            where="job.trainable",
+            hint="parts that all stages have, like `norm`, or `--method lora`",
+        )
+
+
+def trains(program: Program) -> bool:
+    """Whether this stage has any of the parts that are trained."""
+    model = program.model
+    ends = (*model.embed, *model.final, *(() if model.headless else (model.head,)))
+    layers = (
+        (weight, f"{model.prefix}.{entry.number}.{weight.name}")
+        for entry in program.entries
+        for weight in entry.layer.weights()
+    )
+    return any(program.trains(weight) for end in ends for weight in end.weights()) or any(
+        program.trains(*one) for one in layers
+    )
+
+
+def problems(program: Program) -> Iterator[Problem]:
+    pp, job = program.strategy.pp, program.job
+    assert pp is not None
+    if program.engine and pp.schedule not in ("1f1b", "gpipe", "interleaved"):
+        message = f"no formula yet for the schedule `{pp.schedule}` of {job.framework}"
+        yield Problem(
+            message=message, where="use pp.schedule", hint="`1f1b` holds as many micro-batches"
+        )
+    if not program.engine:
+        yield from of_torch(job, program.strategy)
+        if job.hugging and program.model.family not in FAMILIES:
+            known = ", ".join(sorted(FAMILIES))
+            yield Problem(
+                message=f"no formula yet for stages of the family `{program.model.family}`",
+                where="use pp",
+                hint=f"one of {known}",
+            )
+    yield from turned(pp, job)
+    yield from layered(pp, len(program.model.layers))
+    if program.engine and pp.schedule == "gpipe":
+        yield from countable(pp, job)
+    if job.evaluate and program.engine:
+        yield Problem(
+            message="no formula yet for an evaluation in a pipeline", where="job.evaluate"
+        )
+    if program.model.stored or not job.training:
+        yield Problem(
+            message=(
+                "no formula yet for a pipeline that generates or whose weights are blocks of a file"
+            ),
+            where="use pp",
+        )
+
+
+def turned(pp: PP, job: Job) -> Iterator[Problem]:
+    """Whether the schedule takes so many stages on a rank, and so many micro-batches."""
+    if pp.virtual > 1 and pp.schedule not in LOOPED:
+        yield Problem(
+            message=f"{pp.virtual} stages on a rank take turns",
+            where="use pp.virtual",
+            hint="`schedule=interleaved`",
+        )
+    if pp.schedule == "zbv" and pp.virtual != 2:
+        yield Problem(
+            message="a V has two stages on every rank", where="use pp.virtual", hint="`virtual=2`"
+        )
+    count = micro_batches(pp, job)
+    if pp.micro_batches and job.accumulate not in (1, pp.micro_batches):
+        message = f"{pp.micro_batches} micro-batches, and {job.accumulate} to accumulate"
+        yield Problem(
+            message=message, where="use pp.micro_batches", hint="they are the same: leave one away"
+        )
+    if (
+        (pp.virtual > 1 and pp.schedule == "interleaved") or pp.schedule == "zero-bubble"
+    ) and count % pp.size:
+        message = f"{pp.size} stages do not divide {count} micro-batches"
+        yield Problem(message=message, where="use pp.micro_batches", hint="interleaving wants that")
+
+
+def layered(pp: PP, layers: int) -> Iterator[Problem]:
+    """Whether there is a layer for every stage, and a stage for every layer."""
+    each, total = counts(pp, layers), pp.size * pp.virtual
+    if each is None:
+        yield Problem(
+            message=f"`{pp.stages[:40]}` is no list of layers",
+            where="use pp.stages",
+            hint="like `9/10/10/3`",
+        )
+    elif len(each) != total or sum(each) != layers:
+        message = f"{len(each)} stages of {sum(each)} layers, where there are {total} of {layers}"
+        yield Problem(
+            message=message, where="use pp.stages", hint="one number for each stage, in their order"
+        )
+    elif min(each) < 1:
+        message = (
+            f"{total} stages are more than {layers} layers"
+            if not pp.stages
+            else "a stage without layers"
+        )
+        yield Problem(message=message, where="use pp", hint="every stage has a layer at least")
+
+
+def countable(pp: PP, job: Job) -> Iterator[Problem]:
+    if (count := micro_batches(pp, job)) > MOST:
+        message = f"{count} micro-batches in flight"
+        yield Problem(
+            message=message,
+            where="use pp.micro_batches",
+            hint="`1f1b` holds as many as there are stages",
+        )
+
+
+def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
+    """torch's schedules over transformers' model cut by layers, for both producers. Where a
+    backward comes in two parts torch recomputes a checkpointed layer anew for each of its weights.
+    """
+    pp = strategy.pp
+    assert pp is not None
+    yield from countable(pp, job)
+    yield from beside(pp, strategy)
+    plain = job.packing and job.zero_grad == "after_step"
+    more = job.unsloth or job.keep_outputs or job.longest or job.merge
+    two = pp.schedule in DEFERRED and job.checkpointing == "selective"
+    wrong = (
+        (not job.hugging, f"of {job.framework}", "use pp", "`--framework megatron` has one"),
+        (
+            not plain or bool(more),
+            "but of training on packed sequences by a plain loop",
+            "use pp",
+            "batches of one length, without padding",
+        ),
+        (
+            job.precision not in PRECISIONS,
+            f"in precision `{job.precision}`",
+            "job.precision",
+            "one of " + ", ".join(PRECISIONS),
+        ),
+        (
+            pp.schedule == "interleaved" and pp.virtual == 1,
+            "that interleaves one stage on a rank",
+            "use pp.virtual",
+            "`virtual=2`",
+        ),
+        (
+            two,
+            f"that runs `{pp.schedule}` with selective checkpoints",
+            "use pp.schedule",
+            "`1f1b` or `interleaved`, or `full`",
+        ),
+        (
+            job.version("transformers") < LOSSES,
+            "over a transformers whose models compute their loss",
+            "job.versions",
+            "4.49 and later",
+        ),
+    )
+    for one, what, where, hint in wrong:
+        if one:
+            yield Problem(message=f"no formula yet for a pipeline {what}", where=where, hint=hint)
+    if pp.schedule in DEFERRED and job.checkpointing != "none" and job.reentrant:
+        message = (
+            "a reentrant checkpoint stops at a backward that asks for some gradients "
+            f"alone, as those of `{pp.schedule}` do "
+            "(torch 2.13 utils/checkpoint.py CheckpointFunction)"
+        )
+        yield Problem(message=message, where="job.reentrant", hint="leave it away")
+    if job.evaluate and pp.schedule == "zbv":
+        message = (
+            "an evaluation stops where a rank's own stages hand a gradient on, which "
+            "`zbv` has them do without a backward "
+            "(torch 2.13 distributed/pipelining/stage.py get_local_bwd_output)"
+        )
+        yield Problem(
+            message=message, where="job.evaluate", hint="another `schedule`, or no `evaluate`"
+        )
+    own = (
+        "TRL's own head"
+        if head_of(job) != "plain"
+        else ""
+        if job.loss == "plain"
+        else f"`{job.loss}`"
+    )
+    if own:
+        message = (
+            f"the schedule takes the loss of what the last stage returns, so that {own} "
+            "cannot do without the logits"
+        )
+        yield Problem(
+            message=message, where="job.loss", hint="`--framework transformers` and `plain`"
+        )
+
+
+def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:
+    """What torch's stages know of other layouts (torch 2.13 distributed/pipelining/stage.py
+    backward_maybe_with_nosync)."""
+    for name, layout in strategy.uses():
+        if layout.size > 1 and name not in ("pp", "ddp", "fsdp", "tp"):
+            hint = "`ddp`, `fsdp` and `tp` beside it, or `--framework megatron`"
+            yield Problem(
+                message=f"no formula yet for a pipeline beside `{name}`", where="use pp", hint=hint
+            )
+    if strategy.fsdp is not None and strategy.fsdp.version == 1:
+        yield Problem(
+            message="torch's stages know FSDP2 and DDP, not FSDP1",
+            where="use fsdp.version",
+            hint="`version=2`",
+        )
+    if strategy.tp is not None and strategy.tp.sequence:
+        message = "no formula yet for stages that hand on a split sequence"
+        yield Problem(message=message, where="use tp.sequence", hint="leave it away")
+    if strategy.ddp is not None and strategy.fsdp is None and pp.schedule in DEFERRED:
+        message = (
+            f"DDP is never told of the gradients that `{pp.schedule}` adds by hand, so "
+            "that replicas would part "
+            "(torch 2.13 distributed/pipelining/_backward.py stage_backward_weight)"
+        )
+        yield Problem(
+            message=message,
+            where="use pp.schedule",
+            hint="`fsdp` beside it, or `1f1b` or `interleaved`",
+        )
+    if (
+        strategy.fsdp is not None
+        and strategy.fsdp.version == 2
+        and strategy.fsdp.reshard
+        and pp.schedule in DEFERRED
+    ):
+        message = (
+            "a stage that is sharded again before its backward is left without "
+            f"gradients by `{pp.schedule}`, which asks for those of the shards "
+            "(torch 2.13 distributed/pipelining/stage.py backward_one_chunk)"
+        )
+        yield Problem(
+            message=message,
+            where="use fsdp.reshard",
+            hint="`reshard=no`, as torchtitan has it beside stages",
+        )
+
+
+TECHNIQUE = Technique(
+    name="pipeline",
+    order=130,
+    cite=(
+        "megatron-core 0.16.1 pipeline_parallel/schedules.py; torch 2.13 "
+        "distributed/pipelining/schedules.py, stage.py"
+    ),
+    apply=apply,
+    check=check,
+    layout="pp",
+    overlays=(
+        Overlay(
+            module="memfit.parallel.pipeline.megatron",
+            applies=lambda program: program.strategy.pp is not None,
+        ),
+        Overlay(
+            module="memfit.parallel.pipeline.stages",
+            applies=lambda program: program.strategy.pp is not None,
+        ),
+    ),
+)

@@ -1,0 +1,1 @@
+"""DeepSpeed's ZeRO: partitioned states, gradients and parameters."""
