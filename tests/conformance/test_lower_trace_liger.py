@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 pytest.importorskip("liger_kernel")
 
 from memfit.job import Job
+from memfit.libraries.liger.check import PATCHES
 from memfit.lower import lower
 from memfit.model.families import build, find
 from memfit.simulate.memory import memory
-from memfit.techniques.liger import PATCHES
 from memfit.trace import trace_config
 
 JOBS: tuple[dict[str, Any], ...] = (

@@ -9,11 +9,11 @@ import pytest
 
 from memfit.errors import InputError
 from memfit.job import Job
+from memfit.libraries.trl.check import head_of
 from memfit.lower import lower
 from memfit.model.families import build
 from memfit.simulate.memory import memory
 from memfit.tape import Alloc
-from memfit.techniques.trl import head_of
 from memfit.uses import strategy_from
 
 WORDS = 50_000

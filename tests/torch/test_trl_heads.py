@@ -17,10 +17,10 @@ from tests.torch.test_trace_truth import ADAPTERS, LARGE, LORA, WITHIN  # noqa: 
 
 from memfit.errors import InputError  # noqa: E402
 from memfit.job import Job  # noqa: E402
+from memfit.libraries.trl.check import FUSED  # noqa: E402
 from memfit.lower import lower  # noqa: E402
 from memfit.model.families import build  # noqa: E402
 from memfit.simulate.memory import memory  # noqa: E402
-from memfit.techniques.trl import FUSED  # noqa: E402
 from memfit.trace import trace_config  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of TRL, transformers and PEFT

@@ -44,9 +44,10 @@ class Body:
         self.r, self.program, self.model = r, program, program.model
         self.engine = engine or Engine(r, program)
         self.programs = programs_of(program)
-        self.ends = Bound(r, program, "")
+        packing = self.programs.packing
+        self.ends = Bound(r, program, "", packing)
         self.blocks: list[Storage | None] = []  # of a quantized file
-        self.layers = [Bound(r, program, self.path(entry)) for entry in program.entries]
+        self.layers = [Bound(r, program, self.path(entry), packing) for entry in program.entries]
         self.shared: list[Tensor] = []
         self.batch: tuple[
             Tensor, ...

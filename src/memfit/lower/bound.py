@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from memfit.formats import FORMATS, FP8, FP32, INT32, UINT8, Format
-from memfit.lower.packed import Packed, pack
+from memfit.lower.packing import Packed, Packing
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Linear, Weight
@@ -86,8 +86,10 @@ def widened(r: Recorder, weight: Weight, format: Format) -> None:
 class Bound:
     """The weights of one layer, or of the model's ends; `prefix` leads to them."""
 
-    def __init__(self, r: Recorder, program: Program, prefix: str) -> None:
-        self.r, self.program, self.prefix = r, program, prefix
+    def __init__(
+        self, r: Recorder, program: Program, prefix: str, packing: Packing | None = None
+    ) -> None:
+        self.r, self.program, self.prefix, self.packing = r, program, prefix, packing
         self.tensors: dict[str, Tensor] = {}
         self.buffers: set[str] = set()
         self.packed: dict[str, Packed] = {}
@@ -114,7 +116,8 @@ class Bound:
             self.r.where = self.path(weight.name.rpartition(".")[0])
             if weight.name in quantized:
                 linear = quantized[weight.name]
-                self.packed[linear.name] = packed = pack(
+                assert self.packing is not None
+                self.packed[linear.name] = packed = self.packing.pack(
                     self.r, self.program, linear, self.format(weight)
                 )
                 packed.weight.name = weight.name

@@ -42,8 +42,8 @@ def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Te
 
 def product(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
     if layer.packed is not None:
-        assert ctx.programs.packed is not None
-        return ctx.programs.packed(x, layer, ctx)
+        assert ctx.programs.packing is not None
+        return ctx.programs.packing.forward(x, layer, ctx)
     if stored.is_stored(layer.weight):
         return stored.forward(x, layer, ctx)
     return (added if apart else plain)(x, layer.weight, layer.bias, layer.outputs, ctx)

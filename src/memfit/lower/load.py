@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 
 from memfit.formats import BF16, FORMATS, FP16, FP32, Format
 from memfit.lower.bound import Bound
-from memfit.lower.packed import pack
 from memfit.lower.recorder import Recorder
 from memfit.model.modules import Linear, Weight
 from memfit.model.quantized import method
@@ -88,8 +87,9 @@ def repack(bound: Bound) -> None:
     """Reading the checkpoint packs each weight anew; the old one goes when the new one is there
     (lightning 2.6 fabric/plugins/precision/bitsandbytes.py _quantize_on_load_hook)."""
     for name, old in list(bound.packed.items()):
+        assert bound.packing is not None
         bound.r.where = bound.path(name)
-        bound.packed[name] = pack(
+        bound.packed[name] = bound.packing.pack(
             bound.r,
             bound.program,
             Linear(name=name, inputs=old.shape[1], outputs=old.shape[0]),

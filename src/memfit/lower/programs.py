@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from memfit.lower.matrix_layout import WHOLE, MatrixLayout
+from memfit.lower.packing import Packing
 from memfit.lower.recorder import Recorder
 from memfit.lower.sequence_layout import ALL_TOKENS, SequenceLayout
 from memfit.lower.tensors import Choices, Tensor
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body
-    from memfit.lower.bound import Bound, BoundLinear
+    from memfit.lower.bound import Bound
     from memfit.lower.context import Context
     from memfit.model.modules import Block, Layer, Model, MoE, Weight
     from memfit.program import Program
@@ -33,7 +34,7 @@ Generates: TypeAlias = "Callable[[Recorder, Program], tuple[object, ...]]"
 Experts: TypeAlias = (
     "Callable[[Tensor, Tensor, Tensor, MoE, Bound, Context, Callable[..., Tensor]], Tensor]"
 )
-LinearRun: TypeAlias = "Callable[[Tensor, BoundLinear, Context], Tensor]"
+Merge: TypeAlias = "Callable[[Recorder, Program, list[Bound], int], None]"
 Kept: TypeAlias = "Callable[[Recorder, Program], Sequence[object]]"
 
 
@@ -62,7 +63,8 @@ class Programs:
     orders: Mapping[str, Order]
     losses: Mapping[str, Loss]
     experts: Experts | None = None  # a mixture's; None: this rank has all of them
-    packed: LinearRun | None = None  # a linear layer whose weight a library packed
+    packing: Packing | None = None
+    merge: Merge | None = None  # adapters into the weights, at the end of a run
     matrices: MatrixLayout = WHOLE
     sequences: SequenceLayout = ALL_TOKENS
     # names of the parameters that optimizers meet as DTensors, by what made them such

@@ -15,7 +15,6 @@ from memfit.lower.context import Context, context, leave_autocast
 from memfit.lower.engine import ROOT
 from memfit.lower.engine_hooks import Hooked
 from memfit.lower.engines import engine_of
-from memfit.lower.merge import merge
 from memfit.lower.offload import around_steps
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.programs import StageRunner
@@ -64,8 +63,8 @@ def train(
         pipeline.evaluate(steps - 1, job.eval_batch, job.seq)
     elif job.evaluate:
         evaluate(r, program, body, job.eval_batch, steps - 1)
-    if job.merge and job.adapters:
-        merge(r, program, [body.ends, *body.layers], steps - 1)
+    if job.merge and job.adapters and body.programs.merge is not None:
+        body.programs.merge(r, program, [body.ends, *body.layers], steps - 1)
     body.player = None  # an engine and a body hold each other: its scripts would stay as long
     return body, stepper, scaler, buffers, pipeline
 

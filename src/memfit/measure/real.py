@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.libraries.trl import check as own_heads
 from memfit.measure.record import Case
 from memfit.optimizers import OPTIMIZERS
-from memfit.techniques import trl as own_heads
 from memfit.trace import liger, optimizers, ranks, stored, trl
 from memfit.trace.program import ATTENTION, DTYPES
 

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 import torch
 from memfit.errors import InputError
 from memfit.job import Job
-from memfit.techniques.liger import PATCHES
+from memfit.libraries.liger.check import PATCHES
 from memfit.trace import cuda, imports
 
 Triton: TypeAlias = Callable[[], contextlib.AbstractContextManager[None]]

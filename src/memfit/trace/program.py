@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
+from memfit.libraries.trl import check as own_heads
 from memfit.parallel.fsdp2.check import resolved
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
 from memfit.techniques import offload as parked
-from memfit.techniques import trl as own_heads
 from memfit.trace import (
     autocast,
     away,

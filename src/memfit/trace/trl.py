@@ -16,7 +16,7 @@ from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.job import Job
-from memfit.techniques.trl import head_of
+from memfit.libraries.trl.check import head_of
 from memfit.trace import cuda
 from memfit.trace.liger import Kernel, Module, without_triton
 from memfit.trace.standins import Int8Params, Params4bit

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from memfit.formats import INT64
-from memfit.lower import bnb, ops, views
+from memfit.libraries.bitsandbytes import linears as bnb
+from memfit.lower import ops, views
 from memfit.lower.bound import Adapted, Bound, BoundLinear
 from memfit.lower.context import Context
 from memfit.lower.linears import cast_weight

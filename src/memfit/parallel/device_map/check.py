@@ -11,11 +11,11 @@ from statistics import mean
 from memfit.errors import Problem
 from memfit.formats import FORMATS
 from memfit.job import Job
+from memfit.libraries.trl.check import head_of
 from memfit.model.modules import Model, Module
 from memfit.program import Chunk, Program, Stage, placed
 from memfit.strategy import Split
 from memfit.techniques.base import Engines, Overlay, Technique
-from memfit.techniques.trl import head_of
 
 # of a layer, beside an equal share (accelerate 1.15 utils/modeling.py get_balanced_memory)
 SPARE = 1.25

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.libraries.trl.check import head_of
 from memfit.model.modules import Layer
 from memfit.program import Chunk, Entry, Program, Stage, placed
 from memfit.strategy import DEFERRED, PP, Strategy
 from memfit.techniques.base import Overlay, Technique
-from memfit.techniques.trl import head_of
 
 MOST = 4096  # micro-batches in flight that are written down one by one
 LOOPED = ("interleaved", "bfs", "zero-bubble", "zbv")  # schedules of several stages on a rank

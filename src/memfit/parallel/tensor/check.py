@@ -13,6 +13,7 @@ from typing import Any
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.libraries.trl.check import head_of
 from memfit.model import modules
 from memfit.model.modules import MLP, Attention, Embedding, Latent, Layer, Linear, Module, MoE
 from memfit.parallel.gemini import check as gemini
@@ -20,7 +21,6 @@ from memfit.program import Program
 from memfit.strategy import TP
 from memfit.techniques.base import TRACE, Overlay, Technique
 from memfit.techniques.base import names as listed
-from memfit.techniques.trl import head_of
 
 Mixer = Attention | Latent | MLP | MoE
 # Of frameworks whose code is written; torch's styles on the same layers do what transformers' own

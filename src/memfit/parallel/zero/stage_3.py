@@ -17,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memfit.formats import FP32
+from memfit.libraries.trl.check import head_of
 from memfit.lower.engine import ROOT, TAIL, Leaves, silently
 from memfit.lower.engine_hooks import AGAIN, PAST
 from memfit.lower.optimize import Stepper
@@ -28,7 +29,6 @@ from memfit.parallel.zero.engine import ZeRO, norm, stepper_of
 from memfit.parallel.zero.zeropp import second
 from memfit.program import Program
 from memfit.tape import Trim
-from memfit.techniques.trl import head_of
 
 if TYPE_CHECKING:
     from memfit.lower.body import Body

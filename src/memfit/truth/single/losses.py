@@ -5,8 +5,14 @@ GRPO's in torch (benchmark_grpo_loss.py, 7812567)."""
 from __future__ import annotations
 
 from memfit.formats import BF16, FP32, INT64
-from memfit.lower import liger, ops
-from memfit.lower.fused_loss import Call, back_handed, chunk_rows, fused_linear_cross_entropy
+from memfit.libraries.liger import kernels as liger
+from memfit.libraries.liger.fused_loss import (
+    Call,
+    back_handed,
+    chunk_rows,
+    fused_linear_cross_entropy,
+)
+from memfit.lower import ops
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.truth.single.bench import Bench, Step, exp, lerp, log, summed, total

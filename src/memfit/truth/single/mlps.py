@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from memfit.formats import BF16
-from memfit.lower import liger, ops, views
+from memfit.libraries.liger import kernels as liger
+from memfit.lower import ops, views
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.truth.single.bench import Bench, Step, total

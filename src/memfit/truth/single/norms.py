@@ -4,7 +4,8 @@ _rope, _llama4_rope, _fused_add_rms_norm)."""
 from __future__ import annotations
 
 from memfit.formats import BF16, FP32, INT64
-from memfit.lower import liger, norms, ops, views
+from memfit.libraries.liger import kernels as liger
+from memfit.lower import norms, ops, views
 from memfit.lower.attention.rotary import half_turned, with_tables
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor

@@ -14,6 +14,7 @@ from functools import partial
 
 from memfit import kernels
 from memfit.formats import BOOL, FP32, Format
+from memfit.libraries.trl.check import head_of
 from memfit.lower import ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
@@ -23,7 +24,6 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import Model
 from memfit.program import Program
-from memfit.techniques.trl import head_of
 
 ROWS = 4096  # kernels/chunked_logprob.py TOKEN_CHUNK_SIZE
 COLUMNS = 32768  # trainer/utils.py _CHUNKED_LOGPROB_CHUNK_SIZE

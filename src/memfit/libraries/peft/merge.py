@@ -10,8 +10,10 @@ save_pretrained, safetensors.torch).
 from __future__ import annotations
 
 from memfit.formats import FP16, FP32, INT8
+from memfit.libraries.bitsandbytes.packing import four_bits, unpacked
 from memfit.lower.bound import Adapted, Bound, BoundLinear
-from memfit.lower.packed import Packed, four_bits, unpacked
+from memfit.lower.packing import Packed
+from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
 from memfit.program import Program
@@ -115,3 +117,7 @@ def merge_stack(r: Recorder, weight: Tensor, adapter: Adapted) -> None:
         else scaled
     )
     del scaled, cast
+
+
+def overlay(programs: Programs, program: Program) -> Programs:
+    return programs.replace(merge=merge)

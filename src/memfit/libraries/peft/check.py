@@ -10,7 +10,7 @@ from memfit.job import Job
 from memfit.model.modules import Embedding, Model
 from memfit.program import Adapter, Program
 from memfit.registry import nearest
-from memfit.techniques.base import TRACE, Technique, names
+from memfit.techniques.base import TRACE, Overlay, Technique, names
 
 UPCAST = (
     0,
@@ -257,4 +257,10 @@ TECHNIQUE = Technique(
     wanted=lambda job: job.adapters,
     apply=apply,
     check=check,
+    overlays=(
+        Overlay(
+            module="memfit.libraries.peft.merge",
+            applies=lambda program: program.adapter is not None,
+        ),
+    ),
 )

@@ -8,7 +8,8 @@ Read from foundation-model-stack/fms-acceleration @876e2ed, plugins/fused-ops-an
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import head, liger, ops
+from memfit.libraries.liger import kernels as liger
+from memfit.lower import head, ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.programs import Programs

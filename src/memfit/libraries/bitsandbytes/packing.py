@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.formats import FORMATS, FP16, FP32, INT8, UINT8, Format
+from memfit.lower.packing import Packed
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Linear
@@ -14,26 +13,6 @@ from memfit.program import Program
 BLOCK = 64
 PLAIN = (0, 45)  # the first version that keeps int8 weights in rows
 NESTED = 256  # scales that share one of their own (functional.py quantize_4bit)
-
-
-@dataclass(slots=True, kw_only=True)
-class Packed:
-    """A packed weight and what undoes that. `source` is the format it was packed from, and comes
-    back in."""
-
-    weight: Tensor
-    source: Format
-    shape: tuple[int, int]
-    scales: Tensor  # int8: fp32, one a row; 4 bits: one a block, fp32 or, with `nested`, in 8 bits
-    nested: tuple[
-        Tensor, ...
-    ] = ()  # the mean of the scales, their own scales, and the code of those
-    code: Tensor | None = None
-    tiled: bool = False  # int8 before 0.45, after its first use
-
-    @property
-    def bits(self) -> int:
-        return 4 if self.code is not None else 8
 
 
 def pack(r: Recorder, program: Program, linear: Linear, format: Format) -> Packed:

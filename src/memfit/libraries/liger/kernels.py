@@ -10,17 +10,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from memfit.formats import BOOL, FP32, INT64
-from memfit.lower import fused_loss, head, ops, views
+from memfit.libraries.liger import fused_loss
+from memfit.libraries.liger.check import PATCHES, Patch
+from memfit.libraries.liger.fused_loss import back_handed
+from memfit.lower import head, ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.fused_loss import back_handed
 from memfit.lower.linears import linear
 from memfit.lower.programs import Programs, Run
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MLP, Model, Norm
 from memfit.program import Program
-from memfit.techniques.liger import PATCHES, Patch
 
 
 # ------------------------------------------------------------------------------------------- norms

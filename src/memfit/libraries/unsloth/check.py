@@ -12,7 +12,7 @@ TECHNIQUE = Technique(
     apply=lambda program: program,
     overlays=(
         Overlay(
-            module="memfit.lower.unsloth",
+            module="memfit.libraries.unsloth.kernels",
             applies=lambda program: bool(program.job.unsloth),
             order=20,
         ),

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from memfit.errors import Problem
+from memfit.libraries.peft.check import FUSED, converts
 from memfit.model.modules import MoE
 from memfit.program import Program
 from memfit.strategy import EP
 from memfit.techniques.base import Technique
-from memfit.techniques.lora import FUSED, converts
 
 STACKED = (5, 0)  # until then the families of `FUSED` kept each expert's matrices as linear layers
 

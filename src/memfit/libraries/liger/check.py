@@ -102,7 +102,7 @@ TECHNIQUE = Technique(
     check=check,
     overlays=(
         Overlay(
-            module="memfit.lower.liger",
+            module="memfit.libraries.liger.kernels",
             applies=lambda program: program.job.liger or program.job.loss.startswith("liger"),
             order=30,
         ),

@@ -10,13 +10,15 @@ from __future__ import annotations
 from memfit.errors import InputError
 from memfit.formats import BF16, BOOL, FORMATS, FP16, FP32, INT8, INT32, Format
 from memfit.kernels import up
+from memfit.libraries.bitsandbytes.packing import BLOCK, PLAIN, pack, unpacked, unpacked_scales
 from memfit.lower import ops
 from memfit.lower.bound import BoundLinear
 from memfit.lower.context import Context
-from memfit.lower.packed import BLOCK, PLAIN, Packed, unpacked, unpacked_scales
+from memfit.lower.packing import Packed
 from memfit.lower.programs import Programs
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.model.modules import Linear
 from memfit.program import Program
 
 FUSED = (0, 50)  # the first version whose kernel multiplies by packed weights, for few rows
@@ -227,5 +229,18 @@ def back_eight_bits(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (ops.unfolded(to_x),)
 
 
+class BitsAndBytes:
+    """Weights of 4 or 8 bits."""
+
+    def pack(self, r: Recorder, program: Program, linear: Linear, format: Format) -> Packed:
+        return pack(r, program, linear, format)
+
+    def forward(self, x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+        return forward(x, layer, ctx)
+
+
+PACKING = BitsAndBytes()
+
+
 def overlay(programs: Programs, program: Program) -> Programs:
-    return programs.replace(packed=forward)
+    return programs.replace(packing=PACKING)

@@ -95,6 +95,9 @@ TECHNIQUE = Technique(
     apply=apply,
     check=check,
     overlays=(
-        Overlay(module="memfit.lower.bnb", applies=lambda program: program.quant is not None),
+        Overlay(
+            module="memfit.libraries.bitsandbytes.linears",
+            applies=lambda program: program.quant is not None,
+        ),
     ),
 )

@@ -95,7 +95,7 @@ TECHNIQUE = Technique(
     check=check,
     overlays=(
         Overlay(
-            module="memfit.lower.trl",
+            module="memfit.libraries.trl.heads",
             applies=lambda program: head_of(program.job) != "plain",
             order=10,
         ),

@@ -1,0 +1,1 @@
+"""bitsandbytes: weights of 4 and 8 bits."""

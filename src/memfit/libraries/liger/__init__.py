@@ -1,0 +1,1 @@
+"""Liger-Kernel: Triton kernels put into transformers' code."""

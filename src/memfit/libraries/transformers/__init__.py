@@ -1,0 +1,1 @@
+"""transformers: what its code does with mixtures of experts."""

@@ -1,0 +1,1 @@
+"""TRL: SFTTrainer's own heads."""

@@ -1,0 +1,1 @@
+"""Unsloth's kernels put into transformers' code."""
