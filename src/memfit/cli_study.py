@@ -51,7 +51,7 @@ def run(
     words: tuple[str, ...], heatmap: str, records: str, as_json: bool, form: str, **given: Any
 ) -> tuple[int, str]:
     from memfit.report import study as report
-    from memfit.truth.beside import beside, published
+    from memfit.truth.published_cells import beside, published
     from memfit.verb_study import recorded
     from memfit.words import gather
 

@@ -37,7 +37,7 @@ from memfit.simulate.bill import Bill
 from memfit.simulate.generating import Generation
 from memfit.simulate.memory import Memory, memory, moment
 from memfit.simulate.pace import generation_time, kernels, step_time, untold
-from memfit.simulate.parked import parked
+from memfit.simulate.pinned_memory import parked
 from memfit.simulate.replay import Replay, replay
 from memfit.simulate.settings import Settings
 from memfit.simulate.time import Duration

@@ -14,18 +14,18 @@ from memfit.hardware import Cluster
 from memfit.hardware.gpu import find_gpu
 from memfit.job import Job
 from memfit.lower import lower, programmed
+from memfit.lower.activation_offload import STASH, OnHost, Streams
 from memfit.lower.engine import Weights
 from memfit.lower.host import offload
-from memfit.lower.offload import STASH, OnHost, Streams
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Node
 from memfit.model.catalog import entry
 from memfit.model.families import build
 from memfit.plan.advice import advice, training
 from memfit.plan.bounds import Bounds, Like
-from memfit.plan.holds import Walked, passing
+from memfit.plan.memory_lower_bounds import Walked, passing
 from memfit.report.plan import flags
-from memfit.simulate.parked import parked
+from memfit.simulate.pinned_memory import parked
 from memfit.strategy import CP, FSDP, ONE, PP, TP, Gemini, Strategy
 from memfit.tape import Alloc, Comm, Free, Tape
 from memfit.uses import strategy_from

@@ -22,9 +22,9 @@ from memfit.hardware import find_gpu, find_link, parse_cluster
 from memfit.hardware.prices import price, priced
 from memfit.job import Job
 from memfit.plan.bounds import Bounds, alike, closest, under_way
-from memfit.plan.holds import Walked
 from memfit.plan.ledger import Kind, Node
 from memfit.plan.market import machines
+from memfit.plan.memory_lower_bounds import Walked
 from memfit.plan.planning import Checked, Wish, first, judged, once, plan, until
 from memfit.plan.search import Search
 from memfit.plan.space import AXES, Space, Work, label, least, turned

@@ -22,7 +22,7 @@ from memfit.model.families import build
 from memfit.plan.study import Cell, Matrix, Panel, Study, Way, default, strategy, study
 from memfit.report import study as report
 from memfit.report.heatmap import svg
-from memfit.truth.beside import published
+from memfit.truth.published_cells import published
 from memfit.verb_study import matrix_of
 from memfit.words import Ask, model_of
 

@@ -16,11 +16,11 @@ from memfit.job import Job, from_text
 from memfit.lower import lower
 from memfit.parallel.pipeline.check import alike
 from memfit.report import write
-from memfit.simulate.away import Away
 from memfit.simulate.bill import bill
 from memfit.simulate.bubbles import pipelined
 from memfit.simulate.costs import moved
 from memfit.simulate.generating import generation
+from memfit.simulate.host_step import Away
 from memfit.simulate.time import Duration, duration
 from memfit.strategy import PP
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Repeat, Tape

@@ -15,7 +15,7 @@ from memfit.estimate import estimate
 from memfit.job import Job
 from memfit.lower import distinct, lower, programmed
 from memfit.lower.host import offload
-from memfit.lower.recent import remembering
+from memfit.lower.walk_cache import remembering
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.parallel.zero.partitions import heaviest, shares

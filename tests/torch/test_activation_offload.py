@@ -17,7 +17,7 @@ from memfit.measure.record import Case
 from memfit.measure.run import recorded
 from memfit.model.families import build
 from memfit.simulate.memory import memory
-from memfit.simulate.parked import parked
+from memfit.simulate.pinned_memory import parked
 from memfit.strategy import DDP, Strategy
 from memfit.tape import Comm, Tape, check
 from memfit.trace import trace_config

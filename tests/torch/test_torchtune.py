@@ -78,7 +78,7 @@ def traced(name: str, job: Job) -> Tape:
     from torchtune.training import get_act_offloading_ctx_manager, set_activation_checkpointing
 
     import torch
-    from memfit.trace import away, cuda, kernels_of, steps
+    from memfit.trace import activation_offload, cuda, kernels_of, steps
     from memfit.trace.optimizers import optimizer_of
     from memfit.trace.paths import plain
     from memfit.trace.program import module_stack
@@ -91,7 +91,7 @@ def traced(name: str, job: Job) -> Tape:
     kernels_of.install(device)
     model, recorder = (
         model_of(name, job),
-        (Recorder if job.activation_offload == "none" else away.Away)(device),
+        (Recorder if job.activation_offload == "none" else activation_offload.Away)(device),
     )
     loss_of: Any = torch.nn.CrossEntropyLoss(ignore_index=-100)
     if job.loss == "chunked":
@@ -99,7 +99,7 @@ def traced(name: str, job: Job) -> Tape:
         model.set_num_output_chunks(loss_of.num_output_chunks)
     if job.checkpointing == "full":
         set_activation_checkpointing(model, auto_wrap_policy={TransformerSelfAttentionLayer})
-    told = away.engaged(recorder, job, followed=False)
+    told = activation_offload.engaged(recorder, job, followed=False)
     with (
         cuda.pretended(device),
         kernels_of.forced(job.attention),

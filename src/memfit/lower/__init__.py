@@ -14,8 +14,8 @@ from memfit.lower.compact import Notes, repeats
 from memfit.lower.engines import foldable, passing, scripted, steady, told_apart
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
-from memfit.lower.recent import once
 from memfit.lower.recorder import Recorder
+from memfit.lower.walk_cache import once
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import BOTH, Ends, Program, placed

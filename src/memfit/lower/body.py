@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.formats import FP32
 from memfit.lower import masks, versions
+from memfit.lower.activation_offload import OnHost
 from memfit.lower.attention import SHARED, tables
 from memfit.lower.bound import Bound
 from memfit.lower.cache import Cache
@@ -19,7 +20,6 @@ from memfit.lower.frameworks import programs_of
 from memfit.lower.head import final
 from memfit.lower.layers import forward
 from memfit.lower.load import idle_linears, narrow, prepare, repack, warm_up
-from memfit.lower.offload import OnHost
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Hooks, Storage, Tensor
 from memfit.model.modules import Attention, Latent, Layer, Model, Module

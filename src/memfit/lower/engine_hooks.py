@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from memfit.lower.engine import EMBED, Engine, Leaves, gate, parameters, silently
+from memfit.lower.layout_notice import Notice, Place
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
-from memfit.lower.told import Place, Told
 from memfit.program import Program
 from memfit.tape import Event
 
@@ -100,7 +100,7 @@ class Teller(Hooked):
 
     def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
         self.write(
-            Told(
+            Notice(
                 act,
                 self.r.where,
                 name,
@@ -108,17 +108,17 @@ class Teller(Hooked):
             )
         )
 
-    def write(self, told: Told) -> None:
+    def write(self, told: Notice) -> None:
         self.r.write(cast(Event, told))
 
     def ready(self, leaf: Tensor) -> None:
         block = -1 if leaf.grad is None or leaf.grad.storage is None else leaf.grad.storage.id
-        self.write(Told("ready", self.r.where, "", (self.places[id(leaf)],), block))
+        self.write(Notice("ready", self.r.where, "", (self.places[id(leaf)],), block))
         if not self.added:
             leaf.grad = None
 
     def finish(self) -> None:
-        self.write(Told("finish", self.r.where))
+        self.write(Notice("finish", self.r.where))
 
 
 __all__ = ["PAST", "Hooked", "Teller"]

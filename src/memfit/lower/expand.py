@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-from memfit.lower.told import Line, Told
+from memfit.lower.layout_notice import Line, Notice
 from memfit.program import Entry
 from memfit.tape import Alloc, Comm, Compute, Free, Mark, Repeat
 
@@ -130,7 +130,7 @@ class Expansion:
                 event = event._replace(id=number)
             elif type(event) is Free:
                 event = event._replace(id=self.standing(event.id, third))
-            elif type(event) is Told and event.block >= 0:
+            elif type(event) is Notice and event.block >= 0:
                 event = event._replace(block=self.standing(event.block, third))
             elif type(event) is Mark:
                 number, group = self.groups.get(event.where, (-1, None))
@@ -176,7 +176,7 @@ class Expansion:
         """An event of the middle, and how to find the block that it is about."""
         if type(event) is Alloc:
             return event, self.many[event.id]
-        id = event.block if type(event) is Told else event.id if type(event) is Free else -1
+        id = event.block if type(event) is Notice else event.id if type(event) is Free else -1
         if id < 0:
             return event, None
         own = self.many.get(id)
@@ -257,14 +257,14 @@ class Expansion:
                 )
             elif type(event) is Comm:
                 add(event._replace(where=names.get(event.where) or renamed(event.where)))
-            elif type(event) is Told:
+            elif type(event) is Notice:
                 act, where, name, leaves, block = event
                 leaves = tuple(
                     leaf and (names.get(leaf[0]) or renamed(leaf[0]), leaf[1]) for leaf in leaves
                 )
                 number = -1 if block < 0 else found(place, copy)
                 add(
-                    Told(
+                    Notice(
                         act,
                         names.get(where) or renamed(where),
                         name and (names.get(name) or renamed(name)),

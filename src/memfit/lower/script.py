@@ -14,9 +14,9 @@ from memfit.lower.compact import repeats
 from memfit.lower.engine import parameters
 from memfit.lower.engine_hooks import Hooked, Teller
 from memfit.lower.expand import expanded
+from memfit.lower.layout_notice import Line, Notice, Place
 from memfit.lower.recorder import Recorder, Standing
 from memfit.lower.tensors import Storage, Tensor
-from memfit.lower.told import Line, Place, Told
 from memfit.program import Program
 from memfit.tape import Alloc, Event, Free, Mark
 
@@ -49,7 +49,7 @@ class Script:
             standing,
         )  # it begins with its mark and the batch, which the loop holds
         self.count = sum(type(event) is Alloc for event in events)
-        self.taken = {event.block for event in events if type(event) is Told and event.block >= 0}
+        self.taken = {event.block for event in events if type(event) is Notice and event.block >= 0}
         freed = {event.id for event in self.events if type(event) is Free}
         self.stays = {event.id for event in self.events if type(event) is Alloc} - freed
         self.numbered: dict[int, list[Piece]] = {}
@@ -69,9 +69,9 @@ class Script:
                 plain.append(new(Alloc, (id + base, *rest)))
             elif type(event) is Free and event[0] not in own:
                 plain.append(new(Free, (event[0] + base, event[1])))
-            elif type(event) in (Alloc, Free, Mark, Told):
+            elif type(event) in (Alloc, Free, Mark, Notice):
                 alone = (
-                    type(event) is Told
+                    type(event) is Notice
                     and type(following) is Free
                     and following[0] == event.block >= 0
                 )
@@ -148,10 +148,10 @@ class Player:
                 held.pop(event[0], None)
             elif type(event) is Mark:
                 r.mark(event.phase, event.where, step)
-            elif type(event) is Told:
+            elif type(event) is Notice:
                 self.act(event, held, alone)
 
-    def act(self, told: Told, held: dict[int, Storage], alone: bool) -> None:
+    def act(self, told: Notice, held: dict[int, Storage], alone: bool) -> None:
         """`alone`: nothing but the leaf holds its gradient from here on."""
         engine = self.engine
         self.r.where = told.where

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from memfit import kernels
 from memfit.formats import FP32
 from memfit.lower import ops, versions
+from memfit.lower.activation_offload import around_steps
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache
 from memfit.lower.compact import Copy
@@ -15,7 +16,6 @@ from memfit.lower.context import Context, context, leave_autocast
 from memfit.lower.engine import ROOT
 from memfit.lower.engine_hooks import Hooked
 from memfit.lower.engines import engine_of
-from memfit.lower.offload import around_steps
 from memfit.lower.optimize import Stepper, release
 from memfit.lower.programs import StageRunner
 from memfit.lower.recorder import Recorder

@@ -18,7 +18,7 @@ from memfit.lower.programs import Programs
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Model, Weight
 from memfit.program import Program
-from memfit.techniques.brought import FAMILIES as BROUGHT
+from memfit.techniques.remote_code import FAMILIES as BROUGHT
 
 Version = tuple[int, int]
 NEVER = (1000, 0)  # families whose code came with their checkpoints run it under every version

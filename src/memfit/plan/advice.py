@@ -20,10 +20,10 @@ from memfit.hardware.outside import context
 from memfit.job import Job
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.holds import Holds
+from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.relayouts import relayouts
 from memfit.strategy import ONE, Strategy
-from memfit.techniques.offload import HOOKS
+from memfit.techniques.activation_offload import HOOKS
 
 LONGEST = 4  # rungs; who needs more wants another job
 

@@ -23,9 +23,9 @@ from memfit.lower.schedules import in_flight
 from memfit.model.modules import Attention, Latent, Layer, Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import counts as layers_of
-from memfit.plan.holds import WIDTH, Holds, Walked
-from memfit.simulate.away import away
+from memfit.plan.memory_lower_bounds import WIDTH, Holds, Walked
 from memfit.simulate.bubbles import standing
+from memfit.simulate.host_step import away
 from memfit.simulate.pace import calls
 from memfit.simulate.time import Duration, duration
 from memfit.strategy import PP, Strategy

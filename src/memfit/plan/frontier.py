@@ -9,7 +9,7 @@ from dataclasses import replace
 from memfit.estimate import uncollected
 from memfit.hardware import Cluster
 from memfit.hardware.cluster import BOARD
-from memfit.lower.recent import remembering
+from memfit.lower.walk_cache import remembering
 from memfit.plan.bounds import Bounds
 from memfit.plan.cost import paid
 from memfit.plan.planning import Plan, Row, Wish, dollars, row_of

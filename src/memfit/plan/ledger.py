@@ -13,7 +13,7 @@ from memfit.hardware import usable
 from memfit.hardware.outside import context
 from memfit.job import Job
 from memfit.plan.bounds import Bounds, Like, closest, sharing
-from memfit.plan.holds import Kept
+from memfit.plan.memory_lower_bounds import Kept
 from memfit.plan.space import Space, label
 
 USUAL = Job().framework

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 
 from memfit.estimate import Estimate, uncollected
 from memfit.hardware import Cluster
-from memfit.lower.recent import remembering
+from memfit.lower.walk_cache import remembering
 from memfit.plan.bounds import Bounds
 from memfit.plan.cost import MILLION, Cost, Paid, cost, paid
-from memfit.plan.gives import gives_up
 from memfit.plan.goals import Pace
 from memfit.plan.ledger import Counted, Enough, Found, Kind
 from memfit.plan.policies import POLICIES
 from memfit.plan.search import Search
 from memfit.plan.space import Space, Work
+from memfit.plan.trade_offs import gives_up
 from memfit.presentation import Presented
 
 Progress = Callable[[Counted], None]

@@ -17,10 +17,10 @@ from typing import NamedTuple
 
 from memfit.estimate import uncollected
 from memfit.job import Job
-from memfit.plan.asking import Asking
 from memfit.plan.bounds import Bounds, Like, alike
-from memfit.plan.holds import Held, Walked, hosted
+from memfit.plan.evaluate_candidates import Asking
 from memfit.plan.ledger import Counted, Entry, Found, Kind, Ledger, Lost, Node
+from memfit.plan.memory_lower_bounds import Held, Walked, hosted
 from memfit.plan.space import Space
 
 KERNELS, BATCH, CANDIDATE, TIMED = range(4)

@@ -10,12 +10,12 @@ from memfit.estimate import Estimate
 from memfit.hardware import Cluster
 from memfit.hardware.cluster import BOARD
 from memfit.plan.cost import MILLION, Paid, paid, served
-from memfit.plan.gives import gives_up
 from memfit.plan.goals import Asked, Limits
 from memfit.plan.inference import SERVED, Serving, Timed
 from memfit.plan.ledger import Enough
 from memfit.plan.planning import Dropped, Plan, Row, Wish
 from memfit.plan.space import Work
+from memfit.plan.trade_offs import gives_up
 from memfit.plan.weights import WEIGHTS, packed
 
 ANY = Limits()

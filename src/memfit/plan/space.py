@@ -23,8 +23,8 @@ from memfit.plan.goals import Asked
 from memfit.program import Program
 from memfit.strategy import LAYOUTS, ONE, Layout, Strategy
 from memfit.techniques import marked
+from memfit.techniques.activation_offload import HOOKS
 from memfit.techniques.framework import facts_of
-from memfit.techniques.offload import HOOKS
 
 OUTER = ("optimizer",)  # open options that change no kernel of the passes
 AXES: Mapping[str, tuple[Any, ...]] = {

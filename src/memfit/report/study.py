@@ -10,7 +10,7 @@ from typing import Any
 from memfit.plan.study import Cell, Default, Panel, Study, Way
 from memfit.report import markdown as marked
 from memfit.report.figures import gib
-from memfit.truth.beside import Beside
+from memfit.truth.published_cells import Beside
 
 LABEL, COLUMN = 20, 10
 SHORT = {"ZeRO-2 + offload": "2+offload", "ZeRO-3 + offload": "3+offload"}

@@ -13,9 +13,9 @@ from memfit.hardware.collectives import Group, seconds
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.pipeline.check import micro_batches
-from memfit.simulate.away import away
 from memfit.simulate.bubbles import pipelined, standing
 from memfit.simulate.generating import Generation, generation
+from memfit.simulate.host_step import away
 from memfit.simulate.memory import Memory
 from memfit.simulate.time import UNMEASURED, Calls, Duration, Spread, duration
 from memfit.simulate.working import Alike, step_kernels, token_kernels

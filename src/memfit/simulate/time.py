@@ -15,8 +15,8 @@ from typing import NamedTuple
 from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
-from memfit.simulate.away import Away
 from memfit.simulate.costs import TOGETHER, heads, moved
+from memfit.simulate.host_step import Away
 from memfit.simulate.peaks import spans
 from memfit.tape import Alloc, Comm, Compute, Event, Mark, Phase, Tape
 

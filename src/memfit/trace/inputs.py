@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError, Problem
 from memfit.job import Job
-from memfit.trace import beside, classes, versions
+from memfit.trace import classes, extra_inputs, versions
 from memfit.trace.pictures import Inputs, Pictures, parameters, pictures, required, sees, special
 from memfit.trace.recorder import Recorder
 
@@ -169,7 +169,7 @@ def hearing(model: Any) -> tuple[int, ...] | None:
     name = heard_as(model)
     if name == "input_values" and paired(model):
         return (WAVE,)
-    if name != "input_features" or beside.in_step(model):
+    if name != "input_features" or extra_inputs.in_step(model):
         return None
     config = model.config
     bins = special(config, "num_mel_bins")
@@ -185,7 +185,7 @@ def hearing(model: Any) -> tuple[int, ...] | None:
 
 def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> Inputs:
     """Everything but labels."""
-    beside.decide(recorder, model)
+    extra_inputs.decide(recorder, model)
     device = recorder.device.type
     heard = hearing(model)
     if heard is not None:
@@ -202,7 +202,7 @@ def prompt(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) -> I
         given["input_ids"] = torch.randint(
             1, versions.vocabulary(model.config) or ASCII, (size, job.seq), device=device
         )
-    given |= beside.given(recorder, model, size, job)
+    given |= extra_inputs.given(recorder, model, size, job)
     if made.pictures is not None:
         given |= made.pictures.make(size)
         given |= seen(model, job, made, given["input_ids"])
@@ -294,7 +294,7 @@ def training(recorder: Recorder, model: Any, job: Job, made: Plan, size: int) ->
     given = prompt(recorder, model, job, made, size)
     device = recorder.device.type
     if "labels" not in parameters(model) and "actions" in parameters(model):
-        given |= beside.actions(model, size, device)
+        given |= extra_inputs.actions(model, size, device)
     elif made.kind == "classification":
         number = int(getattr(model.config, "num_labels", 2))
         given["labels"] = torch.zeros(

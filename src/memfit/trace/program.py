@@ -21,10 +21,10 @@ from memfit.libraries.trl import check as own_heads
 from memfit.parallel.fsdp2.check import resolved
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
-from memfit.techniques import offload as parked
+from memfit.techniques import activation_offload as offload_check
 from memfit.trace import (
+    activation_offload,
     autocast,
-    away,
     classes,
     cuda,
     experts,
@@ -108,7 +108,10 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
             "peft"
         )  # it imports bitsandbytes, if that is there, which must still see the true machine
     job = trl.settled(job)
-    of_layout = (*ranks.refusals(job, options.strategy), *parked.engines(job, options.strategy))
+    of_layout = (
+        *ranks.refusals(job, options.strategy),
+        *offload_check.engines(job, options.strategy),
+    )
     raise_errors(
         [*refusals(job), *stored.refusals(config, job, options.gpu, options.device), *of_layout]
     )
@@ -150,7 +153,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 ranks.group(options.strategy, device.type) as mesh,
                 ranks.followed(recorder, mesh),
                 zero.engaged(recorder, options.strategy),
-                away.engaged(recorder, job, followed=mesh is not None),
+                activation_offload.engaged(recorder, job, followed=mesh is not None),
                 liger.applied(model, job),
             ):
                 apart = experts.mesh_of(options.strategy, device.type)
@@ -183,9 +186,9 @@ def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
         return (
             zero.Parked
             if strategy.zero is not None
-            else away.OfShards
+            else activation_offload.OfShards
             if strategy.offloads
-            else away.Away
+            else activation_offload.Away
         )
     if strategy.zero is not None:
         return zero.Rank
@@ -208,7 +211,7 @@ def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: in
             if not late:
                 model = prepared(model, job, plan.kind, recorder.device.type)
             if options.strategy.fsdp is not None:
-                away.stood(recorder, model, job)
+                activation_offload.stood(recorder, model, job)
             model = options.spread.cut(model)
     with module_stack(recorder), recorder:
         brought, run = ways_of(job, options.strategy)

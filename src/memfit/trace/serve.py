@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError
 from memfit.job import Job
-from memfit.trace import beside, classes, inputs, older, pictures
+from memfit.trace import classes, extra_inputs, inputs, older, pictures
 from memfit.trace.recorder import Recorder
 
 # tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
@@ -38,7 +38,7 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         message = f"`{type(model).__name__}` writes no text: it has no `generate`"
         raise InputError.one(message, where="job.task", hint="`--new-tokens 0` traces one forward")
     settings = settings_of(model, job)
-    whole = older.whole(model, job) or bool(beside.in_step(model))
+    whole = older.whole(model, job) or bool(extra_inputs.in_step(model))
     skip = (
         job.new_tokens > FIRST + LAST and not options.decode_all and not plan.target and not whole
     )

@@ -28,7 +28,7 @@ from memfit.parallel.pipeline.check import (
 )
 from memfit.strategy import Strategy
 from memfit.tape import Phase
-from memfit.trace import away, inputs, meshes, prepare, steps
+from memfit.trace import activation_offload, inputs, meshes, prepare, steps
 from memfit.trace.flat import DTYPES
 from memfit.trace.optimizers import stepped
 from memfit.trace.recorder import Recorder
@@ -108,7 +108,7 @@ def train(recorder: Recorder, model: Stages, job: Job, options: Any, plan: input
                 recorder.device.type,
                 dtype=torch.bfloat16 if "bf16" in job.precision else torch.float16,
             )
-    around = away.stood(recorder, model, job)
+    around = activation_offload.stood(recorder, model, job)
     schedule = scheduled(model, job, options)
     optimizer, paths = options.optimizer(model, job), steps.paths_of(model)
     steps.states(recorder, optimizer, paths)

@@ -12,7 +12,17 @@ from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import Strategy
 from memfit.tape import LONGEST, Part
-from memfit.trace import away, beside, inputs, meshes, prepare, standins, trl, ulysses, versions
+from memfit.trace import (
+    activation_offload,
+    extra_inputs,
+    inputs,
+    meshes,
+    prepare,
+    standins,
+    trl,
+    ulysses,
+    versions,
+)
 from memfit.trace.optimizers import backward, kept_of, stepped
 from memfit.trace.paths import plain
 from memfit.trace.recorder import Block, Recorder, local
@@ -91,7 +101,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     """Forward, backward, step, zero_grad; outputs are dropped before backward unless they are
     kept."""
     begin(model, job)
-    around = away.stood(recorder, model, job)
+    around = activation_offload.stood(recorder, model, job)
     wrapped = options.spread.wrapped(model)
     forward = trl.called(prepare.mixed(wrapped, job, recorder.device.type), job, plan.kind)
     name_gradients(recorder, model, job)
@@ -191,7 +201,7 @@ def micro_step(recorder: Recorder, model: Any, job: Job, how: Micro, step: int) 
         how.kept["inputs"] = given  # until the next ones are there
         recorder.mark("forward")
         outputs = how.forward(**given)
-        loss = beside.loss_of(model, outputs)
+        loss = extra_inputs.loss_of(model, outputs)
         if job.keep_outputs:
             how.kept["outputs"] = outputs  # overwritten now
         if not how.options.keep_outputs:

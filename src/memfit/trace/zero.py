@@ -23,7 +23,7 @@ from memfit.optimizers import OPTIMIZERS
 from memfit.parallel.zero.check import resolved as filled
 from memfit.strategy import Strategy, ZeRO
 from memfit.tape import Part, Sync, Trim
-from memfit.trace import away, cuda, disk, inputs, steps, trl, ulysses
+from memfit.trace import activation_offload, cuda, disk, inputs, steps, trl, ulysses
 from memfit.trace.collectives import tensors_of
 from memfit.trace.flat import DTYPES
 from memfit.trace.recorder import Recorder
@@ -158,7 +158,7 @@ class Rank(Sides):
         return int(getattr(parameter, "ds_numel", parameter.numel()))
 
 
-class Parked(away.Away, Rank):
+class Parked(activation_offload.Away, Rank):
     """Its activations wait on the host, too."""
 
 
@@ -362,7 +362,7 @@ def train(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
     """Forward, backward and step by the engine, as accelerate calls it."""
     steps.begin(model, job)
     paths = steps.paths_of(model)
-    around = away.stood(recorder, model, job)
+    around = activation_offload.stood(recorder, model, job)
     engine = engine_of(recorder, model, job, options)
     forward = trl.called(engine, job, plan.kind)
     micro = steps.Micro(plan=plan, options=options, forward=forward, backward=engine.backward)

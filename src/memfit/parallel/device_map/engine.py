@@ -14,7 +14,7 @@ from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.parallel.fsdp2.engine import OUTSIDE
 from memfit.program import Program
 from memfit.strategy import Strategy
-from memfit.techniques.brought import FAMILIES
+from memfit.techniques.remote_code import FAMILIES
 
 if TYPE_CHECKING:
     from memfit.lower.context import Context

@@ -12,8 +12,8 @@ from memfit.hardware import usable
 from memfit.job import Job
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.bounds import under_way
-from memfit.plan.learnt import Beyond, Passed, passed, sending
 from memfit.plan.ledger import Ledger, Lost, Node
+from memfit.plan.reuse_estimates import Beyond, Passed, passed, sending
 from memfit.plan.space import turned
 
 TIED = 0.002  # of a step: steps of optimizers differ by more than their bounds do

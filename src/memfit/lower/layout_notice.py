@@ -12,7 +12,7 @@ Place: TypeAlias = (
 )
 
 
-class Told(NamedTuple):
+class Notice(NamedTuple):
     """`act` is what happens; `name` the unit or `leaves` the parameters that it happens to, `block`
     a gradient that has come."""
 
@@ -23,6 +23,6 @@ class Told(NamedTuple):
     block: int = -1
 
 
-Line: TypeAlias = "Event | Told"
+Line: TypeAlias = "Event | Notice"
 
-__all__ = ["Line", "Place", "Told"]
+__all__ = ["Line", "Place", "Notice"]

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from memfit.estimate import Estimate
 from memfit.hardware import rates
 from memfit.optimizers import OPTIMIZERS
-from memfit.plan.holds import passes
-from memfit.simulate.away import away
+from memfit.plan.memory_lower_bounds import passes
+from memfit.simulate.host_step import away
 from memfit.simulate.pace import calls, stepped
 from memfit.simulate.peaks import spans
 from memfit.simulate.settings import ROUNDING

@@ -10,7 +10,7 @@ import pytest
 import memfit.lower as lowering
 from memfit.job import Job
 from memfit.lower import lower
-from memfit.lower.recent import Recent, once, remembering
+from memfit.lower.walk_cache import Recent, once, remembering
 from memfit.model.families import build
 from memfit.strategy import Strategy, ZeRO
 
