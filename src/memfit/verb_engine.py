@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from memfit.errors import InputError, Problem
+from memfit.errors import InputError, Problem, SourceError
 from memfit.words import cluster_of, gather
 
 if TYPE_CHECKING:
     from memfit.hardware import Cluster
-    from memfit.model.modules import Model
     from memfit.serving.base import Device, Option, Question, ServingEngine, Subject
     from memfit.serving.result import ServingAnswer
 
@@ -126,31 +124,22 @@ def subject_of(model: Any, offline: bool = False) -> Subject:
     built at the model's own dtype: what a quantization stores is the engine's business."""
     from memfit.model.source import read
     from memfit.serving.base import Subject
+    from memfit.serving.subject import structure, subject_from
 
     if isinstance(model, Mapping):
         return Subject(
             name=str(model.get("model_type", "model")), config=model, model=structure(model)
         )
-    source = read(model, offline=offline)
-    return Subject(
-        name=source.name,
-        config=source.config,
-        source=source,
-        model=structure(source.config, source.name, source.origin),
-        parameters=source.parameters,
-        origin=source.origin,
-    )
-
-
-def structure(config: Mapping[str, Any], name: str = "", origin: str = "") -> Model | None:
-    """The modules of a family that memfit knows, not quantized; else nothing."""
-    from memfit.model.families import build
-
-    plain = {key: value for key, value in config.items() if key != "quantization_config"}
     try:
-        return dataclasses.replace(build(plain, name=name, origin=origin), config=config)
-    except InputError:
-        return None
+        source = read(model, offline=offline)
+    except SourceError:
+        from memfit.serving.named import by_name
+
+        guess = by_name(str(model))
+        if guess is None:
+            raise
+        source = guess
+    return subject_from(source)
 
 
 def help_lines(engine: ServingEngine) -> list[tuple[str, str]]:

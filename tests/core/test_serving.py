@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from memfit.cli import main
 from memfit.errors import InputError
+from memfit.report.accuracy import data
 from memfit.serving import ENGINES, find_engine
 from memfit.serving.flags import read_flags
+from memfit.serving.named import by_name
+from memfit.serving.stored import read_scheme
+from memfit.truth.accuracy import accuracy
 from memfit.verb_engine import serve
 
 
@@ -64,3 +69,41 @@ def test_engines_own_their_options(name: str) -> None:
     problems: list[object] = []
     rest, values = read_flags(engine.options, ["model"], problems, engine.title)  # type: ignore[arg-type]
     assert (rest, values, problems) == (["model"], {}, [])
+
+
+def test_accuracy_reads_start_up_logs(tmp_path: Path) -> None:
+    log = {
+        "id": "one",
+        "source": "a log",
+        "engine": "vllm",
+        "engine_version": "0.10.2",
+        "model": "Qwen/Qwen3-4B",
+        "gpu": None,
+        "gpus": 1,
+        "options": {"max_model_len": 40960},
+        "figures": {"weights_gib": 7.5552, "kv_tokens": 422672, "total_gpu_memory_gib": 79.18},
+        "confidence": "medium",
+    }
+    unknown = {**log, "id": "two", "model": "nobody/has-this-model"}
+    vague = {**log, "id": "three", "confidence": "low"}
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, (log, unknown, vague))))
+    found = data(accuracy(file))
+    one = found["serving"]["vllm"]
+    assert (one["rows"], one["complete"], one["answered"]) == (3, 2, 1)
+    assert one["figures"]["weights_gib"]["median"] < 1e-4
+    assert one["figures"]["kv_tokens"]["median"] < 0.005
+    assert one["figures"]["kv_tokens"]["promised_over_5_percent"] == 0
+
+
+def test_names_say_how_a_checkpoint_is_quantized() -> None:
+    source = by_name("RedHatAI/Qwen3-14B-FP8-dynamic")
+    assert source is not None
+    assert "Qwen/Qwen3-14B" in source.origin
+    scheme = read_scheme(source.config)
+    assert scheme is not None
+    assert (scheme.kind, scheme.order) == ("fp8", True)
+    assert by_name("RedHatAI/nothing-like-it-FP8") is None
+    plain = by_name("unsloth/Llama-3.2-3B-Instruct")
+    assert plain is not None
+    assert "quantization_config" not in plain.config

@@ -28,6 +28,7 @@ from memfit.truth.accuracy import (
 from memfit.truth.baselines.peers import PEERS
 from memfit.truth.case import BROKEN, CONFIDENCES, METRICS
 from memfit.truth.causes import why
+from memfit.truth.served import summed
 
 SCHEMA = 2
 WORDS = frozenset({"compared", "reason", "model", "cause", "version"})  # columns of text
@@ -61,6 +62,7 @@ PRODUCER_HEAD = (
     "apart",
     "seconds",
 )
+SERVED_HEAD = ("engine", "answered", "figure", "rows", "median", "p95", "over 5 % more promised")
 SHORT = {
     "held after a step": "after a step",
     "held after generation": "after generation",
@@ -265,6 +267,28 @@ def summary(found: Accuracy) -> str:
     )
 
 
+def served_rows(found: Accuracy) -> list[tuple[str, ...]]:
+    """A line an engine and figure, over its complete rows."""
+    made: list[tuple[str, ...]] = []
+    for engine, one in summed(found.served).items():
+        answered = f"{one['answered']} of {one['complete']}"
+        for name, figure in one["figures"].items():
+            over = figure.get("promised_over_5_percent")
+            cell = "" if over is None else share(over)
+            made.append(
+                (
+                    engine,
+                    answered,
+                    name,
+                    str(figure["n"]),
+                    share(figure["median"]),
+                    share(figure["p95"]),
+                    cell,
+                )
+            )
+    return made
+
+
 def broken(found: Accuracy, shown: int = 5) -> str:
     """Lines of the file that are no rows, the first of them by name; nothing where all are."""
     lines = [f"{one.id} ({one.reason})" for one in found.refused if one.kind == BROKEN]
@@ -312,6 +336,11 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
         + columns(("about", *CONFIDENCES, "all"), share_rows(found), frozenset(range(1, 5)))
     )
     parts += [fill(line, width) for line in missing(found)]
+    if found.served:
+        parts.append(
+            "start-up logs of serving engines\n"
+            + columns(SERVED_HEAD, served_rows(found), frozenset(range(3, 7)))
+        )
     if found.refused:
         parts.append(
             "refused\n"
@@ -404,6 +433,7 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
         ("Peaks by every method", METHOD_HEAD, method_rows(found)),
         *((f"Every method by {axis}", AXIS_HEAD, axis_rows(told, axis)) for axis in AXES),
         ("Single kernels", ("kernel", *HEAD[2:]), kernel_rows(found)),
+        ("Start-up logs of serving engines", SERVED_HEAD, served_rows(found)),
         ("Answered", TASK_HEAD, task_rows(found)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), share_rows(found)),
         ("Refused", REASON_HEAD, reason_rows(found)),
@@ -521,6 +551,15 @@ FIELDS = (
             "confidence `high`"
         ),
     ),
+    (
+        "serving",
+        "object",
+        (
+            "by engine: `rows`, those `complete` (confidence high or medium, model and GPU known), "
+            "those of them `answered`, and by figure the errors: `n`, `median`, `p95`, and of "
+            "`kv_tokens` the share `promised_over_5_percent`"
+        ),
+    ),
 )
 
 
@@ -609,6 +648,7 @@ def data(found: Accuracy) -> dict[str, Any]:
             {"kind": kind, "reason": reason, "rows": count, "certain": certain}
             for (kind, reason), (certain, count) in found.reasons().items()
         ],
+        "serving": summed(found.served),
     }
 
 

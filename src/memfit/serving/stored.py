@@ -128,6 +128,24 @@ def nf4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[
         yield max(1, matrix.experts) * matrix.inputs * part // 64 * FLOAT
 
 
+def mxfp4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    """Experts in MXFP4. The kernels want widths of whole tiles: Marlin 256 and 128, Triton 64 of
+    the inner width (vLLM 0.12.0 mxfp4.py create_weights; Triton on 9.0 to 10.x alone)."""
+    up = len(matrix.parts) > 1
+    outer, inner = (matrix.inputs, matrix.parts[0]) if up else (matrix.parts[0], matrix.inputs)
+    if sm is not None and (9, 0) <= sm < (11, 0):
+        inner = padded(inner, 64)
+    else:
+        outer, inner = padded(outer, 256), padded(inner, 128)
+    count = matrix.experts * outer * inner * len(matrix.parts)
+    yield count // 2
+    yield count // 32
+
+
+def padded(value: int, multiple: int) -> int:
+    return ceil(value, multiple) * multiple
+
+
 def fp4(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
     """NVFP4 (blocks of 16 with an fp8 scale) and MXFP4 (blocks of 32 with an e8m0 scale)."""
     yield matrix.count // 2
@@ -142,6 +160,7 @@ KINDS: dict[str, Store] = {
     "packed": packed,
     "nf4": nf4,
     "fp4": fp4,
+    "mxfp4": mxfp4,
 }
 
 
@@ -247,7 +266,7 @@ def read_modelopt(settings: Any) -> Scheme | None:
 
 
 def read_mxfp4(settings: Any) -> Scheme:
-    return Scheme(kind="fp4", bits=4, group=32, only_experts=True)
+    return Scheme(kind="mxfp4", bits=4, group=32, only_experts=True)
 
 
 READERS: dict[str, Callable[[Any], Scheme | None]] = {

@@ -64,17 +64,19 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
     return sizes + rotary_tables(model, rank)
 
 
-def rank_bytes(model: Model, rank: Rank) -> int:
-    """Bytes that `torch.cuda.memory_allocated` shows after loading."""
-    return allocated(rank_sizes(model, rank))
+def rank_bytes(model: Model, rank: Rank, reserved: bool = False) -> int:
+    """Bytes that `torch.cuda.memory_allocated` shows after loading, or all that the allocator
+    reserved."""
+    allocator = allocate(rank_sizes(model, rank))
+    return allocator.reserved if reserved else allocator.allocated
 
 
-def allocated(sizes: Sequence[int]) -> int:
-    """What the allocator counts for tensors of these sizes."""
+def allocate(sizes: Sequence[int]) -> Allocator:
+    """The allocator with tensors of these sizes in it."""
     allocator = Allocator()
     for number, size in enumerate(sizes):
         allocator.malloc(number, size)
-    return allocator.allocated
+    return allocator
 
 
 def table_rows(vocab: int, rank: Rank) -> int:
@@ -251,4 +253,4 @@ def rotary_tables(model: Model, rank: Rank) -> list[int]:
     return [rank.positions * rotary * rank.width for rotary in sorted(local)]
 
 
-__all__ = ["Rank", "allocated", "kv_heads", "rank_bytes", "rank_sizes", "table_rows"]
+__all__ = ["Rank", "allocate", "kv_heads", "rank_bytes", "rank_sizes", "table_rows"]

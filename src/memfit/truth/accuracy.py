@@ -33,6 +33,7 @@ from memfit.truth.baselines import BASELINES, Baseline
 from memfit.truth.baselines.peers import PEERS, asked
 from memfit.truth.case import KERNEL, KINDS, ONE, SERVED, SEVERAL, Case, Refused
 from memfit.truth.published import read
+from memfit.truth.served import ServedOutcome, judge, read_served
 from memfit.truth.single import Kernel
 from memfit.truth.statistics import Figures, averaged, figures, middle
 
@@ -49,6 +50,7 @@ class Accuracy:
     refused: tuple[Refused, ...]
     kernels: tuple[KernelOutcome, ...] = ()
     absent: tuple[str, ...] = ()  # tools that were wanted and are not installed
+    served: tuple[ServedOutcome, ...] = ()  # start-up logs of serving engines
 
     @property
     def rows(self) -> int:
@@ -192,7 +194,12 @@ def accuracy(
     `confidence` and `source` narrow what is looked at: equal to the row's, and contained in it;
     `limit` ends after so many cases. `peers`: the real tools that are installed are asked too.
     `processes` share the work of many formulas."""
-    chosen = selected(path, confidence, source, limit)
+    logs = [
+        row
+        for row in read_served(path)
+        if confidence in ("", row.confidence) and source.lower() in row.source.lower()
+    ]
+    chosen = selected(path, confidence, source, limit, others=bool(logs))
     questions = list(gathered(chosen))
     found: dict[int, Answer] = {}
     tell = progress or (lambda done, rows, what: None)
@@ -219,6 +226,7 @@ def accuracy(
         refused=tuple(one for one in ordered if isinstance(one, Refused)),
         kernels=tuple(one for one in ordered if isinstance(one, KernelOutcome)),
         absent=absent,
+        served=tuple(map(judge, logs)),
     )
 
 
@@ -266,10 +274,17 @@ def spread_out(
 
 
 def selected(
-    path: str | Path | None, confidence: str, source: str, limit: int
+    path: str | Path | None, confidence: str, source: str, limit: int, others: bool = False
 ) -> list[Case | Kernel | Refused]:
-    """The rows that are asked for; one problem for each wish that no row meets."""
+    """The rows that are asked for; one problem for each wish that no row meets, unless `others`
+    meet them."""
     everything = list(read(path))
+    if others and not any(
+        source.lower() in one.source.lower() and confidence in ("", one.confidence)
+        for one in everything
+        if isinstance(one, Refused | Case)
+    ):
+        return []
     if not everything:
         raise InputError.one(
             "the file has no rows",

@@ -136,7 +136,7 @@ def read_rows(path: str | Path | None = None) -> Iterator[Row | Refused]:
                         f"line {place} of `{path.name}` is too long for published figures",
                         where="path",
                     )
-                if line.strip():
+                if line.strip() and not served(line):
                     yield row(line, place)
     except (OSError, EOFError) as error:
         raise InputError.one(
@@ -144,6 +144,17 @@ def read_rows(path: str | Path | None = None) -> Iterator[Row | Refused]:
             where="path",
             hint="name a .jsonl file",
         ) from None
+
+
+def served(line: bytes) -> bool:
+    """Whether the line is a start-up log of a serving engine, which `served.py` reads."""
+    if b'"figures"' not in line:
+        return False
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(values, dict) and isinstance(values.get("figures"), dict)
 
 
 def row(line: bytes, place: int) -> Row | Refused:

@@ -59,7 +59,9 @@ class VLLM:
         """What the log will say."""
         setup = set_up(question)
         device = question.devices[0] if question.devices else None
-        weights = rank_bytes(setup.model, setup.rank)
+        # platforms/rocm.py get_current_memory_usage: total less free, so all that was reserved
+        rocm = device is not None and device.gpu is not None and device.gpu.vendor == "amd"
+        weights = rank_bytes(setup.model, setup.rank, reserved=rocm)
         activation = peak(
             setup.model, setup.rank, setup.batched, setup.requests, setup.width, setup.rules
         )

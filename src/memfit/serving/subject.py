@@ -1,0 +1,35 @@
+"""The model that an engine serves: its config, and its structure where memfit has formulas."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.model.families import build
+from memfit.model.modules import Model
+from memfit.model.source import Source
+from memfit.serving.base import Subject
+
+
+def subject_from(source: Source) -> Subject:
+    """A model as it was read."""
+    return Subject(
+        name=source.name,
+        config=source.config,
+        source=source,
+        model=structure(source.config, source.name, source.origin),
+        parameters=source.parameters,
+        origin=source.origin,
+    )
+
+
+def structure(config: Mapping[str, Any], name: str = "", origin: str = "") -> Model | None:
+    """The modules of a family that memfit knows, at the model's own dtype: what a quantization
+    stores is the engine's business. None where there are no formulas."""
+    plain = {key: value for key, value in config.items() if key != "quantization_config"}
+    try:
+        return dataclasses.replace(build(plain, name=name, origin=origin), config=config)
+    except InputError:
+        return None

@@ -1,0 +1,320 @@
+"""Published start-up logs of serving engines against the engines' answers.
+
+A row has `engine`, `options` and `figures`, as `data/README.md` describes; rows of the other form,
+one figure each, are gathered by run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError, MemfitError
+from memfit.hardware import GPU, find_gpu
+from memfit.hardware.gpu import variants
+from memfit.serving import find_engine
+from memfit.serving.base import Device, Question, Subject
+from memfit.serving.named import by_name
+from memfit.truth.rows import BUNDLED, LONGEST_LINE
+from memfit.truth.statistics import middle
+from memfit.units import GIB, MIB
+
+ROWS = Path(__file__).parent / "data" / "serving.jsonl.gz"
+CONFIDENT = ("high", "medium")
+# Figures that are compared, each with the keys under which rows have it; the first one counts.
+COMPARED: dict[str, tuple[str, ...]] = {
+    "weights_gib": ("weights_gib",),
+    "kv_gib": ("kv_gib", "available_kv_gib"),
+    "kv_tokens": ("kv_tokens",),
+    "activation_gib": ("activation_gib",),
+    "device_gib": ("device_gib",),
+}
+# Metrics of rows with one figure each, in the words of the other form.
+METRICS = {
+    "weights": "weights_gib",
+    "available_kv_cache": "available_kv_gib",
+    "kv_cache": "kv_gib",
+    "activation_peak": "activation_gib",
+    "non_torch": "non_torch_gib",
+    "cuda_graph": "graph_gib",
+}
+PROMISED = 0.05  # more cache than the engine gave, by so much, is a broken promise
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedRow:
+    """One start-up of one engine, as published."""
+
+    id: str
+    source: str
+    engine: str
+    version: str
+    model: str
+    gpu: str
+    gpus: int
+    options: Mapping[str, Any]
+    figures: Mapping[str, Any]
+    confidence: str
+
+    @property
+    def complete(self) -> bool:
+        """Whether the row describes its run well enough to be judged by."""
+        known = ("total_gpu_memory_gib", "gpu_total_mib", "avail_before_load_gb")
+        return (
+            self.confidence in CONFIDENT
+            and bool(self.model)
+            and bool(self.gpu or any(self.figures.get(one) for one in known))
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedOutcome:
+    """A row with what the engine's rules say of it; `reason` says why there is no answer."""
+
+    row: ServedRow
+    measured: Mapping[str, float] = field(default_factory=dict)
+    predicted: Mapping[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def answered(self) -> bool:
+        return not self.reason
+
+    def error(self, figure: str) -> float | None:
+        """Predicted over measured, less one."""
+        ours, theirs = self.predicted.get(figure), self.measured.get(figure)
+        return None if ours is None or not theirs else ours / theirs - 1
+
+
+def read_served(path: str | Path | None = None) -> list[ServedRow]:
+    """Every row of a serving engine in a file; None: the bundled collections."""
+    if path is None:
+        return [*rows_of(lines(ROWS)), *rows_of(lines(BUNDLED))]
+    return list(rows_of(lines(Path(path))))
+
+
+def lines(path: Path) -> Iterator[Mapping[str, Any]]:
+    """JSON objects of a file, one a line; other readers name the lines that are none."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for line in iter(lambda: file.readline(LONGEST_LINE + 1), b""):
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(value, dict):
+                    yield value
+    except (OSError, EOFError) as error:
+        raise InputError.one(
+            f"`{str(path)[:200]}` cannot be read: {str(error)[:120]}", where="path"
+        ) from None
+
+
+def rows_of(values: Iterable[Mapping[str, Any]]) -> Iterator[ServedRow]:
+    gathered: dict[tuple[str, ...], dict[str, Any]] = {}
+    for value in values:
+        engine = str(value.get("engine") or "").lower()
+        figures = value.get("figures")
+        if isinstance(figures, Mapping) and engine:
+            yield served_row(value, engine, figures)
+        elif engine in ("vllm", "sglang") and value.get("metric") in METRICS:
+            gather(gathered, value)
+    for value in gathered.values():
+        yield served_row(value, str(value["engine"]).lower(), value["figures"])
+
+
+def gather(gathered: dict[tuple[str, ...], dict[str, Any]], value: Mapping[str, Any]) -> None:
+    """One figure of a run joins the others of it."""
+    names = ("source", "model", "engine", "engine_version", "gpu", "gpus", "seq", "parallel")
+    extra = value.get("extra") if isinstance(value.get("extra"), Mapping) else {}
+    key = (*(str(value.get(name)) for name in names), json.dumps(extra, sort_keys=True))
+    run = gathered.setdefault(
+        key,
+        {**value, "figures": {}, "options": parted(value, extra or {})},
+    )
+    size = value.get("value_gib")
+    if isinstance(size, (int, float)):
+        run["figures"][METRICS[value["metric"]]] = size
+    for name, ours in (("pool_tokens", "kv_tokens"), ("total_GiB", "total_gpu_memory_gib")):
+        if isinstance((extra or {}).get(name), (int, float)):
+            run["figures"][ours] = extra[name]  # type: ignore[index]
+
+
+def parted(value: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a run whose row tells them in words: `tp2`, `max_model_len 16000 (…)`."""
+    found = {name: one for name, one in extra.items() if isinstance(one, (int, float))}
+    text = f"{value.get('seq') or ''} {value.get('parallel') or ''}"
+    for name, pattern in (
+        ("max_model_len", r"max_model_len (\d+)"),
+        ("max_num_seqs", r"max_num_seqs (\d+)"),
+        ("tensor_parallel_size", r"\btp ?(\d+)"),
+    ):
+        match = re.search(pattern, text)
+        if match:
+            found[name] = int(match[1])
+    found.pop("block_size", None)
+    return found
+
+
+def served_row(value: Mapping[str, Any], engine: str, figures: Mapping[str, Any]) -> ServedRow:
+    gpus = value.get("gpus")
+    options = value.get("options")
+    return ServedRow(
+        id=str(value.get("id") or "?")[:80],
+        source=str(value.get("source") or "unnamed")[:400],
+        engine=engine,
+        version=str(value.get("engine_version") or ""),
+        model=str(value.get("model") or ""),
+        gpu=str(value.get("gpu") or ""),
+        gpus=gpus if isinstance(gpus, int) and 0 < gpus < 10_000 else 1,
+        options=options if isinstance(options, Mapping) else {},
+        figures=figures,
+        confidence=str(value.get("confidence") or ""),
+    )
+
+
+def judge(row: ServedRow) -> ServedOutcome:
+    """The engine's answer beside what its log said."""
+    measured = measured_figures(row)
+    try:
+        engine = find_engine(row.engine)
+        subject = subject_of(row.model)
+        question = Question(
+            subject=subject,
+            devices=tuple(device_of(row) for _ in range(max(1, row.gpus))),
+            options=engine.row_options(row.options),
+            version=row.version,
+        )
+        answer = engine.answer(question)
+    except MemfitError as error:
+        return ServedOutcome(row=row, measured=measured, reason=str(error).splitlines()[0][:160])
+    predicted = {name: float(answer.figures[name]) for name in answer.figures}
+    predicted["device_gib"] = answer.device / GIB
+    return ServedOutcome(row=row, measured=measured, predicted=predicted)
+
+
+def subject_of(name: str) -> Subject:
+    """The model of a row, from the catalog or by its name; never from a network."""
+    from memfit.model import catalog
+    from memfit.model.source import from_catalog
+    from memfit.serving.subject import subject_from
+
+    if not name:
+        raise InputError.one("the model is not named", where="model")
+    key = catalog.find(name)
+    source = from_catalog(key) if key is not None else by_name(name)
+    if source is None:
+        raise InputError.one(f"`{name[:80]}` is no model of the catalog", where="model")
+    return subject_from(source)
+
+
+def device_of(row: ServedRow) -> Device:
+    """The GPU of a row: its total and what was free, as its log has them, else as listed."""
+    figures = row.figures
+    gpu = gpu_of(row)
+    said = re.search(r"\(([0-9.]+) GiB\)", row.gpu)
+    total = number(figures.get("total_gpu_memory_gib")) * GIB or (
+        float(said[1]) * GIB if said else 0.0
+    )
+    total = total or number(figures.get("gpu_total_mib")) * MIB
+    free = number(figures.get("free_at_start_gib") or figures.get("avail_before_load_gb")) * GIB
+    if not total and gpu is not None:
+        total = gpu.memory
+    if not total and not free:
+        raise InputError.one("neither the GPU nor its memory is known", where="gpu")
+    return Device(
+        name=gpu.name if gpu is not None else row.gpu,
+        total=int(total or free),
+        free=int(free) or None,
+        gpu=gpu,
+    )
+
+
+def gpu_of(row: ServedRow) -> GPU | None:
+    """The GPU that a row names; of several with one name, the smallest that holds what the log says
+    was in use."""
+    name = re.sub(r"\s*\(.*\)\s*$", "", row.gpu).strip()
+    for candidate in (name, re.sub(r"\s+\d+\s*G[Bi]*B?$", "", name)):
+        try:
+            return find_gpu(candidate)
+        except InputError:
+            several = variants(candidate)
+        if several:
+            used = number(row.figures.get("weights_gib")) + max(
+                number(row.figures.get("available_kv_gib")), number(row.figures.get("kv_gib"))
+            )
+            sized = sorted(several, key=lambda one: one.memory)
+            return next((one for one in sized if one.memory > used * GIB), sized[-1])
+    return None
+
+
+def number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else 0.0
+
+
+def measured_figures(row: ServedRow) -> dict[str, float]:
+    """What the log said, under the names of `COMPARED`."""
+    found = {}
+    for name, keys in COMPARED.items():
+        value = next((number(row.figures[key]) for key in keys if number(row.figures.get(key))), 0)
+        if value:
+            found[name] = value
+    if number(row.figures.get("weights_mib")):
+        found["weights_gib"] = number(row.figures["weights_mib"]) * MIB / GIB
+    blocks = number(row.figures.get("gpu_blocks"))
+    if blocks and "kv_tokens" not in found:
+        found["kv_tokens"] = blocks * number(row.options.get("block_size") or 16)
+    used, total = number(row.figures.get("gpu_used_mib")), number(row.figures.get("avail_end_gb"))
+    if used:
+        found["device_gib"] = used * MIB / GIB
+    elif total and number(row.figures.get("avail_before_load_gb")):
+        # what was free before the model was loaded, less what is free at the end
+        found["device_gib"] = number(row.figures["avail_before_load_gb"]) - total
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedFigures:
+    """Errors of one figure over complete rows of one engine."""
+
+    n: int
+    median: float
+    p95: float
+    promised_over_5_percent: float | None = None
+
+
+def summed(outcomes: Iterable[ServedOutcome]) -> dict[str, dict[str, Any]]:
+    """By engine: rows, those complete, those of them answered, and the errors of each figure."""
+    engines: dict[str, list[ServedOutcome]] = {}
+    for one in outcomes:
+        engines.setdefault(one.row.engine, []).append(one)
+    found = {}
+    for engine, all_rows in sorted(engines.items()):
+        complete = [one for one in all_rows if one.row.complete]
+        found[engine] = {
+            "rows": len(all_rows),
+            "complete": len(complete),
+            "answered": sum(one.answered for one in complete),
+            "figures": {
+                name: figure
+                for name in COMPARED
+                if (figure := figures_of(name, complete)) is not None
+            },
+        }
+    return found
+
+
+def figures_of(name: str, outcomes: Iterable[ServedOutcome]) -> dict[str, Any] | None:
+    errors = [error for one in outcomes if (error := one.error(name)) is not None]
+    if not errors:
+        return None
+    sizes = sorted(map(abs, errors))
+    made = {"n": len(errors), "median": middle(sizes), "p95": sizes[int(0.95 * (len(sizes) - 1))]}
+    if name == "kv_tokens":
+        made["promised_over_5_percent"] = sum(one > PROMISED for one in errors) / len(errors)
+    return made
