@@ -17,6 +17,7 @@ from memfit.serving.result import Pool, ServingAnswer
 # How people call an engine, and the module whose `ENGINE` it is.
 ENGINES: dict[str, str] = {
     "vllm": "memfit.serving.vllm",
+    "sglang": "memfit.serving.sglang",
 }
 ALIASES: dict[str, str] = {}
 

@@ -11,7 +11,7 @@ whole, so the sizes go through the allocator.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memfit.formats import FORMATS
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
@@ -39,6 +39,8 @@ class Rank:
     first: bool = True
     last: bool = True
     pad: int = VOCAB_PAD
+    shared_whole: bool = False  # shared experts are whole on every rank
+    table: int = 0  # ranks that share the token embedding, where they are others
 
     @property
     def heads(self) -> int:
@@ -60,7 +62,7 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
     if rank.last:
         sizes += ends(model.final, rank)
         if not model.tied and not model.headless:
-            sizes.append(table_rows(model.vocab, rank) * model.width * rank.width)
+            sizes.append(table_rows(model.vocab, rank, rank.tensor) * model.width * rank.width)
     return sizes + rotary_tables(model, rank)
 
 
@@ -79,9 +81,9 @@ def allocate(sizes: Sequence[int]) -> Allocator:
     return allocator
 
 
-def table_rows(vocab: int, rank: Rank) -> int:
-    """Rows of the vocabulary on one rank: padded, then split."""
-    return ceil(ceil(vocab, rank.pad) * rank.pad, rank.tensor)
+def table_rows(vocab: int, rank: Rank, ranks: int) -> int:
+    """Rows of the vocabulary on one of so many ranks: padded, then split."""
+    return ceil(ceil(vocab, rank.pad) * rank.pad, ranks)
 
 
 def ends(modules: Sequence[Module], rank: Rank) -> list[int]:
@@ -93,7 +95,8 @@ def ends(modules: Sequence[Module], rank: Rank) -> list[int]:
                 continue
             if weight.role == "embedding" and getattr(module, "style", "") == "tokens":
                 rows, width = weight.shape
-                found.append(table_rows(rows, rank) * width * rank.width)
+                shared = rank.table or rank.tensor
+                found.append(table_rows(rows, rank, shared) * width * rank.width)
             else:
                 found.append(weight.count * rank.width)
     return found
@@ -234,7 +237,8 @@ def expert_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
         experts=experts,
     )
     if mixer.shared is not None:
-        yield from mlp_sizes(mixer.shared, rank, kept)
+        alone = replace(rank, tensor=1) if rank.shared_whole else rank
+        yield from mlp_sizes(mixer.shared, alone, kept)
     if mixer.shared_gate is not None:
         yield mixer.shared_gate.outputs * mixer.shared_gate.inputs * rank.width
 

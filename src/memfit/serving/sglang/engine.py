@@ -1,0 +1,174 @@
+"""SGLang's answer: what its start-up log will say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.hardware.outside import context
+from memfit.serving.base import Device, Option, Question
+from memfit.serving.result import Pool, ServingAnswer
+from memfit.serving.sglang.options import OPTIONS
+from memfit.serving.sglang.pools import Pools, cells, pools
+from memfit.serving.sglang.setup import Setup, set_up
+from memfit.serving.weights import rank_bytes
+from memfit.units import GIB, MIB
+
+# cuBLAS and the kernels that loading uses show as weights, which are the memory that went missing
+# meanwhile (model_runner.py load_model): the rule of vLLM's profiling run, 164 MiB on an H100.
+KERNELS = 164 * MIB
+LEAST_RUNNING, MOST_RUNNING = 2048, 4096
+WORKSPACE = (
+    512 * MIB
+)  # flashinfer's buffer (flashinfer_backend.py, SGLANG_FLASHINFER_WORKSPACE_SIZE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGLang:
+    """The engine. Everything that it knows is in the files beside this one."""
+
+    name: str = "sglang"
+    title: str = "SGLang"
+    options: tuple[Option, ...] = OPTIONS
+
+    def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """`python -m sglang.launch_server --model-path MODEL …`, or `sglang serve …`."""
+        rest = list(words)
+        if rest[:2] == ["sglang", "serve"]:
+            rest = rest[2:]
+        elif rest and rest[0].startswith("python") and "sglang.launch_server" in rest[:3]:
+            rest = rest[rest.index("sglang.launch_server") + 1 :]
+        else:
+            raise InputError.one(
+                f"`{' '.join(rest[:2])[:60]}` does not start SGLang",
+                where="command",
+                hint="write `-- python -m sglang.launch_server --model-path MODEL …`",
+            )
+        named = ""
+        for index, word in enumerate(rest):
+            flag, equals, value = word.partition("=")
+            if flag in ("--model-path", "--model"):
+                named = value if equals else rest[index + 1] if index + 1 < len(rest) else ""
+        return named, tuple(rest)
+
+    def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Options of a published row, by name."""
+        known = {option.name for option in OPTIONS if not option.silent}
+        found = {name: value for name, value in row.items() if name in known and value is not None}
+        for name, ours in (
+            ("effective_max_running_requests", "max_running_requests"),
+            ("effective_context_len", "context_length"),
+        ):
+            if row.get(name) and not found.get(ours):
+                found[ours] = row[name]
+        return found
+
+    def answer(self, question: Question) -> ServingAnswer:
+        """What the log will say."""
+        setup = set_up(question)
+        device = question.devices[0] if question.devices else None
+        weights = rank_bytes(setup.model, setup.rank, reserved=True) + KERNELS
+        if device is None:
+            full, sliding = cells(setup)
+            need = setup.length * (full + sliding)
+            found = (
+                Pool(name="weights", bytes=weights),
+                Pool(name="KV cache", bytes=need, how=f"{setup.length} tokens"),
+            )
+            return answer_of(setup, None, found, {"weights_gib": weights / GIB}, "", "")
+        return whole(setup, device, weights)
+
+
+def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
+    """With a GPU: the pools get the static share less the weights."""
+    before = context(device.gpu).low if device.gpu is not None else 0
+    free = device.total - before if device.free is None else device.free
+    rest = int(free - weights - free * (1 - setup.fraction))
+    made = pools(setup, rest)
+    running = setup.running or min(
+        max(int(made.tokens / setup.length * 512), LEAST_RUNNING), MOST_RUNNING
+    )
+    table = (running + 1) * (setup.length + 4) * 4
+    found = (
+        Pool(name="CUDA context", bytes=device.total - free),
+        Pool(name="weights", bytes=weights),
+        Pool(name="KV cache", bytes=made.full),
+        Pool(name="KV cache of sliding layers", bytes=made.sliding),
+        Pool(name="request table", bytes=table),
+        Pool(name="attention workspace", bytes=WORKSPACE),
+    )
+    figures = {
+        "weights_gib": weights / GIB,
+        "avail_before_load_gb": free / GIB,
+        "avail_after_load_gb": (free - weights) / GIB,
+        "kv_gib": made.bytes / GIB,
+        "kv_tokens": made.tokens,
+        "max_running_requests": running,
+        "max_concurrency": made.tokens / setup.length if setup.length else 0.0,
+        "max_concurrency_len": setup.length,
+    }
+    failure = remedy = ""
+    if made.tokens <= 0:
+        least = (weights + 2048 * sum(cells(setup))) / free
+        failure = (
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static. "
+            f"Current value: mem_fraction_static={setup.fraction}"
+        )
+        remedy = (
+            f"--mem-fraction-static {-(-1000 * least // 1) / 1000:g}"
+            if least < 0.95
+            else f"--tp {setup.tensor * 2}"
+        )
+    return answer_of(setup, device, found, figures, failure, remedy, made)
+
+
+def answer_of(
+    setup: Setup,
+    device: Device | None,
+    found: tuple[Pool, ...],
+    figures: Mapping[str, float],
+    failure: str,
+    remedy: str,
+    made: Pools | None = None,
+) -> ServingAnswer:
+    return ServingAnswer(
+        engine="sglang",
+        title="SGLang",
+        version=setup.version,
+        model=setup.subject.name,
+        origin=setup.subject.origin,
+        parameters=setup.model.parameters,
+        gpu="" if device is None else device.name,
+        gpus=setup.gpus,
+        usable=None if device is None else device.total,
+        pools=found,
+        figures=dict(figures),
+        log=() if failure or made is None else log_lines(figures, made),
+        failure=failure,
+        remedy=remedy,
+        problems=setup.problems,
+    )
+
+
+def log_lines(figures: Mapping[str, float], made: Pools) -> tuple[str, ...]:
+    """The lines of the start-up log, in SGLang's words; its GB are GiB."""
+    lines = [
+        (
+            f"Load weight end. avail mem={figures['avail_after_load_gb']:.2f} GB, "
+            f"mem usage={figures['weights_gib']:.2f} GB."
+        ),
+    ]
+    if made.sliding:
+        lines.append(
+            f"Use sliding window memory pool. full_layer_tokens={made.tokens}, "
+            f"swa_layer_tokens={made.sliding_tokens}"
+        )
+    half = made.full / 2 / GIB
+    lines.append(
+        f"KV Cache is allocated. #tokens: {made.tokens}, K size: {half:.2f} GB, "
+        f"V size: {half:.2f} GB"
+    )
+    lines.append(f"max_total_num_tokens={made.tokens}")
+    return tuple(lines)

@@ -1,0 +1,224 @@
+"""SGLang's settings after its defaults by GPU, and what it refuses.
+
+Source: `srt/server_args.py` _handle_gpu_memory_settings (0.5.9); older defaults from 0.4.9 and
+0.4.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.formats import FORMATS
+from memfit.model.modules import Attention, Latent, Model
+from memfit.serving.base import Question, Subject
+from memfit.serving.stored import PLAIN, Scheme, read_scheme
+from memfit.serving.weights import Rank
+from memfit.units import MIB
+
+NEWEST = "0.5.9"
+# MiB of GPU memory below which a size of prefill pieces and of CUDA graphs (below 4 ranks, and from
+# 4 on) holds.
+SIZES = (
+    (20 * 1024, 2048, 8, 8),
+    (35 * 1024, 2048, 24, 80),
+    (60 * 1024, 4096, 32, 160),
+    (160 * 1024, 8192, 256, 512),
+    (1 << 62, 16384, 512, 512),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """SGLang's settings after its defaults."""
+
+    subject: Subject
+    model: Model
+    rank: Rank
+    version: str
+    tensor: int
+    gpus: int
+    length: int
+    fraction: float
+    width: int
+    kv_dtype: str
+    page: int
+    chunk: int
+    graphs: int
+    swa_ratio: float
+    state_ratio: float
+    states: int = 0
+    running: int = 0
+    tokens: int = 0
+    draft: bool = False
+    radix: bool = True
+    problems: tuple[Problem, ...] = ()
+
+
+def set_up(question: Question) -> Setup:
+    """The settings, or all problems at once."""
+    options, subject, problems = question.options, question.subject, list[Problem]()
+    model = subject.model
+    if model is None:
+        raise InputError.one(
+            f"no formulas for model_type `{subject.config.get('model_type')}` yet",
+            where="model",
+        )
+    tensor = int(options.get("tp_size") or 1)
+    copies = int(options.get("dp_size") or 1)
+    shared = bool(options.get("enable_dp_attention")) and copies > 1
+    scheme = scheme_of(subject.config, options, problems)
+    problems += split_problems(model, tensor // copies if shared else tensor)
+    chunk, graphs = sizes_of(question, tensor)
+    fraction = fraction_of(question, tensor, copies, chunk, graphs)
+    if not 0 < fraction < 1:
+        problems.append(
+            Problem(
+                message=f"`--mem-fraction-static {fraction}` must be between 0 and 1",
+                where="mem_fraction_static",
+            )
+        )
+    raise_errors(problems)
+    length = int(options.get("context_length") or 0) or model.positions or 2048
+    width = width_of(model, options)
+    experts = int(options.get("ep_size") or 1)
+    whole = str(options.get("moe_a2a_backend") or "none") != "none"
+    sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
+    return Setup(
+        subject=subject,
+        model=model,
+        rank=Rank(
+            tensor=tensor,
+            attention=tensor // copies if shared else 0,
+            experts=tensor if whole else experts,
+            sm=sm,
+            width=width,
+            scheme=scheme,
+            positions=max(model.positions, length),
+            shared_whole=whole,
+            table=1 if shared else 0,
+        ),
+        version=question.version or NEWEST,
+        tensor=tensor,
+        gpus=tensor * (1 if shared else copies) * int(options.get("pp_size") or 1),
+        length=length,
+        fraction=fraction,
+        width=width,
+        kv_dtype=str(options.get("kv_cache_dtype") or "auto"),
+        page=int(options.get("page_size") or 1),
+        chunk=chunk,
+        graphs=0 if options.get("disable_cuda_graph") else graphs,
+        swa_ratio=float(options.get("swa_full_tokens_ratio") or 0.8),
+        state_ratio=float(options.get("mamba_full_memory_ratio") or 0.9),
+        states=int(options.get("max_mamba_cache_size") or 0),
+        running=int(options.get("max_running_requests") or 0) // (copies if shared else 1),
+        tokens=int(options.get("max_total_tokens") or 0),
+        draft=bool(options.get("speculative_algorithm")),
+        radix=not options.get("disable_radix_cache"),
+        problems=tuple(problems),
+    )
+
+
+def scheme_of(
+    config: Mapping[str, Any], options: Mapping[str, Any], problems: list[Problem]
+) -> Scheme:
+    """How the weights are stored; `modelslim` is Ascend's int8."""
+    found = read_scheme(config)
+    if found is None:
+        name = str((config.get("quantization_config") or {}).get("quant_method"))[:40]
+        problems.append(
+            Problem(
+                message=f"unknown quantization method `{name}`",
+                where="config.quantization_config",
+            )
+        )
+        return PLAIN
+    method = options.get("quantization")
+    if method and found.kind == "plain":
+        online = {
+            "fp8": Scheme(name="fp8", kind="fp8", bits=8),
+            "w8a8_int8": Scheme(name="w8a8_int8", kind="int8", bits=8),
+            "modelslim": Scheme(name="modelslim", kind="int8", bits=8),
+            "bitsandbytes": Scheme(name="bitsandbytes", kind="nf4", bits=4, group=64),
+        }
+        if str(method) in online:
+            return online[str(method)]
+        problems.append(
+            Problem(
+                message=f"the checkpoint is not quantized, so `{method}` has nothing to read",
+                where="quantization",
+            )
+        )
+    return found
+
+
+def split_problems(model: Model, ranks: int) -> list[Problem]:
+    heads = next(
+        (
+            block.mixer.heads
+            for layer in model.layers
+            for block in layer.blocks
+            if isinstance(block.mixer, (Attention, Latent))
+        ),
+        ranks,
+    )
+    if ranks > 0 and heads % ranks == 0:
+        return []
+    # an assertion in the layer of each family, with these two numbers
+    return [
+        Problem(
+            message=f"{heads} attention heads are not divisible by {ranks} tensor parallel ranks",
+            where="tp_size",
+            hint=f"use {', '.join(str(one) for one in (1, 2, 4, 8) if heads % one == 0)}",
+        )
+    ]
+
+
+def sizes_of(question: Question, tensor: int) -> tuple[int, int]:
+    """Tokens of a prefill piece, and the largest batch of a CUDA graph."""
+    memory = question.devices[0].total / MIB if question.devices else 80 * 1024
+    chunk, few, many = next(row[1:] for row in SIZES if memory < row[0])
+    given = question.options.get("chunked_prefill_size")
+    return (
+        chunk if given is None else int(given),
+        int(question.options.get("cuda_graph_max_bs") or (few if tensor < 4 else many)),
+    )
+
+
+def fraction_of(question: Question, tensor: int, copies: int, chunk: int, graphs: int) -> float:
+    """`mem_fraction_static`: what is left after a reserve for activations and CUDA graphs."""
+    options = question.options
+    if options.get("mem_fraction_static") is not None:
+        return float(options["mem_fraction_static"])
+    memory = question.devices[0].total / MIB if question.devices else 80 * 1024
+    tokens = chunk if chunk > 0 else int(options.get("max_prefill_tokens") or 16384)
+    reserve = 512 + max(tokens, 2048) * 1.5 + graphs * 2
+    reserve += tensor * int(options.get("pp_size") or 1) / 8 * 1024
+    if options.get("enable_dp_attention"):
+        reserve += graphs * copies * 3 + (graphs * copies * 1.5 if graphs > 300 else 0)
+    if memory > 60 * 1024:
+        reserve = max(reserve, 10 * 1024)
+    method = str(options.get("speculative_algorithm") or "")
+    reserve += {"": 0, "NGRAM": 0, "STANDALONE": 6 * 1024}.get(method, 2 * 1024)
+    fraction = round((memory - reserve) / memory, 3)
+    vision = question.subject.config.get("vision_config")
+    return fraction * vision_factor(vision) if isinstance(vision, Mapping) else fraction
+
+
+def vision_factor(vision: Mapping[str, Any]) -> float:
+    """What a vision tower takes of the fraction (adjust_mem_fraction_for_vlm)."""
+    layers, width = vision.get("num_hidden_layers", 24), vision.get("hidden_size", 1024)
+    ratio = int(layers) * int(width) ** 2 / (24 * 1024**2)
+    return float(0.95 * max(0.8, min(1.05, 1.0 - 0.1 * (ratio - 1.0))))
+
+
+def width_of(model: Model, options: Mapping[str, Any]) -> int:
+    """Bytes of a number: fp32 checkpoints are loaded in 16 bits."""
+    name = str(options.get("dtype") or "auto")
+    if name in ("float", "float32"):
+        return 4
+    return (
+        2 if name != "auto" or model.dtype == "float32" else FORMATS.find(model.dtype).block_bytes
+    )
