@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Self
 
 Level = Literal["error", "warning", "note"]
@@ -21,12 +21,14 @@ Level = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One finding: `where` is a dotted path into the input (`job.batch`, `config.hidden_size`)."""
+    """One finding: `where` is a dotted path into the input (`job.batch`, `config.hidden_size`);
+    `fix` is a misspelled name and the nearest right one."""
 
     message: str
     where: str = ""
     hint: str = ""
     level: Level = "error"
+    fix: tuple[str, str] | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         text = self.message + (f" @ {self.where}" if self.where else "")

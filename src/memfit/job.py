@@ -664,7 +664,8 @@ def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Proble
         if close
         else "one of " + ", ".join(known)
     )
-    return Problem(message=f"unknown {kind} `{value[:60]}`", where=where, hint=hint)
+    fix = (value, close[0]) if close else None
+    return Problem(message=f"unknown {kind} `{value[:60]}`", where=where, hint=hint, fix=fix)
 
 
 def job_from(values: Mapping[str, Any]) -> Job:

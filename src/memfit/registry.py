@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, TypeVar
 
-from memfit.errors import InputError
+from memfit.errors import InputError, Problem
 
 T = TypeVar("T")
 
@@ -53,10 +53,14 @@ class Registry(Mapping[str, T], Generic[T]):
             return self._things[key]
         close = nearest(name, self._aliases)
         offer = "did you mean " + ", ".join(f"`{one}`" for one in close) + "?" if close else ""
-        raise InputError.one(
-            f"unknown {self.kind} `{name[:80]}`",
-            where=where or self.where,
-            hint=" ".join(filter(None, (offer, hint))) or f"known: {', '.join(list(self)[:12])}",
+        known = f"one of {', '.join(list(self)[:12])}"
+        raise InputError(
+            Problem(
+                message=f"unknown {self.kind} `{name[:80]}`",
+                where=where or self.where,
+                hint=" ".join(filter(None, (offer, hint))) or known,
+                fix=(name, close[0]) if close else None,
+            )
         )
 
     def __getitem__(self, name: str) -> T:

@@ -218,7 +218,12 @@ def gpu_problem(name: str, *, where: str = "gpu") -> Problem | None:
             if close
             else ""
         )
-        return Problem(message=f"unknown GPU `{name[:80]}`", where=where, hint=offer + BY_MEMORY)
+        return Problem(
+            message=f"unknown GPU `{name[:80]}`",
+            where=where,
+            hint=offer + BY_MEMORY,
+            fix=(name, next(iter(close))) if close else None,
+        )
     found = variants(name)
     listed = ", ".join(f"`{gpu.id}`" for gpu in found)
     if len(keys) == 1:
