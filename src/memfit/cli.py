@@ -19,7 +19,7 @@ from typing import Any, TextIO
 import click
 from click.shell_completion import CompletionItem
 
-from memfit import __version__
+from memfit import __version__, cli_arguments
 from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
@@ -74,7 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except click.exceptions.Exit as end:
         return end.exit_code
     except MemfitError as error:
-        complain(error.problems if isinstance(error, InputError) else (problem_of(error),))
+        problems = error.problems if isinstance(error, InputError) else (problem_of(error),)
+        complain(problems)
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        if right := cli_arguments.corrected(words, problems):
+            echo(f"try: {right}", sys.stderr)
         return UNUSABLE
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
@@ -94,7 +98,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 # ------------------------------------------------------------------------------------ the commands
 class Sections(click.Command):
-    """A command whose options stand under headings."""
+    """A command whose options have other spellings, and stand under headings in its help."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, cli_arguments.read(args, self.params, self.name or ""))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
@@ -131,6 +138,10 @@ class Estimating(Sections):
 
 class Tracing(TraceCommand, Sections):
     """Both: words that may be a script's, and headings."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ours = cli_arguments.read(args, self.params, "trace", lambda word: word.endswith(".py"))
+        return TraceCommand.parse_args(self, ctx, ours)
 
 
 groups: dict[str, str] = {}
@@ -365,7 +376,6 @@ def estimating(verb: Verb) -> click.Command:
         params=[subject(), ENGINE, *flags, *output(explain=True)],
         help=ESTIMATE_HELP.format(help=sentence(verb)),
         short_help=verb.help,
-        context_settings={"ignore_unknown_options": True},
     )
 
 

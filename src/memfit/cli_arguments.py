@@ -3,6 +3,8 @@ name, an option given twice or unknown is a problem, and a typo gets the correct
 
 from __future__ import annotations
 
+import dataclasses
+import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 
@@ -11,6 +13,7 @@ import click
 from memfit.errors import InputError, Problem
 from memfit.registry import nearest
 from memfit.spellings import AMBIGUOUS, Meaning, meanings, settings, switched, value
+from memfit.words import Planning, Run, Studying
 
 HELP = ("--help", "--help-all", "-h")
 
@@ -25,7 +28,7 @@ class Reader:
         self.options = {one.name or "": one for one in options}
         self.spellings = meanings(frozenset((*self.options, "model")))
         self.problems: list[Problem] = []
-        self.given: dict[str, tuple[str, str]] = {}  # option -> its spelling and its value
+        self.given: dict[str, tuple[tuple[str, str], str]] = {}  # option -> as typed, its value
 
     def read(self, words: Sequence[str], stop: Callable[[str], bool]) -> list[str]:
         """`words` in the options' own names; those from `--`, or from one that `stop` picks, stay
@@ -39,12 +42,12 @@ class Reader:
             if not word.startswith("-") or word == "-" or word[1:2].isdigit():
                 found.append(word)
                 continue
-            found += self.option(word, rest, words)
+            found += self.option(word, rest)
         if self.problems:
             raise InputError(*self.problems)
         return found
 
-    def option(self, word: str, rest: list[str], words: Sequence[str]) -> list[str]:
+    def option(self, word: str, rest: list[str]) -> list[str]:
         """The words that one option becomes; its value is taken from `rest`."""
         name, equals, text = word.partition("=")
         if name in HELP:
@@ -58,7 +61,7 @@ class Reader:
             return [text if equals else rest.pop(0)] if equals or rest else []
         if folded in self.spellings:
             return self.spelled(name, self.spellings[folded], text if equals else None, rest)
-        self.unknown(name, folded, words)
+        self.unknown(name, folded)
         return []
 
     def known(self, name: str, text: str | None, rest: list[str]) -> list[str]:
@@ -68,12 +71,13 @@ class Reader:
             if text is not None and (switch := switched(text)) is not None:
                 return self.switch(one, switch)
             return [name] if text is None else [f"{name}={text}"]
-        if text is None and one.flag_value and (not rest or rest[0].startswith("-")):
-            return [name]  # a value is optional
+        optional = getattr(one, "_flag_needs_value", False)
+        if text is None and optional and (not rest or rest[0].startswith("-")):
+            return [name]
         if text is None and not rest:
             return [name]  # click says that a value is missing
         text = rest.pop(0) if text is None else text
-        return self.valued(one, name, value(one.name or "", text))
+        return self.valued(one, (name, f"{name} {text}"), value(one.name or "", text))
 
     def spelled(
         self, name: str, said: tuple[Meaning, ...], text: str | None, rest: list[str]
@@ -99,6 +103,7 @@ class Reader:
         except InputError as bad:
             self.problems += bad.problems
             return []
+        shown = f"{name} {text}" if needs or form else name
         for option, chosen in sets.items():
             if option == "model":
                 found.append(str(chosen))
@@ -107,7 +112,7 @@ class Reader:
             if one.is_flag:
                 found += self.switch(one, bool(switched(chosen)))
             else:
-                found += self.valued(one, name, str(chosen))
+                found += self.valued(one, (name, shown), str(chosen))
         return found
 
     def is_flag(self, option: str) -> bool:
@@ -119,38 +124,48 @@ class Reader:
             return [one.opts[0]]
         return [one.secondary_opts[0]] if one.secondary_opts else []
 
-    def valued(self, one: click.Option, name: str, text: str) -> list[str]:
-        """An option with its value; another value under any spelling is a problem."""
+    def valued(self, one: click.Option, typed: tuple[str, str], text: str) -> list[str]:
+        """An option with its value; another value under any spelling is a problem. `typed`: the
+        option, and with its value, as they were typed."""
         option, own = one.name or "", one.opts[0]
-        first = self.given.setdefault(option, (name, text))
-        if not one.multiple and first[1] != text:
+        first, said = self.given.setdefault(option, (typed, text))
+        if not one.multiple and said != text:
             twice = (
-                f"`{name}` is given twice: `{first[1][:40]}` and `{text[:40]}`"
-                if first[0] == name
-                else f"`{first[0]} {first[1][:40]}` and `{name} {text[:40]}` contradict each other"
+                f"`{typed[0]}` is given twice: `{said[:40]}` and `{text[:40]}`"
+                if first[0] == typed[0]
+                else f"`{first[1][:60]}` and `{typed[1][:60]}` contradict each other"
             )
             self.problems.append(Problem(message=twice, where=option, hint="keep one of them"))
             return []
         return [own, text]
 
-    def unknown(self, name: str, folded: str, words: Sequence[str]) -> None:
+    def unknown(self, name: str, folded: str) -> None:
         """A word that no option has: ambiguous, or a typo."""
         if folded in AMBIGUOUS:
             self.problems.append(
                 Problem(message=f"`{name}` is ambiguous", hint=f"use {AMBIGUOUS[folded]}")
             )
             return
+        elsewhere = [verb for verb, kind in ELSEWHERE.items() if folded in named(kind)]
+        if elsewhere:
+            message = f"`memfit {self.command}` has no option `{name}`"
+            hint = f"`memfit {elsewhere[0]}` has it"
+            self.problems.append(Problem(message=message, hint=hint))
+            return
         known = [*self.flags, *(f"--{one}" for one in self.spellings if len(one) > 2)]
-        close = nearest(name, known)
-        hint = f"see `memfit {self.command} --help-all`"
-        if close:
-            right = [close[0] if word == name else word for word in words]
-            right = [
-                f"{close[0]}={word.partition('=')[2]}" if word.startswith(f"{name}=") else word
-                for word in right
-            ]
-            hint = f"did you mean `{shlex.join(('memfit', self.command, *right))[:300]}`?"
-        self.problems.append(Problem(message=f"unknown option `{name[:60]}`", hint=hint))
+        close = nearest(name, known, 1)
+        hint = f"did you mean `{close[0]}`?" if close else f"see `memfit {self.command} --help`"
+        fix = (name, close[0]) if close else None
+        self.problems.append(Problem(message=f"unknown option `{name[:60]}`", hint=hint, fix=fix))
+
+
+# Commands whose own options people look for elsewhere.
+ELSEWHERE: dict[str, type] = {"trace": Run, "plan": Planning, "study": Studying}
+
+
+def named(kind: type) -> set[str]:
+    """The flags of a command's own options, without the dashes."""
+    return {one.name.replace("_", "-") for one in dataclasses.fields(kind)}
 
 
 def read(
@@ -175,13 +190,15 @@ def corrected(words: Sequence[str], problems: Sequence[Problem]) -> str:
 
 def mended(word: str, fixes: dict[str, str]) -> Iterator[str]:
     name, equals, text = word.partition("=")
-    counts, _, rest = word.rpartition("x")
+    counted = re.fullmatch(r"((?:\d+x)+)(.+)", word)
     if word in fixes:
         yield fixes[word]
+    elif equals and name in fixes:
+        yield f"{fixes[name]}={text}"
     elif equals and text in fixes:
         yield f"{name}={fixes[text]}"
-    elif counts and rest in fixes:
-        yield f"{counts}x{fixes[rest]}"
+    elif counted and counted[2] in fixes:
+        yield counted[1] + fixes[counted[2]]
     else:
         yield word
 

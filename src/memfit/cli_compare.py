@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 import shutil
@@ -10,6 +11,7 @@ from typing import Any
 
 import click
 
+from memfit import cli_arguments
 from memfit.errors import InputError, Problem
 from memfit.report.comparison import LETTERS, data, table, text
 from memfit.verbs import compare
@@ -70,7 +72,8 @@ def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
 
 def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str, Any]:
     try:
-        context = reader.make_context("--with", shlex.split(text), resilient_parsing=False)
+        flags = cli_arguments.read(shlex.split(text), reader.params, "compare")
+        context = reader.make_context("--with", flags, resilient_parsing=False)
     except (click.ClickException, ValueError) as error:
         said = (
             error.format_message() if isinstance(error, click.ClickException) else str(error)
@@ -79,6 +82,9 @@ def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str,
         wrong.append(
             Problem(message=message, where="with", hint="flags as `memfit estimate` takes them")
         )
+        return {}
+    except InputError as bad:
+        wrong += [dataclasses.replace(one, where="with") for one in bad.problems]
         return {}
     return {name: value for name, value in context.params.items() if value not in (None, ())}
 

@@ -55,13 +55,13 @@ def run(
     from memfit.verb_study import recorded
     from memfit.words import gather
 
-    strange = [
-        Problem(message=f"unknown option `{word[:60]}`", hint="see `memfit study --help`")
-        for word in words
-        if word.startswith("-")
-    ]
+    strange: list[Problem] = []
     if heatmap and not Path(heatmap).resolve().parent.is_dir():
-        strange.append(Problem(message=f"`{heatmap[:200]}` lies in no folder", where="heatmap"))
+        strange.append(
+            Problem(
+                message=f"`{heatmap[:200]}` is in a folder that does not exist", where="heatmap"
+            )
+        )
     own = gather(strange, list[Any], lambda: recorded(Path(records)) if records else [])
     if strange:
         raise InputError(*strange)

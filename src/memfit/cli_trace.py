@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from memfit.errors import InputError, Problem
-from memfit.words import Run, offer, options
+from memfit.words import Run, options
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
@@ -173,28 +173,9 @@ class TraceCommand(click.Command):
             valued,
             frozenset(name for one in of_script for name in (*one.opts, *one.secondary_opts)),
         )
-        strange = [
-            word.partition("=")[0]
-            for word in words.ours
-            if word.startswith("-") and word.partition("=")[0] not in valued
-        ]
-        if strange:
-            raise InputError(*unknown_flags(strange, [*valued]))
         left = super().parse_args(ctx, words.ours)
         ctx.params["words"] = words
         return left
-
-
-def unknown_flags(words: Sequence[str], known: Sequence[str]) -> list[Problem]:
-    from memfit.registry import nearest
-
-    return [
-        Problem(
-            message=f"unknown option `{word[:60]}`",
-            hint=offer(nearest(word, known)) or "see `memfit trace --help`",
-        )
-        for word in words
-    ]
 
 
 FLAGS = (

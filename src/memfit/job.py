@@ -71,6 +71,8 @@ NEWEST = {
 }
 _VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
+_SCALED = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kKmMbB])", re.ASCII)
+_SCALES = {"k": 10**3, "m": 10**6, "b": 10**9}
 PLAIN = frozenset({str, int, bool, float})  # types of values; what else is given may have no hash
 
 
@@ -695,6 +697,10 @@ def from_text(text: str, kind: str) -> Any:
     """A flag's text as the field's type; what does not parse stays text, and is then reported."""
     try:
         if kind == "int":
+            scaled = _SCALED.fullmatch(text.strip())
+            if scaled:
+                size = float(scaled[1]) * _SCALES[scaled[2].lower()]
+                return int(size) if size.is_integer() else text
             return int(text.replace("_", ""))
         if kind == "float":
             return parse_count(text)

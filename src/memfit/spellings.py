@@ -335,9 +335,7 @@ def plain(
             if option == "use" and option in found:
                 found[option] = f"{joined(found[option])} {joined(chosen)}"
             elif option in found and found[option] != chosen:
-                message = (
-                    f"`{origin[option]}` and `{name}` both set `{option}`, to different values"
-                )
+                message = f"`{origin[option]}` and `{name}` set `{option}` to different values"
                 problems.append(Problem(message=message, where=at, hint="keep one of them"))
             else:
                 found[option], origin[option] = chosen, name

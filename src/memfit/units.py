@@ -27,11 +27,11 @@ _SUFFIXES = {
 }
 _QUANTITY = re.compile(r"\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([A-Za-z]*)\s*")
 LARGEST = 2**60  # an exbibyte: beyond it, a figure is a slip of the pen
-LEAST_BARE = MIB  # a smaller number without a unit was meant in GiB
+LEAST_BARE = MIB  # a smaller number without a unit is GiB
 
 
 def parse_bytes(text: str | int, *, where: str = "") -> int:
-    """`24GiB`, `80 GB`, `512MiB` or a bare number of bytes."""
+    """`24GiB`, `80 GB`, `512MiB`; a bare number below 2^20 is GiB, a larger one is bytes."""
     match = None
     if isinstance(text, int) and not isinstance(text, bool):
         amount, scale = float(text), 1
@@ -40,18 +40,14 @@ def parse_bytes(text: str | int, *, where: str = "") -> int:
         scale = _SUFFIXES.get(match[2].lower(), 0) if match else 0
         if match is None or not scale:
             raise InputError.one(
-                f"`{str(text)[:40]}` is no amount of memory",
+                f"`{str(text)[:40]}` is not an amount of memory",
                 where=where,
                 hint="write it like `24GiB` or `80GB`",
             )
         amount = float(match[1])
+        if not match[2] and 0 < amount < LEAST_BARE:
+            scale = GIB
     size = int(amount * scale)
-    if isinstance(text, str) and 0 < amount < LEAST_BARE and match is not None and not match[2]:
-        raise InputError.one(
-            f"`{text[:40]}` has no unit",
-            where=where,
-            hint=f"write it like `{text.strip()[:20]}GiB`",
-        )
     if not 0 < size <= LARGEST:
         raise InputError.one(
             f"`{str(text)[:40]}` is out of range",
@@ -80,7 +76,9 @@ def parse_seconds(text: str, where: str = "") -> float:
     scale = _SECONDS.get(match[2].lower(), 0) if match else 0
     if match is None or not scale:
         raise InputError.one(
-            f"`{text[:40]}` is no time", where=where, hint="write it like `25m`, `540s` or `40ms`"
+            f"`{text[:40]}` is not a duration",
+            where=where,
+            hint="write it like `25m`, `540s` or `40ms`",
         )
     return float(match[1]) * scale
 

@@ -18,14 +18,14 @@ def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
     `ep` is named, the rest are replicas (`ddp`), as launchers would have it."""
     problems: list[Problem] = []
     found: dict[str, Any] = {}
-    for word in words:
+    for word in separate(words):
         name = word.partition("=")[0].partition(",")[0].strip().lower()
         if name not in LAYOUTS:
             problems.append(unknown("layout", name, "use", tuple(LAYOUTS)))
         elif name in found:
             problems.append(
                 Problem(
-                    message=f"`{name}` stands there twice",
+                    message=f"`{name}` is given twice",
                     where="use",
                     hint="name each layout once",
                 )
@@ -36,6 +36,19 @@ def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
     strategy = filled(Strategy(**found), gpus, problems)
     raise_errors(problems)
     return strategy
+
+
+def separate(words: Iterable[str]) -> Iterator[str]:
+    """A word for each layout: `tp=4,pp=2` is two, `zero=8,stage=3` one."""
+    for word in words:
+        piece = ""
+        for part in word.split(","):
+            begins = part.partition("=")[0].strip().lower() in LAYOUTS
+            if begins and piece:
+                yield piece
+                piece = ""
+            piece = f"{piece},{part}" if piece else part
+        yield piece
 
 
 def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
@@ -64,7 +77,7 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
         if any(key == other for other, _ in pairs[:place]):
             problems.append(
                 Problem(
-                    message=f"`{key}` stands there twice",
+                    message=f"`{key}` is given twice",
                     where=where,
                     hint="name each setting once",
                 )

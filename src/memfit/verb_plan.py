@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memfit import spellings
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, field_problems, from_text, unknown
 from memfit.uses import strategy_from
@@ -70,14 +71,15 @@ def plan(
     from memfit.plan.serving import serve
 
     problems: list[Problem] = []
+    known = {**options(), **Planning.__dataclass_fields__, **Answering.__dataclass_fields__}
     values = {name: value for name, value in given.items() if value is not None}
+    values = spellings.plain(values, known, problems)
     subject: Any = model
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
         (".yaml", ".yml")
     ):
         values = {**job_file(Path(model), problems), **values}
         subject = values.pop("model", None)
-    known = {**options(), **Planning.__dataclass_fields__, **Answering.__dataclass_fields__}
     serving = str(values.get("task", "")) == "inference"
     misplaced(values, serving, problems)
     problems += [

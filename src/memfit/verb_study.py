@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memfit import spellings
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import Cluster, find_gpu, parse_cluster
 from memfit.job import Job, field_problems, from_text, job_from, unknown
@@ -29,6 +30,8 @@ AXES = (
 
 def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
     problems: list[Problem] = []
+    left = [name for name in Job.__dataclass_fields__ if name not in AXES]
+    given = spellings.plain(given, (*Studying.__dataclass_fields__, *left), problems)
     how = read_into(
         Studying,
         {name: given[name] for name in given if name in Studying.__dataclass_fields__},

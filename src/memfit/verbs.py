@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memfit import trace_fallback
+from memfit import spellings, trace_fallback
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.strategy import ONE, Strategy
@@ -97,14 +97,15 @@ class Question:
 
 def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Question:
     """What was asked, read and found sound; `problems` are those found before."""
+    known = options()
     values = {name: value for name, value in given.items() if value is not None}
+    values = spellings.plain(values, known, problems)
     subject: Any = model
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).lower().endswith(
         (".yaml", ".yml")
     ):
         values = {**job_file(Path(model), problems), **values}
         subject = values.get("model")
-    known = options()
     problems += [
         unknown("option", str(name), str(name)[:60], tuple(known))
         for name in values
@@ -640,8 +641,10 @@ def measure(
     from memfit.measure.record import Case
     from memfit.measure.run import measure as one
 
-    values = {name: value for name, value in given.items() if value is not None}
     problems: list[Problem] = []
+    values = {name: value for name, value in given.items() if value is not None}
+    known = (*Measuring.__dataclass_fields__, *Job.__dataclass_fields__)
+    values = spellings.plain(values, known, problems)
     how = read_into(
         Measuring,
         {name: values.pop(name) for name in Measuring.__dataclass_fields__ if name in values},

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from memfit import spellings
 from memfit.errors import InputError, MissingExtra, Problem
 from memfit.job import Job, field_problems, from_text, job_from, option
 from memfit.strategy import ONE, Strategy
@@ -290,38 +291,15 @@ def gather(problems: list[Problem], otherwise: Callable[[], T], make: Callable[[
 
 
 def one_model(words: tuple[str, ...]) -> str:
-    """The one argument that is no option. Options that click does not know come here, too: all are
-    named, with the nearest known."""
-    strange = [word.partition("=")[0] for word in words if word.startswith("-") and word != "-"]
-    if strange:
-        from memfit.registry import nearest
-
-        known = [f"--{name.replace('_', '-')}" for name in options()] + [
-            "--json",
-            "--format",
-            "--explain",
-        ]
-        traced = {f"--{one.name.replace('_', '-')}" for one in dataclasses.fields(Run)}
-        hints = [
-            f"`memfit trace MODEL {word}` takes it"
-            if word in traced
-            else offer(nearest(word, known)) or "see `memfit estimate --help`"
-            for word in strange
-        ]
-        raise InputError(
-            *(
-                Problem(message=f"unknown option `{word[:60]}`", hint=hint)
-                for word, hint in zip(strange, hints, strict=True)
-            )
-        )
+    """The one argument that is not an option."""
     if len(words) == 1:
         return words[0]
     listed = ", ".join(f"`{word[:40]}`" for word in words[:4])
-    message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is named"
+    message = f"one model at a time, not {len(words)}: {listed}" if words else "no model is given"
     raise InputError.one(
         message,
         where="model",
-        hint="a hub id, a path, a name from `memfit models`, or a job file (*.yaml)",
+        hint="give a hub id, a path, a name from `memfit models`, or a job file (*.yaml)",
     )
 
 
@@ -575,32 +553,23 @@ def producer_of(by: str) -> Producer | None:
 def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
     """The usable keys of a job file, written with dashes or underscores; what is wrong with others
     joins `problems`. A model given as `./…` or `../…` is sought beside the file."""
-    found: dict[str, Any] = {}
+    read: dict[str, Any] = {}
+    known = options()
     for key, value in mapping(path, text_of(path)).items():
-        name = str(key).replace("-", "_")
-        if name in found:
+        name, where = str(key).replace("-", "_"), f"{path.name}: {str(key)[:60]}"
+        if name in read:
+            problems.append(Problem(message=f"`{name[:60]}` is given twice", where=where))
+        elif name in OUTPUT and name not in known:
+            message = f"`{name}` is an option of the command line, not of a job file"
             problems.append(
-                Problem(
-                    message=f"`{name[:60]}` stands there twice",
-                    where=f"{path.name}: {str(key)[:60]}",
-                )
-            )
-        elif name in OUTPUT and name not in options():
-            hint = f"leave it out, and say `--{name}`"
-            problems.append(
-                Problem(
-                    message=f"`{name}` is for the command line alone",
-                    where=f"{path.name}: {name}",
-                    hint=hint,
-                )
+                Problem(message=message, where=where, hint=f"remove it and pass `--{name}`")
             )
         elif plain(value):
-            found[name] = value
+            read[name] = value
         else:
-            wrong = "has no value" if value is None else "takes one value or a list of them"
-            problems.append(
-                Problem(message=f"`{str(key)[:60]}` {wrong}", where=f"{path.name}: {str(key)[:60]}")
-            )
+            wrong = "has no value" if value is None else "must be one value or a list of values"
+            problems.append(Problem(message=f"`{str(key)[:60]}` {wrong}", where=where))
+    found = spellings.plain(read, known, problems, f"{path.name}: ")
     named = found.get("model")
     if named is None:
         problems.append(

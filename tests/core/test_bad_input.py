@@ -80,7 +80,7 @@ def refused(*arguments: str, **environment: str) -> list[str]:
     lines = done.stderr.splitlines()
     errors = [line for line in lines if line.startswith("error: ")]
     assert errors
-    assert all(line.startswith(("error: ", "  hint: ")) for line in lines), done.stderr
+    assert all(line.startswith(("error: ", "  hint: ", "try: ")) for line in lines), done.stderr
     assert all(len(line) < 400 for line in lines)
     assert len(errors) == len(set(errors))
     return lines

@@ -435,7 +435,7 @@ def test_flags_override_the_job_file_and_the_file_the_defaults(
             "model: ./config.json\nformat: json\nexplain: true",
             ["job.yaml: format", "job.yaml: explain"],
         ),
-        ("model: ./config.json\nmemory: 24\nversions: 4.5", ["job.versions", "memory"]),
+        ("model: ./config.json\nmemory: 24 bananas\nversions: 4.5", ["job.versions", "memory"]),
     ],
 )
 def test_bad_job_files(
@@ -464,16 +464,21 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["estimate"], ["no model is named"]),
+        (["estimate"], ["no model is given"]),
         (["estimate", "a", "b"], ["one model at a time"]),
         (
             ["estimate", "a", "--bach", "3", "--modle=x"],
-            ["unknown option `--bach`", "`--batch`", "unknown option `--modle`"],
+            [
+                "unknown option `--bach`",
+                "`--batch`",
+                "unknown option `--modle`",
+                "try: memfit estimate",
+            ],
         ),
         (["estimate", "a", "-x"], ["unknown option `-x`"]),
         (
             ["estimate", "gpt2", "--by", "trace", "--python", "/x"],
-            ["unknown option `--python`", "`memfit trace MODEL --python` takes it"],
+            ["no option `--python`", "`memfit trace` has it"],
         ),
         (["estimate", "a", "--gpu"], ["'--gpu' requires an argument"]),
         (["estimate", "a", "--format", "xml"], ["'xml' is not one of"]),

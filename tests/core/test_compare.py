@@ -70,7 +70,7 @@ def test_many_variants_go_on_below(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "no variants"),
         (["--with", "--batch 1"], "1 variant to compare"),
-        (["--with", "--batch 1", "--with", "--bach 2"], "no such option"),
+        (["--with", "--batch 1", "--with", "--bach 2"], "unknown option"),
         (["--with", "--batch 1", "--with", '--batch "2'], "no closing quotation"),
         (["--with", "--batch x", "--with", "--use fdsp"], "variant 2"),
         (["--with", "--batch 1", "--with", "gpt2"], "unexpected extra argument"),

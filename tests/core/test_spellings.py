@@ -1,0 +1,180 @@
+"""Options as other tools spell them: on the command line, in job files and in Python."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memfit.cli import commands, main
+from memfit.errors import InputError, Problem
+from memfit.job import Job, field_problems, from_text
+from memfit.optimizers import OPTIMIZERS
+from memfit.spellings import SPELLINGS, meanings, plain
+from memfit.units import parse_bytes
+from memfit.uses import strategy_from
+from memfit.verbs import question
+from memfit.words import Studying, options
+
+MODEL = "Qwen/Qwen3-0.6B"
+FIELDS: dict[str, dataclasses.Field[Any]] = {
+    **{one.name: one for one in dataclasses.fields(Studying)},
+    **options(),
+}
+
+
+# ----------------------------------------------------------------------------------- the table
+def test_every_spelling_belongs_to_an_option() -> None:
+    assert set(SPELLINGS) <= set(FIELDS)
+
+
+def test_a_spelling_means_one_thing() -> None:
+    own = {name.replace("_", "-") for name in options()}
+    several: dict[str, set[str]] = {}
+    for option, one in SPELLINGS.items():
+        if option in options():
+            for name in one.also:
+                assert name not in own, f"`{name}` is an option itself"
+                several.setdefault(name, set()).add(option)
+    assert {name: found for name, found in several.items() if len(found) > 1} == {}
+
+
+@pytest.mark.parametrize("option", [name for name in SPELLINGS if name in Job.__dataclass_fields__])
+def test_every_value_is_one_that_the_option_takes(option: str) -> None:
+    one, rule = SPELLINGS[option], FIELDS[option]
+    flags = [value for pair in one.flags.values() for value in pair if value is not None]
+    for value in (*one.values.values(), *flags):
+        read = from_text(value, str(rule.type)) if isinstance(value, str) else value
+        assert list(field_problems(rule, read)) == [], value
+        assert option != "optimizer" or value in OPTIMIZERS
+
+
+# ----------------------------------------------------------------------------- what people type
+def read(*words: str) -> dict[str, Any]:
+    """The options that `memfit estimate` gets for `words`."""
+    command = commands.get_command(None, "estimate")  # type: ignore[arg-type]
+    assert command is not None
+    context = command.make_context("estimate", [MODEL, *words])
+    assert context.params["words"] == (MODEL,)
+    skipped = ("words", "as_json", "form", "explain")
+    return {
+        name: value
+        for name, value in context.params.items()
+        if value not in (None, ()) and name not in skipped and value != ""
+    }
+
+
+@pytest.mark.parametrize(
+    ("typed", "options"),
+    [
+        ("--lora", {"method": "lora"}),
+        ("--qlora --lora-r 64", {"method": "qlora", "rank": "64"}),
+        ("--per-device-train-batch-size 4", {"batch": "4"}),
+        ("--per_device_train_batch_size=4", {"batch": "4"}),
+        ("--gradient-checkpointing", {"checkpointing": "full"}),
+        ("--gradient_checkpointing true", {"checkpointing": "full"}),
+        ("--gradient_checkpointing False", {"checkpointing": "none"}),
+        ("--max-seq-length 8k", {"seq": "8192"}),
+        ("--context 1M", {"seq": "1048576"}),
+        ("-c 32K", {"seq": "32768"}),
+        ("--load-in-4bit", {"quant": "nf4"}),
+        ("--attn-implementation flash_attention_2", {"attention": "flash-attn-2"}),
+        ("--optim adamw_torch_fused", {"optimizer": "adamw_fused"}),
+        ("--dtype bfloat16", {"precision": "bf16"}),
+        ("--use-liger-kernel", {"loss": "liger", "liger": True}),
+        ("-tp 4", {"use": ("tp=4",)}),
+        ("--tensor-parallel-size 4 --pp 2", {"use": ("tp=4", "pp=2")}),
+        ("--zero-stage 3", {"use": ("zero,stage=3",)}),
+        ("--fsdp", {"use": ("fsdp",)}),
+        ("--fsdp 8", {"use": ("fsdp=8",)}),
+        ("--do-eval", {"evaluate": True}),
+        ("--inference --max-new-tokens 256", {"task": "inference", "new_tokens": "256"}),
+        ("--lora --method lora", {"method": "lora"}),
+    ],
+)
+def test_flags_of_other_tools(typed: str, options: dict[str, Any]) -> None:
+    assert read(*typed.split()) == options
+
+
+def test_the_model_may_be_a_flag() -> None:
+    command = commands.get_command(None, "estimate")  # type: ignore[arg-type]
+    assert command is not None
+    for typed in (["--model", MODEL], [f"--model_name_or_path={MODEL}"], ["-m", MODEL]):
+        assert command.make_context("estimate", typed).params["words"] == (MODEL,)
+
+
+def test_a_study_takes_the_options_of_an_estimate() -> None:
+    command = commands.get_command(None, "study")  # type: ignore[arg-type]
+    assert command is not None
+    typed = [MODEL, "--gpu", "8xa100", "--seq", "2k,8k", "--method", "lora"]
+    given = command.make_context("study", typed).params
+    assert (given["gpus"], given["lengths"], given["methods"]) == ("8xa100", "2048,8192", "lora")
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--gpu a100 --gpu h100", "`--gpu` is given twice: `a100` and `h100`"),
+        ("--gpu a100 --gpus h100", "`--gpu a100` and `--gpus h100` contradict each other"),
+        ("--lora --method full", "`--lora` and `--method full` contradict each other"),
+        ("--bf16", "`--bf16` is ambiguous"),
+        ("--tp", "`--tp` needs a value"),
+        ("--batchh 2", f"try: memfit estimate {MODEL} --batch 2"),
+        ("--batchh=2", f"try: memfit estimate {MODEL} --batch=2"),
+        ("--python /x", "`memfit trace` has it"),
+        ("--method lorra", f"try: memfit estimate {MODEL} --method lora"),
+        ("--gpus 8xrtx-4091 --optim adamx", f"try: memfit estimate {MODEL} --gpus 8xrtx-4090"),
+    ],
+)
+def test_what_cannot_be_read_says_what_to_type(
+    typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["estimate", MODEL, *typed.split()]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert said in err
+
+
+def test_a_job_file_and_python_take_the_same_spellings(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        f"model: {MODEL}\nlora_r: 8\nmax_seq_length: 4k\nload_in_4bit: true\n"
+        "gradient_checkpointing: true\nuse_peft: true\noptim: adamw_torch\n"
+    )
+    job = question(str(path), {"per_device_train_batch_size": 3, "lora": True}, []).job
+    assert (job.rank, job.seq, job.quant, job.method) == (8, 4096, "nf4", "lora")
+    assert (job.checkpointing, job.batch, job.optimizer) == ("full", 3, "adamw")
+
+
+def test_two_spellings_of_one_option_may_not_differ() -> None:
+    problems: list[Problem] = []
+    given = {"seq": 2048, "max_length": 4096, "batch": 1, "micro_batch_size": 1}
+    assert plain(given, options(), problems) == {"seq": 2048, "batch": 1}
+    assert [one.message for one in problems] == [
+        "`seq` and `max_length` set `seq` to different values"
+    ]
+
+
+def test_an_option_of_one_name_is_no_spelling_of_another() -> None:
+    assert "gpus" not in meanings(frozenset(("gpus", "gpu")))
+
+
+# -------------------------------------------------------------------------------------- numbers
+def test_memory_without_a_unit_is_gib() -> None:
+    assert parse_bytes("24") == 24 * 2**30
+    assert parse_bytes("0.5") == 2**29
+    assert parse_bytes(str(2**34)) == 2**34
+
+
+@pytest.mark.parametrize(("text", "number"), [("8k", 8000), ("1.5M", 1_500_000), ("2_000", 2000)])
+def test_counts_may_have_a_suffix(text: str, number: int) -> None:
+    assert from_text(text, "int") == number
+
+
+def test_several_layouts_in_one_word() -> None:
+    assert strategy_from(["tp=4,pp=2"], 8) == strategy_from(["tp=4", "pp=2"], 8)
+    assert strategy_from(["zero=4,stage=3,tp=2"], 8) == strategy_from(["zero=4,stage=3", "tp=2"], 8)
+    with pytest.raises(InputError, match="`tp` is given twice"):
+        strategy_from(["tp=4,tp=2"], 8)
