@@ -18,6 +18,7 @@ from memfit.errors import InputError, SourceError
 from memfit.model import catalog
 from memfit.model.source import Source, read
 from memfit.model.sources import files, folder
+from memfit.model.spellings import LATEST, OLLAMA, meant
 
 LLAMA = {
     "model_type": "llama",
@@ -82,7 +83,42 @@ def test_an_ambiguous_short_name_lists_what_it_could_be() -> None:
     assert "`meta-llama/Llama-3.1-8B`" in said
 
 
-@pytest.mark.parametrize("spec", ["Lama-3.1-8B", "catalog:meta-lama/Llama-3.1-8B", "llama3.1:8b"])
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        ("llama3.1:8b", "meta-llama/Llama-3.1-8B"),
+        ("qwen3:8b", "Qwen/Qwen3-8B"),
+        ("gemma3", "google/gemma-3-4b-it"),
+        ("llama2:7b", "meta-llama/Llama-2-7b-hf"),
+        ("deepseek-r1:14b", "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B"),
+        ("Qwen3-8B-GGUF:Q4_K_M", "Qwen/Qwen3-8B"),
+        ("unsloth/Qwen3-8B-GGUF", "Qwen/Qwen3-8B"),
+        ("qwen2.5:7b-instruct-q4_K_M", "Qwen/Qwen2.5-7B-Instruct"),
+        ("llama-3.3-70b", "meta-llama/Llama-3.3-70B-Instruct"),
+    ],
+)
+def test_names_of_other_tools_find_the_model_and_say_so(spec: str, name: str) -> None:
+    source = read(spec, offline=True)
+    assert source.name == name
+    (note,) = source.problems
+    assert note.level == "note"
+    assert f"`{spec}` is read as {name}" in note.message
+    assert ("with its own weights" in note.message) == (":" in spec or spec == "gemma3")
+
+
+def test_ollamas_own_names_are_in_the_catalog() -> None:
+    assert [name for name in OLLAMA.values() if catalog.find(name) is None] == []
+    for name in LATEST:
+        assert meant(name) is not None, name
+
+
+def test_one_candidate_is_a_suggestion_and_not_a_choice() -> None:
+    said = refused("Scout")
+    assert "could be any of" not in said
+    assert "did you mean `meta-llama/Llama-4-Scout-17B-16E-Instruct`?" in said
+
+
+@pytest.mark.parametrize("spec", ["Lama-3.1-8B", "catalog:meta-lama/Llama-3.1-8B", "lama3.1:8b"])
 def test_an_unknown_name_offers_the_nearest(spec: str) -> None:
     said = refused(spec)
     assert "neither a path nor a model of the catalog" in said

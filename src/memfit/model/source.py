@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
-from memfit.errors import SourceError
+from memfit.errors import Problem, SourceError
 from memfit.model import catalog
 from memfit.model.sources.files import listed, shown, unreadable
 from memfit.model.sources.inventory import Source, TensorInfo
+from memfit.model.spellings import meant
 
 __all__ = ["Source", "TensorInfo", "read"]
 
@@ -72,6 +74,9 @@ def read(
         if found is not None and not revision:
             return from_catalog(found)
         name = found or name
+        other = None if found or revision else meant(name)
+        if other is not None and (offline or not _HUB_ID.fullmatch(name)):
+            return replace(from_catalog(other.name), problems=other.notes)
         if not _HUB_ID.fullmatch(name):
             raise unknown(name)
     elif not (_HUB_ID.fullmatch(name) or _BARE.fullmatch(name)):
@@ -121,18 +126,30 @@ def from_catalog(name: str) -> Source:
 def unknown(name: str) -> SourceError:
     """A name that is neither in the catalog nor a path: with all that it could mean."""
     several = catalog.candidates(name)
+    if len(several) == 1:
+        return SourceError(
+            Problem(
+                message=f"unknown model `{shown(name)}`",
+                where="model",
+                hint=f"did you mean `{several[0]}`?",
+                fix=(name, several[0]),
+            )
+        )
     if several:
         return SourceError.one(
             f"`{shown(name)}` could be any of {len(several)} models: {listed(several)}",
             where="model",
-            hint="name one of them in full",
+            hint="give the full name of one of them",
         )
     close = catalog.nearest(name)
     offer = "did you mean " + ", ".join(f"`{one}`" for one in close) + "? " if close else ""
-    return SourceError.one(
-        f"`{shown(name)}` is neither a path nor a model of the catalog",
-        where="model",
-        hint=f"{offer}a model of the hub is named `org/name`",
+    return SourceError(
+        Problem(
+            message=f"`{shown(name)}` is neither a path nor a model of the catalog",
+            where="model",
+            hint=f"{offer}Models of the Hugging Face Hub are named `org/name`",
+            fix=(name, close[0]) if close else None,
+        )
     )
 
 

@@ -1,0 +1,126 @@
+"""Names of models as other tools write them: Ollama's `llama3.1:8b`, GGUF repositories, a short
+name without its ending."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memfit.errors import Problem
+from memfit.model import catalog
+
+# Endings that change no size: which of them a catalog has is an accident.
+ENDINGS = (
+    "-instruct",
+    "-it",
+    "-hf",
+    "-chat",
+    "-base",
+    "-v0.1",
+    "-v0.3",
+    "-instruct-hf",
+    "-chat-hf",
+)
+# A quantization at the end of a name: ggml's types, and Unsloth's mixes (`UD-Q4_K_XL`).
+_QUANT = re.compile(
+    r"[-:_.](?:ud-)?((?:i?q[1-8]_(?:[0-9k](?:_[a-z]{1,3})?|xxs|xs|s|m|nl)|mxfp4|bf16|f16|f32|fp16))$",
+    re.IGNORECASE,
+)
+_GGUF = re.compile(r"[-_.]gguf$", re.IGNORECASE)
+_PLAIN = ("bf16", "f16", "fp16")
+# Ollama's names that are no shorter form of the model's own (ollama.com/library, each tag's page).
+OLLAMA = {
+    "deepseek-r1:8b": "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B",
+    "deepseek-r1:7b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    "deepseek-r1:14b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
+    "deepseek-r1:32b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+    "deepseek-r1:70b": "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    "llama3:8b": "meta-llama/Meta-Llama-3-8B-Instruct",
+    "llama3:70b": "meta-llama/Meta-Llama-3-70B-Instruct",
+    "llama3.1:405b": "meta-llama/Meta-Llama-3.1-405B-Instruct",
+    "mistral:7b": "mistralai/Mistral-7B-Instruct-v0.3",
+    "mixtral:8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "mixtral:8x22b": "mistralai/Mixtral-8x22B-Instruct-v0.1",
+}
+LATEST = {
+    "llama3.1": "8b",
+    "llama3.2": "3b",
+    "llama3.3": "70b",
+    "llama3": "8b",
+    "qwen3": "8b",
+    "qwen2.5": "7b",
+    "gemma3": "4b",
+    "gemma2": "9b",
+    "mistral": "7b",
+    "mixtral": "8x7b",
+    "deepseek-r1": "8b",
+    "gpt-oss": "20b",
+    "phi4": "14b",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meant:
+    """The catalog's model that a name means, and what the answer has to say about it."""
+
+    name: str
+    notes: tuple[Problem, ...] = ()
+
+
+def meant(name: str) -> Meant | None:
+    """The one model of the catalog that `name` means in another tool's words, or None."""
+    quant = _QUANT.search(name)
+    bare = _GGUF.sub("", name[: quant.start()] if quant else name)
+    bare = _GGUF.sub("", bare) if bare != name else bare
+    ollama = ":" in bare or bare.lower() in LATEST
+    owned = "/" in name and bare == name  # somebody's own model: no other is meant
+    key = exact(bare) or (None if owned else short(bare.rpartition("/")[2]))
+    if key is None:
+        return None
+    read = f"`{name[:80]}` is read as {key}"
+    if quant and quant[1].lower() not in _PLAIN:
+        packed = quant[1].upper()
+        return Meant(name=key, notes=(note(f"{read}, with its own weights, not {packed}", FILE),))
+    if ollama:
+        stored = f"{read}, with its own weights; Ollama's file is quantized"
+        return Meant(name=key, notes=(note(stored, FILE),))
+    plain = key.lower() in (bare.lower(), f"{key.rpartition('/')[0]}/{bare}".lower())
+    return Meant(name=key, notes=() if plain else (note(read),))
+
+
+FILE = "name a .gguf file for its exact weights, or pass `--quant nf4` or `int8`"
+
+
+def note(message: str, hint: str = "") -> Problem:
+    return Problem(message=message, where="model", hint=hint, level="note")
+
+
+def exact(name: str) -> str | None:
+    """A name of Ollama's library, or one that the catalog knows."""
+    low = name.lower().removesuffix(":latest").removeprefix("library/")
+    low = f"{low}:{LATEST[low]}" if low in LATEST else low
+    listed = OLLAMA.get(low)
+    if listed is not None and catalog.find(listed):
+        return listed
+    return catalog.find(name) or (short(low) if low != name.lower() else None)
+
+
+def short(name: str) -> str | None:
+    """The one model whose name is `name` but for separators and an ending that changes no size."""
+    wanted = squeezed(name)
+    if len(wanted) < 4 or not any(letter.isdigit() for letter in wanted):
+        return None
+    names = [(squeezed(one.rpartition("/")[2]), one) for one in catalog.names()]
+    same = [one for plain, one in names if plain == wanted]
+    if not same:
+        endings = [squeezed(ending) for ending in ENDINGS]
+        ended = {
+            plain.removeprefix(wanted): one for plain, one in names if plain.startswith(wanted)
+        }
+        same = [ended[ending] for ending in endings if ending in ended][:1]
+    return same[0] if len(same) == 1 else None
+
+
+def squeezed(name: str) -> str:
+    """The name without separators; a dot belongs to a number and stays (`2.5` is not 25)."""
+    return re.sub(r"[-_:\s]", "", name.lower())
