@@ -516,10 +516,10 @@ def models(pattern: str = "") -> tuple[Entry, ...]:
 
 def gpus(pattern: str = "") -> tuple[GPU, ...]:
     """The GPUs on record whose name has every word of `pattern` in it; `*` stands for anything."""
-    from memfit.hardware import all_gpus
+    from memfit.hardware import all_gpus, own_gpus
     from memfit.registry import nearest
 
-    known = all_gpus()
+    known = (*own_gpus().values(), *all_gpus())
     found = tuple(
         gpu
         for gpu in known

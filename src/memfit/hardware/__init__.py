@@ -6,6 +6,7 @@ from memfit.hardware.gpu import GPU, MATHS, all_gpus, custom_gpu, find_gpu, gpu_
 from memfit.hardware.link import Link, find_link, links
 from memfit.hardware.nccl import communicators
 from memfit.hardware.outside import Span, context, desktop, usable
+from memfit.hardware.own import own_gpus
 from memfit.hardware.rates import Rates, rates
 from memfit.hardware.vendors import vendor_of, vendor_remarks
 
@@ -28,6 +29,7 @@ __all__ = [
     "find_link",
     "gpu_problem",
     "links",
+    "own_gpus",
     "parse_cluster",
     "rates",
     "usable",

@@ -11,6 +11,8 @@ from memfit.hardware.apple import apple_gpu
 from memfit.hardware.gpu import GPU, common_gpu, find_gpu, gpu_problem, variants
 from memfit.hardware.link import Link, find_link
 from memfit.hardware.machines import find_machine
+from memfit.hardware.mig import mig_slice
+from memfit.hardware.own import own_gpu
 from memfit.hardware.vendors import refusal
 
 LARGEST_NODE, MOST_NODES = 1024, 100_000  # beyond them, a figure is a slip of the pen
@@ -70,6 +72,12 @@ def _count_problem(text: str, what: str, most: int, where: str) -> Problem | Non
 def _pick(name: str, per_node: int, where: str) -> GPU | Problem:
     """The GPU called `name`. Of cards that share a name, a node of four or more takes the board
     (SXM) where there is one, and otherwise the most common card."""
+    if own := own_gpu(name):
+        return own
+    whole, _, part = name.partition("/")
+    if part:
+        found = _pick(whole.strip(), per_node, where)
+        return found if isinstance(found, Problem) else mig_slice(found, part, where=where)
     if unsupported := refusal(name, where):
         return unsupported
     problem = gpu_problem(name, where=where)

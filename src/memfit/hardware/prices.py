@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.hardware.gpu import GPU
+from memfit.hardware.own import own_prices
 from memfit.hardware.tables import table
 
 
@@ -18,6 +19,9 @@ class Price:
 
 
 def price(gpu: GPU) -> Price | None:
+    own = own_prices().get(gpu.id)
+    if own is not None:
+        return Price(dollars=own, date="", cite="given in your gpus.toml")
     known = table("prices")
     if gpu.id not in known["dollars"]:
         return None
