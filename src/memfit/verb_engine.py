@@ -35,7 +35,7 @@ def serve(
     problems: list[Problem] = []
     common = {name: given.pop(name) for name in (*COMMON, "offline") if name in given}
     values = read_values(known.options, given, problems, known.title)
-    return answered(known, question(model, common, values, problems), problems)
+    return answered(known, question(known, model, common, values, problems), problems)
 
 
 def from_command(
@@ -65,7 +65,8 @@ def from_command(
                 hint="a hub id, a path, or a name from `memfit models`",
             )
         )
-    return answered(known, question(rest[0] if rest else "", common, values, problems), problems)
+    model = rest[0] if rest else ""
+    return answered(known, question(known, model, common, values, problems), problems)
 
 
 def answered(
@@ -83,7 +84,11 @@ def answered(
 
 
 def question(
-    model: Any, common: Mapping[str, Any], values: Mapping[str, Any], problems: list[Problem]
+    engine: ServingEngine,
+    model: Any,
+    common: Mapping[str, Any],
+    values: Mapping[str, Any],
+    problems: list[Problem],
 ) -> Question | None:
     """What the engine is asked, as far as it can be read; what is wrong joins `problems`."""
     from memfit.serving.base import Question
@@ -95,8 +100,9 @@ def question(
         lambda: cluster_of(str(common.get("gpu") or ""), str(common.get("memory") or "")),
     )
     missing: Subject | None = None
+    offline = bool(common.get("offline"))
     subject = (
-        gather(problems, lambda: missing, lambda: subject_of(model, bool(common.get("offline"))))
+        gather(problems, lambda: missing, lambda: subject_for(engine, model, offline))
         if model
         else None
     )
@@ -117,6 +123,12 @@ def device_of(cluster: Cluster) -> Device:
 
     gpu = cluster.gpu
     return Device(name=gpu.name, total=gpu.memory, free=gpu.free, gpu=gpu)
+
+
+def subject_for(engine: ServingEngine, model: Any, offline: bool) -> Subject:
+    """The model as this engine reads it."""
+    own = None if isinstance(model, Mapping) else engine.subject(str(model), offline)
+    return own or subject_of(model, offline)
 
 
 def subject_of(model: Any, offline: bool = False) -> Subject:

@@ -18,8 +18,13 @@ from memfit.serving.result import Pool, ServingAnswer
 ENGINES: dict[str, str] = {
     "vllm": "memfit.serving.vllm",
     "sglang": "memfit.serving.sglang",
+    "llamacpp": "memfit.serving.llamacpp",
 }
-ALIASES: dict[str, str] = {}
+ALIASES: dict[str, str] = {
+    "llama.cpp": "llamacpp",
+    "llama-cpp": "llamacpp",
+    "llama-server": "llamacpp",
+}
 
 
 def find_engine(name: str) -> ServingEngine:

@@ -8,7 +8,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.hardware.outside import context
-from memfit.serving.base import Device, Option, Question
+from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.sglang.options import OPTIONS
 from memfit.serving.sglang.pools import Pools, cells, pools
@@ -52,6 +52,9 @@ class SGLang:
             if flag in ("--model-path", "--model"):
                 named = value if equals else rest[index + 1] if index + 1 < len(rest) else ""
         return named, tuple(rest)
+
+    def subject(self, name: str, offline: bool = False) -> Subject | None:
+        return None
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a published row, by name."""

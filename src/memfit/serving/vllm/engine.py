@@ -8,7 +8,7 @@ from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.hardware.outside import context
-from memfit.serving.base import Device, Option, Question
+from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.vllm.cache import Layout, layout
 from memfit.serving.vllm.graphs import graph_bytes
@@ -49,6 +49,9 @@ class VLLM:
             if word == "--model" and index + 1 < len(rest):
                 model = rest[index + 1]
         return model, tuple(rest)
+
+    def subject(self, name: str, offline: bool = False) -> Subject | None:
+        return None
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Options of a published row, by name."""

@@ -1,0 +1,382 @@
+"""Configs of dense decoders as llama.cpp's converter (`convert_hf_to_gguf.py`) writes them."""
+
+from __future__ import annotations
+
+from memfit.serving.llamacpp.convert.parts import (
+    Sizes,
+    attention,
+    ends,
+    fused_attention,
+    gated,
+    plain,
+    rotated,
+    sizes,
+)
+from memfit.serving.llamacpp.convert.sheet import Sheet
+
+
+def _usual(
+    sheet: Sheet,
+    *,
+    bias: bool = False,
+    out_bias: bool | None = None,
+    mlp_bias: bool = False,
+    head_norm: bool = False,
+    tied: bool = False,
+    scaled_rope: bool = False,
+) -> Sizes:
+    """Llama and what follows it: two norms, attention, a gated feed-forward."""
+    size = sizes(sheet)
+    ends(sheet, size, tied=tied)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm")
+        attention(sheet, size, bias=bias, out_bias=out_bias, qk_norm=size.head if head_norm else 0)
+        gated(sheet, size.width, size.inner, bias=mlp_bias)
+    if scaled_rope and sheet.rope().get("rope_type", sheet.rope().get("type")) == "llama3":
+        sheet.top()
+        sheet.plain("rope_freqs.weight", size.head // 2)
+    return size
+
+
+def llama(sheet: Sheet) -> str:
+    _usual(
+        sheet,
+        bias=sheet.flag("attention_bias"),
+        mlp_bias=sheet.flag("mlp_bias"),
+        scaled_rope=True,
+    )
+    return "llama"
+
+
+def mistral3(sheet: Sheet) -> str:
+    _usual(sheet)
+    return "mistral3"
+
+
+def baichuan(sheet: Sheet) -> str:
+    _usual(sheet)
+    return "baichuan"
+
+
+def internlm2(sheet: Sheet) -> str:
+    _usual(sheet, bias=sheet.flag("bias"))
+    return "internlm2"
+
+
+def minicpm(sheet: Sheet) -> str:
+    _usual(sheet, tied=True)
+    sheet.put(embedding_scale=12.0, residual_scale=0.2, logit_scale=0.1)
+    return "minicpm"
+
+
+def arcee(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm")
+        attention(sheet, size)
+        plain(sheet, size.width, size.inner)
+    return "arcee"
+
+
+def qwen2(sheet: Sheet) -> str:
+    _usual(sheet, bias=True, out_bias=False)
+    return "qwen2"
+
+
+def qwen2vl(sheet: Sheet) -> str:
+    _usual(sheet, bias=True, out_bias=False)
+    sheet.put(rope__dimension_sections=(16, 24, 24, 0))
+    return "qwen2vl"
+
+
+def qwen(sheet: Sheet) -> str:
+    """Qwen 1: fused projections, a feed-forward of half the stated width."""
+    size = sizes(sheet)
+    inner = size.inner // 2
+    sheet.put(feed_forward_length=size.inner)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm")
+        sheet.matrix("attn_qkv", 3 * size.width, size.width, bias=True)
+        sheet.matrix("attn_output", size.width, size.width)
+        gated(sheet, size.width, inner)
+    return "qwen"
+
+
+def qwen3(sheet: Sheet) -> str:
+    _usual(sheet, head_norm=True, bias=sheet.flag("attention_bias"))
+    return "qwen3"
+
+
+def qwen3vl(sheet: Sheet) -> str:
+    _usual(sheet, head_norm=True)
+    vision = sheet.optional("vision_config")
+    deep = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) else None
+    sheet.put(rope__dimension_sections=(24, 20, 20, 0), n_deepstack_layers=len(deep or ()) or 3)
+    return "qwen3vl"
+
+
+def seed_oss(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "post_attention_norm")
+        attention(sheet, size, bias=True, out_bias=sheet.flag("attention_out_bias"))
+        gated(sheet, size.width, size.inner)
+    return "seed_oss"
+
+
+def smollm3(sheet: Sheet) -> str:
+    _usual(sheet, tied=True)
+    return "smollm3"
+
+
+def ernie4_5(sheet: Sheet) -> str:
+    _usual(sheet, tied=True)
+    return "ernie4_5"
+
+
+def hunyuan_dense(sheet: Sheet) -> str:
+    _usual(sheet, head_norm=True, tied=True)
+    return "hunyuan-dense"
+
+
+def granite(sheet: Sheet) -> str:
+    size = _usual(sheet, tied=True)
+    put_granite(sheet)
+    sheet.put(embedding_length=size.width)
+    return "granite"
+
+
+def put_granite(sheet: Sheet) -> None:
+    """Multipliers; each is a step of the graph where it is not 0."""
+    for key, name in (
+        ("embedding_multiplier", "embedding_scale"),
+        ("residual_multiplier", "residual_scale"),
+        ("logits_scaling", "logit_scale"),
+        ("attention_multiplier", "attention.scale"),
+    ):
+        value = sheet.optional(key)
+        if isinstance(value, (int, float)):
+            sheet.facts[name] = float(value)
+
+
+def gemma(sheet: Sheet) -> str:
+    _usual(sheet, tied=True)
+    return "gemma"
+
+
+def gemma2(sheet: Sheet) -> str:
+    _gemma_layers(sheet, qk_norm=False)
+    sheet.put(
+        attention__sliding_window=sheet.whole("sliding_window", default=4096),
+        attn_logit_softcapping=50.0,
+        final_logit_softcapping=30.0,
+    )
+    return "gemma2"
+
+
+def gemma3(sheet: Sheet) -> str:
+    _gemma_layers(sheet, qk_norm=True)
+    sheet.put(attention__sliding_window=sheet.whole("sliding_window", default=4096))
+    return "gemma3"
+
+
+def _gemma_layers(sheet: Sheet, *, qk_norm: bool) -> None:
+    # Gemma3TextConfig of transformers 5.23 has defaults that published files leave out.
+    sheet.config = {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        **sheet.config,
+    }
+    size = sizes(sheet)
+    sheet.put(attention__key_length=size.head, attention__value_length=size.head)
+    ends(sheet, size, tied=True)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        attention(sheet, size, qk_norm=size.head if qk_norm else 0)
+        gated(sheet, size.width, size.inner)
+
+
+def phi3(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm")
+        fused_attention(sheet, size)
+        sheet.matrix("ffn_up", 2 * size.inner, size.width)
+        sheet.matrix("ffn_down", size.width, size.inner)
+    if sheet.rope():
+        sheet.top()
+        half = rotated(sheet, size.head) // 2
+        sheet.plain("rope_factors_long.weight", half)
+        sheet.plain("rope_factors_short.weight", half)
+        original = sheet.whole("original_max_position_embeddings", default=4096)
+        sheet.put(rope__scaling__original_context_length=original)
+    return "phi3"
+
+
+def phi2(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size, norm_bias=True, bias=True)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", bias=True)
+        attention(sheet, size, bias=True)
+        plain(sheet, size.width, size.inner, bias=True)
+    return "phi2"
+
+
+def starcoder2(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size, norm_bias=True, tied=True)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm", bias=True)
+        attention(sheet, size, bias=True)
+        plain(sheet, size.width, size.inner, bias=True)
+    return "starcoder2"
+
+
+def nemotron(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size, norm_bias=True)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm", bias=True)
+        attention(sheet, size)
+        plain(sheet, size.width, size.inner)
+    return "nemotron"
+
+
+def stablelm(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size, norm_bias=True)
+    parallel = sheet.flag("use_parallel_residual")
+    sheet.put(use_parallel_residual=parallel)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", bias=True)
+        if not parallel:
+            sheet.norms(size.width, "ffn_norm", bias=True)
+        attention(sheet, size, bias=sheet.flag("use_qkv_bias"), out_bias=False)
+        if sheet.flag("qk_layernorm"):
+            sheet.plain("attn_q_norm.weight", size.head, size.heads)
+            sheet.plain("attn_k_norm.weight", size.head, size.kv_heads)
+        gated(sheet, size.width, size.inner)
+    return "stablelm"
+
+
+def olmo(sheet: Sheet) -> str:
+    """Norms without weights."""
+    size = sizes(sheet)
+    ends(sheet, size)
+    del sheet.shapes["output_norm.weight"]
+    for index in range(size.layers):
+        sheet.layer(index)
+        attention(sheet, size)
+        gated(sheet, size.width, size.inner)
+    return "olmo"
+
+
+def olmo2(sheet: Sheet) -> str:
+    """Norms after attention and feed-forward; keys and queries are normed as a whole."""
+    size = sizes(sheet)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "post_attention_norm", "post_ffw_norm")
+        attention(sheet, size)
+        sheet.norms(size.heads * size.head, "attn_q_norm")
+        sheet.norms(size.kv_heads * size.head, "attn_k_norm")
+        gated(sheet, size.width, size.inner)
+    types = sheet.words("layer_types")
+    if "sliding_attention" in types:
+        sheet.put(
+            attention__sliding_window=sheet.whole("sliding_window"),
+            attention__sliding_window_pattern=tuple(one == "sliding_attention" for one in types),
+        )
+    return "olmo2"
+
+
+def exaone(sheet: Sheet) -> str:
+    _usual(sheet, scaled_rope=True)
+    return "exaone"
+
+
+def exaone4(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "post_attention_norm", "post_ffw_norm")
+        attention(sheet, size, qk_norm=size.head)
+        gated(sheet, size.width, size.inner)
+    window = sheet.optional("sliding_window")
+    if window and size.layers == 64:
+        sheet.put(attention__sliding_window=window)
+    if sheet.rope():
+        sheet.top()
+        sheet.plain("rope_freqs.weight", size.head // 2)
+    return "exaone4"
+
+
+def cohere(sheet: Sheet) -> str:
+    size = _cohere_layers(sheet, norm=sheet.flag("use_qk_norm"))
+    sheet.put(embedding_length=size.width)
+    return "command-r"
+
+
+def cohere2(sheet: Sheet) -> str:
+    _cohere_layers(sheet, norm=False)
+    sheet.put(attention__sliding_window=sheet.whole("sliding_window", default=4096))
+    return "cohere2"
+
+
+def _cohere_layers(sheet: Sheet, *, norm: bool) -> Sizes:
+    size = sizes(sheet)
+    sheet.put(logit_scale=0.0625)
+    ends(sheet, size, tied=True)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm")
+        attention(sheet, size)
+        if norm:
+            sheet.plain("attn_q_norm.weight", size.head, size.heads)
+            sheet.plain("attn_k_norm.weight", size.head, size.kv_heads)
+        gated(sheet, size.width, size.inner)
+    return size
+
+
+def glm4(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+        attention(sheet, size, bias=sheet.flag("attention_bias"), out_bias=False)
+        sheet.matrix("ffn_up", 2 * size.inner, size.width)
+        sheet.matrix("ffn_down", size.width, size.inner)
+    return "glm4"
+
+
+def chatglm(sheet: Sheet) -> str:
+    size = sizes(sheet)
+    ends(sheet, size)
+    for index in range(size.layers):
+        sheet.layer(index)
+        sheet.norms(size.width, "attn_norm", "ffn_norm")
+        fused_attention(sheet, size, bias=sheet.flag("attention_bias", "add_qkv_bias"))
+        sheet.matrix("ffn_up", 2 * size.inner, size.width)
+        sheet.matrix("ffn_down", size.width, size.inner)
+    return "chatglm"

@@ -1,0 +1,235 @@
+"""The graph of each architecture: what its layers compute, in llama.cpp's order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from memfit.serving.llamacpp import ggml
+from memfit.serving.llamacpp.builder import Builder, Heads
+from memfit.serving.llamacpp.ggml import Tensor
+from memfit.serving.llamacpp.model import GgufModel
+from memfit.serving.llamacpp.recipes import RECIPES, Recipe
+from memfit.serving.llamacpp.settings import LATENT_ONLY
+
+Mixer = Callable[[Builder, Recipe, int, Tensor], Tensor]
+
+
+def build(builder: Builder) -> None:
+    """Fill the builder's graph."""
+    recipe = RECIPES[builder.model.arch]
+    LAYERS[recipe.layers](builder, recipe)
+
+
+# ------------------------------------------------------------------ shared
+
+
+def projections(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> tuple[Tensor, ...]:
+    """Queries, keys and values of a layer, one head an axis."""
+    model, p = b.model, f"blk.{layer}."
+    head, value = model.head(layer), model.value_head(layer)
+    heads, kv_heads = model.heads(layer), model.kv_heads(layer)
+    if b.weight(f"{p}attn_qkv.weight") is not None:
+        joined = b.linear(f"{p}attn_qkv", x)
+        if model.facts.get("attention.clamp_kqv"):
+            joined = ggml.same("clamp", joined)
+        row, step = joined.nb[1], head * 4
+        q = ggml.view(joined, (head, heads, b.n), (step, row))
+        k = ggml.view(joined, (head, kv_heads, b.n), (step, row), heads * step)
+        v = ggml.view(joined, (value, kv_heads, b.n), (step, row), (heads + kv_heads) * step)
+        return q, k, v
+    made = []
+    for name, width, count in (("q", head, heads), ("k", head, kv_heads), ("v", value, kv_heads)):
+        one = b.linear(f"{p}attn_{name}", x)
+        if model.facts.get("attention.clamp_kqv"):
+            one = ggml.same("clamp", one)
+        weight = b.weight(f"{p}attn_{name}_norm.weight")
+        whole = weight is not None and weight.ne[0] != head
+        if whole:
+            one = b.norm(one, f"{p}attn_{name}_norm", recipe.norm)
+        one = ggml.reshape(one, width, count, b.n)
+        if weight is not None and not whole:
+            one = b.norm(one, f"{p}attn_{name}_norm", recipe.norm)
+        made.append(one)
+    return tuple(made)
+
+
+def attention(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
+    """Softmax attention with its output projection."""
+    model, p = b.model, f"blk.{layer}."
+    q, k, v = projections(b, recipe, layer, x)
+    if recipe.rope and rotates(model, layer):
+        q, k = b.rope(q), b.rope(k)
+    if recipe.scales_query:
+        q = ggml.same("scale", q)
+    shape = Heads(
+        k=model.head(layer),
+        v=model.value_head(layer),
+        kv=model.kv_heads(layer),
+        slides=model.slides(layer),
+        softcap=recipe.softcap,
+    )
+    made = b.attention(layer, shape, q, k, v)
+    return b.linear(f"{p}attn_output", made)
+
+
+def rotates(model: GgufModel, layer: int) -> bool:
+    """Some models rotate only where a window is seen, or leave out every fourth layer."""
+    if model.arch in ("cohere2", "exaone4") and model.window:
+        return model.slides(layer)
+    if model.arch == "smollm3":
+        return (layer + 1) % 4 != 0
+    if model.arch == "llama4":
+        return model.slides(layer)
+    return True
+
+
+def feed_forward(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
+    p = f"blk.{layer}."
+    if b.weight(f"{p}ffn_gate_inp.weight") is None:
+        return b.ffn(p, x, recipe.act)
+    made = b.moe(p, x, recipe.gating, normed=recipe.normed, scaled=recipe.scaled)
+    if b.weight(f"{p}ffn_up_shexp.weight") is None:
+        return made
+    shared = b.ffn(p, x, recipe.act, "_shexp")
+    if b.weight(f"{p}ffn_gate_inp_shexp.weight") is not None:
+        gate = ggml.matmul(b.needed(f"{p}ffn_gate_inp_shexp.weight"), x)
+        shared = ggml.same("mul", shared, ggml.same("unary", gate))
+    return ggml.same("add", made, shared)
+
+
+def opened(b: Builder, recipe: Recipe) -> Tensor:
+    """The input of the first layer."""
+    x = b.embedded()
+    if recipe.scales_embedding or b.model.facts.get("embedding_scale"):
+        x = ggml.same("scale", x)
+    if b.weight("position_embd.weight") is not None:
+        x = ggml.same("add", x, ggml.rows(b.needed("position_embd.weight"), b.positions))
+    if b.weight("token_embd_norm.weight") is not None:
+        x = b.norm(x, "token_embd_norm", recipe.norm)
+    return x
+
+
+def closed(b: Builder, recipe: Recipe, x: Tensor) -> None:
+    logits = b.finish(x, "output_norm", recipe.norm)
+    facts = b.model.facts
+    if facts.get("final_logit_softcapping"):
+        logits = ggml.same("scale", ggml.same("unary", ggml.same("scale", logits)))
+    elif facts.get("logit_scale"):
+        logits = ggml.same("scale", logits)
+    b.expand(logits)
+
+
+# ------------------------------------------------------------------ decoders
+
+
+def decoder(b: Builder, recipe: Recipe, mixer: Mixer = attention) -> None:
+    """Norm, attention, add; norm, feed-forward, add."""
+    x = opened(b, recipe)
+    for layer in b.order:
+        x = _layer(b, recipe, layer, x, mixer, last=layer == b.order[-1])
+    closed(b, recipe, x)
+
+
+def _first_norm(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
+    p = f"blk.{layer}."
+    if b.weight(f"{p}attn_norm.weight") is not None:
+        return b.norm(x, f"{p}attn_norm", recipe.norm)
+    return x if b.model.arch in ("olmo2", "exaone4") else b.norm(x, None, "norm")
+
+
+def _layer(
+    b: Builder, recipe: Recipe, layer: int, x: Tensor, mixer: Mixer, *, last: bool
+) -> Tensor:
+    p = f"blk.{layer}."
+    normed = _first_norm(b, recipe, layer, x)
+    if b.weight(f"{p}attn_norm_2.weight") is not None:
+        attended = mixer(b, recipe, layer, b.norm(x, f"{p}attn_norm_2", recipe.norm))
+    else:
+        attended = mixer(b, recipe, layer, normed)
+    parallel = recipe.parallel and b.weight(f"{p}ffn_norm.weight") is None
+    if last:
+        if parallel:
+            attended, x, normed = b.chosen(attended, x, normed)
+        else:
+            attended, x = b.chosen(attended, x)
+    scale = bool(b.model.facts.get("residual_scale"))
+    if parallel:
+        fed = feed_forward(b, recipe, layer, normed)
+        return ggml.same("add", ggml.same("add", fed, x), attended)
+    second = "ffn_norm"
+    if b.weight(f"{p}ffn_norm.weight") is not None or "post_ffw_norm" in _names(b, p):
+        if b.weight(f"{p}post_attention_norm.weight") is not None:
+            attended = b.norm(attended, f"{p}post_attention_norm", recipe.norm)
+    elif b.weight(f"{p}post_attention_norm.weight") is not None:
+        second = "post_attention_norm"
+    elif b.weight(f"{p}attn_output_norm.weight") is not None:
+        second = "attn_output_norm"
+    if scale:
+        attended = ggml.same("scale", attended)
+    x = ggml.same("add", attended, x)
+    if b.weight(f"{p}{second}.weight") is not None:
+        normed = b.norm(x, f"{p}{second}", recipe.norm)
+    else:
+        normed = x if "post_ffw_norm" in _names(b, p) else b.norm(x, None, "norm")
+    fed = feed_forward(b, recipe, layer, normed)
+    if b.weight(f"{p}post_ffw_norm.weight") is not None:
+        fed = b.norm(fed, f"{p}post_ffw_norm", recipe.norm)
+    if scale:
+        fed = ggml.same("scale", fed)
+    return ggml.same("add", fed, x)
+
+
+def _names(b: Builder, prefix: str) -> tuple[str, ...]:
+    return ("post_ffw_norm",) if b.weight(f"{prefix}post_ffw_norm.weight") is not None else ()
+
+
+# ------------------------------------------------------------------ latent attention
+
+
+def _latent(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
+    """DeepSeek's attention with the up-projection absorbed: one key for all heads."""
+    model, p, n = b.model, f"blk.{layer}.", b.n
+    rope, latent = model.number("rope.dimension_count"), model.number("attention.kv_lora_rank")
+    full = model.number("attention.key_length_mla")
+    nope, heads = full - rope, model.heads(layer)
+    if b.weight(f"{p}attn_q_a.weight") is not None:
+        q = b.norm(b.linear(f"{p}attn_q_a", x), f"{p}attn_q_a_norm")
+        q = b.linear(f"{p}attn_q_b", q)
+    else:
+        q = b.linear(f"{p}attn_q", x)
+    step = full * 4
+    q_nope = ggml.view(q, (nope, heads, n), (step, step * heads))
+    q_rope = ggml.view(q, (rope, heads, n), (step, step * heads), nope * 4)
+    kv = b.linear(f"{p}attn_kv_a_mqa", x)
+    row = (latent + rope) * 4
+    compressed = ggml.view(kv, (latent, n), (row,))
+    k_rope = ggml.view(kv, (rope, 1, n), (row, row), latent * 4)
+    q_rope, k_rope = b.rope(q_rope), b.rope(k_rope)
+    compressed = b.norm(compressed, f"{p}attn_kv_a_norm")
+    absorbed = ggml.matmul(b.needed(f"{p}attn_k_b.weight"), ggml.permute(q_nope, 0, 2, 1, 3))
+    absorbed = ggml.permute(absorbed, 0, 2, 1, 3)
+    compressed = ggml.reshape(compressed, latent, 1, n)
+    newer = b.settings.build >= LATENT_ONLY  # the rotated part comes last since then
+    q_parts, k_parts = (absorbed, q_rope), (compressed, k_rope)
+    q = ggml.as_float("concat", (rope + latent, heads, n), *q_parts[:: 1 if newer else -1])
+    k = ggml.as_float("concat", (rope + latent, 1, n), *k_parts[:: 1 if newer else -1])
+    shape = Heads(
+        k=rope + latent,
+        v=latent,
+        kv=1,
+        after=lambda mixed: ggml.matmul(b.needed(f"{p}attn_v_b.weight"), mixed),
+        v_in_k=b.settings.build >= LATENT_ONLY,
+    )
+    made = b.attention(layer, shape, q, k, compressed)
+    return b.linear(f"{p}attn_output", made)
+
+
+def latent(b: Builder, recipe: Recipe) -> None:
+    decoder(b, recipe, _latent)
+
+
+LAYERS: Mapping[str, Callable[[Builder, Recipe], None]] = {
+    "decoder": decoder,
+    "latent": latent,
+}
+__all__ = ["build"]

@@ -1,0 +1,140 @@
+"""From what a user names to a model as llama.cpp sees it: a GGUF file, or a config and a
+quantization."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memfit.errors import InputError, Problem, SourceError, raise_errors
+from memfit.model.sources.files import shown
+from memfit.model.sources.gguf import Gguf, read_file
+from memfit.serving.llamacpp.model import Fact, GgufModel, GgufTensor
+from memfit.serving.llamacpp.quantize import BASES, TYPES
+from memfit.serving.llamacpp.recipes import RECIPES
+
+MOST_LAYERS = 1024  # LLAMA_MAX_LAYERS is 512; files with more are not served
+MOST_HEADS = 2**14
+COUNTS = (
+    "attention.head_count",
+    "attention.head_count_kv",
+    "expert_count",
+    "expert_used_count",
+    "ssm.state_size",
+    "ssm.inner_size",
+    "ssm.group_count",
+)
+
+
+def from_file(path: Path) -> GgufModel:
+    """A file, or all parts of a split one."""
+    return from_gguf(read_file(path), path.name)
+
+
+def from_gguf(file: Gguf, name: str) -> GgufModel:
+    """The metadata of its architecture and its tensors, checked before anything is counted."""
+    arch = file.metadata.get("general.architecture")
+    if not isinstance(arch, str):
+        raise SourceError.one(
+            f"`{file.where}` does not name its `general.architecture`", where="model"
+        )
+    if arch == "clip" or file.metadata.get("general.type", "model") != "model":
+        raise SourceError.one(
+            f"`{file.where}` is no model by itself",
+            where="model",
+            hint="name the model's own file; a vision tower goes with `--mmproj`",
+        )
+    prefix = f"{arch}."
+    facts: dict[str, Fact] = {
+        key.removeprefix(prefix): value
+        for key, value in file.metadata.items()
+        if key.startswith(prefix)
+    }
+    tensors = tuple(
+        GgufTensor(name=tensor.name, sizes=tuple(reversed(tensor.shape)), type=TYPES[tensor.format])
+        for tensor in file.tensors
+    )
+    title = file.metadata.get("general.name")
+    model = GgufModel(
+        name=str(title) if isinstance(title, str) and title.isprintable() else name,
+        arch=arch,
+        facts=facts,
+        tensors=tensors,
+        origin=file.where,
+    )
+    check(model, file.where)
+    return model
+
+
+def check(model: GgufModel, where: str) -> None:
+    """Numbers that lie: each would make a wrong answer, so each is named."""
+    problems: list[Problem] = []
+
+    def wrong(message: str) -> None:
+        problems.append(Problem(message=message, where=where))
+
+    if model.arch not in RECIPES:
+        wrong(f"the graph of GGUF architecture `{shown(model.arch)}` is not supported yet")
+        raise_errors(problems, SourceError)
+    for key, most in (
+        ("block_count", MOST_LAYERS),
+        ("embedding_length", 2**20),
+        ("context_length", 2**31),
+    ):
+        value = model.facts.get(key)
+        if type(value) is not int or not 1 <= value <= most:
+            wrong(
+                f"`{model.arch}.{key}` must be an integer from 1 to {most}, not `{str(value)[:40]}`"
+            )
+    for key in COUNTS:
+        value = model.facts.get(key, 0)
+        values = value if isinstance(value, tuple) else (value,)
+        if not all(type(one) is int and 0 <= one <= MOST_HEADS * 16 for one in values):
+            wrong(f"`{model.arch}.{key}` must be an integer up to {MOST_HEADS}")
+    table = model.by_name.get("token_embd.weight")
+    if table is None or len(table.sizes) != 2:
+        wrong("has no matrix `token_embd.weight`, so it holds no model")
+    elif not problems and table.sizes[0] != model.width:
+        wrong(
+            f"`token_embd.weight` is {table.sizes[0]} wide and "
+            f"`{model.arch}.embedding_length` says {model.width}"
+        )
+    if not problems:
+        present = {tensor.layer for tensor in model.tensors}
+        missing = [one for one in range(model.number("block_count")) if one not in present]
+        if missing:
+            wrong(
+                f"`{model.arch}.block_count` says {model.number('block_count')} layers, and "
+                f"{len(missing)} of them have no tensors (the first: {missing[0]})"
+            )
+    raise_errors(problems, SourceError)
+
+
+_TAGGED = re.compile(r"(.+?)[:@]([A-Za-z0-9_.-]+)$")
+_REPO_ENDS = re.compile(r"(-(i1-)?GGUF|-MTP-GGUF)$", re.IGNORECASE)
+
+
+def tag(spec: str) -> tuple[str, str]:
+    """`REPO:QUANT` apart; the quantization is empty where there is none of that name."""
+    match = _TAGGED.match(spec)
+    if match is None or "://" in spec:
+        return spec, ""
+    name = match[2].upper().replace("-", "_").removesuffix(".GGUF")
+    name = name.removeprefix("UD_")
+    return (match[1], match[2]) if name in BASES or name in ("Q4_K_XL",) else (spec, "")
+
+
+def repository(name: str) -> str:
+    """A repository of GGUF files named after the model that it was made of."""
+    return _REPO_ENDS.sub("", name)
+
+
+def from_config(config: Mapping[str, Any], name: str, quantization: str) -> GgufModel:
+    from memfit.serving.llamacpp.convert import converted
+
+    return converted(config, name, quantization)
+
+
+__all__ = ["InputError", "check", "from_config", "from_file", "from_gguf", "repository", "tag"]

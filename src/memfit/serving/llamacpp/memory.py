@@ -1,0 +1,155 @@
+"""The buffers of one run: weights, caches, states, outputs, and compute buffers, on each device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from memfit.errors import InputError
+from memfit.serving.llamacpp import graphs
+from memfit.serving.llamacpp.builder import Builder, Places
+from memfit.serving.llamacpp.caches import LayerCache, layer_cache, window_cells
+from memfit.serving.llamacpp.model import GgufModel
+from memfit.serving.llamacpp.placement import HOST, Machine, model_buffers, place
+from memfit.serving.llamacpp.recipes import RECIPES
+from memfit.serving.llamacpp.scheduler import COPIES, Scheduler
+from memfit.serving.llamacpp.settings import Settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Buffers:
+    """Bytes by device; `HOST` is the CPU's memory."""
+
+    model: Mapping[str, int] = field(default_factory=dict)
+    kv: Mapping[str, int] = field(default_factory=dict)
+    kv_window: Mapping[str, int] = field(default_factory=dict)
+    state: Mapping[str, int] = field(default_factory=dict)
+    compute: Mapping[str, int] = field(default_factory=dict)
+    output: int = 0
+    layers: tuple[str, ...] = ()
+    pipeline: bool = False
+    splits: int = 0
+
+    def on(self, device: str) -> int:
+        parts = (self.model, self.kv, self.kv_window, self.state, self.compute)
+        total = sum(part.get(device, 0) for part in parts)
+        return total + (self.output if device == HOST else 0)
+
+
+def known(arch: str) -> bool:
+    """Whether memfit has the graph of an architecture."""
+    return arch in RECIPES
+
+
+def buffers(model: GgufModel, settings: Settings, machine: Machine) -> Buffers:
+    if not known(model.arch):
+        raise InputError.one(
+            f"llama.cpp's graph of the architecture `{model.arch}` is not supported yet",
+            where="model",
+        )
+    places = place(model, settings, machine)
+    caches = [layer_cache(model, settings, layer) for layer in range(model.layers)]
+    pipeline = pipelined(model, settings, machine, places)
+    compute, splits = compute_buffers(model, settings, machine, places, pipeline=pipeline)
+    return Buffers(
+        model=model_buffers(model, places, machine),
+        kv=_by_device(places, caches, lambda one: 0 if one.slides else one.kv),
+        kv_window=_by_device(places, caches, lambda one: one.kv if one.slides else 0),
+        state=_by_device(places, caches, lambda one: one.state),
+        compute=compute,
+        output=output_bytes(model, settings),
+        layers=places.layers,
+        pipeline=pipeline,
+        splits=splits,
+    )
+
+
+def _by_device(places: Places, caches: list[LayerCache], part: object) -> dict[str, int]:
+    found: dict[str, int] = {}
+    assert callable(part)
+    for device, cache in zip(places.caches, caches, strict=False):
+        size = part(cache)
+        if size:
+            found[device] = found.get(device, 0) + size
+    return found
+
+
+def output_bytes(model: GgufModel, settings: Settings) -> int:
+    """Logits, or embeddings, of one row a sequence (`output_reserve` of llama-context.cpp)."""
+    values = 0 if settings.embedding else model.vocabulary
+    if settings.embedding or settings.keeps_embeddings:
+        values += model.width
+    return 4 * values * settings.parallel
+
+
+def pipelined(model: GgufModel, settings: Settings, machine: Machine, places: Places) -> bool:
+    """Several GPUs with all layers work as a pipeline; then inputs are held several times."""
+    return (
+        len(machine.devices) > 1
+        and machine.backend.pipelines
+        and settings.gpu_layers > model.number("block_count")
+        and settings.kv_offload
+        and not settings.overrides
+        and not settings.cpu_moe
+    )
+
+
+def compute_buffers(
+    model: GgufModel, settings: Settings, machine: Machine, places: Places, *, pipeline: bool
+) -> tuple[dict[str, int], int]:
+    """The graph allocator's result for the largest batch (`graph_reserve`)."""
+    order = enough_layers(model, settings, places)
+    builder = Builder(model, settings, places, window_cells(model, settings), order)
+    graphs.build(builder)
+    scheduler = Scheduler(
+        (*machine.devices, HOST),
+        machine.pools,
+        op_offload=settings.op_offload,
+        copies=COPIES if pipeline else 1,
+        kept=builder.kept,
+        fixed=builder.fixed,
+    )
+    return scheduler.schedule(builder.graph), scheduler.splits
+
+
+def enough_layers(model: GgufModel, settings: Settings, places: Places) -> list[int]:
+    """Layers that a graph needs to show its peak: the allocator's state repeats from one equal
+    layer, or group of layers, to the next, so three in a row stand for all that follow."""
+    alike = [signature(model, settings, places, layer) for layer in range(model.layers)]
+    kept: list[int] = []
+    at, count = 0, len(alike)
+    while at < count:
+        length, times = 1, 1
+        for period in range(1, LONGEST_PERIOD + 1):
+            block, repeats = alike[at : at + period], 1
+            while alike[at + repeats * period : at + (repeats + 1) * period] == block:
+                repeats += 1
+            if repeats > ENOUGH and repeats * period > length * times:
+                length, times = period, repeats
+        kept.extend(range(at, at + length * min(times, ENOUGH)))
+        at += length * times
+    return kept
+
+
+LONGEST_PERIOD, ENOUGH = 8, 3
+
+
+def signature(model: GgufModel, settings: Settings, places: Places, layer: int) -> object:
+    """What tells layers apart for the allocator: their tensors' shapes and places, and, where the
+    weights of the CPU are copied, their types."""
+    prefix = f"blk.{layer}."
+    shapes = tuple(
+        (
+            tensor.name.removeprefix(prefix),
+            tensor.sizes,
+            place := places.tensors[tensor.name],
+            tensor.type.name if place == HOST else "",
+        )
+        for tensor in model.of_layer(layer)
+    )
+    heads = (model.heads(layer), model.kv_heads(layer))
+    turned = (model.slides(layer), graphs.rotates(model, layer))
+    return (*heads, *turned, places.layers[layer], places.caches[layer], shapes)
+
+
+__all__ = ["Buffers", "buffers", "compute_buffers", "known", "replace"]

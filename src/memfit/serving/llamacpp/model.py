@@ -1,0 +1,163 @@
+"""A model as llama.cpp sees it: an architecture, its numbers under GGUF's names, and tensors with
+their types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from memfit.model.sources.ggml import GgmlType
+
+Number = int | float | bool | str
+Fact = Number | tuple[Number, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GgufTensor:
+    """A tensor of a file: sizes as ggml counts them, the quickest axis first."""
+
+    name: str
+    sizes: tuple[int, ...]
+    type: GgmlType
+
+    @property
+    def count(self) -> int:
+        total = 1
+        for size in self.sizes:
+            total *= size
+        return total
+
+    @property
+    def bytes(self) -> int:
+        return self.type.bytes(self.count)
+
+    @property
+    def layer(self) -> int:
+        """The number of its layer; -1 for what lies outside the layers."""
+        if not self.name.startswith("blk."):
+            return -1
+        return int(self.name.split(".", 2)[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class GgufModel:
+    """`facts` are the metadata of the architecture, without its prefix."""
+
+    name: str
+    arch: str
+    facts: Mapping[str, Fact]
+    tensors: tuple[GgufTensor, ...] = field(repr=False)
+    origin: str = ""
+
+    @cached_property
+    def by_name(self) -> Mapping[str, GgufTensor]:
+        return {tensor.name: tensor for tensor in self.tensors}
+
+    def number(self, key: str, default: int = 0, layer: int | None = None) -> int:
+        """A whole number; a list has one for each layer."""
+        value = self.facts.get(key, default)
+        if isinstance(value, tuple):
+            if not value:
+                return default
+            value = value[min(layer, len(value) - 1)] if layer is not None else value[0]
+        return int(value) if isinstance(value, (int, float)) else default
+
+    def real(self, key: str, default: float = 0.0) -> float:
+        value = self.facts.get(key, default)
+        return float(value) if isinstance(value, (int, float)) else default
+
+    @cached_property
+    def layers(self) -> int:
+        """Layers that run for a token; those that predict further tokens are not among them."""
+        return self.number("block_count") - self.number("nextn_predict_layers")
+
+    @cached_property
+    def width(self) -> int:
+        return self.number("embedding_length")
+
+    @cached_property
+    def vocabulary(self) -> int:
+        table = self.by_name.get("token_embd.weight")
+        return table.sizes[1] if table else self.number("vocab_size")
+
+    def heads(self, layer: int = 0) -> int:
+        return self.number("attention.head_count", layer=layer)
+
+    def kv_heads(self, layer: int = 0) -> int:
+        return self.number("attention.head_count_kv", self.heads(layer), layer=layer)
+
+    def head(self, layer: int = 0) -> int:
+        """Values of a key; sliding layers may have a size of their own."""
+        if self.slides(layer) and "attention.key_length_swa" in self.facts:
+            return self.number("attention.key_length_swa")
+        heads = self.heads(layer) or max(1, self.heads(0))
+        return self.number("attention.key_length", self.width // max(1, heads))
+
+    def value_head(self, layer: int = 0) -> int:
+        if self.slides(layer) and "attention.value_length_swa" in self.facts:
+            return self.number("attention.value_length_swa")
+        heads = self.heads(layer) or max(1, self.heads(0))
+        return self.number("attention.value_length", self.width // max(1, heads))
+
+    @cached_property
+    def window(self) -> int:
+        return self.number("attention.sliding_window")
+
+    @cached_property
+    def sliding(self) -> tuple[bool, ...]:
+        """Which layers see a window only (`set_swa_pattern` in load_hparams of llama-model.cpp)."""
+        return tuple(_slides(self, layer) for layer in range(self.number("block_count")))
+
+    def slides(self, layer: int) -> bool:
+        return self.sliding[layer] if 0 <= layer < len(self.sliding) else False
+
+    @property
+    def parameters(self) -> int:
+        return sum(tensor.count for tensor in self.tensors)
+
+    @property
+    def bytes(self) -> int:
+        return sum(tensor.bytes for tensor in self.tensors)
+
+    @cached_property
+    def _layered(self) -> Mapping[int, tuple[GgufTensor, ...]]:
+        found: dict[int, list[GgufTensor]] = {}
+        for tensor in self.tensors:
+            found.setdefault(tensor.layer, []).append(tensor)
+        return {layer: tuple(tensors) for layer, tensors in found.items()}
+
+    def of_layer(self, layer: int) -> tuple[GgufTensor, ...]:
+        return self._layered.get(layer, ())
+
+
+# Every n-th layer sees all, the others a window; `True`: the first of each n instead of the last.
+# llama-model.cpp load_hparams of each architecture, b11549.
+PATTERNS: Mapping[str, tuple[int, bool]] = {
+    "gemma2": (2, False),
+    "gemma3": (6, False),
+    "gemma3n": (5, False),
+    "gemma-embedding": (6, False),
+    "cohere2": (4, False),
+    "gpt-oss": (2, False),
+    "olmo2": (4, False),
+    "exaone4": (4, False),
+    "llama4": (4, False),
+    "smallthinker": (4, True),
+    "afmoe": (4, False),
+}
+
+
+def _slides(model: GgufModel, layer: int) -> bool:
+    window = model.number("attention.sliding_window")
+    if not window:
+        return False
+    pattern = model.facts.get("attention.sliding_window_pattern")
+    if isinstance(pattern, tuple):
+        return bool(pattern[layer]) if layer < len(pattern) else False
+    every, dense_first = PATTERNS.get(model.arch, (0, False))
+    if isinstance(pattern, int) and pattern > 1:
+        every = pattern
+    if not every:
+        return False
+    return layer % every != 0 if dense_first else layer % every < every - 1

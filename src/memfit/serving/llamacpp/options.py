@@ -1,0 +1,187 @@
+"""llama-server's flags as data (common/arg.cpp, llama.cpp b11549), and memfit's own few."""
+
+from __future__ import annotations
+
+from memfit.serving.base import Option
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+_SWITCH = ("on", "off", "auto")
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="quant",
+        flags=("--quant",),
+        help="GGUF quantization for a model named without a file, like Q4_K_M, Q8_0, IQ4_XS",
+        default="Q4_K_M",
+    ),
+    Option(
+        name="backend",
+        flags=("--backend",),
+        help="backend of the GPUs",
+        choices=("cuda", "rocm", "vulkan", "metal", "cpu"),
+        default="by the GPU",
+    ),
+    Option(name="model", flags=("-m", "--model"), help="path of a GGUF file"),
+    Option(name="hf", flags=("-hf", "-hfr", "--hf-repo"), help="REPO[:QUANT] on the hub"),
+    Option(
+        name="context",
+        flags=("-c", "--ctx-size"),
+        help="Tokens of context over all slots; 0: what the model was trained for",
+        kind="size",
+        low=0,
+        default="the model's, less if it does not fit",
+    ),
+    Option(
+        name="parallel",
+        flags=("-np", "--parallel"),
+        help="Slots: requests at once",
+        kind="int",
+        low=-1,
+        high=256,
+        default="4 with one cache for all, 1 before b7400",
+    ),
+    Option(
+        name="unified",
+        flags=("-kvu", "--kv-unified"),
+        help="one cache for all slots",
+        kind="flag",
+    ),
+    Option(
+        name="batch",
+        flags=("-b", "--batch-size"),
+        help="Tokens of a batch",
+        kind="size",
+        low=1,
+        default="2048",
+    ),
+    Option(
+        name="ubatch",
+        flags=("-ub", "--ubatch-size"),
+        help="Tokens of a micro-batch",
+        kind="size",
+        low=1,
+        default="512",
+    ),
+    Option(
+        name="cache_k",
+        flags=("-ctk", "--cache-type-k"),
+        help="type of cached keys",
+        choices=CACHE_TYPES,
+        default="f16",
+    ),
+    Option(
+        name="cache_v",
+        flags=("-ctv", "--cache-type-v"),
+        help="type of cached values",
+        choices=CACHE_TYPES,
+        default="f16",
+    ),
+    Option(
+        name="flash",
+        flags=("-fa", "--flash-attn"),
+        help="flash attention",
+        choices=_SWITCH,
+        default="auto",
+    ),
+    Option(
+        name="gpu_layers",
+        flags=("-ngl", "--gpu-layers", "--n-gpu-layers"),
+        help="layers on GPUs, `auto` or `all`; the output matrix counts as one",
+        default="all, fewer if they do not fit",
+    ),
+    Option(
+        name="cpu_moe_layers",
+        flags=("-ncmoe", "--n-cpu-moe"),
+        help="keep the experts of the first N layers on the CPU",
+        kind="int",
+        low=0,
+    ),
+    Option(
+        name="cpu_moe",
+        flags=("-cmoe", "--cpu-moe"),
+        help="keep all experts on the CPU",
+        kind="flag",
+    ),
+    Option(
+        name="overrides",
+        flags=("-ot", "--override-tensor"),
+        help="PATTERN=BUFFER[,…], like `exps=CPU`",
+    ),
+    Option(
+        name="split",
+        flags=("-ts", "--tensor-split"),
+        help="shares of the GPUs, like 3,1",
+        default="by free memory",
+    ),
+    Option(
+        name="split_mode",
+        flags=("-sm", "--split-mode"),
+        help="how GPUs share a model",
+        choices=("none", "layer", "row", "tensor"),
+        default="layer",
+    ),
+    Option(name="swa_full", flags=("--swa-full",), help="windows cached in full", kind="flag"),
+    Option(
+        name="no_kv_offload",
+        flags=("-nkvo", "--no-kv-offload"),
+        help="the cache on the CPU",
+        kind="flag",
+    ),
+    Option(
+        name="no_op_offload",
+        flags=("--no-op-offload", "-nopo"),
+        help="large products run where their weights lie",
+        kind="flag",
+    ),
+    Option(
+        name="no_mmap",
+        flags=("--no-mmap",),
+        help="read the file instead of mapping it",
+        kind="flag",
+    ),
+    Option(
+        name="embedding",
+        flags=("--embedding", "--embeddings"),
+        help="serve embeddings only",
+        kind="flag",
+    ),
+    Option(
+        name="fit",
+        flags=("-fit", "--fit"),
+        help="reduce what was not set until it fits",
+        choices=("on", "off"),
+        default="on",
+    ),
+    Option(
+        name="margin",
+        flags=("-fitt", "--fit-target"),
+        help="MiB that `--fit` leaves free",
+        kind="int",
+        low=0,
+        default="1024",
+    ),
+    Option(name="mmproj", flags=("-mm", "--mmproj"), help="GGUF file of a vision tower"),
+)
+_VALUED = """
+--host --port -t --threads -tb --threads-batch --temp --top-k --top-p --min-p --seed -s
+--repeat-penalty --alias -a --api-key --chat-template --chat-template-file --timeout -to
+--log-file -lv --log-verbosity --n-predict -n --predict --samplers --cache-ram -cram
+--ctx-checkpoints --rope-freq-base --rope-freq-scale --rope-scaling --rope-scale --yarn-orig-ctx
+--slot-save-path --reasoning-format --reasoning-budget --media-path --keep --main-gpu -mg
+--device -dev --numa --load-mode --hf-file -hff --hf-token --path --threads-http --grp-attn-n
+--image-min-tokens --image-max-tokens -p --prompt --presence-penalty --frequency-penalty
+--dry-multiplier --xtc-probability --prio --poll
+"""
+_PLAIN = """
+--jinja --no-jinja --metrics --slots --no-slots --props --verbose -v --mlock --no-webui --webui
+--cont-batching -cb --no-warmup --warmup --log-disable --offline --check-tensors
+--no-context-shift --context-shift --special --no-mmproj --no-host --no-perf --reranking
+--rerank --log-timestamps --log-prefix -e --escape --no-log-prefix --no-log-timestamps
+--cache-prompt --no-cache-prompt --no-ui --ui
+"""
+SILENT = tuple(
+    Option(name=flag.lstrip("-"), flags=(flag,), help="", silent=True) for flag in _VALUED.split()
+) + tuple(
+    Option(name=flag.lstrip("-"), flags=(flag,), help="", kind="flag", silent=True)
+    for flag in _PLAIN.split()
+)

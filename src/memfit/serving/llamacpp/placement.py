@@ -1,0 +1,156 @@
+"""Which device holds which tensor.
+
+Rules: `llama_model::load_tensors` of src/llama-model.cpp (llama.cpp b7437 to b11549): the input
+table stays on the CPU; layers go to the GPUs from the last one backwards, in shares of their free
+memory or of `-ts`; `-ot` and `--n-cpu-moe` override by name.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from memfit.serving.llamacpp.allocator import CPU, CUDA, METAL, VULKAN, Pool
+from memfit.serving.llamacpp.builder import Places
+from memfit.serving.llamacpp.model import GgufModel, GgufTensor
+from memfit.serving.llamacpp.settings import OUTPUT_FIRST, Settings
+
+HOST = "CPU"
+INPUTS = (
+    "token_embd.",
+    "token_embd_norm.",
+    "position_embd.",
+    "token_types.",
+    "per_layer_token_embd.",
+)
+ENDS = ("output.", "output_norm.", "cls.", "cls.output.")
+EXPERTS = re.compile(r"\.ffn_(up|down|gate|gate_up)_(ch|)exps")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Backend:
+    """A kind of device: how it places tensors, how it calls itself, what it can do. `host`: the
+    buffer of pinned memory that the CPU then uses."""
+
+    name: str
+    pool: Pool
+    host: str = ""
+    pipelines: bool = False
+    maps_file: bool = False  # reads the file's own pages (unified memory)
+
+    def device(self, index: int) -> str:
+        return f"{self.name}{index}"
+
+
+BACKENDS: Mapping[str, Backend] = {
+    "cuda": Backend(name="CUDA", pool=CUDA, host="CUDA_Host", pipelines=True),
+    "rocm": Backend(name="ROCm", pool=CUDA, host="ROCm_Host", pipelines=True),
+    "vulkan": Backend(name="Vulkan", pool=VULKAN, host="Vulkan_Host"),
+    "metal": Backend(name="MTL", pool=METAL, maps_file=True),
+    "cpu": Backend(name="CPU", pool=CPU),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """The devices of one run; `free` bytes decide the shares of layers."""
+
+    backend: Backend
+    free: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        return tuple(self.backend.device(index) for index in range(len(self.free)))
+
+    @property
+    def pools(self) -> dict[str, Pool]:
+        return {**dict.fromkeys(self.devices, self.backend.pool), HOST: CPU}
+
+
+def layer_devices(model: GgufModel, settings: Settings, machine: Machine) -> list[str]:
+    """A device for each layer and, last, for the output."""
+    layers, devices = model.number("block_count"), machine.devices
+    if not devices:
+        return [HOST] * (layers + 1)
+    first = layers + 1 if settings.build >= OUTPUT_FIRST else layers
+    start = max(first - settings.gpu_layers, 0)
+    active = min(settings.gpu_layers, layers + 1)
+    given = settings.split if any(settings.split) else machine.free
+    shares = [float(one) for one in given[: len(devices)]]
+    shares += [0.0] * (len(devices) - len(shares))
+    total = sum(shares) or 1.0
+    points = [sum(shares[: index + 1]) / total for index in range(len(devices))]
+
+    def device(layer: int) -> str:
+        if layer < start or layer - start >= active:
+            return HOST
+        place = bisect_right(points, (layer - start) / active)
+        return devices[min(place, len(devices) - 1)]
+
+    return [device(layer) for layer in range(layers + 1)]
+
+
+def overridden(name: str, settings: Settings) -> str | None:
+    """The buffer that a flag demands for a tensor."""
+    for pattern, place in settings.overrides:
+        if re.search(pattern, name):
+            return place
+    if settings.cpu_moe and EXPERTS.search(name):
+        layer = int(name.split(".", 2)[1])
+        if layer < settings.cpu_moe:
+            return HOST
+    return None
+
+
+def place(model: GgufModel, settings: Settings, machine: Machine) -> Places:
+    layers = layer_devices(model, settings, machine)
+    output = layers[-1]
+
+    def home(tensor: GgufTensor) -> str:
+        asked = overridden(tensor.name, settings)
+        if asked is not None:
+            return asked if asked in machine.devices else HOST
+        if tensor.name.startswith(INPUTS):
+            return HOST
+        if tensor.name.startswith(ENDS):
+            return output
+        return layers[max(0, tensor.layer)]
+
+    caches = [one if settings.kv_offload else HOST for one in layers[:-1]]
+    return Places(
+        tensors={tensor.name: home(tensor) for tensor in model.tensors},
+        layers=tuple(layers[:-1]),
+        caches=tuple(caches),
+        output=output,
+        cpu=HOST,
+    )
+
+
+def model_buffers(model: GgufModel, places: Places, machine: Machine) -> dict[str, int]:
+    """Bytes of weights on each device; a tied output is held a second time where a GPU needs it."""
+    held = dict.fromkeys((*machine.devices, HOST), 0)
+    pools = machine.pools
+    for tensor in model.tensors:
+        if tensor.layer < model.layers:  # layers that predict further tokens are not loaded
+            device = places.tensors[tensor.name]
+            held[device] += stored_bytes(tensor, pools[device])
+    if "output.weight" not in model.by_name and places.output != HOST:
+        table = model.by_name.get("token_embd.weight")
+        if table is not None:
+            held[places.output] += stored_bytes(table, pools[places.output])
+    return held
+
+
+def stored_bytes(tensor: GgufTensor, pool: Pool) -> int:
+    size, row = tensor.bytes, tensor.type
+    if pool.row_padding and row.block > 1 and tensor.sizes[0] % pool.row_padding:
+        extra = pool.row_padding - tensor.sizes[0] % pool.row_padding
+        size += extra // row.block * row.block_bytes
+    return pool.aligned(size)
+
+
+def split_evenly(devices: Sequence[str], layers: Sequence[str]) -> dict[str, int]:
+    """How many layers each device has."""
+    return {device: sum(one == device for one in layers) for device in devices}

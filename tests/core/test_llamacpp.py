@@ -1,0 +1,357 @@
+"""llama.cpp's buffers: published start-up logs, quantization by name, placement, bad input."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.core.writers import pair, tensor, whole
+
+from memfit.cli import main
+from memfit.errors import InputError, SourceError
+from memfit.model import catalog
+from memfit.serving.llamacpp.convert import CONVERTERS, converted
+from memfit.serving.llamacpp.engine import read_command
+from memfit.serving.llamacpp.loading import from_file, tag
+from memfit.serving.llamacpp.memory import Buffers, buffers
+from memfit.serving.llamacpp.model import GgufModel
+from memfit.serving.llamacpp.placement import BACKENDS, HOST, Machine
+from memfit.serving.llamacpp.quantize import BASES, quantized
+from memfit.serving.llamacpp.recipes import RECIPES
+from memfit.serving.llamacpp.settings import Settings
+from memfit.serving.llamacpp.versions import build_number, ollama_build
+from memfit.units import GIB, MIB
+
+
+def named(name: str, quantization: str) -> GgufModel:
+    found = catalog.find(name)
+    assert found is not None
+    return converted(catalog.entry(found).config(), name, quantization)
+
+
+def machine(backend: str = "cuda", gpus: int = 1) -> Machine:
+    return Machine(backend=BACKENDS[backend], free=(24 * GIB,) * gpus)
+
+
+def mib(part: dict[str, int]) -> dict[str, float]:
+    return {name: round(size / MIB, 2) for name, size in part.items() if size}
+
+
+# Start-up logs that people published (their rows are in the truth): model, settings, and the
+# buffers that were printed, GPUs first and the host last.
+LOGS = {
+    "ollama 0.30.8, RTX 5050": (
+        ("meta-llama/Llama-3.1-8B", "Q4_0"),
+        Settings(context=4096, batch=512, build=9509),
+        machine(),
+        ([4155.99, 281.81], [512.0], [112.01, 20.01]),
+    ),
+    "ollama 0.6.1, RTX 3080 Ti": (
+        ("meta-llama/Llama-3.1-8B", "Q4_K_M"),
+        Settings(context=8192, parallel=4, unified=True, flash=False, build=4780),
+        machine(),
+        ([4403.49, 281.81], [1024.0], [560.0, 24.01]),
+    ),
+    "ollama 0.13.5, L40S": (
+        ("meta-llama/Llama-3.1-70B", "Q4_K_M"),
+        Settings(context=8192, batch=512, build=7436),
+        machine(),
+        ([39979.48, 563.62], [2560.0], [266.5, 32.01]),
+    ),
+    "ollama 0.13.5, two Quadro RTX 6000 as a pipeline": (
+        ("meta-llama/Llama-3.1-70B", "Q4_K_M"),
+        Settings(context=4096, batch=512, build=7436),
+        machine(gpus=2),
+        ([20038.81, 19940.67, 563.62], [656.0, 624.0], [316.04, 346.55, 48.05]),
+    ),
+    "ollama 0.6.1, 33 of 65 layers on an RTX 3080 Ti": (
+        ("Qwen/Qwen2.5-32B", "Q4_K_M"),
+        Settings(context=2048, batch=512, flash=False, gpu_layers=33, build=4780),
+        machine(),
+        ([9247.35, 9678.66], [264.0, 248.0], [916.08, 14.01]),
+    ),
+    "llama.cpp b8179, Vulkan, 35 of 37 layers": (
+        ("Qwen/Qwen2.5-3B", "Q4_K_M"),
+        Settings(context=2048, parallel=4, unified=True, gpu_layers=35, build=8179),
+        machine("vulkan"),
+        ([1740.74, 337.51], [68.0, 4.0], [300.75, 12.01]),
+    ),
+    "llama.cpp b8193, Tesla T4, windows": (
+        ("openai/gpt-oss-20b", "F16"),
+        Settings(context=32768, ubatch=2048, build=8193),
+        machine(),
+        ([12036.68, 1104.61], [768.0 + 54.0], [1593.5, 319.09]),
+    ),
+    "llama.cpp b6050, Metal, no flash attention": (
+        ("mistralai/Mistral-Nemo-Base-2407", "Q5_K_M"),
+        Settings(context=4096, flash=False, build=6050),
+        machine("metal"),
+        ([7875.8, 440.0], [640.0], [312.0, 18.01]),
+    ),
+}
+
+
+@pytest.mark.parametrize("log", LOGS)
+def test_published_logs_are_met_to_the_hundredth_of_a_mib(log: str) -> None:
+    (name, quantization), settings, where, (model, cache, compute) = LOGS[log]
+    held = buffers(named(name, quantization), settings, where)
+    kv = [
+        held.kv.get(device, 0) + held.kv_window.get(device, 0) for device in (*where.devices, HOST)
+    ]
+    assert list(mib(dict(held.model)).values()) == pytest.approx(model, abs=0.011)
+    assert [one / MIB for one in kv if one] == pytest.approx(cache, abs=0.011)
+    assert list(mib(dict(held.compute)).values()) == pytest.approx(compute, abs=0.011)
+
+
+def test_the_shortened_graph_has_the_peak_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    from memfit.serving.llamacpp import memory
+
+    cases = [
+        (named("google/gemma-2-9b", "Q4_K_M"), Settings(context=8192)),
+        (named("Qwen/Qwen3-30B-A3B", "Q4_K_M"), Settings(context=8192, cpu_moe=20)),
+        (named("meta-llama/Llama-3.1-8B", "Q4_K_M"), Settings(context=8192, gpu_layers=20)),
+        (named("deepseek-ai/DeepSeek-V2-Lite", "Q4_K_M"), Settings(context=8192, flash=False)),
+    ]
+    short = [buffers(model, settings, machine(gpus=2)).compute for model, settings in cases]
+    monkeypatch.setattr(memory, "enough_layers", lambda model, *_: list(range(model.layers)))
+    whole = [buffers(model, settings, machine(gpus=2)).compute for model, settings in cases]
+    assert short == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "gib"),
+    [  # file sizes that logs print
+        ("meta-llama/Llama-3.1-8B", "Q4_K_M", 4.58),
+        ("meta-llama/Llama-3.1-8B", "Q4_0", 4.33),
+        ("meta-llama/Llama-3.1-70B", "Q4_K_M", 39.59),
+        ("Qwen/Qwen2.5-32B", "Q4_K_M", 18.48),
+        ("mistralai/Mistral-Nemo-Base-2407", "Q5_K_M", 8.12),
+        ("openai/gpt-oss-20b", "F16", 12.83),
+    ],
+)
+def test_a_quantization_by_name_gives_the_file_that_llama_quantize_writes(
+    name: str, quantization: str, gib: float
+) -> None:
+    assert named(name, quantization).bytes / GIB == pytest.approx(gib, abs=0.0075)
+
+
+def test_every_quantization_has_a_type_and_more_bits_are_more_bytes() -> None:
+    model = named("Qwen/Qwen3-8B", "F16")
+    sizes = {name: quantized(model, name).bytes for name in BASES}
+    assert sizes["F32"] > sizes["F16"] > sizes["Q8_0"] > sizes["Q6_K"] > sizes["Q5_K_M"]
+    assert sizes["Q5_K_M"] > sizes["Q4_K_M"] > sizes["Q4_K_S"] > sizes["IQ4_XS"] > sizes["Q3_K_M"]
+    assert sizes["Q3_K_M"] > sizes["Q2_K"] > sizes["IQ2_XS"] > sizes["IQ1_S"]
+
+
+def test_a_row_that_no_block_fills_falls_back() -> None:
+    model = named("Qwen/Qwen2.5-0.5B", "Q4_K_M")  # 896 wide: no multiple of 256
+    types = {tensor.name: tensor.type.name for tensor in model.tensors}
+    assert types["blk.0.attn_q.weight"] == "Q5_0"
+    assert {types[f"blk.{layer}.ffn_down.weight"] for layer in range(24)} == {"Q4_K", "Q6_K"}
+    assert types["token_embd.weight"] == "Q8_0"
+
+
+def test_experts_move_to_the_cpu_by_layer_or_pattern() -> None:
+    model = named("Qwen/Qwen3-30B-A3B", "Q4_K_M")
+    every = buffers(model, Settings(cpu_moe=48), machine()).model
+    pattern = buffers(model, Settings(overrides=(("exps", "CPU"),)), machine()).model
+    assert every == pattern
+    half = buffers(model, Settings(cpu_moe=24), machine()).model
+    assert every["CUDA0"] < half["CUDA0"] < model.bytes
+    assert sum(half.values()) == pytest.approx(sum(every.values()), rel=1e-5)
+
+
+def test_layers_are_shared_by_free_memory_or_by_shares() -> None:
+    model = named("meta-llama/Llama-3.1-8B", "Q4_K_M")
+    unlike = Machine(backend=BACKENDS["cuda"], free=(24 * GIB, 8 * GIB))
+    layers = buffers(model, Settings(), unlike).layers
+    assert layers.count("CUDA0") == 25
+    assert layers.count("CUDA1") == 7
+    layers = buffers(model, Settings(split=(1, 1)), unlike).layers
+    assert layers.count("CUDA0") == 17
+
+
+def total(held: Buffers) -> int:
+    return held.on("CUDA0")
+
+
+def test_more_context_slots_and_tokens_are_never_less() -> None:
+    model = named("google/gemma-2-9b", "Q4_K_M")
+    base = Settings(context=8192)
+    sizes = [
+        total(buffers(model, replace(base, **change), machine()))
+        for change in ({}, {"context": 16384}, {"context": 16384, "ubatch": 2048})
+    ]
+    assert sizes == sorted(sizes)
+    quantized_cache = buffers(model, replace(base, cache_k="q8_0", cache_v="q8_0"), machine())
+    assert sum(quantized_cache.kv.values()) * 2 > sum(buffers(model, base, machine()).kv.values())
+
+
+# ------------------------------------------------------------------ the command
+
+
+def run(*words: str) -> tuple[int, str]:
+    """The exit code, and what is printed."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(["estimate", *words])
+    return code, out.getvalue() or err.getvalue()
+
+
+def test_the_command_line_of_llama_server_is_understood() -> None:
+    code, text = run(
+        *("llama-3.1-8b", "--engine", "llama.cpp", "--gpu", "rtx-4090", "--json", "--"),
+        *("llama-server", "-ngl", "99", "-c", "8192", "-np", "1", "-fa", "--jinja", "--port", "80"),
+    )
+    assert code == 0
+    figures = json.loads(text)["figures"]
+    assert figures["model_mib"] == pytest.approx(4403.49, abs=0.01)
+    assert figures["kv_mib"] == 1024
+
+
+def test_flags_of_a_command_line_are_normalised() -> None:
+    name, flags = read_command(
+        ["/usr/bin/llama-server", "-m", "a.gguf", "-fa", "-ot", "a=CPU", "-ot", "b=CPU"]
+    )
+    assert name == "a.gguf"
+    assert flags == ("-fa", "on", "-ot", "a=CPU,b=CPU")
+    assert read_command(["-hf", "x/y-GGUF:Q4_K_M", "-fa", "off"])[1] == ("-fa", "off")
+    assert tag("x/y-GGUF:Q4_K_M") == ("x/y-GGUF", "Q4_K_M")
+    assert tag("x/y") == ("x/y", "")
+
+
+def test_what_does_not_fit_names_settings_that_do() -> None:
+    code, text = run(
+        *("llama-3.1-70b", "--engine", "llamacpp", "--gpu", "rtx-4090", "-ngl", "99"),
+        *("-c", "8192", "--quant", "Q4_K_M"),
+    )
+    assert code == 1
+    assert "out of memory" in text
+    layers = int(text.partition("-ngl ")[2].split()[0])
+    code, _ = run(
+        *("llama-3.1-70b", "--engine", "llamacpp", "--gpu", "rtx-4090", "-c", "8192"),
+        *("-ngl", str(layers)),
+    )
+    assert code == 0
+
+
+def test_what_was_not_set_is_reduced_until_it_fits() -> None:
+    code, text = run("llama-3.1-8b", "--engine", "llamacpp", "--gpu", "rtx-3060-12gb", "--json")
+    assert code == 0
+    figures = json.loads(text)["figures"]
+    assert 4096 <= figures["context"] < 131072
+    assert figures["device_mib"] < 11.63 * 1024 - 1024
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-ngl", "many"), "must be an integer, `auto` or `all`"),
+        (("-ts", "a,b"), "must be shares"),
+        (("-ot", "nothing"), "must be PATTERN=BUFFER"),
+        (("-ctk", "q9_9"), "must be one of"),
+        (("--quant", "Q4_K_X"), "unknown GGUF quantization"),
+        (("-ctv", "q8_0", "-fa", "off"), "a quantized V cache needs flash attention"),
+        (("--no-such-flag",), "unknown llama.cpp option"),
+        (("-ub", "0"), "must be at least 1"),
+    ],
+)
+def test_bad_flags_are_refused(words: tuple[str, ...], message: str) -> None:
+    code, text = run("llama-3.1-8b", "--engine", "llamacpp", *words)
+    assert code == 2
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_a_context_beyond_training_is_warned_of() -> None:
+    code, text = run("meta-llama/Llama-2-7b-hf", "--engine", "llamacpp", "-c", "16384", "-np", "1")
+    assert code == 0
+    assert "4,096 that the model was trained for" in " ".join(text.split())
+
+
+def test_builds_and_versions() -> None:
+    assert build_number("b8133") == build_number("8133 (2b6dfe824)") == 8133
+    assert ollama_build("0.13.5") == 7436
+    with pytest.raises(InputError):
+        build_number("newest")
+
+
+# ------------------------------------------------------------------ coverage
+
+
+def test_every_converter_has_a_graph() -> None:
+    archs = set()
+    for name in catalog.names():
+        config = catalog.entry(name).config()
+        if config.get("model_type") in CONVERTERS and name != "llava-hf/llava-1.5-7b-hf":
+            archs.add(converted(config, name, "Q4_K_M").arch)
+    assert archs <= set(RECIPES)
+    assert len(archs) >= 30
+
+
+def test_an_answer_takes_milliseconds() -> None:
+    model = named("Qwen/Qwen3-30B-A3B", "Q4_K_M")
+    settings = Settings(context=32768)
+    buffers(model, settings, machine())
+    start = time.process_time()
+    for _ in range(5):
+        buffers(model, settings, machine())
+    assert (time.process_time() - start) / 5 < 1  # 10 to 20 ms on an idle machine
+
+
+# ------------------------------------------------------------------ files
+
+
+SHAPES = {
+    "token_embd.weight": [64, 96],
+    "output_norm.weight": [64],
+    "blk.0.attn_norm.weight": [64],
+    "blk.0.ffn_norm.weight": [64],
+    **{f"blk.0.attn_{one}.weight": [64, 64] for one in ("q", "k", "v", "output")},
+    "blk.0.ffn_gate.weight": [64, 128],
+    "blk.0.ffn_up.weight": [64, 128],
+    "blk.0.ffn_down.weight": [128, 64],
+}
+
+
+def small_file(**change: int) -> bytes:
+    """A llama of one layer in 32 bits; `change` alters its metadata."""
+    facts = {"block_count": 1, "embedding_length": 64, "context_length": 512} | change
+    pairs = [pair("general.architecture", "str", "llama")]
+    pairs += [pair(f"llama.{key}", "u32", value) for key, value in facts.items()]
+    pairs += [
+        pair("llama.attention.head_count", "u32", 4),
+        pair("llama.feed_forward_length", "u32", 128),
+    ]
+    tensors, at = [], 0
+    for name, sizes in SHAPES.items():
+        tensors.append(tensor(name, sizes, 0, at))
+        at += 4 * sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
+    return whole(pairs, tensors, at)
+
+
+def test_a_file_with_lying_counts_is_refused(tmp_path: Path) -> None:
+    for key, value in (("block_count", 9), ("embedding_length", 65), ("block_count", 0)):
+        path = tmp_path / "lies.gguf"
+        path.write_bytes(small_file(**{key: value}))
+        with pytest.raises(SourceError, match=key):
+            from_file(path)
+        assert run(str(path), "--engine", "llamacpp")[0] == 2
+
+
+def test_a_file_is_counted_by_its_own_types(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.write_bytes(small_file())
+    model = from_file(path)
+    assert model.layers == 1
+    assert model.bytes == sum(tensor.bytes for tensor in model.tensors)
+    held = buffers(model, Settings(context=256), machine())
+    assert held.kv["CUDA0"] == 256 * 64 * 2 * 2
+    code, text = run(str(path), "--engine", "llamacpp", "-c", "256", "-np", "1")
+    assert code == 0
+    assert "CUDA0 KV buffer size =     0.06 MiB" in text

@@ -1,0 +1,151 @@
+"""Small models of many architectures, written as GGUF files for llama.cpp itself to load."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from memfit.serving.llamacpp.convert import converted
+from memfit.serving.llamacpp.model import GgufModel
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 256,
+    "num_hidden_layers": 3,
+    "intermediate_size": 640,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+WIDE: dict[str, Any] = {
+    **SMALL,
+    "vocab_size": 3072,
+    "hidden_size": 128,
+    "num_hidden_layers": 5,
+    "intermediate_size": 1536,
+}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+ROUTED = {**EXPERTS, "n_routed_experts": 8, "n_shared_experts": 1, "first_k_dense_replace": 1}
+LOCAL = {"num_local_experts": 8, "num_experts_per_tok": 2}
+LATENT = {
+    **ROUTED,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
+ALL_HEADS = {"num_key_value_heads": 4}
+
+# What differs from SMALL, by `model_type`.
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "gemma": {"head_dim": 32},
+    "gemma2": {"head_dim": 32, "sliding_window": 64, "num_hidden_layers": 4},
+    "gemma3_text": {"head_dim": 32, "sliding_window": 64, "num_hidden_layers": 7},
+    "phi3": ALL_HEADS,
+    "starcoder2": {},
+    "nemotron": {},
+    "stablelm": {},
+    "olmo": {},
+    "olmo2": {},
+    "exaone": {},
+    "exaone4": {},
+    "cohere": {},
+    "cohere2": {"sliding_window": 64, "num_hidden_layers": 4},
+    "glm": {},
+    "glm4": {},
+    "arcee": {},
+    "seed_oss": {},
+    "smollm3": {"num_hidden_layers": 5},
+    "ernie4_5": {},
+    "hunyuan_v1_dense": {},
+    "granite": {
+        "embedding_multiplier": 2.0,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 3.0,
+        "attention_multiplier": 0.1,
+    },
+    "minicpm": {},
+    "internlm2": {},
+    "qwen": {**ALL_HEADS, "intermediate_size": 1280},
+    "mistral3": {},
+    "gpt2": {**ALL_HEADS, "n_positions": 1024},
+    "gpt_bigcode": {"n_positions": 1024},
+    "gpt_neox": ALL_HEADS,
+    "bloom": ALL_HEADS,
+    "falcon": {"num_kv_heads": 2, "new_decoder_architecture": True},
+    "mixtral": LOCAL,
+    "phimoe": LOCAL,
+    "qwen2_moe": {**EXPERTS, "shared_expert_intermediate_size": 112},
+    "qwen3_moe": {**EXPERTS, "head_dim": 32},
+    "olmoe": {"num_experts": 8, "num_experts_per_tok": 2, **ALL_HEADS},
+    "granitemoe": {
+        **LOCAL,
+        "shared_intermediate_size": 56,
+        "residual_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+        "logits_scaling": 3.0,
+    },
+    "gpt_oss": {**LOCAL, "head_dim": 32, "sliding_window": 64, "num_hidden_layers": 4},
+    "deepseek": ROUTED,
+    "deepseek_v3": {**LATENT, "q_lora_rank": 24, "n_group": 4, "topk_group": 2},
+    "deepseek_v2": {**LATENT, "num_hidden_layers": 27},
+    "glm4_moe": {**ROUTED, "num_nextn_predict_layers": 1},
+    "dots1": {**ROUTED, **ALL_HEADS},
+    "ernie4_5_moe": {
+        "moe_num_experts": 8,
+        "moe_k": 2,
+        "moe_intermediate_size": 48,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+    },
+    "hunyuan_v1_moe": {"num_experts": 8, "moe_topk": 2, "num_shared_expert": 1},
+    "llama4": {
+        "num_local_experts": 8,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "intermediate_size_mlp": 1280,
+        "num_hidden_layers": 4,
+    },
+}
+
+
+def small(kind: str, base: dict[str, Any] = SMALL) -> GgufModel:
+    """A model of one `model_type`, in 16 bits."""
+    model = converted({**base, **CASES[kind], "model_type": kind}, kind, "F16")
+    half = model.by_name["token_embd.weight"].type
+    tensors = (
+        replace(one, type=half) if one.type.name == "MXFP4" else one for one in model.tensors
+    )
+    return replace(model, tensors=tuple(tensors))
+
+
+def write(model: GgufModel, path: Path) -> None:
+    """The model as a GGUF file full of zeros, without a vocabulary."""
+    import gguf
+    import numpy as np
+
+    writer = gguf.GGUFWriter(path, model.arch)
+    for name, value in model.facts.items():
+        key = f"{model.arch}.{name}"
+        if isinstance(value, bool):
+            writer.add_bool(key, value)
+        elif isinstance(value, int):
+            writer.add_uint32(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_array(key, list(value))
+    writer.add_string("tokenizer.ggml.model", "no_vocab")
+    for tensor in model.tensors:
+        kind = np.float32 if tensor.type.name == "float32" else np.float16
+        writer.add_tensor(tensor.name, np.zeros(tensor.sizes[::-1], dtype=kind))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
