@@ -76,6 +76,23 @@ NVFP4 = _row(
         "scale of 8 bits"
     ),
 )
+_row(
+    "mxfp8",
+    33,
+    "fp8",
+    block=32,
+    cite="OCP Microscaling Formats v1.0, 5.1: 32 values of 8 bits share a scale of 8 bits",
+)
+for _size in (32, 64, 128):
+    _row(
+        f"int4-g{_size}",
+        _size // 2 + 2,
+        "int4",
+        block=_size,
+        cite="compressed-tensors 0.12 compressors/pack_quantized: 8 values of 4 bits in an int32, "
+        "a 16-bit scale for each group, no zero points where symmetric",
+    )
+
 for _method in ("gptq", "awq"):
     for _group in (
         128,

@@ -221,19 +221,14 @@ def test_losses_that_transformers_has_not_are_refused() -> None:
     ("stored", "options", "message"),
     [
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            {"quant_method": "gptq", "bits": 3, "group_size": 128},
             {"task": "inference"},
             "the trace cannot run weights stored by `gptq`",
         ),
         (
-            {"quant_method": "gptq", "bits": 4, "group_size": 128},
+            {"quant_method": "modelopt", "quant_algo": "NVFP4"},
             {"method": "lora"},
-            "the trace cannot run weights stored by `gptq`",
-        ),
-        (
-            {"quant_method": "fp8", "weight_block_size": [128, 128]},
-            {"task": "inference", "gpu": "h100-sxm"},
-            "cannot run weights stored by `fp8`",
+            "the trace cannot run weights stored by `modelopt`",
         ),
         ({}, {"unsloth": "norms,rotary"}, "the trace has no kernels of Unsloth's"),
     ],
@@ -241,8 +236,8 @@ def test_losses_that_transformers_has_not_are_refused() -> None:
 def test_what_the_trace_does_not_run_is_refused_not_left_away(
     stored: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    config = {**LLAMA, "model_type": "llama", "hidden_size": 128} | (
-        {"quantization_config": stored} if stored else {}
+    config = (
+        {**JAPANESE, "quantization_config": stored} if stored else {**LLAMA, "model_type": "llama"}
     )
     with pytest.raises(memfit.InputError, match=message):
         memfit.estimate(config, by="trace", seq=64, **options)

@@ -7,10 +7,12 @@ be a guess.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields as fields_of
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from typing import Any
 
 from memfit.model.config import Fields
@@ -23,7 +25,8 @@ BY_JOB = ("bitsandbytes",)  # `--quant nf4` and its options say the same
 
 def apply(model: Model, fields: Fields) -> Model:
     """The model with its linear layers in the stored format; problems go to `fields`."""
-    settings = fields.mapping("quantization_config")
+    settings = settings_in(fields.config) and fields.mapping("quantization_config")
+    settings = settings or settings_in(fields.config)
     if not settings or settings.get("quant_method") in READ_BY_FAMILY + BY_FILE:
         return model
     format = stored_format(settings, fields)
@@ -45,14 +48,114 @@ def apply(model: Model, fields: Fields) -> Model:
 def method(config: Mapping[str, Any]) -> str:
     """The method that the checkpoint says it is stored by, or nothing; bitsandbytes' is the job's
     business."""
-    settings = config.get("quantization_config")
-    if not isinstance(settings, Mapping) or not settings:
+    settings = settings_in(config)
+    if not settings:
         return ""
     producer = settings.get("producer")
     name = settings.get("quant_method") or (
         producer.get("name") if isinstance(producer, Mapping) else None
     )
     return "" if name in BY_JOB else str(name or "")
+
+
+def settings_in(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a config says of quantization: itself, its text part, or modelopt's file beside it."""
+    text, beside = config.get("text_config"), config.get("hf_quant_config")
+    if isinstance(beside, Mapping) and isinstance(beside.get("quantization"), Mapping):
+        beside = {"quant_method": "modelopt", **beside["quantization"]}
+    inner = text.get("quantization_config") if isinstance(text, Mapping) else None
+    for found in (config.get("quantization_config"), inner, beside):
+        if isinstance(found, Mapping) and found:
+            return found
+    return {}
+
+
+def format_at(path: str, settings: Mapping[str, Any]) -> str | None:
+    """The format of the linear layer or the experts at `path`: empty where they stay as they are,
+    None where nobody knows it."""
+    if skipped(path, kept(settings)) or tail(path) is None:
+        return ""
+    listed = settings.get("quantized_layers")
+    if isinstance(listed, Mapping) and listed:
+        return layer_format(tail(path) or "", listed_formats(settings))
+    groups = settings.get("config_groups")
+    if isinstance(groups, Mapping) and groups:
+        weights = [one.get("weights") for one in groups.values() if isinstance(one, Mapping)]
+        return weights_format(weights[0], settings) if len(weights) == 1 else None
+    fields = Fields({})
+    name = stored_format(settings, fields)
+    return None if fields.problems else name
+
+
+def layer_format(path: str, known: Mapping[str, str | None]) -> str | None:
+    """By a whole path, or by that of one of the experts inside."""
+    return known.get(path, "")
+
+
+@lru_cache(maxsize=4)
+def _listed(names: tuple[tuple[str, str], ...]) -> Mapping[str, str | None]:
+    found: dict[str, str | None] = {}
+    for name, algorithm in names:
+        path = tail(name) or name
+        found[path] = ALGORITHMS.get(algorithm.upper())
+        head, middle, _ = path.partition(".experts.")
+        if middle:
+            found[f"{head}.experts"] = found[path]
+    return found
+
+
+def listed_formats(settings: Mapping[str, Any]) -> Mapping[str, str | None]:
+    """The formats that modelopt lists, layer by layer."""
+    return _listed(
+        tuple(
+            (str(name), str(one.get("quant_algo") if isinstance(one, Mapping) else one))
+            for name, one in settings["quantized_layers"].items()
+        )
+    )
+
+
+# modelopt 0.29 quantization/config.py
+ALGORITHMS = {
+    "NVFP4": "nvfp4",
+    "FP8": "float8_e4m3fn",
+    "MXFP8": "mxfp8",
+    "FP8_PB_WO": "fp8-block128",
+    "NVFP4_AWQ": "nvfp4",
+    "W4A16_NVFP4": "nvfp4",
+}
+_TAIL = re.compile(r"(?:^|\.)layers\.(\d+\..*)$")
+# What publishers call the same module.
+_SAME = (("block_sparse_moe.", "mlp."), (".ffn.", ".mlp."))
+
+
+def tail(path: str) -> str | None:
+    """A module's path from its layer's number on, which publishers and transformers agree about;
+    None outside of the language model's layers."""
+    if "vision" in path or "visual" in path or "audio" in path:
+        return None
+    found = _TAIL.search(path)
+    if found is None:
+        return None
+    name = found[1]
+    for theirs, ours in _SAME:
+        name = name.replace(theirs, ours)
+    return name
+
+
+def weights_format(weights: Any, settings: Mapping[str, Any]) -> str | None:
+    """Of a scheme of compressed-tensors (0.12 quantization/quant_args.py), which modelopt writes,
+    too."""
+    if not isinstance(weights, Mapping):
+        return None
+    kind, bits, group = weights.get("type"), weights.get("num_bits"), weights.get("group_size")
+    if kind == "float" and bits == 8:
+        return "float8_e4m3fn"
+    if kind == "float" and bits == 4:
+        return {16: "nvfp4", 32: "mxfp4"}.get(group or 0)
+    packed = settings.get("format", "pack-quantized") == "pack-quantized"
+    if kind == "int" and bits == 4 and weights.get("symmetric") and packed:
+        return {32: "int4-g32", 64: "int4-g64", 128: "int4-g128"}.get(group or 0)
+    return None
 
 
 def kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -65,8 +168,14 @@ def kept(settings: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def skipped(path: str, patterns: tuple[str, ...]) -> bool:
-    """A pattern means a whole path, a part of it, or what a `*` makes of it."""
-    return any(fnmatchcase(path, pattern) or f".{pattern}." in f".{path}." for pattern in patterns)
+    """A pattern means a whole path, a part of it, what a `*` makes of it, or behind `re:` what a
+    regular expression finds."""
+    return any(
+        re.match(pattern[3:], path) is not None
+        if pattern.startswith("re:")
+        else fnmatchcase(path, pattern) or f".{pattern}." in f".{path}."
+        for pattern in patterns
+    )
 
 
 def products(layer: Layer) -> list[str]:
@@ -97,13 +206,15 @@ def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
             "known: 4 bits, gptq also 8, in groups of 128, 64 or 32; gptq also without (-1)",
         )
         return ""
+    if name == "compressed-tensors" and (found := format_at("layers.0.mlp", settings)):
+        return found
     if name == "modelopt" and str(settings.get("quant_algo")).upper() in ("NVFP4", "FP8"):
         return "nvfp4" if str(settings["quant_algo"]).upper() == "NVFP4" else "float8_e4m3fn"
     told = str(settings.get("quant_method", name))
     where = (
         "`--quant` of the job says how bitsandbytes quantizes"
         if told in BY_JOB
-        else "known: fp8, gptq, awq, mxfp4, modelopt"
+        else "known: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors"
     )
     fields.blame(
         "quantization_config.quant_method", f"weights stored by `{told[:40]}` are not known", where

@@ -51,25 +51,26 @@ def check(program: Program) -> Iterator[Problem]:
             where="job.method",
             hint="`lora` trains adapters beside them; or name the checkpoint in 16 bits",
         )
-    elif name == "modelopt":
-        yield from modelopt(program)
+    elif name in ("modelopt", "compressed-tensors"):
+        yield from foreign(program, name)
     elif name == "gguf":
         yield gguf(program)
 
 
-def modelopt(program: Program) -> Iterator[Problem]:
-    """The name is none that transformers knows: it would put packed bytes where it wants 16 bits
-    (transformers 5.23 quantizers/auto.py supports_quant_method)."""
+def foreign(program: Program, name: str) -> Iterator[Problem]:
+    """modelopt is a name that transformers does not know: it would put packed bytes where it wants
+    16 bits (transformers 5.23 quantizers/auto.py supports_quant_method). Weights of
+    compressed-tensors are unpacked by a package of that name."""
     if program.job.training:
         message = (
-            "transformers has no code for weights stored by modelopt, so nothing can be "
-            "trained over them"
+            f"transformers has no code for weights stored by {name}, so nothing "
+            "can be trained over them"
         )
         yield Problem(message=message, where=WHERE, hint="name the checkpoint in 16 bits")
     else:
         message = (
-            "transformers has no code for weights stored by modelopt: weights are counted as "
-            "stored, the rest as if it had"
+            f"transformers has no code for weights stored by {name}: weights are "
+            "counted as stored, the rest as if it had"
         )
         yield Problem(
             message=message,

@@ -103,7 +103,9 @@ def adapted(model: Any, job: Job, device: str) -> Any:
 
     raise_errors(list(copied(tensors.named(model, names(job.modules_to_save)))))
     targets: Any = job.targets if job.targets == "all-linear" else names(job.targets)
+    without = left_out(model, job)
     settings = LoraConfig(
+        **({"exclude_modules": without} if without else {}),
         r=job.rank,
         lora_alpha=job.alpha,
         lora_dropout=job.dropout,
@@ -128,6 +130,42 @@ def adapted(model: Any, job: Job, device: str) -> Any:
         raise InputError.one(
             str(bad).splitlines()[0][:300].rstrip("."), where="job.targets"
         ) from None
+
+
+def left_out(model: Any, job: Job) -> list[str]:
+    """The last names of linear layers that `all-linear` means and PEFT does not adapt: those that
+    it refuses for this type of model (Mamba's `out_proj`), and those of classes whose forward is
+    their own (routers that return a pair, grouped products), at which it stops."""
+    if not job.training or not job.adapters or job.targets != "all-linear":
+        return []
+    found = {
+        path.rpartition(".")[2]: module
+        for path, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    return sorted(name for name, one in found.items() if own_forward(one) or forbidden(model, name))
+
+
+def own_forward(module: torch.nn.Module) -> bool:
+    kind = type(module)
+    ours = kind.__module__.startswith(("torch.", "memfit.", "bitsandbytes."))
+    fp8 = kind.__module__.endswith("finegrained_fp8") and "Grouped" not in kind.__name__
+    return not ours and not fp8 and kind.forward is not torch.nn.Linear.forward
+
+
+def forbidden(model: Any, name: str) -> bool:
+    """By PEFT's own check, which came with 0.17."""
+    from peft import LoraConfig
+    from peft.tuners import tuners_utils
+
+    check = getattr(tuners_utils, "_check_lora_target_modules_mamba", None)
+    if check is None:
+        return False
+    try:
+        check(LoraConfig(), model, name)
+    except ValueError:
+        return True
+    return False
 
 
 def purpose(model: Any) -> str | None:

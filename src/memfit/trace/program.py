@@ -36,6 +36,7 @@ from memfit.trace import (
     liger,
     masks,
     older,
+    packed_weights,
     prepare,
     quanto,
     ranks,
@@ -132,6 +133,9 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         recorder.sends = options.sends
         if options.watch is not None:
             options.watch(recorder)
+        packed = stored.kept(
+            config, job, None if device.type == "cpu" else getattr(options.gpu, "sm", None)
+        )
         generators = cuda.patched([(torch, "Generator", runtime.generator_type())])
         with (
             generators,
@@ -141,14 +145,34 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
             kernels_of.forced(job.attention),
             older.counted(),
             trl.without_kernels(job),
+            packed_weights.installed(packed),
             failing(SIGHTED if inputs.sees(model) and not job.images else ""),
         ):
             with Recorder(device):
                 plan = inputs.plan(
                     model, kind, job, device.type
                 )  # of the model before its weights are packed
+                recorder.parameters = count(model.parameters(), recorder.elements), 0
                 if job.quantization != "none":
                     prepare.quantized(model, job)
+                if packed:
+                    packed_weights.pack(model, config, trains=job.training)
+                    if packed not in ("fp8", "gptq", "awq"):
+                        recorder.assume(
+                            "stored",
+                            f"weights are counted as `{packed}` stores them, the rest as if "
+                            "transformers had kernels for them",
+                            "config.quantization_config",
+                            "engines that serve such weights keep other buffers beside them",
+                        )
+                if without := prepare.left_out(model, job):
+                    names = ", ".join(f"`{one}`" for one in without)
+                    recorder.assume(
+                        "adapters",
+                        f"`all-linear` leaves out {names}, which PEFT does not adapt in this model",
+                        "job.targets",
+                        "the real run needs `exclude_modules` in its LoraConfig",
+                    )
             with (
                 ranks.group(options.strategy, device.type) as mesh,
                 ranks.followed(recorder, mesh),
@@ -197,7 +221,7 @@ def recorder_of(strategy: Strategy, job: Job) -> type[Recorder]:
 
 def perform(recorder: Recorder, model: Any, job: Job, options: Options, plan: inputs.Plan) -> None:
     """Load the model, make of it what trains, and run it."""
-    total = count(model.parameters(), recorder.elements)
+    total = recorder.parameters[0]
     late = not options.spread.cuts or (
         job.quantization != "none" and options.strategy.fsdp is None
     )  # packed as they arrive

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from memfit.errors import InputError
 from memfit.job import Job
-from memfit.trace import classes, extra_inputs, inputs, older, pictures
+from memfit.trace import classes, extra_inputs, inputs, older, pictures, sparse_caches
 from memfit.trace.recorder import Recorder
 
 # tokens that a quantized cache holds as they are (transformers 5.23 cache_utils.py QuantizedLayer)
@@ -190,6 +190,7 @@ def grown(cache: Any, length: int) -> bool:
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is None or values is None or keys.dim() != 4:
             continue
+        any_grew = sparse_caches.grown(layer, length) or any_grew
         window = getattr(layer, "sliding_window", None)
         wanted = length if window is None else min(length, window - 1)
         if hasattr(layer, "cumulative_length"):

@@ -15,7 +15,8 @@ from memfit.techniques.stored import PACKED_GGUF
 def refusals(config: Mapping[str, Any], job: Job, gpu: Any, device: str) -> Iterator[Problem]:
     """Weights that stay as their checkpoint stores them, whose kernels are another package's; and
     kernels that are put into the model."""
-    if name := kept(config, job, None if device == "cpu" else getattr(gpu, "sm", None)):
+    name = kept(config, job, None if device == "cpu" else getattr(gpu, "sm", None))
+    if name and not runs(config, job, device):
         message = f"the trace cannot run weights stored by `{name[:40]}`"
         yield Problem(
             message=message,
@@ -28,6 +29,14 @@ def refusals(config: Mapping[str, Any], job: Job, gpu: Any, device: str) -> Iter
             where="job.unsloth",
             hint="the formulas do",
         )
+
+
+def runs(config: Mapping[str, Any], job: Job, device: str) -> bool:
+    """Whether the trace has modules for weights that stay as they are stored."""
+    from memfit.trace import packed_weights
+
+    trained = not job.training or (job.adapters and packed_weights.trains(config))
+    return device != "cpu" and trained and packed_weights.known(config)
 
 
 def kept(config: Mapping[str, Any], job: Job, capability: tuple[int, int] | None) -> str:
@@ -50,4 +59,4 @@ def unpacked(name: str, job: Job, capability: tuple[int, int] | None) -> bool:
     return trains or (capability is not None and capability < stays.least)
 
 
-__all__ = ["kept", "refusals"]
+__all__ = ["kept", "refusals", "runs"]
