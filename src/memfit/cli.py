@@ -495,6 +495,31 @@ def listing(verb: Verb) -> click.Command:
     )
 
 
+def reporting(verb: Verb) -> click.Command:
+    from memfit import cli_report
+
+    flags = [flag(one) for name, one in options().items() if name != "model"]
+    return Sections(
+        "report",
+        callback=cli_report.run_report,
+        params=[subject(), *flags, *cli_report.REPORT_FLAGS, *output(explain=False)],
+        help=cli_report.REPORT_HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+    )
+
+
+def caching(verb: Verb) -> click.Command:
+    from memfit import cli_report
+
+    return click.Command(
+        "cache",
+        callback=cli_report.run_cache,
+        params=[*cli_report.CACHE_FLAGS, *output(explain=False)],
+        help=cli_report.CACHE_HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+    )
+
+
 BUILD: dict[str, Callable[[Verb], click.Command]] = {
     "estimate": estimating,
     "compare": comparing,
@@ -503,6 +528,8 @@ BUILD: dict[str, Callable[[Verb], click.Command]] = {
     "measure": measuring,
     "study": studying,
     "accuracy": judging,
+    "report": reporting,
+    "cache": caching,
 }
 
 

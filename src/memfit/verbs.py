@@ -21,6 +21,7 @@ from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
 from memfit.verb_plan import plan
+from memfit.verb_report import cache_state, report_of
 from memfit.words import (
     OTHERWISE,
     PRODUCERS,
@@ -772,6 +773,16 @@ VERBS: dict[str, Verb] = {
             name="accuracy",
             help="how far memfit and other methods are off on measured cases",
             function=accuracy,
+        ),
+        Verb(
+            name="report",
+            help="write a wrong estimate, with what you measured, into a file for an issue",
+            function=report_of,
+        ),
+        Verb(
+            name="cache",
+            help="where finished traces are kept, and how to remove them",
+            function=cache_state,
         ),
     )
 }
