@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memfit.hardware import Cluster
+from memfit.job import Job
 from memfit.simulate.memory import Moment
+from memfit.strategy import Strategy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +64,39 @@ class Rung:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advice:
-    """What makes it fit: no rungs where it fits as it is, and where none of the known changes helps
-    (`helps` is False)."""
+class Way:
+    """One way to make it fit: `names` are its changes, the rest what they end in. `rungs` has the
+    working, where it was asked for; `command` is filled in where the question's words are known."""
 
-    rungs: tuple[Rung, ...]
+    kind: str
+    names: tuple[str, ...]
+    job: Job
+    strategy: Strategy
+    cluster: Cluster | None
+    device: int
+    verdict: str
+    host: int
+    rungs: tuple[Rung, ...] = ()
+    command: str = ""
+
+    @property
+    def slower(self) -> float | None:
+        """How much longer a token then takes; None where no time is known."""
+        return self.rungs[-1].slower if self.rungs else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """Ways that make it fit, the best first: none where it fits as it is, and none where no known
+    change helps (`helps` is False)."""
+
+    ways: tuple[Way, ...]
     helps: bool
+
+    @property
+    def rungs(self) -> tuple[Rung, ...]:
+        """Those of the best way."""
+        return self.ways[0].rungs if self.ways else ()
 
 
 @dataclass(frozen=True, kw_only=True)

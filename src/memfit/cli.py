@@ -1,7 +1,7 @@
 """The command line: flags, columns and exit codes. Answers go to stdout, everything else to stderr.
 
-Exit codes: 0 it fits (or may: `tight`), 1 it does not, 2 the input is unusable, 70 memfit itself is
-broken.
+Exit codes: 0 it fits, 1 it does not, 2 the input is unusable, 70 memfit itself is broken. `tight`
+is 0 with a warning; it is 1 with `--strict`, and where the estimate itself is above what is usable.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from click.shell_completion import CompletionItem
@@ -28,6 +28,9 @@ from memfit.verb_plan import WITHOUT
 from memfit.verb_serving import Answering
 from memfit.verbs import VERBS, Verb, estimate, gpus, models
 from memfit.words import Measuring, Planning, Run, Studying, offer, one_model, options
+
+if TYPE_CHECKING:
+    from memfit.estimate import Estimate
 
 FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
 TRIED = {"tries": "", "serves": " (to answer)"}  # what a plan tries of an option
@@ -248,8 +251,40 @@ def output(*, explain: bool) -> list[click.Parameter]:
     return found
 
 
+def judged() -> list[click.Parameter]:
+    """Flags of a single answer: how exact its figures are, and its exit code."""
+    return [
+        click.Option(["--bytes", "exact"], is_flag=True, help="also list every figure in bytes"),
+        click.Option(["--strict"], is_flag=True, help="exit with 1 where the answer is `tight`"),
+    ]
+
+
+def exit_code(found: Estimate, strict: bool) -> int:
+    """What CI may rely on."""
+    if found.verdict == "tight" and found.usable is not None:
+        if strict or found.device > found.usable[0]:
+            return DOES_NOT
+        complain(
+            (
+                Problem(
+                    message="tight: the upper end of the likely range is above usable memory",
+                    hint="`--strict` makes this exit with 1",
+                    level="warning",
+                ),
+            )
+        )
+    return FITS if found.fits else DOES_NOT
+
+
 def run_estimate(
-    words: tuple[str, ...], as_json: bool, form: str, explain: bool, engine: str = "", **given: Any
+    words: tuple[str, ...],
+    as_json: bool,
+    form: str,
+    explain: bool,
+    exact: bool,
+    strict: bool,
+    engine: str = "",
+    **given: Any,
 ) -> tuple[int, str]:
     form = "json" if as_json else form
     values = {name: value for name, value in given.items() if value not in (None, ())}
@@ -265,8 +300,8 @@ def run_estimate(
         complain(error.problems)
         return UNUSABLE, dumped(refusal(error.problems))
     life.done()
-    return (FITS if found.fits else DOES_NOT), write(
-        found, form, explain=explain, width=columns(), colour=coloured(sys.stdout)
+    return exit_code(found, strict), write(
+        found, form, explain=explain, width=columns(), colour=coloured(sys.stdout), exact=exact
     )
 
 
@@ -281,6 +316,7 @@ def run_trace(
     **given: Any,
 ) -> tuple[int, str]:
     form = "json" if as_json else form
+    exact, strict = given.pop("exact"), given.pop("strict")
     values = {name: value for name, value in given.items() if value not in (None, ())}
     try:
         found = traced(words, values, timeline=timeline, snapshot=snapshot)
@@ -291,7 +327,9 @@ def run_trace(
 
         complain(error.problems)
         return UNUSABLE, dumped(refusal(error.problems))
-    answer = write(found, form, explain=explain, width=columns(), colour=coloured(sys.stdout))
+    answer = write(
+        found, form, explain=explain, width=columns(), colour=coloured(sys.stdout), exact=exact
+    )
     if at_peak:
         from memfit.report import peak
 
@@ -300,7 +338,7 @@ def run_trace(
         else:
             table = peak.table(found, columns())
             answer += f"\n\n```\n{table}\n```" if form == "markdown" else f"\n\n{table}"
-    return (FITS if found.fits else DOES_NOT), answer
+    return exit_code(found, strict), answer
 
 
 def run_models(words: tuple[str, ...], as_json: bool) -> tuple[int, str]:
@@ -328,7 +366,8 @@ MODEL is a hub id (org/name), a folder, a config.json, a .safetensors or .gguf f
 from `memfit models`. JOB.yaml holds `model` and any of the options below as keys; flags override
 it.
 
-Exit code: 0 it fits (or may), 1 it does not, 2 the input is unusable.
+Exit code: 0 it fits (also where it is tight, with a warning), 1 it does not (with --strict, also
+where it is tight), 2 the input is unusable.
 """
 
 
@@ -373,7 +412,7 @@ def estimating(verb: Verb) -> click.Command:
     return Estimating(
         "estimate",
         callback=run_estimate,
-        params=[subject(), ENGINE, *flags, *output(explain=True)],
+        params=[subject(), ENGINE, *flags, *output(explain=True), *judged()],
         help=ESTIMATE_HELP.format(help=sentence(verb)),
         short_help=verb.help,
     )
@@ -422,7 +461,7 @@ def tracing(verb: Verb) -> click.Command:
     return Tracing(
         "trace",
         callback=run_trace,
-        params=[*flags, *FLAGS, *output(explain=True)],
+        params=[*flags, *FLAGS, *output(explain=True), *judged()],
         help=HELP.format(help=sentence(verb)),
         short_help=verb.help,
         options_metavar="[OPTIONS] MODEL|SCRIPT.py [ARGUMENTS]",

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from memfit.answers import Advice, Answer, Band, Failure, Parameters, Rank, Rung, Script
+from memfit.answers import Advice, Answer, Band, Failure, Parameters, Rank, Rung, Script, Way
 from memfit.band import spread
 from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
@@ -78,10 +78,12 @@ class Estimate(Presented):
     ranks: tuple[Rank, ...] = ()
     answers: tuple[Answer, ...] = ()
     advice: Advice | None = None
+    next_way: Way | None = None  # the best that fits, where this job does not surely fit
     bill: Bill | None = None  # of a dataset, where one was named
     squeezed: int | None = (
         None  # what the allocator holds at most where it had to give back its cache on this GPU
     )
+    assumed: Mapping[str, Any] = field(default_factory=dict)  # options that nobody named
     script: Script | None = (
         None  # then `model` has only its name, and `job` nothing but the allocator's options
     )
@@ -659,6 +661,7 @@ __all__ = [
     "Rank",
     "Rung",
     "Script",
+    "Way",
     "estimate",
     "of_rank",
     "shortfall",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings, trace_fallback
+from memfit.defaults import assumed
 from memfit.errors import InputError, MissingExtra, Problem, raise_errors
 from memfit.job import Job, unknown
 from memfit.strategy import ONE, Strategy
@@ -48,6 +50,7 @@ from memfit.words import (
 )
 
 if TYPE_CHECKING:  # each verb imports what it needs, and no more
+    from memfit.answers import Way
     from memfit.estimate import Estimate
     from memfit.hardware import GPU, Cluster
     from memfit.measure.compare import Beside
@@ -81,7 +84,8 @@ def estimate(
     """The answer for a model: named, as a parsed config, or built. A job file (`*.yaml`) may stand
     in its place; what is given here overrides what stands there. Options are the fields of `Ask`
     and `Job`; everything that is wrong is raised at once. `progress` hears of a trace."""
-    return answer(question(model, given, []), progress=progress)
+    asked = question(model, given, [])
+    return with_next_way(answer(asked, progress=progress), asked)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +96,9 @@ class Question:
     strategy: Strategy
     ask: Ask
     source: Source | None
+    assumed: Mapping[str, Any]  # options that nobody named, as the trainer has them
+    subject: str = ""  # the model as it was named
+    place: str = ""  # the GPU as it was named, as flags
     notes: tuple[Problem, ...] = ()  # what was assumed about the names as typed
     reasons: tuple[Problem, ...] = ()  # why no formulas answer it, where a trace does
 
@@ -118,18 +125,24 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         if name in Ask.__dataclass_fields__ and name != "model"
     }
     ask = ask_from(asked, problems)
-    job = job_of(
-        {name: value for name, value in values.items() if name in Job.__dataclass_fields__},
-        problems,
-    )
-    cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
-    strategy = gather(problems, Strategy, lambda: strategy_of(ask.use, cluster))
+    later: list[Problem] = []  # about the place and the model: reported after the job's
+    cluster = gather(later, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
+    strategy = gather(later, Strategy, lambda: strategy_of(ask.use, cluster))
     reasons: list[Problem] = []
     source, built = (
         (None, None)
         if subject is None
-        else gather(problems, lambda: (None, None), lambda: model_of(subject, ask, reasons))
+        else gather(later, lambda: (None, None), lambda: model_of(subject, ask, reasons))
     )
+    named = {name: value for name, value in values.items() if name in Job.__dataclass_fields__}
+    usual = assumed(
+        named,
+        {} if built is None else built.config,
+        frozenset(name for name, _ in strategy.uses()),
+        "bf16" if cluster is None else cluster.gpu.half,
+    )
+    job = job_of({**usual, **named}, problems)
+    problems += [one for one in later if one not in problems]
     if built is not None and built.layers:
         wrong: list[Problem] = []
         whole = built
@@ -153,9 +166,18 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         strategy=strategy,
         ask=ask,
         source=source,
+        assumed=usual,
+        subject=os.fspath(subject) if isinstance(subject, (str, os.PathLike)) else built.name,
+        place=named_place(ask),
         notes=gpu_notes(ask.gpu),
         reasons=tuple(reasons),
     )
+
+
+def named_place(ask: Ask) -> str:
+    """The GPU as flags."""
+    flags = (("gpu", ask.gpu), ("memory", ask.memory))
+    return " ".join(f"--{name} {shlex.quote(text)}" for name, text in flags if text)
 
 
 def compare(
@@ -401,6 +423,7 @@ def answer(
     `ask` names."""
     found, asked = simulated(asked, producer, progress)
     model, job, cluster, ask = asked.model, asked.job, asked.cluster, asked.ask
+    found = dataclasses.replace(found, assumed=asked.assumed)
     if any(
         getattr(ask, name)
         for name in (
@@ -423,7 +446,9 @@ def answer(
     if ask.advise and cluster is not None:
         from memfit.plan.advice import advice
 
-        found = dataclasses.replace(found, advice=advice(model, job, cluster, asked.strategy))
+        known = advice(model, job, cluster, asked.strategy)
+        ways = tuple(spelled(way, asked) for way in known.ways)
+        found = dataclasses.replace(found, advice=dataclasses.replace(known, ways=ways))
     tokens = ask.dataset_tokens or ask.examples * job.seq
     if tokens and cluster is not None and found.time is not None:
         from memfit.hardware.prices import price
@@ -495,6 +520,32 @@ def tracer(asked: Question, progress: Progress | None) -> Producer:
         return launched(request, cluster, Run(), asked.ask.offline, progress).tape
 
     return run
+
+
+def with_next_way(found: Estimate, asked: Question) -> Estimate:
+    """Where it does not surely fit: the best way that does."""
+    if found.verdict not in ("no", "tight") or asked.cluster is None:
+        return found
+    from memfit.plan.advice import next_way
+
+    if found.advice is not None:
+        best = found.advice.ways[0] if found.advice.ways else None
+    else:
+        best = next_way(asked.model, asked.job, asked.cluster, asked.strategy)
+        best = None if best is None else spelled(best, asked)
+    return dataclasses.replace(found, next_way=best)
+
+
+def spelled(way: Way, asked: Question) -> Way:
+    """With the command that asks for it."""
+    from memfit.commands import command, gpu_words
+
+    cluster = asked.cluster if way.cluster is None else way.cluster
+    assert cluster is not None
+    place = asked.place if cluster == asked.cluster else gpu_words(cluster)
+    config, half = asked.model.config, cluster.gpu.half
+    text = command(asked.subject, way.job, place, way.strategy, config, half)
+    return dataclasses.replace(way, command=text)
 
 
 def models(pattern: str = "") -> tuple[Entry, ...]:

@@ -1,14 +1,17 @@
 """What makes a job fit: the shortest ladder, and what is said of each rung."""
 
+import json
+import shlex
 from itertools import combinations
 
 import pytest
 
+from memfit.cli import main
 from memfit.errors import InputError
 from memfit.estimate import estimate, surplus
 from memfit.hardware import parse_cluster
 from memfit.job import Job
-from memfit.plan.advice import Asked, Weighed, advice, changes, climbed
+from memfit.plan.advice import KINDS, Setting, Weighed, advice, changes, climbed
 from memfit.plan.relayouts import relayouts
 from memfit.strategy import ONE, Strategy
 from memfit.truth.models import built
@@ -21,26 +24,31 @@ MODEL = "meta-llama/Llama-3.2-1B"
 def test_what_fits_needs_no_advice():
     found = advice(built(MODEL), Job(), parse_cluster("h100-sxm"))
     assert found.helps
-    assert found.rungs == ()
+    assert found.ways == ()
 
 
 @pytest.mark.parametrize(
     "options", [{"batch": 4}, {"batch": 2, "seq": 8192}, {"method": "lora", "batch": 16}]
 )
-def test_the_ladder_fits_and_none_is_shorter(options):
+def test_every_way_fits_and_no_shorter_ladder_of_its_kind_does(options):
     model, job, cluster = built(MODEL), Job(**options), parse_cluster("rtx-4090")
+    setting = Setting(job, ONE)
     found = advice(model, job, cluster)
     assert surplus(model, job, cluster) > 0
-    assert found.rungs[-1].verdict == "fits"
-    assert all(rung.verdict != "fits" for rung in found.rungs[:-1])
-    names = {rung.name for rung in found.rungs}
-    asked = Asked(job, ONE)
-    ladder = tuple(change for change in changes(job) if change.name in names)
-    known = estimate(model, climbed(asked, ladder).job, cluster, climbed(asked, ladder).strategy)
-    assert (known.device, known.verdict) == (found.rungs[-1].device, "fits")
-    for shorter in combinations(changes(job), len(ladder) - 1):
+    assert [one.kind for one in found.ways] == sorted(
+        (one.kind for one in found.ways), key=KINDS.index
+    )
+    for way in found.ways:
+        known = estimate(model, way.job, way.cluster, way.strategy)
+        assert (known.device, known.verdict) == (way.device, "fits")
+        assert all(rung.verdict != "fits" for rung in way.rungs[:-1])
+    best = found.ways[0]
+    assert best.kind == "same"
+    for shorter in combinations(
+        [one for one in changes(job) if one.kind == "same"], len(best.rungs) - 1
+    ):
         try:
-            less = climbed(asked, shorter)
+            less = climbed(setting, shorter)
             assert surplus(model, less.job, cluster, strategy=less.strategy) > 0
         except InputError:
             continue
@@ -54,16 +62,46 @@ def test_rungs_free_what_they_say():
     assert found.rungs[-1].slower is not None
 
 
+def test_adapters_come_before_the_host():
+    """8B at full precision of 16 bytes a parameter: no offload at thousands of per cent first."""
+    found = ask("llama-3.1-8b", gpu="rtx-4090", method="full", advise=True, offline=True)
+    assert found.advice is not None
+    kinds = [one.kind for one in found.advice.ways]
+    assert kinds[0] == "method"
+    assert kinds.index("host") > kinds.index("method")
+    assert found.advice.ways[0].job.method == "lora"
+    assert len({one.kind for one in found.advice.ways}) >= 3
+
+
 def test_what_no_change_helps():
-    found = advice(built(MODEL), Job(seq=131072), parse_cluster("t4"))
-    assert not found.helps
-    assert found.rungs == ()
+    found = advice(built(MODEL), Job(seq=131072, batch=2048), parse_cluster("t4"))
+    assert all(way.kind in ("shorter", "hardware") for way in found.ways)
 
 
 def test_inference_is_advised_too():
     found = advice(built("meta-llama/Llama-3.1-8B"), Job(task="inference"), parse_cluster("t4"))
-    assert [rung.name for rung in found.rungs][-1] in ("--quant int8", "--quant nf4")
+    assert [one.kind for one in found.ways] == ["method", "hardware"]
+    assert found.rungs[-1].name in ("--quant int8", "--quant nf4")
     assert found.rungs[-1].slower is None
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "llama-3.1-8b --method full --gpu rtx-4090",
+        "llama-3.1-8b --method lora --gpu rtx-4090",
+        "llama-3.1-8b --task inference --seq 8192 --memory 12GiB",
+        "qwen2.5-72b-instruct --method lora --gpus 8xa100-sxm-40gb",
+        "llama-3.1-8b --method lora --framework transformers --gpu l4",
+    ],
+)
+def test_the_next_step_is_a_command_that_fits(words, capsys):
+    """As it is printed, word for word."""
+    assert main(["estimate", *words.split(), "--offline", "--strict"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    command = lines[2].removeprefix("next step: memfit ")
+    assert main([*shlex.split(command), "--offline", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "fits"
 
 
 def test_by_the_verb():
@@ -148,7 +186,11 @@ def test_a_layout_is_a_rung():
     )
     found = advice(model, job, cluster, strategy)
     assert found.rungs[-1].verdict == "fits"
-    assert sum(rung.name.startswith("--use ") for rung in found.rungs) == 1
+    assert all(
+        sum(rung.name.startswith("--use ") for rung in way.rungs) == 1
+        for way in found.ways
+        if way.rungs
+    )
 
 
 @pytest.mark.parametrize(
@@ -158,7 +200,7 @@ def test_what_is_ruled_out_early_does_not_fit(use):
     """The bound that spares a walk never lies above the live peak that it spares."""
     model, cluster = built(MODEL), parse_cluster(f"{4 if use else 1}xrtx-4090")
     asked, weighed = (
-        Asked(Job(batch=2, seq=1024), strategy_from(use, 4) if use else Strategy()),
+        Setting(Job(batch=2, seq=1024), strategy_from(use, 4) if use else Strategy()),
         Weighed(model, cluster),
     )
     for change in changes(*asked):

@@ -399,7 +399,7 @@ def test_flags_override_the_job_file_and_the_file_the_defaults(
         "targets": "q_proj,v_proj",
         "adapter_dtype": "base",
         "packing": False,
-        "optimizer": "adamw",
+        "optimizer": "adamw_fused",
     }
     assert found["gpu"]["id"] == "t4"
     assert answer(capsys, str(path), "--packing")["job"]["packing"] is True

@@ -33,7 +33,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 UNNAMED = {"producer": {"name": "modelopt"}, "quant_algo": "FP8"}
-TRAINING = {"seq": 64, "gpu": "h100-sxm"}
+TRAINING = {"seq": 64, "gpu": "h100-sxm", "framework": "transformers"}
 INFERENCE = {"task": "inference", "seq": 64, "new_tokens": 2}
 
 

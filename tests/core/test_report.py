@@ -117,13 +117,13 @@ def test_figures() -> None:
         "<0.01",
         "<0.01",
         "0.01",
-        "74.80",
+        "74.8",
     ]
     assert [with_unit(size) for size in (0, 1023, KIB, 56 * MIB, GIB)] == [
         "0 B",
         "1023 B",
         "1.00 KiB",
-        "56.00 MiB",
+        "56.0 MiB",
         "1.00 GiB",
     ]
     assert [count(value) for value in (7, 1500, 41_943_040, 8_030_261_248, 2 * 10**12)] == [
@@ -183,7 +183,7 @@ def test_every_number_says_which_it_is(found: Estimate) -> None:
 
 def test_shown_parts_sum_to_device(found: Estimate) -> None:
     shown = re.findall(r"^  (\w[\w ]*?) +(<?[\d.]+) GiB +\d+ %", text(found), re.MULTILINE)
-    assert abs(sum(float(size.lstrip("<")) for _, size in shown) - found.device / GIB) < 0.01 * len(
+    assert abs(sum(float(size.lstrip("<")) for _, size in shown) - found.device / GIB) < 0.06 * len(
         shown
     )
     assert re.search(rf"^  = device +{gib(found.device)} GiB$", text(found), re.MULTILINE)
@@ -192,16 +192,16 @@ def test_shown_parts_sum_to_device(found: Estimate) -> None:
 def test_the_text_names_the_moment_and_the_failure() -> None:
     found = made(Cluster(gpu=custom_gpu(11 * GIB)))
     plain = text(found, width=120)
-    assert "the peak of live tensors comes in the first step, backward, lm_head (scalar)" in plain
+    assert "allocated memory peaks in the first step, backward, lm_head (scalar)" in plain
     assert (
         "runs out of memory in the first step, forward, model.layers.1.mlp.gate_proj "
-        "(linear): asks for 1.50 GiB"
+        "(linear): requests 1.50 GiB"
     ) in plain
-    rows = re.findall(r"^  ([\w ,]+?)  +(\d+\.\d\d) +(\d+\.\d\d)", plain, re.MULTILINE)
+    rows = re.findall(r"^  ([\w ,]+?)  +([\d.]+) +([\d.]+)  █", plain, re.MULTILINE)
     assert [(name.strip(), allocated) for name, allocated, _ in rows] == [
         ("load", "8.00"),
-        ("first step, forward", "11.00"),
-        ("backward", "11.00"),
+        ("first step, forward", "11.0"),
+        ("backward", "11.0"),
         ("steady step, forward", "9.00"),
     ]
 

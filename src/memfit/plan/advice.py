@@ -1,41 +1,50 @@
-"""What would make it fit: the shortest ladder of changes to a job, the least painful one of that
-length, each with what it frees and costs.
+"""What makes a job fit, the best way first: the same work for less memory, shorter sequences,
+another method, host memory, other GPUs. Each way is a ladder of changes with what they free and
+cost.
 
-A change is looked at by what no layout holds less than, then by the live peak, which is quick;
-ladders that might do are tried with the allocator replayed, in order of pain.
+A ladder is checked against a lower bound first, then by the live peak, which is quick; the first
+that may do is replayed through the allocator.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from itertools import combinations
+from dataclasses import dataclass, field, replace
+from itertools import combinations, islice
 from typing import Any, NamedTuple
 
+from memfit.answers import Advice, Rung, Way
 from memfit.band import spread
 from memfit.errors import InputError
-from memfit.estimate import Advice, Estimate, Rung, estimate, shortfall, surplus
-from memfit.hardware import Cluster, usable
+from memfit.estimate import Estimate, estimate, shortfall, surplus
+from memfit.hardware import GPU, Cluster, all_gpus, usable
 from memfit.hardware.outside import context
+from memfit.hardware.prices import price
 from memfit.job import Job
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.memory_lower_bounds import Holds
 from memfit.plan.relayouts import relayouts
-from memfit.strategy import ONE, Strategy
+from memfit.strategy import FSDP, ONE, Strategy
 from memfit.techniques.activation_offload import HOOKS
 
-LONGEST = 4  # rungs; who needs more wants another job
+LONGEST = 3  # changes beside the one that makes a way
+SHORTEST = 512  # tokens: nobody asks for shorter sequences to make a job fit
+COUNTS = (2, 4, 8)  # GPUs of one machine
+# The ways, best first: what each gives up. `same` gives up nothing but time, or a few bits of the
+# optimizer's states.
+KINDS = ("same", "shorter", "smaller", "method", "host", "hardware")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """`pain`: 0 nothing changes, 1 the same numbers by other kernels, 2 time, 3 numbers of fewer
-    bits, or the host's time, 4 another method. Of the job, or (`strategy`) of how the GPUs share
-    it."""
+    """One change to the job or (`strategy`) to how the GPUs share it. `kind` is one of `KINDS`;
+    `pain` orders the changes of one kind: 0 nothing changes, 1 other kernels, 2 time, 3 fewer
+    bits."""
 
     name: str
-    pain: int
+    kind: str = "same"
+    pain: int = 0
     changes: Mapping[str, Any] = field(default_factory=dict)
     strategy: Strategy | None = None
 
@@ -45,31 +54,34 @@ class Change:
         return (*self.changes, *(() if self.strategy is None else ("use",)))
 
 
-class Asked(NamedTuple):
+class Setting(NamedTuple):
     job: Job
     strategy: Strategy
 
 
 def changes(job: Job, strategy: Strategy = ONE) -> Iterator[Change]:
-    """What may be done about this job, the least painful first."""
+    """Every change to this job that may save memory, the least painful of each kind first."""
     if not job.alloc_conf:
         yield Change(
             name="--alloc-conf expandable_segments:True",
-            pain=0,
             changes={"alloc_conf": "expandable_segments:True"},
         )
     if job.training:
-        yield from training(job)
+        yield from kernels(job)
+        yield from numbers(job)
         for one in relayouts(strategy):
-            yield Change(name=one.name, pain=3 if one.host else 2, strategy=one.strategy)
-    elif job.quant == "none":
-        yield Change(name="--quant int8", pain=3, changes={"quant": "int8"})
-        yield Change(name="--quant nf4", pain=3, changes={"quant": "nf4"})
-    if job.precision == "fp32":
-        yield Change(name="--precision bf16", pain=3, changes={"precision": "bf16"})
+            kind = "host" if one.host else "same"
+            yield Change(name=one.name, kind=kind, pain=2, strategy=one.strategy)
+        yield from methods(job)
+    else:
+        yield from answering(job)
+    yield from shorter(job)
 
 
-def training(job: Job) -> Iterator[Change]:
+def kernels(job: Job) -> Iterator[Change]:
+    """The same arithmetic by other code, or in other pieces."""
+    if job.checkpointing != "full":
+        yield Change(name="--checkpointing full", pain=2, changes={"checkpointing": "full"})
     if job.loss == "plain":
         yield Change(name="--loss liger", pain=1, changes={"loss": "liger"})
     if not job.liger:
@@ -77,12 +89,8 @@ def training(job: Job) -> Iterator[Change]:
     fused = f"{job.optimizer}_fused"
     if fused in OPTIMIZERS:
         yield Change(name=f"--optimizer {fused}", pain=1, changes={"optimizer": fused})
-    if job.checkpointing != "full":
-        yield Change(name="--checkpointing full", pain=2, changes={"checkpointing": "full"})
-    if job.activation_offload == "none" and (kind := HOOKS.get(job.framework)):
-        yield Change(
-            name=f"--activation-offload {kind}", pain=2, changes={"activation_offload": kind}
-        )
+    if not job.packing and job.hugging:
+        yield Change(name="--packing", pain=1, changes={"packing": True})
     batch = job.batch
     while batch > 1 and batch % 2 == 0:
         batch //= 2
@@ -92,64 +100,228 @@ def training(job: Job) -> Iterator[Change]:
             pain=2,
             changes={"batch": batch, "accumulate": times},
         )
+    if job.activation_offload == "none" and (hook := HOOKS.get(job.framework)):
+        yield Change(
+            name=f"--activation-offload {hook}",
+            kind="host",
+            pain=2,
+            changes={"activation_offload": hook},
+        )
+
+
+def numbers(job: Job) -> Iterator[Change]:
+    """The same work in fewer bits."""
     small = f"{job.optimizer.removesuffix('_fused').removesuffix('_loop')}_8bit"
     if small in OPTIMIZERS:
         yield Change(name=f"--optimizer {small}", pain=3, changes={"optimizer": small})
-    if job.method == "full":
-        yield Change(name="--method lora", pain=4, changes={"method": "lora"})
-        yield Change(name="--method qlora", pain=5, changes={"method": "qlora"})
-    elif job.method == "lora":
-        yield Change(name="--method qlora", pain=4, changes={"method": "qlora"})
+    narrow = {"fp32": "bf16", "autocast-bf16": "bf16-autocast", "autocast-fp16": "fp16-autocast"}
+    if (name := narrow.get(job.precision)) is not None:
+        yield Change(name=f"--precision {name}", pain=3, changes={"precision": name})
+
+
+def methods(job: Job) -> Iterator[Change]:
+    """Adapters in place of all weights. Those stand beside 16-bit weights."""
+    narrow = {"autocast-bf16": "bf16-autocast", "autocast-fp16": "fp16-autocast"}
+    values: dict[str, Any] = {}
+    if (name := narrow.get(job.precision)) is not None:
+        values["precision"] = name
+    for method in {"full": ("lora", "qlora"), "lora": ("qlora",)}.get(job.method, ()):
+        yield Change(name=f"--method {method}", kind="method", changes={"method": method, **values})
+
+
+def answering(job: Job) -> Iterator[Change]:
+    if job.quant == "none":
+        for quant in ("int8", "nf4"):
+            yield Change(name=f"--quant {quant}", kind="method", changes={"quant": quant})
+    if job.precision == "fp32":
+        yield Change(name="--precision bf16", pain=3, changes={"precision": "bf16"})
+    batch = job.batch
+    while batch > 1:
+        batch //= 2
+        yield Change(name=f"--batch {batch}", kind="smaller", changes={"batch": batch})
+
+
+def shorter(job: Job) -> Iterator[Change]:
+    seq = job.seq
+    while seq >= 2 * SHORTEST:
+        seq //= 2
+        yield Change(name=f"--seq {seq}", kind="shorter", changes={"seq": seq})
 
 
 def advice(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> Advice:
     """By formulas, whatever answers the job itself."""
     if not model.layers:
         raise InputError.one(
-            f"no formulas for `{model.family}`, and changes are weighed by them",
+            f"no formulas for `{model.family}`, and advice rests on them",
             where="advise",
-            hint="leave `advise` out",
+            hint="remove `--advise`",
         )
     if surplus(model, job, cluster, strategy=strategy) <= 0:
-        return Advice(rungs=(), helps=True)
-    asked, weighed = Asked(job, strategy), Weighed(model, cluster)
-    for length in range(1, LONGEST + 1):
-        for ladder in ladders(asked, length):
-            if weighed.fits(climbed(asked, ladder)):
-                return Advice(rungs=tuple(rungs(model, asked, cluster, ladder)), helps=True)
-    return Advice(rungs=(), helps=False)
+        return Advice(ways=(), helps=True)
+    found = tuple(ways(model, Setting(job, strategy), cluster))
+    return Advice(ways=found, helps=bool(found))
+
+
+def next_way(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -> Way | None:
+    """The best way alone, without the working of its rungs."""
+    if not model.layers:
+        return None
+    return next(ways(model, Setting(job, strategy), cluster, rungs=False), None)
+
+
+def ways(model: Model, setting: Setting, cluster: Cluster, *, rungs: bool = True) -> Iterator[Way]:
+    """One way of each kind, the best first. Without `rungs` a way has only its end."""
+    weighed = Weighed(model, cluster)
+    pool = [one for one in changes(*setting) if weighed.answers(climbed(setting, (one,)))]
+    same = [one for one in pool if one.kind == "same"]
+    for kind in KINDS:
+        heads = [one for one in pool if one.kind == kind] if kind != "same" else [None]
+        ladder = next(filter(None, (least(weighed, setting, one, same) for one in heads)), None)
+        if ladder is not None:
+            yield way(model, setting, cluster, kind, ladder, rungs)
+    yield from islice(hardware(model, setting, cluster), 1 if not rungs else None)
+
+
+def least(
+    weighed: Weighed, setting: Setting, head: Change | None, same: list[Change]
+) -> tuple[Change, ...] | None:
+    """The shortest ladder that begins with `head` and fits, the least painful of that length."""
+    first = () if head is None else (head,)
+    taken = {name for one in first for name in one.about}
+    pool = [one for one in same if not taken & set(one.about)]
+    strongest: dict[tuple[str, ...], Change] = {one.about: one for one in pool}
+    short = weighed.short(climbed(setting, (*first, *strongest.values())))
+    if short is not None and short > 0:  # all of them together are not enough
+        return None
+    for length in range(0 if first else 1, LONGEST + 1):
+        for some in ladders(pool, length):
+            if weighed.fits(climbed(setting, (*first, *some))):
+                return (*first, *some)
+    return None
+
+
+def ladders(pool: list[Change], length: int) -> list[tuple[Change, ...]]:
+    """All ladders of `length` rungs, no two about the same option, the least painful first."""
+    found = [
+        ladder
+        for ladder in combinations(pool, length)
+        if len(names := [name for one in ladder for name in one.about]) == len(set(names))
+    ]
+    return sorted(
+        found,
+        key=lambda ladder: (
+            max((one.pain for one in ladder), default=0),
+            sum(one.pain for one in ladder),
+            -ladder[-1].changes.get("batch", 0) if ladder else 0,
+        ),
+    )
+
+
+def climbed(setting: Setting, ladder: tuple[Change, ...]) -> Setting:
+    values = {name: value for change in ladder for name, value in change.changes.items()}
+    layouts = [change.strategy for change in ladder if change.strategy is not None]
+    return Setting(
+        setting.job.replace(**values) if values else setting.job,
+        layouts[-1] if layouts else setting.strategy,
+    )
+
+
+def hardware(model: Model, setting: Setting, cluster: Cluster) -> Iterator[Way]:
+    """More of the same GPU, with everything sharded; then the cheapest GPU on which the job fits as
+    it is."""
+    alone = setting.strategy == ONE and cluster.gpus == 1
+    for count in COUNTS if alone and setting.job.training else ():
+        other = replace(cluster, gpus_per_node=count)
+        shared = Setting(setting.job, Strategy(fsdp=FSDP(size=count)))
+        if (found := fitting(model, shared, other)) is not None:
+            yield end("hardware", (f"{count}x{cluster.gpu.id}",), shared, found)
+            break
+    for gpu in larger(cluster.gpu):
+        other = replace(cluster, gpu=gpu)
+        if (found := fitting(model, setting, other)) is not None:
+            yield end("hardware", (gpu.id,), setting, found)
+            break
+
+
+def larger(gpu: GPU) -> list[GPU]:
+    """GPUs that offer more, those with a public price first, the cheapest before the dearer."""
+    some = [one for one in all_gpus() if one.vendor == "nvidia" and usable(one) > usable(gpu)]
+    costs = {one.id: known.dollars for one in some if (known := price(one)) is not None}
+    return sorted(some, key=lambda one: (one.id not in costs, costs.get(one.id, 0), usable(one)))
+
+
+def fitting(model: Model, setting: Setting, cluster: Cluster) -> Estimate | None:
+    job, strategy = setting
+    short = tried(lambda: shortfall(model, job, cluster, strategy))
+    if short is None or short > 0:
+        return None
+    found = estimate(model, job, cluster, strategy)
+    return found if found.verdict == "fits" else None
+
+
+def way(
+    model: Model,
+    setting: Setting,
+    cluster: Cluster,
+    kind: str,
+    ladder: tuple[Change, ...],
+    rungs: bool,
+) -> Way:
+    changed = climbed(setting, ladder)
+    found = estimate(model, changed.job, cluster, changed.strategy)
+    one = end(kind, tuple(change.name for change in ladder), changed, found)
+    return replace(one, rungs=tuple(climb(model, setting, cluster, ladder))) if rungs else one
+
+
+def end(kind: str, names: tuple[str, ...], setting: Setting, found: Estimate) -> Way:
+    return Way(
+        kind=kind,
+        names=names,
+        job=setting.job,
+        strategy=setting.strategy,
+        cluster=found.cluster,
+        device=found.device,
+        verdict=found.verdict or "",
+        host=found.host.size,
+    )
 
 
 class Weighed:
-    """By how many bytes a job does not fit; None where it is refused. What is asked twice is
-    computed once."""
+    """By how many bytes a job does not fit; None where it is refused. Every setting is computed
+    once."""
 
     def __init__(self, model: Model, cluster: Cluster) -> None:
         self.model, self.cluster, self.holds = model, cluster, Holds(model)
-        self.known: dict[Asked, int | None] = {}
+        self.known: dict[Setting, int | None] = {}
         self.most = int(
             (usable(cluster.gpu) - context(cluster.gpu).low) / spread().high
         )  # live bytes; more do not fit for certain
 
-    def fits(self, asked: Asked) -> bool:
-        if (short := self.short(asked)) is None or short > 0:
+    def answers(self, setting: Setting) -> bool:
+        """Whether there is an answer, however large."""
+        return self.short(setting) is not None
+
+    def fits(self, setting: Setting) -> bool:
+        if (short := self.short(setting)) is None or short > 0:
             return False
-        over = tried(lambda: surplus(self.model, asked.job, self.cluster, strategy=asked.strategy))
+        job, strategy = setting
+        over = tried(lambda: surplus(self.model, job, self.cluster, strategy=strategy))
         return over is not None and over <= 0
 
-    def short(self, asked: Asked) -> int | None:
-        """Of the live peak alone, or of what nothing holds less than."""
-        if asked not in self.known:
+    def short(self, setting: Setting) -> int | None:
+        """Of the live peak alone, or of a lower bound on it."""
+        if setting not in self.known:
+            job, strategy = setting
             least = (
-                tried(lambda: self.holds.least(*asked, (asked.job.batch, asked.job.accumulate)))
-                if asked.job.training
+                tried(lambda: self.holds.least(job, strategy, (job.batch, job.accumulate)))
+                if job.training
                 else 0
             )
-            told = None if least is None else least - self.most
-            if told is not None and told <= 0:
-                told = tried(lambda: shortfall(self.model, asked.job, self.cluster, asked.strategy))
-            self.known[asked] = told
-        return self.known[asked]
+            found = None if least is None else least - self.most
+            if found is not None and found <= 0:
+                found = tried(lambda: shortfall(self.model, job, self.cluster, strategy))
+            self.known[setting] = found
+        return self.known[setting]
 
 
 def tried(question: Callable[[], int]) -> int | None:
@@ -159,39 +331,13 @@ def tried(question: Callable[[], int]) -> int | None:
         return None
 
 
-def ladders(asked: Asked, length: int) -> list[tuple[Change, ...]]:
-    """All of so many rungs, no two about the same option, the least painful first."""
-    found = [
-        ladder
-        for ladder in combinations(changes(*asked), length)
-        if len(names := [name for change in ladder for name in change.about]) == len(set(names))
-    ]
-    return sorted(
-        found,
-        key=lambda ladder: (
-            max(one.pain for one in ladder),
-            sum(one.pain for one in ladder),
-            -ladder[-1].changes.get("batch", 0),
-        ),
-    )
-
-
-def climbed(asked: Asked, ladder: tuple[Change, ...]) -> Asked:
-    values = {name: value for change in ladder for name, value in change.changes.items()}
-    layouts = [change.strategy for change in ladder if change.strategy is not None]
-    return Asked(
-        asked.job.replace(**values) if values else asked.job,
-        layouts[-1] if layouts else asked.strategy,
-    )
-
-
-def rungs(
-    model: Model, asked: Asked, cluster: Cluster, ladder: tuple[Change, ...]
+def climb(
+    model: Model, setting: Setting, cluster: Cluster, ladder: tuple[Change, ...]
 ) -> Iterator[Rung]:
-    before = estimate(model, asked.job, cluster, asked.strategy)
+    before = estimate(model, setting.job, cluster, setting.strategy)
     first = pace(before)
     for at in range(len(ladder)):
-        job, strategy = climbed(asked, ladder[: at + 1])
+        job, strategy = climbed(setting, ladder[: at + 1])
         after = estimate(model, job, cluster, strategy)
         now = pace(after)
         slower = None if first is None or now is None else now / first - 1
@@ -207,8 +353,8 @@ def rungs(
 
 
 def pace(found: Estimate) -> float | None:
-    """Seconds a token."""
+    """Seconds per token."""
     return None if found.time is None else found.time.seconds / found.time.tokens
 
 
-__all__ = ["advice"]
+__all__ = ["KINDS", "advice", "next_way"]

@@ -24,8 +24,10 @@ def write(
     explain: bool = False,
     width: int = 80,
     colour: bool = False,
+    exact: bool = False,
 ) -> str:
-    """The estimate in one of `FORMATS`, with the working of every part if asked to `explain`."""
+    """The estimate in one of `FORMATS`, with the working of every part if asked to `explain`;
+    `exact`: as text, every figure in bytes, too."""
     if form == "json":
         from memfit.report.codec import to_json
 
@@ -45,7 +47,7 @@ def write(
         return markdown(estimate) + (f"\n\n```\n{working(estimate)}\n```" if explain else "")
     from memfit.report.text import text
 
-    return text(estimate, width=width, colour=colour) + (
+    return text(estimate, width=width, colour=colour, exact=exact) + (
         f"\n\n{working(estimate, width=width)}" if explain else ""
     )
 

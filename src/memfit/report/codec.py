@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memfit.errors import Problem
-from memfit.estimate import Estimate
+from memfit.estimate import Estimate, Way
 from memfit.report.explain import workings
 from memfit.report.pace import TIME, time_dict
 from memfit.simulate.memory import MOMENTS, Moment
@@ -39,6 +39,11 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
         "job",
         "object?",
         "every option of the job, defaults included; see the reference of jobs; null for a script",
+    ),
+    (
+        "assumed",
+        "{}any",
+        "options of the job that nobody named, with the trainer's own defaults",
     ),
     ("script", "object?", "the script that was traced; null where it was a model"),
     ("script.path", "string", "as it was given"),
@@ -157,25 +162,45 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("answers[].tried[].verdict", "string", "fits, tight, no, or why there is none"),
     ("answers[].tried[].device", "integer", "what it takes"),
     (
+        "next",
+        "object?",
+        "the best way that fits; null where the job fits as it is, or no way is known",
+    ),
+    ("next.kind", "string", "same, shorter, smaller, method, host or hardware"),
+    ("next.command", "string", "the command that asks for it"),
+    ("next.changes", "[]string", "what it changes, as flags or GPUs"),
+    ("next.device", "integer", "what is needed then"),
+    ("next.verdict", "fits|tight|no", "as `verdict`"),
+    ("next.host", "integer", "host memory per process then"),
+    ("next.slower", "number?", "how much longer a token then takes, 0.3 for 30 %"),
+    (
         "advice",
         "object?",
-        "the shortest ladder of changes that makes it fit; null where it was not asked for",
+        "ways that make it fit; null where they were not asked for",
     ),
-    ("advice.helps", "boolean", "false where none does"),
-    ("advice.rungs", "[]object", "the least painful first; none where it fits as it is"),
-    ("advice.rungs[].name", "string", "the flags"),
-    ("advice.rungs[].freed", "integer", "bytes of the device, beside the rungs before"),
+    ("advice.helps", "boolean", "false where no way is known"),
+    ("advice.ways", "[]object", "the best first; none where it fits as it is"),
+    ("advice.ways[].kind", "string", "same, shorter, smaller, method, host or hardware"),
+    ("advice.ways[].command", "string", "the command that asks for it"),
+    ("advice.ways[].changes", "[]string", "what it changes, as flags or GPUs"),
+    ("advice.ways[].device", "integer", "what is needed then"),
+    ("advice.ways[].verdict", "fits|tight|no", "as `verdict`"),
+    ("advice.ways[].host", "integer", "host memory per process then"),
+    ("advice.ways[].slower", "number?", "how much longer a token then takes, 0.3 for 30 %"),
+    ("advice.ways[].rungs", "[]object", "its changes one after the other"),
+    ("advice.ways[].rungs[].name", "string", "the flags"),
+    ("advice.ways[].rungs[].freed", "integer", "bytes of the device, after the rungs before"),
     (
-        "advice.rungs[].slower",
+        "advice.ways[].rungs[].slower",
         "number?",
-        "how much longer a token then takes than as it was, 0.3 for 30 %",
+        "how much longer a token then takes than without any, 0.3 for 30 %",
     ),
-    ("advice.rungs[].device", "integer", "what is needed then"),
-    ("advice.rungs[].verdict", "fits|tight|no", "as `verdict`"),
+    ("advice.ways[].rungs[].device", "integer", "what is needed then"),
+    ("advice.ways[].rungs[].verdict", "fits|tight|no", "as `verdict`"),
     (
-        "advice.rungs[].host",
+        "advice.ways[].rungs[].host",
         "integer?",
-        "bytes that each rank has on the host then, where they became more",
+        "host memory per process then, where it became more",
     ),
     ("problems", "[]object", "what is wrong (level `error`), doubtful or assumed"),
     ("problems[].level", "error|warning|note", "how bad"),
@@ -237,6 +262,7 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
             "origin": estimate.model.origin,
         },
         "job": dataclasses.asdict(estimate.job) if estimate.script is None else None,
+        "assumed": dict(estimate.assumed),
         "script": None
         if estimate.script is None
         else {**dataclasses.asdict(estimate.script), "arguments": [*estimate.script.arguments]},
@@ -282,7 +308,16 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
             }
             for one in estimate.answers
         ],
-        "advice": None if estimate.advice is None else dataclasses.asdict(estimate.advice),
+        "next": None if estimate.next_way is None else way_dict(estimate.next_way),
+        "advice": None
+        if estimate.advice is None
+        else {
+            "helps": estimate.advice.helps,
+            "ways": [
+                {**way_dict(one), "rungs": [dataclasses.asdict(rung) for rung in one.rungs]}
+                for one in estimate.advice.ways
+            ],
+        },
         "problems": [problem_dict(problem) for problem in estimate.problems],
     }
     if estimate.failure is not None:
@@ -295,6 +330,18 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
         answer["workings"] = [dataclasses.asdict(one) for one in workings(estimate)]
         answer["kernels"] = [one._asdict() for one in estimate.kernels]
     return answer
+
+
+def way_dict(way: Way) -> dict[str, Any]:
+    return {
+        "kind": way.kind,
+        "command": way.command,
+        "changes": list(way.names),
+        "device": way.device,
+        "verdict": way.verdict,
+        "host": way.host,
+        "slower": way.slower,
+    }
 
 
 def refusal(problems: Iterable[Problem]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Numbers as people read them: GiB with two decimals, counts with three digits, bars."""
+"""Numbers as people read them: GiB and counts with three digits, bars."""
 
 from __future__ import annotations
 
@@ -15,17 +15,24 @@ PHASES = {
 
 
 def gib(size: int) -> str:
-    """`74.80`; what would be `0.00` and is not is `<0.01`."""
+    """`74.8`: three significant digits; what would be `0.00` and is not is `<0.01`."""
     if 0 < abs(size) < GIB // 200:
         return "<0.01" if size > 0 else ">-0.01"
-    return f"{size / GIB:.2f}"
+    return digits(size / GIB)
+
+
+def digits(value: float) -> str:
+    """Three significant digits, not less than hundredths: `0.02`, `2.94`, `19.3`, `1,430`."""
+    size = abs(value)
+    places = 2 if size < 9.995 else 1 if size < 99.95 else 0
+    return f"{value:,.{places}f}"
 
 
 def with_unit(size: int) -> str:
-    """`56.00 MiB`: for single blocks, which may be small."""
+    """`56.0 MiB`: for single blocks, which may be small."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if size >= unit:
-            return f"{size / unit:.2f} {name}"
+            return f"{digits(size / unit)} {name}"
     return f"{size} B"
 
 
@@ -54,6 +61,17 @@ def bar(start: int, size: int, scale: int, width: int, mark: int | None = None) 
         cells[min(width, mark * width // scale)] = "│"
     cells[first:last] = "█" * (last - first)
     return "".join(cells).rstrip()
+
+
+# What each way to make a job fit gives up.
+KINDS = {
+    "same": "the same work for less memory",
+    "shorter": "shorter sequences",
+    "smaller": "fewer sequences at once",
+    "method": "another method",
+    "host": "offload to host memory",
+    "hardware": "other GPUs",
+}
 
 
 def phase(name: str) -> str:

@@ -105,18 +105,19 @@ TIME: tuple[tuple[str, str, str], ...] = (
 def pace(estimate: Estimate) -> Iterator[str]:
     time = estimate.time
     if why := estimate.untimed:
-        yield f"how long it takes is not told: {why}"
+        yield f"time is not known: {why}"
     if time is None:
         yield from generating(estimate.generation)
         return
-    of = f"{100 * time.mfu:.0f} % of the GPU's arithmetic"
-    yield f"a step takes {duration(time.seconds)}: {time.tokens_per_second:,.0f} tokens/s, {of}"
+    of = f"{100 * time.mfu:.0f} % of the GPU's peak FLOPS (MFU)"
+    took = duration(time.seconds)
+    yield f"time per step {took}: {time.tokens_per_second:,.0f} tokens/s, {of}"
     shares = [
         f"{kind} {100 * seconds / time.seconds:.0f} %"
         for kind, seconds in time.parts.items()
         if seconds * 200 > time.seconds
     ]
-    yield "  " + ", ".join(shares) + ("" if time.measured else "; by a GPU of its kind")
+    yield "  " + ", ".join(shares) + ("" if time.measured else "; estimated from similar GPUs")
     if (whole := estimate.bill) is not None:
         told = [f"{whole.gpu_hours:,.4g} GPU hours"] if whole.gpu_hours != whole.hours else []
         told += (
@@ -139,14 +140,15 @@ def generating(found: Generation | None) -> Iterator[str]:
             f"{found.new_tokens:,} new tokens take {duration(found.seconds)}: "
             f"{found.tokens_per_second:,.3g} tokens/s"
         )
-        + ("" if found.measured else ", by a GPU of its kind")
+        + ("" if found.measured else ", estimated from similar GPUs")
     )
     waits = (
-        f", of which the GPU waits {duration(found.waiting)} for the host"
+        f", {duration(found.waiting)} of it for kernel launches"
         if found.waiting > found.token / 20
         else ""
     )
-    yield f"  the first after {duration(found.prefill)}, each other {duration(found.token)}{waits}"
+    first, each = duration(found.prefill), duration(found.token)
+    yield f"  time to first token {first}, time per output token {each}{waits}"
 
 
 def duration(seconds: float) -> str:

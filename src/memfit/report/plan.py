@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from string import ascii_letters
 from typing import Any
 
+from memfit.defaults import decisive
 from memfit.estimate import Estimate
 from memfit.job import Job
 from memfit.plan.inference import SERVED
@@ -237,6 +238,7 @@ def job_file(plan: Plan, row: Row) -> str:
     """What `memfit estimate FILE` answers the same for: every option that is not the default, and
     the GPUs."""
     one, plain = row.estimate, Job()
+    needed = decisive(one.job)
     work, nodes = one.job, plan.cluster if row.pace is None or one.cluster is None else one.cluster
     count = (
         f"{nodes.nodes}x{nodes.gpus_per_node}x"
@@ -262,17 +264,19 @@ def job_file(plan: Plan, row: Row) -> str:
         lines.append(f"use: [{', '.join(json.dumps(use) for use in uses(one.strategy))}]")
     for option in dataclasses.fields(Job):
         value = getattr(work, option.name)
-        if value != getattr(plain, option.name):
+        if value != getattr(plain, option.name) or option.name in needed:
             lines.append(f"{option.name.replace('_', '-')}: {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 
 def losses(plan: Plan, width: int) -> list[str]:
     if plan.work.serving is not None:
-        named = [
+        dropped = [
             (f"  {one.method} {one.layout}".rstrip(), serving.lost(one)) for one in plan.dropped
         ]
-        lines = [line for name, why in named for line in wrapped(f"{name}: {why}", width, "      ")]
+        lines = [
+            line for name, why in dropped for line in wrapped(f"{name}: {why}", width, "      ")
+        ]
         return ["not among them", *lines] if lines else []
     best = next(
         (row.estimate.time.seconds for row in plan.rows if row.estimate.time is not None), None

@@ -11,22 +11,25 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 
+from memfit.band import COVERED
+from memfit.commands import flag
+from memfit.defaults import TRAINERS
 from memfit.errors import Problem
 from memfit.estimate import Answer, Estimate, Script
 from memfit.hardware import Cluster, vendor_of
 from memfit.job import Job
 from memfit.lower.host import Host
-from memfit.report.figures import VERDICTS, bar, count, gib, percent, phase, with_unit
+from memfit.report.figures import KINDS, VERDICTS, bar, count, gib, percent, phase, with_unit
 from memfit.report.pace import pace
 from memfit.simulate.memory import Moment, Stretch
 from memfit.units import GIB
 
 COLOURS = {"fits": "32", "tight": "33", "no": "31", "error": "31", "warning": "33", "note": "36"}
 WHAT = {
-    "device": "what {shown_by} shows: reserved memory and the {context}",
-    "reserved": "what torch's allocator holds: live tensors, gaps, cache",
+    "device": "device memory, as {shown_by} shows it: reserved and the {context}",
+    "reserved": "held by torch's allocator: allocated, gaps and cache",
     "allocated": "live tensors at the peak",
-    "usable": "what the GPU offers to one process",
+    "usable": "what one process can use of the GPU",
     "host": "CPU memory: ",
 }
 
@@ -44,11 +47,14 @@ QUESTIONS = {
     "cheapest_gpu": "cheapest GPU that fits",
     "cheapest_precision": "precision to go down to",
 }
+# The assumed options that decide most, in the order in which they are named.
+DECIDE = ("batch", "seq", "checkpointing", "precision", "packing", "optimizer")
 MARGIN = 11
+COMMAND = "memfit estimate"
 OUTER = ("fragmentation", "context", "nccl")
 
 
-def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
+def text(estimate: Estimate, *, width: int = 80, colour: bool = False, exact: bool = False) -> str:
     """The whole report, without a newline at its end."""
     sections = (
         verdict(estimate),
@@ -58,6 +64,7 @@ def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
         parts(estimate, width),
         moments(estimate, width),
         ranks(estimate),
+        exact_sizes(estimate) if exact else (),
     )
     lines: list[str] = []
     for section in (*sections, answers(estimate), ladder(estimate), remarks(estimate.problems)):
@@ -69,36 +76,53 @@ def text(estimate: Estimate, *, width: int = 80, colour: bool = False) -> str:
 
 
 def verdict(estimate: Estimate) -> Iterator[str]:
-    """The answer in one line, and what is behind it in others."""
-    device, low, high = gib(estimate.device), gib(estimate.band.low), gib(estimate.band.high)
+    """The answer, how sure it is, and what to do next: a line each."""
+    device = gib(estimate.device)
     if estimate.gpu is None or estimate.usable is None:
-        yield f"needs {device} GiB on a GPU, between {low} and {high} GiB"
+        yield f"needs {device} GiB of GPU memory"
+        yield likely(estimate)
+        yield "next step: add --gpu NAME for a verdict, or --smallest-gpu"
         return
     room, spare = gib(estimate.usable[0]), estimate.usable[0] - estimate.device
     name, listed = VERDICTS[estimate.verdict], estimate.gpu.id != "custom"
-    on = f" on {estimate.gpu.name}" if listed else ""
-    on += f", each of {estimate.strategy.ranks}" if estimate.strategy.ranks > 1 else ""
+    each = f"each of {estimate.strategy.ranks} " if estimate.strategy.ranks > 1 else ""
+    on = f" on {each}{estimate.gpu.name if listed else 'GPUs' if each else 'the GPU'}"
     if estimate.verdict == "no":
-        yield (
-            f"{name}: needs {device} GiB, {estimate.gpu.name if listed else 'the GPU'} "
-            f"offers {room} GiB"
-        )
+        yield f"{name}: needs {device} GiB of {room} GiB{on}"
     elif estimate.verdict == "tight":
-        yield f"{name}: {device} GiB of {room} GiB{on}"
+        yield f"{name}: {device} GiB of {room} GiB{on}; may run out of memory"
     else:
-        yield f"{name}: {device} GiB of {room} GiB{on}, {gib(spare)} GiB to spare"
-    yield f"the estimate reaches from {low} to {high} GiB"
+        yield f"{name}: {device} GiB of {room} GiB{on}, {gib(spare)} GiB headroom"
+    yield likely(estimate)
+    yield from next_step(estimate)
     if estimate.failure is not None:
         asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
         yield (
-            f"runs out of memory in {place(estimate.failure.at, estimate)}: asks for "
-            f"{asked}, {left} are left"
+            f"runs out of memory in {place(estimate.failure.at, estimate)}: requests "
+            f"{asked}, {left} left"
         )
     if estimate.retries:
         yield (
-            "it gets through only because the allocator gives back what it caches and tries "
-            f"again, {times(estimate.retries)}"
+            "fits only because the allocator frees its cache and tries again, "
+            f"{times(estimate.retries)}"
         )
+
+
+def likely(estimate: Estimate) -> str:
+    low, high = gib(estimate.band.low), gib(estimate.band.high)
+    return f"likely range {low}–{high} GiB ({100 * COVERED:.0f} %)"
+
+
+def next_step(estimate: Estimate) -> Iterator[str]:
+    """What to type next."""
+    best = estimate.next_way
+    if best is not None:
+        yield f"next step: {best.command}"
+        yield f"  fits: {gib(best.device)} GiB ({KINDS[best.kind]})"
+    elif estimate.verdict == "fits" and not estimate.answers and estimate.source == "formula":
+        yield "next step: add --largest-batch or --longest-seq to see how far it goes"
+    elif estimate.verdict in ("no", "tight") and estimate.source == "formula":
+        yield "next step: memfit plan finds a layout over more GPUs; no single change is enough"
 
 
 def subject(estimate: Estimate) -> Iterator[str]:
@@ -113,9 +137,24 @@ def subject(estimate: Estimate) -> Iterator[str]:
         if model.origin:
             yield f"{'from':<{MARGIN}}{model.origin}"
         yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
+        if estimate.assumed:
+            yield f"{'assumed':<{MARGIN}}{assumed_words(estimate)}"
     if estimate.strategy:
         yield f"{'layout':<{MARGIN}}{layout_words(estimate)}"
     yield f"{'by':<{MARGIN}}{source_words(estimate)}"
+
+
+def assumed_words(estimate: Estimate) -> str:
+    """The defaults of the trainer that decide most, as the flags that change them."""
+    job = estimate.job
+    trainer = TRAINERS[job.framework]
+    version = ".".join(map(str, job.version(trainer.library)))
+    words = [
+        flag(name, getattr(job, name))
+        for name in ("framework", *DECIDE)
+        if name in estimate.assumed
+    ]
+    return f"{trainer.name} {version} defaults: {' '.join(words)}"
 
 
 def layout_words(estimate: Estimate) -> str:
@@ -217,7 +256,7 @@ def parts(estimate: Estimate, width: int) -> Iterator[str]:
     whole = estimate.device
     limit = None if estimate.usable is None else estimate.usable[0]
     scale, columns = max(whole, limit or 0, 1), max(8, min(60, width - 36))
-    title = "what fills it" if limit is None else f"what fills it (│ {gib(limit)} GiB usable)"
+    title = "memory at the peak" + ("" if limit is None else f" (│ {gib(limit)} GiB usable)")
     yield title
     at = 0
     for name, size in large_parts(estimate).items():
@@ -243,7 +282,7 @@ def moments(estimate: Estimate, width: int) -> Iterator[str]:
     memory = estimate.memory
     if memory.at is None:
         return
-    yield f"the peak of live tensors comes in {place(memory.at, estimate)}"
+    yield f"allocated memory peaks in {place(memory.at, estimate)}"
     reserved = memory.reserved is not None
     scale, columns = max(estimate.held, 1), max(4, min(30, width - 54))
     yield f"  {'GiB':<28}{'allocated':>11}{'reserved' if reserved else '':>11}".rstrip()
@@ -286,6 +325,24 @@ def moment_words(stretch: Stretch) -> str:
     )
 
 
+def exact_sizes(estimate: Estimate) -> Iterator[str]:
+    """Every figure in bytes."""
+    yield "bytes"
+    sizes = {
+        "device": estimate.device,
+        "range, low": estimate.band.low,
+        "range, high": estimate.band.high,
+        "reserved": estimate.memory.reserved,
+        "allocated": estimate.memory.allocated,
+        "usable": None if estimate.usable is None else estimate.usable[0],
+        "host": estimate.host.size,
+        **{f"  {name}": size for name, size in estimate.parts.items()},
+    }
+    for name, size in sizes.items():
+        if size is not None:
+            yield f"  {name:<18}{size:>20,}"
+
+
 def place(at: Moment, estimate: Estimate) -> str:
     """`the first step, backward, model.layers.31.mlp (silu)`."""
     stretch = next(
@@ -326,25 +383,26 @@ def answers(estimate: Estimate) -> Iterator[str]:
 
 
 def ladder(estimate: Estimate) -> Iterator[str]:
-    """What makes it fit."""
+    """Ways to make it fit, each with its command."""
     advice = estimate.advice
     if advice is None:
         return
-    if not advice.rungs:
+    if not advice.ways:
         yield (
-            "it fits as it is"
+            "fits as it is"
             if advice.helps
-            else "none of the changes that memfit knows makes it fit: a larger GPU, or more of them"
+            else "no change that memfit knows makes it fit: use a larger GPU, or more of them"
         )
         return
-    yield "to make it fit:"
-    for rung in advice.rungs:
-        slower = "" if rung.slower is None else f", {100 * rung.slower:+.0f} % time"
-        host = "" if rung.host is None else f"; {gib(rung.host)} GiB of the host for each GPU"
-        yield (
-            f"  {rung.name}: {gib(rung.device)} GiB, {VERDICTS[rung.verdict]} (frees "
-            f"{gib(rung.freed)} GiB{slower}{host})"
-        )
+    yield "ways to make it fit, best first"
+    for number, one in enumerate(advice.ways, 1):
+        slower = "" if one.slower is None else f", {100 * one.slower:+.0f} % time per token"
+        yield f"  {number}. {KINDS[one.kind]}: {gib(one.device)} GiB{slower}"
+        for rung in one.rungs if len(one.rungs) > 1 else ():
+            yield f"       {rung.name}: {gib(rung.device)} GiB, {VERDICTS[rung.verdict]}"
+        if one.rungs and one.rungs[-1].host is not None:
+            yield f"       needs {gib(one.host)} GiB of host memory per GPU"
+        yield f"     {one.command}"
 
 
 def answer_line(answer: Answer) -> str:
@@ -377,7 +435,7 @@ def paint(line: str, kind: str | None = None) -> str:
 def fold(line: str, width: int) -> list[str]:
     """Long lines go on under their text; a line without a blank in the first columns has its text
     at two."""
-    if len(line) <= width or "█" in line:
+    if len(line) <= width or "█" in line or COMMAND in line:  # a command is copied as one line
         return [line]
     indent = (
         MARGIN + 13

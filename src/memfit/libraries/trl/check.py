@@ -20,6 +20,9 @@ FUSED = (
 )
 
 
+LARGEST = 2**28  # tokens of a step, each of which would be walked in tiles
+
+
 def head_of(job: Job) -> str:
     """`plain` (transformers' own), `chunked` or `fused`."""
     if not job.training or job.framework != "trl" or job.loss not in ("plain", "chunked"):
@@ -47,6 +50,12 @@ def check(program: Program) -> Iterator[Problem]:
     model; what tensor parallelism cut the code gathers itself (`parallel/tensor`)."""
     job, head = program.job, program.model.head
     yield from refusals(job)
+    if head_of(job) != "plain" and (tokens := job.batch * job.reach) > LARGEST:
+        yield Problem(
+            message=f"{tokens:,} tokens in one step need more memory than any device has",
+            where="job.batch",
+            hint="a smaller `batch` or `seq`",
+        )
     if head_of(job) == "plain":
         return
     if not program.model.tied and program.quantized(head, head.name):

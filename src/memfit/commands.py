@@ -1,0 +1,79 @@
+"""A question written as the command that asks it: only the options that differ from the defaults
+that memfit resolves by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from memfit.defaults import assumed
+from memfit.hardware import Cluster
+from memfit.job import Job
+from memfit.strategy import Strategy
+from memfit.uses import uses
+
+
+def command(
+    subject: str,
+    job: Job,
+    gpu: str,
+    strategy: Strategy,
+    config: Mapping[str, Any],
+    half: str = "bf16",
+) -> str:
+    """`memfit estimate MODEL --method lora --gpu rtx-4090 …`. `gpu` are its flags."""
+    values = options_of(job, strategy, config, half)
+    first = [flag(name, values.pop(name)) for name in ("task", "method") if name in values]
+    rest = [flag(name, value) for name, value in values.items()]
+    layouts = [f"--use {shlex.quote(one)}" for one in uses(strategy)]
+    return " ".join(["memfit estimate", shlex.quote(subject), *first, gpu, *layouts, *rest]).strip()
+
+
+def options_of(
+    job: Job, strategy: Strategy, config: Mapping[str, Any], half: str
+) -> dict[str, Any]:
+    """The options that a question has to name to mean this job."""
+    layouts = frozenset(name for name, _ in strategy.uses())
+    fields = [one.name for one in dataclasses.fields(Job)]
+    given: dict[str, Any] = {}
+    if job.task != Job.task:
+        given["task"] = job.task
+    elif job.training:
+        given["method"] = job.method
+    if job.versions:
+        given["versions"] = job.versions
+    if job.head != Job.head:
+        given["head"] = job.head
+    usual = assumed(given, config, layouts, half)
+    if usual.get("framework", Job.framework) != job.framework:
+        given["framework"] = job.framework
+        usual = assumed(given, config, layouts, half)
+    for name in fields:
+        value = getattr(job, name)
+        if name not in given and value != usual.get(name, getattr(Job, name)):
+            given[name] = value
+    return given
+
+
+def flag(name: str, value: Any) -> str:
+    """`--seq 1024`, `--no-packing`."""
+    spelled = name.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{spelled}" if value else f"--no-{spelled}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f"--{spelled} {shlex.quote(text)}"
+
+
+def gpu_words(cluster: Cluster) -> str:
+    """`--gpu rtx-4090`, `--gpus 2x8xh100-sxm`."""
+    if cluster.gpu.id == "custom":
+        return f"--memory {cluster.gpu.memory}"
+    if cluster.gpus == 1:
+        return f"--gpu {cluster.gpu.id}"
+    nodes = f"{cluster.nodes}x" if cluster.nodes > 1 else ""
+    return f"--gpus {nodes}{cluster.gpus_per_node}x{cluster.gpu.id}"
+
+
+__all__ = ["command", "flag", "gpu_words", "options_of"]

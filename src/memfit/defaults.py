@@ -1,0 +1,144 @@
+"""What each trainer does with the options that nobody names: its own defaults, a row for each range
+of versions. `memfit` resolves them where a question is gathered from words; a `Job` built in code
+keeps the values it was given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.job import Job
+
+HALF = "{half}"  # in a row: bf16, or fp16 on GPUs without it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """The defaults from version `since` on: of every method, and what differs for some."""
+
+    since: tuple[int, int]
+    values: Mapping[str, Any]
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    cite: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """Who trains: its name, the library that has it, the model classes and layouts it is used with,
+    and its defaults, newest first."""
+
+    name: str
+    library: str
+    classes: tuple[str, ...]  # parts of the names of the model classes that it trains
+    heads: frozenset[str]
+    layouts: frozenset[str]
+    rows: tuple[Row, ...]
+
+
+# A model passed by name is loaded in fp32 (trl 1.16 trainer/utils.py create_model_from_path), as in
+# TRL's quick start, which trains all weights; with adapters its guide passes a loaded model, which
+# transformers 5 loads as the checkpoint stores it (modeling_utils.py `dtype`: "auto").
+SFT = {
+    "batch": 8,  # per_device_train_batch_size (transformers 5.23 training_args.py)
+    "seq": 1024,  # max_length (trl 1.16 trainer/sft_config.py)
+    "packing": False,
+    "clip": 1.0,  # max_grad_norm (transformers 5.23 training_args.py)
+    "precision": f"{HALF}-autocast",
+}
+WHOLE = {"full": {"precision": f"autocast-{HALF}"}, "freeze": {"precision": f"autocast-{HALF}"}}
+TRAINERS: Mapping[str, Trainer] = {
+    "trl": Trainer(
+        name="TRL",
+        library="trl",
+        classes=("ForCausalLM", "LMHead", "ForConditionalGeneration"),
+        heads=frozenset({"auto", "causal-lm", "image-text"}),
+        layouts=frozenset({"ddp", "fsdp", "zero", "tp", "cp"}),
+        rows=(
+            Row(
+                since=(0, 22),
+                values={**SFT, "checkpointing": "full"},
+                methods=WHOLE,
+                cite="trl 0.22 to 1.16 trainer/sft_config.py gradient_checkpointing, bf16",
+            ),
+            Row(
+                since=(0, 19),
+                values=SFT,
+                methods=WHOLE,
+                cite="trl 0.19 trainer/sft_config.py bf16",
+            ),
+            Row(
+                since=(0, 0),
+                values={**SFT, "precision": "fp32"},
+                methods={"qlora": {"precision": HALF}},
+                cite="trl 0.15 trainer/sft_config.py; transformers 4.48 training_args.py",
+            ),
+        ),
+    )
+}
+FUSED = (2, 8)  # torch from which `optim` is adamw_torch_fused (transformers 5.23 training_args.py)
+
+
+def assumed(
+    values: Mapping[str, Any], config: Mapping[str, Any], layouts: frozenset[str], half: str
+) -> dict[str, Any]:
+    """The options that nobody named, as the trainer has them: empty where no trainer is assumed.
+    `config` is the model's, `half` the 16-bit format of the GPU."""
+    if str(values.get("task", "finetune")) != "finetune":
+        return {}
+    found: dict[str, Any] = {}
+    name = values.get("framework")
+    if name is None:
+        name = next(
+            (key for key, one in TRAINERS.items() if suits(one, values, config, layouts)), ""
+        )
+        found["framework"] = name
+    trainer = TRAINERS.get(str(name))
+    if trainer is None:
+        return {}
+    versions = known_versions(values)
+    row = next(one for one in trainer.rows if versions.version(trainer.library) >= one.since)
+    method = str(values.get("method", Job.method))
+    usual = {**row.values, **row.methods.get(method, {})}
+    if versions.version("torch") >= FUSED:
+        usual["optimizer"] = "adamw_fused"
+    for option, value in usual.items():
+        if option not in values:
+            found[option] = value.replace(HALF, half) if isinstance(value, str) else value
+    return found
+
+
+def decisive(job: Job) -> frozenset[str]:
+    """The options that a question has to name, at their defaults too, to mean this job."""
+    if job.task != "finetune":
+        return frozenset()
+    trainer = TRAINERS.get(job.framework)
+    rows = () if trainer is None else trainer.rows
+    options = {name for row in rows for name in (*row.values, "optimizer")}
+    return frozenset({"framework"} | options)
+
+
+def suits(
+    trainer: Trainer, values: Mapping[str, Any], config: Mapping[str, Any], layouts: frozenset[str]
+) -> bool:
+    """Whether it trains this kind of model, with this head and these layouts."""
+    architectures = config.get("architectures")
+    named = architectures if isinstance(architectures, (list, tuple)) else ()
+    return (
+        layouts <= trainer.layouts
+        and str(values.get("head", "auto")) in trainer.heads
+        and config.get("is_encoder_decoder") is not True
+        and (not named or any(part in str(one) for one in named for part in trainer.classes))
+    )
+
+
+def known_versions(values: Mapping[str, Any]) -> Job:
+    """A job that knows the versions; those that cannot be read are reported elsewhere."""
+    try:
+        return Job(versions=str(values.get("versions", "")))
+    except InputError:
+        return Job()
+
+
+__all__ = ["TRAINERS", "Trainer", "assumed", "decisive"]
