@@ -19,6 +19,7 @@ ENGINES: dict[str, str] = {
     "vllm": "memfit.serving.vllm",
     "sglang": "memfit.serving.sglang",
     "llamacpp": "memfit.serving.llamacpp",
+    "ollama": "memfit.serving.llamacpp.ollama",
 }
 ALIASES: dict[str, str] = {
     "llama.cpp": "llamacpp",

@@ -32,6 +32,8 @@ COMPARED: dict[str, tuple[str, ...]] = {
     "kv_gib": ("kv_gib", "available_kv_gib"),
     "kv_tokens": ("kv_tokens",),
     "activation_gib": ("activation_gib",),
+    "compute_gib": (),
+    "state_gib": (),
     "device_gib": ("device_gib",),
 }
 # Metrics of rows with one figure each, in the words of the other form.
@@ -183,18 +185,19 @@ def judge(row: ServedRow) -> ServedOutcome:
     measured = measured_figures(row)
     try:
         engine = find_engine(row.engine)
-        subject = subject_of(row.model)
+        measured |= engine.row_figures(row.figures)
+        subject = engine.row_subject(row.model, row.options) or subject_of(row.model)
         question = Question(
             subject=subject,
-            devices=tuple(device_of(row) for _ in range(max(1, row.gpus))),
-            options=engine.row_options(row.options),
+            devices=(device_of(row, needed=engine.needs_memory),) * max(1, row.gpus),
+            options=engine.row_options({**row.options, "figures": row.figures}),
             version=row.version,
         )
         answer = engine.answer(question)
     except MemfitError as error:
         return ServedOutcome(row=row, measured=measured, reason=str(error).splitlines()[0][:160])
     predicted = {name: float(answer.figures[name]) for name in answer.figures}
-    predicted["device_gib"] = answer.device / GIB
+    predicted.setdefault("device_gib", answer.device / GIB)
     return ServedOutcome(row=row, measured=measured, predicted=predicted)
 
 
@@ -213,8 +216,9 @@ def subject_of(name: str) -> Subject:
     return subject_from(source)
 
 
-def device_of(row: ServedRow) -> Device:
-    """The GPU of a row: its total and what was free, as its log has them, else as listed."""
+def device_of(row: ServedRow, *, needed: bool = True) -> Device:
+    """The GPU of a row: its total and what was free, as its log has them, else as listed; a total
+    of 0 where it is unknown and not needed."""
     figures = row.figures
     gpu = gpu_of(row)
     said = re.search(r"\(([0-9.]+) GiB\)", row.gpu)
@@ -225,7 +229,7 @@ def device_of(row: ServedRow) -> Device:
     free = number(figures.get("free_at_start_gib") or figures.get("avail_before_load_gb")) * GIB
     if not total and gpu is not None:
         total = gpu.memory
-    if not total and not free:
+    if not total and not free and needed:
         raise InputError.one("neither the GPU nor its memory is known", where="gpu")
     return Device(
         name=gpu.name if gpu is not None else row.gpu,

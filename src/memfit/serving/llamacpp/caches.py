@@ -35,7 +35,7 @@ def window_cells(model: GgufModel, settings: Settings) -> int:
     if settings.swa_full:
         return settings.cells
     batch = min(settings.ubatch, settings.batch, settings.cells * settings.streams)
-    users = settings.parallel if settings.unified else 1
+    users = settings.parallel if settings.shared else 1
     return round_up(min(settings.cells, model.window * users + batch), 256)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import context
 from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.llamacpp import rows
 from memfit.serving.llamacpp.fit import Fitted, fitted, remedy
 from memfit.serving.llamacpp.loading import from_config, from_file, repository, tag
 from memfit.serving.llamacpp.log import log_lines
@@ -50,6 +51,7 @@ class LlamaCpp:
     name = "llamacpp"
     title = "llama.cpp"
     options: tuple[Option, ...] = OPTIONS + SILENT
+    needs_memory = False
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         """`llama-server -m FILE …`: the model and the flags."""
@@ -57,9 +59,13 @@ class LlamaCpp:
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The options of a published row."""
-        from memfit.serving.llamacpp.rows import row_options
+        return rows.row_options(row)
 
-        return row_options(row)
+    def row_figures(self, figures: Mapping[str, Any]) -> dict[str, float]:
+        return rows.row_figures(figures)
+
+    def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
+        return rows.row_subject(name, options)
 
     def subject(self, spec: str, offline: bool = False) -> Subject | None:
         """GGUF files, and names with a quantization; None for everything else."""
@@ -308,13 +314,14 @@ def noted(model: GgufModel, settings: Settings, options: Mapping[str, Any]) -> l
 def answered(run: Run) -> ServingAnswer:
     """The buffers, what fills each device, and the settings that work where these do not."""
     found: Fitted | None = None
-    usable = min((room_in_all(one) for one in run.devices), default=None)
-    if run.devices and run.fit:
+    known = bool(run.devices) and all(one.total for one in run.devices)
+    usable = min((room_in_all(one) for one in run.devices), default=0) if known else None
+    if known and run.fit:
         found = fitted(run.model, run.settings, run.machine, run.asked, run.margin)
         run = replace(run, settings=found.settings)
     held = found.buffers if found is not None else buffers(run.model, run.settings, run.machine)
     failure, works = "", ""
-    if run.devices:
+    if known:
         failure = shortage(run, held)
         if failure:
             works = remedy(run.model, run.settings, run.machine)
@@ -387,7 +394,7 @@ def figures(run: Run, held: Buffers) -> dict[str, float]:
         return sum(part.get(name, 0) for name in gpus) / MIB
 
     kv = {name: held.kv.get(name, 0) + held.kv_window.get(name, 0) for name in (*gpus, HOST)}
-    return {
+    sizes = {
         "model_mib": total(held.model),
         "kv_mib": total(kv),
         "rs_mib": total(held.state),
@@ -397,9 +404,9 @@ def figures(run: Run, held: Buffers) -> dict[str, float]:
         "host_kv_mib": kv[HOST] / MIB,
         "host_compute_mib": held.compute.get(HOST, 0) / MIB,
         "output_mib": held.output / MIB,
-        "context": run.settings.context,
-        "slots": run.settings.parallel,
     }
+    settings = {"context": run.settings.context, "slots": run.settings.parallel}
+    return {**rows.in_gib(sizes), **settings}
 
 
 def command(run: Run) -> str:

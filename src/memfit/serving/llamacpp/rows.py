@@ -6,6 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from memfit.errors import InputError
+from memfit.model import catalog
+from memfit.serving.base import Subject
+from memfit.serving.llamacpp.convert import CONVERTERS, converted
+
 _TYPES = {
     "Q2_K - Medium": "Q2_K",
     "Q3_K - Small": "Q3_K_S",
@@ -24,8 +29,10 @@ def quantization(printed: str) -> str:
 
 
 def row_options(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of a row of a start-up log."""
-    stated = row.get("options") or {}
+    """Options of a row of a start-up log; its figures stand under `figures`."""
+    stated = row
+    if "kv_size" in stated:
+        raise InputError.one("Ollama's own engine in Go is not supported", where="engine")
     found: dict[str, Any] = {"fit": "off"}
     for key, name in (
         ("n_ctx", "context"),
@@ -73,9 +80,9 @@ def _backend(printed: Mapping[str, Any]) -> str:
     return ""
 
 
-def row_figures(row: Mapping[str, Any]) -> dict[str, float]:
+def row_figures(figures: Mapping[str, Any]) -> dict[str, float]:
     """The printed buffers, summed over the GPUs, under the names of the answer."""
-    printed = _figures(row).get("buffers_mib") or {}
+    printed = figures.get("buffers_mib") or {}
     found: dict[str, float] = {}
     for key, value in printed.items():
         size = value[0] if isinstance(value, list) and "compute" in key else value
@@ -88,7 +95,73 @@ def row_figures(row: Mapping[str, Any]) -> dict[str, float]:
             host = device.startswith("CPU") or device.endswith("Host")
             label = f"{'host_' if host else ''}{name}_mib"
             found[label] = found.get(label, 0.0) + size
-    parts = ("model_mib", "kv_mib", "rs_mib", "compute_mib")
-    if {"model_mib", "compute_mib"} <= set(found):
-        found["device_mib"] = sum(found.get(part, 0.0) for part in parts)
+    return in_gib(found)
+
+
+def in_gib(sizes: Mapping[str, float]) -> dict[str, float]:
+    """The figures that the accuracy table compares: of the GPUs where there are any, else of the
+    host; the cache wherever it lies."""
+    found = dict(sizes)
+    host = "" if found.get("model_mib") else "host_"
+    for name, key in (("weights_gib", "model_mib"), ("compute_gib", "compute_mib")):
+        if found.get(host + key):
+            found[name] = found[host + key] / 1024
+    cache = found.get("kv_mib", 0.0) + found.get("host_kv_mib", 0.0)
+    if cache:
+        found["kv_gib"] = cache / 1024
+    if found.get("rs_mib"):
+        found["state_gib"] = found["rs_mib"] / 1024
+    if found.get("model_mib") and found.get("compute_mib"):
+        parts = ("model_mib", "kv_mib", "rs_mib", "compute_mib")
+        found["device_gib"] = sum(found.get(part, 0.0) for part in parts) / 1024
     return found
+
+
+# ------------------------------------------------------------------ models
+
+
+def row_subject(name: str, options: Mapping[str, Any]) -> Subject | None:
+    """The catalog's model with the architecture, the layers and the parameters that a log prints;
+    a name that fits as well goes first. Fine-tunes of a model have its sizes."""
+    arch, layers = str(options.get("arch") or ""), options.get("n_layer")
+    count = _count(str(options.get("model_params") or ""))
+    if not arch or not isinstance(layers, int) or not count:
+        return None
+    wanted = set(re.findall(r"[a-z]+|[0-9.]+", name.lower()))
+    best: tuple[int, str, Mapping[str, Any]] | None = None
+    for known in catalog.names():
+        entry = catalog.entry(known)
+        stated = entry.parameters or entry.published
+        if stated and not 0.8 < stated / count[0] < 1.25:
+            continue
+        config = entry.config()
+        inner = config.get("text_config", config)
+        depth = next((inner[key] for key in _LAYERS if isinstance(inner.get(key), int)), None)
+        if depth != layers or config.get("model_type") not in CONVERTERS:
+            continue
+        try:
+            model = converted(config, known, "F16")
+        except InputError:
+            continue
+        size = sum(one.count for one in model.tensors if not one.name.startswith("rope_"))
+        if model.arch != arch or abs(size / count[0] - 1) > count[1]:
+            continue
+        alike = len(wanted & set(re.findall(r"[a-z]+|[0-9.]+", known.lower())))
+        if best is None or alike > best[0]:
+            best = (alike, known, config)
+    if best is None:
+        return None
+    return Subject(name=best[1], config=best[2], origin="catalog, by the sizes that the log prints")
+
+
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def _count(printed: str) -> tuple[float, float] | None:
+    """Parameters as printed, `8.03 B`, and how far rounding reaches."""
+    match = re.fullmatch(r"([\d.]+) ([KMBT])", printed.strip())
+    if match is None or not float(match[1]):
+        return None
+    digits = len(match[1].partition(".")[2])
+    scale = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[match[2]]
+    return float(match[1]) * scale, 0.51 * 10.0**-digits / float(match[1])

@@ -19,6 +19,7 @@ BOTH_INPUTS = 7900
 MIXED_INPUTS = 11000  # and for batches that mix the two; found in b11549
 # MLA keeps one tensor: its values are a view of its keys (January 2026).
 LATENT_ONLY = 7800
+STREAMS = 5900  # pull request 14363, July 2025: a cache for each slot
 # Four slots with one cache are the default of llama-server since the end of 2025.
 FOUR_SLOTS = 7400
 
@@ -50,15 +51,20 @@ class Settings:
     build: int = NEWEST
 
     @property
+    def shared(self) -> bool:
+        """Whether all slots have one cache; before streams there was no other way."""
+        return self.unified or self.parallel == 1 or self.build < STREAMS
+
+    @property
     def cells(self) -> int:
         """Tokens of the cache for each of its streams."""
-        if self.unified:
+        if self.shared:
             return round_up(self.context, 256)
         return round_up(max(1, self.context // self.parallel), 256)
 
     @property
     def streams(self) -> int:
-        return 1 if self.unified else self.parallel
+        return 1 if self.shared else self.parallel
 
     @property
     def tokens(self) -> int:

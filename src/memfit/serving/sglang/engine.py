@@ -31,6 +31,7 @@ class SGLang:
 
     name: str = "sglang"
     title: str = "SGLang"
+    needs_memory = True
     options: tuple[Option, ...] = OPTIONS
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -54,6 +55,12 @@ class SGLang:
         return named, tuple(rest)
 
     def subject(self, name: str, offline: bool = False) -> Subject | None:
+        return None
+
+    def row_figures(self, figures: Mapping[str, Any]) -> dict[str, float]:
+        return {}
+
+    def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
         return None
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class VLLM:
 
     name: str = "vllm"
     title: str = "vLLM"
+    needs_memory = True
     options: tuple[Option, ...] = OPTIONS
 
     def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -51,6 +52,12 @@ class VLLM:
         return model, tuple(rest)
 
     def subject(self, name: str, offline: bool = False) -> Subject | None:
+        return None
+
+    def row_figures(self, figures: Mapping[str, Any]) -> dict[str, float]:
+        return {}
+
+    def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
         return None
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:

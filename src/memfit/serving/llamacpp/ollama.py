@@ -1,0 +1,219 @@
+"""Ollama: the runner's buffers, which are llama.cpp's, with Ollama's own defaults.
+
+Defaults by version: envconfig/config.go, api/types.go DefaultOptions, server/routes.go (context by
+VRAM), llm/llama_server.go (flags of llama-server, from 0.30 on) of ollama/ollama.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from memfit.model import catalog
+from memfit.model.source import from_catalog
+from memfit.serving.base import Device, Option, Question, Subject
+from memfit.serving.llamacpp import engine as llamacpp
+from memfit.serving.llamacpp import rows
+from memfit.serving.llamacpp.fit import fits
+from memfit.serving.llamacpp.memory import buffers
+from memfit.serving.llamacpp.options import CACHE_TYPES
+from memfit.serving.llamacpp.tags import resolve
+from memfit.serving.llamacpp.versions import LLAMA_SERVER, ollama_build, ollama_version
+from memfit.serving.result import ServingAnswer
+from memfit.units import GIB
+
+BY_VRAM = (0, 15, 5)  # defaults by the GPUs' memory since this version
+_VARIABLES = {
+    "OLLAMA_NUM_PARALLEL": "parallel",
+    "OLLAMA_KV_CACHE_TYPE": "kv_cache_type",
+    "OLLAMA_FLASH_ATTENTION": "flash_attention",
+    "OLLAMA_CONTEXT_LENGTH": "num_ctx",
+}
+
+OPTIONS: tuple[Option, ...] = (
+    Option(
+        name="quant",
+        flags=("--quant",),
+        help="GGUF quantization for a model that is no tag of Ollama's library",
+        default="Q4_K_M",
+    ),
+    Option(
+        name="backend",
+        flags=("--backend",),
+        help="backend of the GPUs",
+        choices=("cuda", "rocm", "vulkan", "metal", "cpu"),
+        default="by the GPU",
+    ),
+    Option(
+        name="num_ctx",
+        flags=("--num-ctx", "--ollama-context-length"),
+        help="Tokens of context of one request",
+        kind="size",
+        low=1,
+        default="4k, 32k from 23 GiB of VRAM, 256k from 47 GiB",
+    ),
+    Option(
+        name="parallel",
+        flags=("--num-parallel", "--ollama-num-parallel"),
+        help="requests at once (OLLAMA_NUM_PARALLEL)",
+        kind="int",
+        low=1,
+        high=256,
+        default="1",
+    ),
+    Option(
+        name="kv_cache_type",
+        flags=("--kv-cache-type", "--ollama-kv-cache-type"),
+        help="type of the cache (OLLAMA_KV_CACHE_TYPE)",
+        choices=CACHE_TYPES,
+        default="f16",
+    ),
+    Option(
+        name="flash_attention",
+        flags=("--flash-attention", "--ollama-flash-attention"),
+        help="flash attention (OLLAMA_FLASH_ATTENTION)",
+        kind="flag",
+        default="by the GPU; off before 0.13",
+    ),
+    Option(
+        name="num_gpu",
+        flags=("--num-gpu",),
+        help="layers on GPUs",
+        kind="int",
+        low=-1,
+        default="all, fewer if they do not fit",
+    ),
+    Option(
+        name="num_batch",
+        flags=("--num-batch",),
+        help="Tokens of a batch",
+        kind="size",
+        low=1,
+        default="512",
+    ),
+)
+
+
+class Ollama:
+    """The engine as the registry knows it."""
+
+    name = "ollama"
+    title = "Ollama"
+    options: tuple[Option, ...] = OPTIONS
+    needs_memory = False
+
+    def read(self, words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+        """`OLLAMA_NUM_PARALLEL=4 ollama run qwen3:8b`: the model and the variables as flags."""
+        flags: list[str] = []
+        rest: list[str] = []
+        for word in words:
+            name, equals, value = word.partition("=")
+            if equals and re.fullmatch(r"OLLAMA_[A-Z_]+", name):
+                if name in _VARIABLES:
+                    flags.append(f"--{name.lower().replace('_', '-')}={value}")
+                continue
+            rest.append(word)
+        while rest and rest[0].rpartition("/")[2] in ("ollama", "run", "pull", "serve", "env"):
+            rest.pop(0)
+        named = rest.pop(0) if rest and not rest[0].startswith("-") else ""
+        return named, (*flags, *(word for word in rest if word.startswith("--")))
+
+    def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """The runner's own settings, as its log prints them."""
+        return {"printed": rows.row_options(row)}
+
+    def row_figures(self, figures: Mapping[str, Any]) -> dict[str, float]:
+        return rows.row_figures(figures)
+
+    def row_subject(self, name: str, options: Mapping[str, Any]) -> Subject | None:
+        return rows.row_subject(name, options)
+
+    def subject(self, name: str, offline: bool = False) -> Subject | None:
+        """A tag of the library, or what llama.cpp reads."""
+        found = resolve(name)
+        if found is None:
+            hub = re.sub(r"^(hf\.co|huggingface\.co)/", "", name)
+            return llamacpp.subject(hub, offline)
+        repo, quantization = found
+        if catalog.find(repo) is None:
+            return llamacpp.subject(f"{repo}-GGUF:{quantization}", offline)
+        source = from_catalog(repo)
+        return Subject(
+            name=name,
+            config={**source.config, "gguf_quantization": quantization},
+            source=source,
+            parameters=source.parameters,
+            origin=f"{source.name}, {source.origin}",
+        )
+
+    def answer(self, question: Question) -> ServingAnswer:
+        version = ollama_version(question.version)
+        given = question.options
+        if "printed" in given:
+            printed = replace(question, options=given["printed"])
+            run = llamacpp.set_up(printed, self.name, self.title, ollama_build(question.version))
+            keeps = replace(run.settings, keeps_embeddings=version < LLAMA_SERVER)
+            return llamacpp.answered(on_one_gpu(replace(run, settings=keeps)))
+        inner: dict[str, Any] = {
+            name: given[name] for name in ("quant", "backend") if name in given
+        }
+        parallel = int(given.get("parallel", 1))
+        context = int(given.get("num_ctx") or default_context(question.devices, version))
+        batch = int(given.get("num_batch", 512))
+        new = version >= LLAMA_SERVER
+        inner |= {
+            "context": context * parallel,
+            "parallel": parallel,
+            "batch": batch if new else batch * parallel,
+            "ubatch": batch,
+            "cache_k": given.get("kv_cache_type", "f16"),
+            "cache_v": given.get("kv_cache_type", "f16"),
+            "unified": False,
+            "margin": 1024 if new else 0,
+        }
+        flash = given.get("flash_attention", version >= (0, 13, 0))
+        inner["flash"] = "on" if flash else "off"
+        if int(given.get("num_gpu", -1)) >= 0:
+            inner["gpu_layers"] = str(given["num_gpu"])
+        asked = replace(question, options=inner)
+        run = llamacpp.set_up(asked, self.name, self.title, ollama_build(question.version))
+        settings = replace(run.settings, keeps_embeddings=not new)
+        known = {"context", *(("gpu_layers",) if "gpu_layers" in inner else ())}
+        run = replace(run, settings=settings, asked=frozenset(known))
+        shown = question.version or f"with llama.cpp {run.version}"
+        answer = llamacpp.answered(on_one_gpu(replace(run, version=shown)))
+        return replace(answer, command=command(question.subject.name, context, inner))
+
+
+def on_one_gpu(run: llamacpp.Run) -> llamacpp.Run:
+    """A model that fits one GPU is not spread over several (server/sched.go, llm/server.go)."""
+    if len(run.devices) < 2 or not all(one.total for one in run.devices):
+        return run
+    first = replace(run.machine, free=run.machine.free[:1])
+    alone = replace(run, machine=first, devices=run.devices[:1])
+    return alone if fits(buffers(run.model, run.settings, first), first, run.margin) else run
+
+
+def command(name: str, context: int, options: Mapping[str, Any]) -> str:
+    """What a user types; Ollama takes its settings from variables."""
+    words = [f"OLLAMA_CONTEXT_LENGTH={context}"]
+    if options["parallel"] > 1:
+        words.append(f"OLLAMA_NUM_PARALLEL={options['parallel']}")
+    if options["cache_k"] != "f16":
+        words.append(f"OLLAMA_KV_CACHE_TYPE={options['cache_k']}")
+    return " ".join([*words, "ollama run", name])
+
+
+def default_context(devices: tuple[Device, ...], version: tuple[int, int, int]) -> int:
+    """Tokens where nobody says a number."""
+    if version < (0, 6, 4):
+        return 2048
+    total = sum(device.total for device in devices)
+    if version < BY_VRAM or total < 23 * GIB:
+        return 4096
+    return 262144 if total >= 47 * GIB else 32768
+
+
+ENGINE = Ollama()
