@@ -35,8 +35,9 @@ CLI = """\
 {note}
 
 An answer goes to stdout, everything else to stderr. `--json` prints the [JSON format](json.md),
-also when the input is unusable; formats are {formats}. Every option of `memfit estimate` is also
-a key of a [job file](job.md) and an argument of `memfit.estimate(…)`.
+and an object with `problems` when the input is unusable; formats are {formats}.
+Every option of `memfit estimate` is also a key of a [job file](job.md) and an argument of
+`memfit.estimate(…)`.
 
 | exit code | says |
 |---|---|
@@ -44,7 +45,8 @@ a key of a [job file](job.md) and an argument of `memfit.estimate(…)`.
 | 1 | it does not fit |
 | 2 | the input is unusable; every problem is on stderr |
 | 70 | memfit itself is broken |
-| 130 | interrupted |
+| 74 | the answer cannot be written: stdout is closed, or a disk is full |
+| 130 | interrupted by Ctrl-C; 128 + N: by signal N, like 143 for SIGTERM |
 | 141 | nobody reads the output any more |
 
 Colour is used on a terminal only, and not if `NO_COLOR` is set. Nothing is said by colour alone.

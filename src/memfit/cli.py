@@ -1,20 +1,21 @@
 """The command line: flags, columns and exit codes. Answers go to stdout, everything else to stderr.
 
-Exit codes: 0 it fits, 1 it does not, 2 the input is unusable, 70 memfit itself is broken. `tight`
-is 0 with a warning; it is 1 with `--strict`, and where the estimate itself is above what is usable.
+Exit codes: 0 it fits, 1 it does not, 2 the input is unusable, 70 memfit itself is broken, 74 the
+answer cannot be written, 128 + N a signal ended it (130: Ctrl-C). `tight` is 0 with a warning; it is
+1 with `--strict`, and where the estimate itself is above what is usable.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
-import os
 import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -24,6 +25,19 @@ from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
 from memfit.report import FORMATS, write
+from memfit.terminal import (
+    Ended,
+    Undelivered,
+    coloured,
+    complain,
+    deliver,
+    ending,
+    envelope,
+    opened,
+    say,
+    silence,
+    wants_json,
+)
 from memfit.verb_plan import WITHOUT
 from memfit.verb_serving import Answering
 from memfit.verbs import VERBS, Verb, estimate, gpus, models
@@ -32,7 +46,9 @@ from memfit.words import Measuring, Planning, Run, Studying, offer, one_model, o
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
 
-FITS, DOES_NOT, UNUSABLE, BROKEN, INTERRUPTED, PIPE_CLOSED = 0, 1, 2, 70, 130, 141
+FITS, DOES_NOT, UNUSABLE, BROKEN = 0, 1, 2, 70
+NOT_WRITTEN, INTERRUPTED, PIPE_CLOSED = 74, 130, 141  # 70 and 74 as in BSD's sysexits.h
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 TRIED = {"tries": "", "serves": " (to answer)"}  # what a plan tries of an option
 # Headings of the help page, by the group of an option.
 GROUPS = {
@@ -50,53 +66,75 @@ GROUPS = {
     "environment": "Environment",
     "output": "Output",
 }
-PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...", "–": "-"})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned, never raised."""
-    try:
-        answer = commands.main(
-            args=None if arguments is None else list(arguments),
-            prog_name="memfit",
-            standalone_mode=False,
-        )
-        code: int = answer if isinstance(answer, int) else answer[0]
-        text: str = "" if isinstance(answer, int) else answer[1]
-        if text:  # written here: click ends with 1 when a pipe closes, which is an answer
-            echo(text)
-        sys.stdout.flush()
+    if arguments is None:
+        opened()
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with ending():
+        code, answer, problems = outcome(words)
+        if code <= UNUSABLE or code in (BROKEN, NOT_WRITTEN):  # Ctrl-C needs no words
+            complain(problems)
+        if code == UNUSABLE and (right := cli_arguments.corrected(words, problems)):
+            say(f"try: {right}")
+        if problems and wants_json(words):
+            answer = envelope(words[0], problems)
+        try:
+            if answer:
+                deliver(answer)
+        except BrokenPipeError:
+            return PIPE_CLOSED
+        except Undelivered as error:
+            message = f"the answer cannot be written to stdout: {error}"
+            complain((Problem(message=message, hint="the answer itself was found"),))
+            return NOT_WRITTEN
+        except KeyboardInterrupt:
+            return INTERRUPTED
         return code
+
+
+def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
+    """The exit code, the answer, and what is wrong."""
+    try:
+        answer = commands.main(args=list(words), prog_name="memfit", standalone_mode=False)
+        return (answer, "", ()) if isinstance(answer, int) else (*answer, ())
     except click.exceptions.NoArgsIsHelpError as help:
-        echo(help.format_message(), sys.stderr)
-        return UNUSABLE
+        say(help.format_message())
+        return UNUSABLE, "", ()
     except click.ClickException as error:
         message = error.format_message().rstrip(".")
-        complain((Problem(message=message[:1].lower() + message[1:], hint="see `memfit --help`"),))
-        return UNUSABLE
+        message = message[:1].lower() + message[1:]
+        return UNUSABLE, "", (Problem(message=message, hint="see `memfit --help`"),)
     except click.exceptions.Exit as end:
-        return end.exit_code
+        return end.exit_code, "", ()
+    except InputError as error:
+        return UNUSABLE, "", error.problems
     except MemfitError as error:
-        problems = error.problems if isinstance(error, InputError) else (problem_of(error),)
-        complain(problems)
-        words = sys.argv[1:] if arguments is None else list(arguments)
-        if right := cli_arguments.corrected(words, problems):
-            echo(f"try: {right}", sys.stderr)
-        return UNUSABLE
-    except (click.Abort, KeyboardInterrupt):
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes stdout at exit, and would fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return PIPE_CLOSED
+        return UNUSABLE, "", (problem_of(error),)
+    except (click.Abort, KeyboardInterrupt) as end:
+        number = end.number if isinstance(end, Ended) else INTERRUPTED - 128
+        return 128 + number, "", (Problem(message="interrupted: there is no answer"),)
+    except BrokenPipeError:  # click's own help pages
+        silence(1)
+        return PIPE_CLOSED, "", ()
+    except OSError as error:
+        if error.errno not in FULL:
+            return defect(error)
+        silence(1)  # what is left of a help page
+        at = f": `{error.filename}`" if error.filename else ""
+        message = f"nothing can be written{at}: {(error.strerror or 'unknown failure').lower()}"
+        return NOT_WRITTEN, "", (Problem(message=message),)
     # Shown in full, under a code that no script takes for an answer
-    except Exception:  # noqa: BLE001
-        traceback.print_exc()
-        click.echo(
-            "this is a defect of memfit, not of your input: please report it with the lines above",
-            err=True,
-        )
-        return BROKEN
+    except Exception as error:  # noqa: BLE001
+        return defect(error)
+
+
+def defect(error: Exception) -> tuple[int, str, tuple[Problem, ...]]:
+    say("".join(traceback.format_exception(error)).rstrip())
+    message = f"this is a defect of memfit, not of your input: {type(error).__name__}"
+    return BROKEN, "", (Problem(message=message, hint="please report it with the lines above"),)
 
 
 # ------------------------------------------------------------------------------------ the commands
@@ -291,15 +329,8 @@ def run_estimate(
     life = Life()
     try:
         found = estimate(one_model(words), progress=life, **values)
-    except InputError as error:
+    finally:
         life.done()
-        if form != "json":
-            raise
-        from memfit.report.codec import refusal
-
-        complain(error.problems)
-        return UNUSABLE, dumped(refusal(error.problems))
-    life.done()
     return exit_code(found, strict), write(
         found, form, explain=explain, width=columns(), colour=coloured(sys.stdout), exact=exact
     )
@@ -318,15 +349,7 @@ def run_trace(
     form = "json" if as_json else form
     exact, strict = given.pop("exact"), given.pop("strict")
     values = {name: value for name, value in given.items() if value not in (None, ())}
-    try:
-        found = traced(words, values, timeline=timeline, snapshot=snapshot)
-    except InputError as error:
-        if form != "json":
-            raise
-        from memfit.report.codec import refusal
-
-        complain(error.problems)
-        return UNUSABLE, dumped(refusal(error.problems))
+    found = traced(words, values, timeline=timeline, snapshot=snapshot)
     answer = write(
         found, form, explain=explain, width=columns(), colour=coloured(sys.stdout), exact=exact
     )
@@ -574,7 +597,7 @@ BUILD: dict[str, Callable[[Verb], click.Command]] = {
 
 def version(ctx: click.Context, one: click.Parameter, wanted: bool) -> None:
     if wanted:
-        echo(f"memfit {__version__}")
+        deliver(f"memfit {__version__}")
         ctx.exit()
 
 
@@ -608,33 +631,6 @@ def room() -> int:
     """What a line of a list may take: that of a terminal, and of anything else as much as it needs
     (0)."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
-
-
-def coloured(stream: TextIO) -> bool:
-    """Only on a terminal that wants it (no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def echo(text: str, stream: TextIO | None = None) -> None:
-    """To stdout, in ASCII where the encoding has no more."""
-    stream = stream or sys.stdout
-    try:
-        text.encode(stream.encoding or "ascii")
-    except UnicodeEncodeError:
-        text = (
-            text.translate(PLAIN)
-            .encode(stream.encoding or "ascii", "backslashreplace")
-            .decode(stream.encoding or "ascii")
-        )
-    stream.write(f"{text}\n")
-
-
-def complain(problems: Iterable[Problem]) -> None:
-    from memfit.report.text import paint, remarks
-
-    colour = coloured(sys.stderr)
-    for line in remarks(problems):
-        echo(paint(line) if colour else line, sys.stderr)
 
 
 def problem_of(error: MemfitError) -> Problem:

@@ -13,6 +13,7 @@ from memfit.report.plan import data, job_file, markdown, text
 from memfit.verb_plan import plan
 from memfit.words import one_model
 
+INTERRUPTED = 130  # as a shell has it for Ctrl-C
 HELP = """\
 {help}.
 
@@ -22,7 +23,10 @@ whatever the micro-batch. `--gpus cheapest` chooses the machine, too: of those w
 the one that costs least an hour and does it, within `--budget-money` and `--budget-hours` if they
 are named.
 
-Exit code: 0 there is a way that fits, 1 there is none, 2 the input is unusable.
+Ctrl-C stops the search and keeps the best plan so far.
+
+Exit code: 0 there is a way that fits, 1 there is none, 2 the input is unusable, 130 it was
+interrupted.
 """
 
 
@@ -40,7 +44,8 @@ def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple
         "json": lambda: json.dumps(data(found), indent=2, ensure_ascii=False),
         "markdown": lambda: markdown(found),
     }
-    return (0 if found.fits else 1), written.get(form, lambda: text(found))()
+    code = INTERRUPTED if found.interrupted else 0 if found.fits else 1
+    return code, written.get(form, lambda: text(found))()
 
 
 def sign(counted: Counted) -> str:

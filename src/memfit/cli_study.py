@@ -90,6 +90,8 @@ def run(
         answer = report.text(
             found, measured, width=max(80, min(120, shutil.get_terminal_size().columns))
         )
+    if not found.whole:
+        return 130, answer
     return (0 if any(cell.fits for panel in found.panels for cell in panel.cells) else 1), answer
 
 

@@ -342,7 +342,7 @@ def ranked(plan: Plan) -> Iterator[str]:
 def data(plan: Plan) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "fits": plan.fits,
+        "fits": plan.fits or (None if plan.interrupted else False),
         "model": plan.work.model.name,
         "gpu": plan.cluster.gpu.id,
         "gpus": plan.cluster.gpus,
