@@ -1,8 +1,8 @@
 """The command line: flags, columns and exit codes. Answers go to stdout, everything else to stderr.
 
 Exit codes: 0 it fits, 1 it does not, 2 the input is unusable, 70 memfit itself is broken, 74 the
-answer cannot be written, 128 + N a signal ended it (130: Ctrl-C). `tight` is 0 with a warning; it is
-1 with `--strict`, and where the estimate itself is above what is usable.
+answer cannot be written, 128 + N a signal ended it (130: Ctrl-C). `tight` is 0 with a warning; it
+is 1 with `--strict`, and where the estimate itself is above what is usable.
 """
 
 from __future__ import annotations
@@ -468,7 +468,7 @@ def planning(verb: Verb) -> click.Command:
     flags = [
         flag(one, several=True) for name, one in known.items() if name not in ("model", *WITHOUT)
     ]
-    params = [subject(), *flags, *output(explain=True)[:2]]
+    params = [subject(), *flags, *cli_plan.FLAGS, *output(explain=True)[:2]]
     return Sections(
         "plan",
         callback=cli_plan.run,

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from memfit.cli_trace import Life
-from memfit.errors import InputError, Problem
+from memfit.errors import Problem
+from memfit.output_files import unwritable, write_text
 
 # What is asked about, and the flags that mean nothing there.
 RECORDS, SPEEDS = "records of `memfit measure`", "speeds"
@@ -61,8 +62,7 @@ def run(
                 hint="name it *.svg",
             )
         )
-    elif plot and not Path(plot).absolute().parent.is_dir():
-        wrong.append(Problem(message=f"there is no folder for `{plot[:200]}`", where="plot"))
+    wrong += unwritable(plot, "plot")
     given |= {"by": given["by"] or FORMULA, "processes": given["processes"] or os.cpu_count() or 1}
     life = Life()
     try:
@@ -79,16 +79,7 @@ def run(
     if plot:
         from memfit.report.scatter import svg
 
-        try:
-            Path(plot).write_text(svg(found), encoding="utf-8")
-        except OSError as error:
-            raise InputError.one(
-                (
-                    f"`{plot[:200]}` cannot be written: "
-                    f"{(error.strerror or 'unknown failure').lower()}"
-                ),
-                where="plot",
-            ) from None
+        write_text(plot, svg(found), "plot")
     if form == "json":
         return 0, json.dumps(report.data(found), indent=2, ensure_ascii=False)
     if form == "markdown":

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
+import click
+
 from memfit.cli_trace import Life
-from memfit.errors import InputError
+from memfit.errors import raise_errors
+from memfit.output_files import unwritable, write_text
 from memfit.plan.ledger import Counted
 from memfit.report.plan import data, job_file, markdown, text
 from memfit.verb_plan import plan
 from memfit.words import one_model
 
+FLAGS = (click.Option(["--overwrite"], is_flag=True, help="replace the file that `--write` names"),)
 INTERRUPTED = 130  # as a shell has it for Ctrl-C
 HELP = """\
 {help}.
@@ -32,13 +35,16 @@ interrupted.
 
 def run(words: tuple[str, ...], as_json: bool, form: str, **given: Any) -> tuple[int, str]:
     values = {name: value for name, value in given.items() if value not in (None, ())}
+    target = str(values.get("write") or "")
+    replace = bool(values.pop("overwrite", False))
+    raise_errors(unwritable(target, "write", replace=replace, hint="`--overwrite` replaces it"))
     life = Life()
     try:
         found = plan(one_model(words), progress=lambda counted: life.say(sign(counted)), **values)
     finally:
         life.done()
-    if found.rows and values.get("write"):
-        write(Path(str(values["write"])), job_file(found, found.rows[0]))
+    if found.rows and target:
+        write_text(target, job_file(found, found.rows[0]), "write")
     form = "json" if as_json else form
     written = {
         "json": lambda: json.dumps(data(found), indent=2, ensure_ascii=False),
@@ -54,14 +60,4 @@ def sign(counted: Counted) -> str:
     return f"planning: {counted.estimated}{of} candidates estimated{best}"
 
 
-def write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise InputError.one(
-            f"`{path}` cannot be written: {(error.strerror or 'unknown failure').lower()}",
-            where="write",
-        ) from None
-
-
-__all__ = ["HELP", "run"]
+__all__ = ["FLAGS", "HELP", "run"]

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from memfit.cli_trace import Life
-from memfit.errors import InputError, Problem
+from memfit.errors import InputError
+from memfit.output_files import unwritable, write_text
 from memfit.verb_study import AXES
 from memfit.verbs import study
 
@@ -55,13 +56,7 @@ def run(
     from memfit.verb_study import recorded
     from memfit.words import gather
 
-    strange: list[Problem] = []
-    if heatmap and not Path(heatmap).resolve().parent.is_dir():
-        strange.append(
-            Problem(
-                message=f"`{heatmap[:200]}` is in a folder that does not exist", where="heatmap"
-            )
-        )
+    strange = [*unwritable(heatmap, "heatmap")]
     own = gather(strange, list[Any], lambda: recorded(Path(records)) if records else [])
     if strange:
         raise InputError(*strange)
@@ -81,7 +76,7 @@ def run(
     if heatmap:
         from memfit.report.heatmap import svg
 
-        Path(heatmap).write_text(svg(found), encoding="utf-8")
+        write_text(heatmap, svg(found), "heatmap")
     if as_json or form == "json":
         answer = json.dumps(report.data(found, measured), indent=2, ensure_ascii=False)
     elif form == "markdown":

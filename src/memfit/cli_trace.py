@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from memfit.errors import InputError, Problem
+from memfit.output_files import unwritable
+from memfit.terminal import escaped, put
 from memfit.words import Run, options
 
 if TYPE_CHECKING:
@@ -66,8 +68,9 @@ class Life:
     """Tells on stderr how far the work is: in one line on a terminal, now and then elsewhere."""
 
     def __init__(self) -> None:
-        self.stream, self.start = sys.stderr, time.monotonic()
-        self.terminal = self.stream.isatty() and os.environ.get("TERM") != "dumb"
+        self.start = time.monotonic()
+        stream = sys.stderr  # None where it is closed
+        self.terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
         self.last, self.shown = self.start, 0
 
     def __call__(self, phase: str, step: int, layer: str, events: int) -> None:
@@ -79,18 +82,16 @@ class Life:
         if now - self.last < (OFTEN if self.terminal else SELDOM):
             return
         self.last = now
-        text = f"{what}, {now - self.start:.0f} s"[:78]
+        text = escaped(f"{what}, {now - self.start:.0f} s", keep="")[:78]
         if self.terminal:
-            self.stream.write("\r" + text.ljust(self.shown))
+            put("\r" + text.ljust(self.shown))
             self.shown = len(text)
         else:
-            self.stream.write(text + "\n")
-        self.stream.flush()
+            put(text + "\n")
 
     def done(self) -> None:
         if self.shown:
-            self.stream.write("\r" + " " * self.shown + "\r")
-            self.stream.flush()
+            put("\r" + " " * self.shown + "\r")
 
 
 def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
@@ -115,10 +116,7 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
                     hint="pip install 'memfit[plot]', or name it *.svg",
                 )
             )
-    for name, path in (("timeline", timeline), ("snapshot", snapshot)):
-        if path and not Path(path).absolute().parent.is_dir():
-            found.append(Problem(message=f"there is no folder for `{path}`", where=name))
-    return found
+    return [*found, *unwritable(timeline, "timeline"), *unwritable(snapshot, "snapshot")]
 
 
 def traced(

@@ -69,6 +69,9 @@ NEWEST = {
     "torchtune": (0, 6),
     "torchtitan": (0, 3),
 }
+# Before these there is nothing that the formulas could speak of: Llama came with transformers 4.28,
+# and torch 1.13 is the oldest of any published figure; of the others every release is taken.
+OLDEST = {"transformers": (4, 28), "torch": (1, 13), "flash-attn": (2, 0)}
 _VERSION = re.compile(r"\s*([a-z][a-z-]*)\s*=\s*v?(\d{1,4})\.(\d{1,4})[\w.+]*\s*", re.ASCII)
 LARGEST_COUNT = 2**40
 _SCALED = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*([kKmMbB])", re.ASCII)
@@ -563,6 +566,13 @@ def version_problems(text: str) -> Iterator[Problem]:
             )
         elif found[1] not in NEWEST:
             yield unknown("library", found[1], "job.versions", tuple(NEWEST))
+        elif (int(found[2]), int(found[3])) < (oldest := OLDEST.get(found[1], (0, 1))):
+            least = ".".join(map(str, oldest))
+            yield Problem(
+                message=f"`{piece.strip()[:60]}` is older than {least}, the oldest supported",
+                where="job.versions",
+                hint=f"`{found[1]}={least}` or newer",
+            )
 
 
 # Options that count only where the condition holds, and what they are for.

@@ -108,15 +108,17 @@ def deliver(text: str) -> None:
 
 
 def say(text: str) -> None:
-    """A line to stderr; where nobody can read it, nothing: the exit code says enough."""
-    stream = sys.stderr
-    if stream is None:
-        return
+    """A line to stderr."""
+    if sys.stderr is not None:
+        put(ready(text, sys.stderr))
+
+
+def put(text: str) -> None:
+    """To stderr as it is; where nobody can read it, nothing: the exit code says enough."""
     try:
-        stream.write(
-            f"{encoded(escaped(text, colour=coloured(stream)), stream.encoding or 'ascii')}\n"
-        )
-        stream.flush()
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
     except (OSError, ValueError):
         silence(2)
 
@@ -204,6 +206,7 @@ __all__ = [
     "envelope",
     "escaped",
     "opened",
+    "put",
     "say",
     "silence",
     "wants_json",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -468,7 +469,8 @@ def exact(source: Source, model: Model) -> Model:
     """A GGUF's tensors in place of the weights that its config would have in 16 bits."""
     from memfit.model.stored import with_blocks
 
-    gguf = source.config.get("quantization_config", {}).get("quant_method") == "gguf"
+    packing = source.config.get("quantization_config")  # may be null
+    gguf = isinstance(packing, Mapping) and packing.get("quant_method") == "gguf"
     return with_blocks(model, source.tensors) if gguf and source.tensors else model
 
 
@@ -476,6 +478,10 @@ def compared(source: Source, model: Model) -> tuple[Problem, ...]:
     """What the exact tensors of a file say of the model that its config describes."""
     from memfit.model.stored import doubts
 
+    if source.tensors is None and source.parameters is None and model.assumed:
+        said = ", ".join(f"`{key}` as {json.dumps(value)}" for key, value in model.assumed)
+        message = f"the config leaves open what decides much; taken, as transformers does: {said}"
+        return (Problem(message=message, where="config", level="note"),)
     if (
         model.stored
         or source.tensors is None
@@ -586,6 +592,9 @@ def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
 
 def text_of(path: Path) -> str:
     try:
+        if path.exists() and not path.is_file():
+            what = "a folder" if path.is_dir() else "no regular file (a pipe, socket or device)"
+            raise InputError.one(f"`{path}` is {what}", where="job file")
         with path.open("rb") as file:
             raw = file.read(JOB_FILE_LIMIT + 1)
         if len(raw) > JOB_FILE_LIMIT:
@@ -610,14 +619,16 @@ def mapping(path: Path, text: str) -> dict[Any, Any]:
     """Parsed YAML; a key that stands twice is a problem, and tags make no objects."""
     import yaml
 
+    from memfit.yaml12 import loader
+
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=loader())
         keys = (
             [key.value for key, _ in node.value if isinstance(key.value, str)]
             if isinstance(node, yaml.MappingNode)
             else []
         )
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=loader())  # noqa: S506 - a subclass of the safe one
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

@@ -450,7 +450,7 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "folder.yaml").mkdir()
     (tmp_path / "bytes.yml").write_bytes(b"\xff\xfe\x00")
     for name, word in (
-        ("folder.yaml", "directory"),
+        ("folder.yaml", "folder"),
         ("bytes.yml", "no text"),
         ("missing.yaml", "no such file"),
     ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -477,6 +478,7 @@ def test_the_environment_of_huggingface_hub_is_honoured(hub: Hub, tmp_path: Path
     )
     done = in_a_process(code, tmp_path, HF_ENDPOINT=hub.endpoint, HF_TOKEN=TOKEN)
     assert (done.stdout, done.stderr) == ("8 1\n", "")
+    assert all(path.startswith(f"/{NAME}/") for _, path, _ in hub.asked)  # and nothing else
     done = in_a_process(code, tmp_path, HF_ENDPOINT=hub.endpoint, HF_HUB_OFFLINE="1")
     assert (done.stdout, done.stderr) == ("8 None\n", "")
     done = in_a_process(
@@ -527,3 +529,31 @@ def test_every_spelling_of_a_hub_model(hub: Hub, tmp_path: Path, spec: str) -> N
     code = f"from memfit.model.source import read; print(read({spec!r}).name)"
     done = in_a_process(code, tmp_path, HF_ENDPOINT=hub.endpoint)
     assert done.stdout == (f"{NAME}@v1.0\n" if "v1.0" in spec else f"{NAME}\n"), done.stderr
+
+
+# ---------------------------------------------------------------- what is asked, and what is shown
+
+
+def test_what_comes_with_a_redirection_is_not_read(hub: Hub) -> None:
+    def endless(handler: fake_hub.Handler) -> None:
+        handler.send_response(307)
+        handler.send_header("Location", f"/acme/other/resolve/{COMMIT}/config.json")
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(4000):
+                handler.server.sent += handler.wfile.write(b"10000\r\n" + bytes(65536) + b"\r\n")
+        handler.close_connection = True
+
+    hub.repos[NAME] = Repo(files={"config.json": RAW}, behave={"config.json": endless})
+    hub.repos["acme/other"] = Repo(files={"config.json": RAW})
+    assert read(hub).config == CONFIG
+    assert hub.sent < 2**25
+
+
+def test_a_password_in_the_address_is_not_shown(hub: Hub) -> None:
+    at = hub.endpoint.replace("http://", "http://me:secret@")
+    with pytest.raises(SourceError, match="127") as caught:
+        reader.read_hub("acme/none", endpoint=at, timeout=2.0)
+    assert "secret" not in str(caught.value)
+    assert "me:" not in str(caught.value)

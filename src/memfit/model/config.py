@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from memfit.errors import InputError, Problem
@@ -12,6 +12,8 @@ LARGEST_WIDTH = 2**24
 LARGEST_LAYERS = 4096
 LARGEST_HEADS = 4096
 LARGEST_NUMBER = 1e30  # an integer beyond 1e308 would not even become a float
+# Keys whose absence decides much: the cache's size, and the size of the embedding's twin.
+DECISIVE = ("num_key_value_heads", "tie_word_embeddings")
 _MISSING = object()
 # What `hidden_act` may name: ACT2FN of transformers 5.23 (activations.py) less `prelu` and `xielu`,
 # which have weights of their own
@@ -50,6 +52,36 @@ def shown(value: Any) -> str:
         return f"a huge {type(value).__name__}"
 
 
+class StandIn(int):
+    """Takes the place of a bad number, and so do results of arithmetic with it: nothing is said of
+    how they go with others. At least 2, so that `max(1, …)` keeps it."""
+
+    def __add__(self, other: int) -> Any:
+        return with_number(other, lambda: int(self) + other)
+
+    def __sub__(self, other: int) -> Any:
+        return with_number(other, lambda: int(self) - other)
+
+    def __rsub__(self, other: int) -> Any:
+        return with_number(other, lambda: other - int(self))
+
+    def __mul__(self, other: int) -> Any:
+        return with_number(other, lambda: int(self) * other)
+
+    def __floordiv__(self, other: int) -> Any:
+        return with_number(other, lambda: max(2, int(self) // other))
+
+    def __rfloordiv__(self, other: int) -> Any:
+        return with_number(other, lambda: max(2, other // int(self)))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def with_number(other: Any, result: Callable[[], int]) -> Any:
+    """Of integers alone; a list may be repeated, and a fraction stays one."""
+    return StandIn(result()) if isinstance(other, int) else NotImplemented
+
+
 class Fields:
     """A config with its problems. Readers return a harmless stand-in where a value is bad; `done`
     raises them all."""
@@ -57,13 +89,22 @@ class Fields:
     def __init__(self, config: Mapping[str, Any], where: str = "config") -> None:
         self.config, self.where = config, where
         self.problems: list[Problem] = []
+        self.taken: dict[str, Any] = {}  # for keys that decide much, where the config has none
 
     def assume(self, **defaults: Any) -> None:
         """What transformers' config class says of keys that are absent; a key that is there and
         null stays null."""
+        self.taken |= {
+            key: value
+            for key, value in defaults.items()
+            if key in DECISIVE and key not in self.config
+        }
         self.config = {**defaults, **self.config}
 
-    def blame(self, key: str, message: str, hint: str = "") -> None:
+    def blame(self, key: str, message: str, hint: str = "", of: tuple[int, ...] = ()) -> None:
+        """`of`: the numbers that do not go together; nobody chose a stand-in."""
+        if any(isinstance(one, StandIn) for one in of):
+            return
         problem = Problem(message=message, where=f"{self.where}.{key}", hint=hint)
         if problem not in self.problems:  # several layers may read the same field
             self.problems.append(problem)
@@ -81,6 +122,8 @@ class Fields:
                 return self.config[key]
         if default is _MISSING:
             self.blame(keys[0], f"`{keys[0]}` is missing")
+        elif keys[0] in DECISIVE:
+            self.taken[keys[0]] = default
         return default
 
     def key(self, keys: tuple[str, ...]) -> str:
@@ -92,15 +135,17 @@ class Fields:
         """A whole number in range."""
         value = self.value(*keys, default=default)
         if value is _MISSING:
-            return low or 1
+            return StandIn(max(low, 2))
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             self.blame(self.key(keys), f"`{shown(value)}` is no whole number")
-            return low or 1
+            return StandIn(max(low, 2))
+        if isinstance(high, StandIn):
+            return value
         if not low <= value <= high:
             self.blame(self.key(keys), f"`{shown(value)}` is out of range", f"from {low} to {high}")
-            return low or 1
+            return StandIn(max(low, 2))
         return value
 
     def layers(self, *keys: str) -> int:
@@ -136,7 +181,7 @@ class Fields:
         if value is None and default is not None:
             return default
         if not isinstance(value, list) or len(value) != length:
-            self.blame(key, f"`{key}` needs {length} entries, one a layer")
+            self.blame(key, f"`{key}` needs {length} entries, one a layer", of=(length,))
             return default if default is not None else [None] * length
         return value
 
@@ -164,7 +209,7 @@ class Fields:
         """An object inside the config, read the same way; its problems are reported with those of
         the whole."""
         inner = Fields(self.mapping(key), f"{self.where}.{key}")
-        inner.problems = self.problems
+        inner.problems, inner.taken = self.problems, self.taken
         return inner
 
     def optional(self, key: str, *, low: int = 1) -> int:
@@ -184,7 +229,7 @@ class Fields:
 
     def divides(self, small: int, large: int, key: str, what: str) -> None:
         if large % small:
-            self.blame(key, f"{small} does not divide {what} {large}")
+            self.blame(key, f"{small} does not divide {what} {large}", of=(small, large))
 
     def dtype(self) -> str:
         """The dtype of the stored weights; float32 where the config does not say, as transformers

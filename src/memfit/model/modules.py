@@ -417,6 +417,7 @@ class Model:
     both_ways: bool = False  # tokens see those behind them: a mask is never left out
     # its code fills a key/value cache while training, too: a config inside the config says so
     caching: bool = False
+    assumed: tuple[tuple[str, Any], ...] = ()  # decisive keys that the config lacks, as taken
     headless: bool = False  # a stage of a pipeline that does not end it
     towers: tuple[
         Weight, ...

@@ -21,7 +21,17 @@ HOPPER = (9, 0)
 
 def flash_attn(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context) -> Tensor:
     """(B, N, S, H) in and out. `mask`: which tokens are real, where not all are; all but none are
-    taken to be."""
+    taken to be. Values narrower than queries, as of latent attention, are padded to these, and the
+    output is cropped (integrations/flash_attention.py; before, the models' own code)."""
+    head, value = q.shape[-1], v.shape[-1]
+    if value == head:
+        return alike(q, k, v, mask, ctx)
+    wide = views.transpose(ctx.r, padded(ctx.r, views.transpose(ctx.r, v, 1, 2), head), 1, 2)
+    return views.narrow(ctx.r, alike(q, k, wide, mask, ctx), 3, value)
+
+
+def alike(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, ctx: Context) -> Tensor:
+    """With values as wide as queries."""
     r = ctx.r
     q, k, v = (views.transpose(r, one, 1, 2) for one in (q, k, v))
     if q.format is FP32:

@@ -14,7 +14,7 @@ from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Attention
+from memfit.model.modules import Attention, Latent
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Attention, Context], Tensor]
 GROUPS_SINCE = (
@@ -52,7 +52,7 @@ def interface(module: Attention, ctx: Context) -> str:
     return "flash-attn" if asked.startswith("flash-attn") else "sdpa"
 
 
-def mask_of(module: Attention, ctx: Context) -> Tensor | None:
+def mask_of(module: Attention | Latent, ctx: Context) -> Tensor | None:
     return ctx.masks.get(module.window)
 
 
@@ -83,11 +83,15 @@ def through_sdpa(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Contex
     )
 
 
-def through_flash_attn(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+def through_flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, module: Attention | Latent, ctx: Context
+) -> Tensor:
     """Groups as they are; some families' classes for flash-attn repeated them all the same
     (transformers 4.47 modeling_qwen2.py Qwen2FlashAttention2, Mistral's, Mixtral's, Phi-3's and
     Starcoder 2's; 4.57 modeling_qwen2_moe.py, modeling_phimoe.py)."""
-    if ctx.program.job.version("transformers") < module.repeated_until:
+    if isinstance(module, Attention) and (
+        ctx.program.job.version("transformers") < module.repeated_until
+    ):
         k, v = repeated(ctx.r, k, module), repeated(ctx.r, v, module)
     return flash_attn(q, k, v, mask_of(module, ctx), ctx)
 

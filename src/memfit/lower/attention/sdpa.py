@@ -159,10 +159,10 @@ def flash(call: Call, ctx: Context) -> Tensor:
     return views.narrow(r, out, 3, head)
 
 
-def padded(r: Recorder, x: Tensor) -> Tensor:
-    """`constant_pad_nd` of the last dimension to a multiple of 8; the gradient is a view of the
-    padded one."""
-    wide = kernels.up(x.shape[-1], 8)
+def padded(r: Recorder, x: Tensor, wide: int = 0) -> Tensor:
+    """`constant_pad_nd` of the last dimension to `wide`, or to a multiple of 8; the gradient is a
+    copy of a part of the padded one."""
+    wide = wide or kernels.up(x.shape[-1], 8)
     if wide == x.shape[-1]:
         return x
     out = r.tensor((*x.shape[:-1], wide), x.format, "pad")

@@ -98,4 +98,10 @@ def build(config: Mapping[str, Any], *, name: str = "", origin: str = "") -> Mod
     fields.done()
     from dataclasses import replace
 
-    return replace(model, name=name or model_type, origin=origin, config=config)
+    return replace(
+        model,
+        name=name or model_type,
+        origin=origin,
+        config=config,
+        assumed=tuple(fields.taken.items()),
+    )

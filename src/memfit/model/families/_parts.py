@@ -152,7 +152,9 @@ def rotated(fields: Fields, head: int, *keys: str, default: float) -> int:
     size = int(head * share)
     if size < 2 or size % 2:
         fields.blame(
-            fields.key(keys), f"{size} rotated values of a head of {head} cannot be paired"
+            fields.key(keys),
+            f"{size} rotated values of a head of {head} cannot be paired",
+            of=(head,),
         )
     return max(2, size)
 
@@ -166,6 +168,7 @@ def sines(fields: Fields, head: int, positions: int, name: str) -> tuple[int, tu
             "rotary_dim",
             f"{rotary} rotated values do not fit a head of {head}",
             "an even number no larger than the head",
+            of=(rotary, head),
         )
     return rotary, (Weight(name=name, shape=(positions, rotary), role="buffer", format="float32"),)
 

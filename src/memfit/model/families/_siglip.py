@@ -73,7 +73,7 @@ def vision_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     patch, channels = fields.count("patch_size"), fields.count("num_channels")
     patches = (fields.count("image_size") // patch) ** 2
     if not patches:
-        fields.blame("patch_size", f"a patch of {patch} is larger than the image")
+        fields.blame("patch_size", f"a patch of {patch} is larger than the image", of=(patches,))
 
     def weights() -> Iterator[Weight]:
         yield Weight(

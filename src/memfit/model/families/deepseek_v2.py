@@ -36,7 +36,9 @@ def latent_attention(fields: Fields, width: int, style: str) -> Latent:
         fields.count(key) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     )
     if rope % 2:
-        fields.blame("qk_rope_head_dim", f"{rope} values of a head cannot be rotated in pairs")
+        fields.blame(
+            "qk_rope_head_dim", f"{rope} values of a head cannot be rotated in pairs", of=(rope,)
+        )
     latent, q_latent, bias = (
         fields.count("kv_lora_rank"),
         fields.optional("q_lora_rank"),

@@ -44,7 +44,11 @@ def attention(fields: Fields, width: int, *, new: bool, parallel: bool) -> Atten
     keys = key_heads(fields, heads, new)
     alibi, bias = fields.flag("alibi", default=False), fields.flag("bias", default=False)
     if not alibi and head % 2:
-        fields.blame("num_attention_heads", f"{head} rotated values of a head cannot be paired")
+        fields.blame(
+            "num_attention_heads",
+            f"{head} rotated values of a head cannot be paired",
+            of=(head,),
+        )
     scores = dropout(fields, "attention_dropout")
     return Attention(
         name="self_attention",

@@ -39,7 +39,9 @@ def build(fields: Fields) -> Model:
         mixer.out.inputs != width
     ):  # its output projection is square (modeling_helium.py HeliumAttention)
         fields.blame(
-            "head_dim", f"{mixer.heads} heads of {mixer.head} do not make the hidden size {width}"
+            "head_dim",
+            f"{mixer.heads} heads of {mixer.head} do not make the hidden size {width}",
+            of=(mixer.heads, mixer.head, width),
         )
     mixer = replace(mixer, out=replace(mixer.out, inputs=width))
     layer = pre_norm(

@@ -61,7 +61,11 @@ def attention(
 ) -> Attention:
     queries, keys, head = heads(fields, width)
     if head % 2 and rotary != 0:
-        fields.blame("head_dim", f"{head} values of a head cannot be rotated in pairs")
+        fields.blame(
+            "head_dim",
+            f"{head} values of a head cannot be rotated in pairs",
+            of=(head, width, queries),
+        )
     project = tuple(
         Linear(name=f"self_attn.{one}_proj", inputs=width, outputs=count * head, bias=qkv_bias)
         for one, count in (("q", queries), ("k", keys), ("v", keys))
@@ -168,7 +172,7 @@ def layer_types(fields: Fields, default: Iterable[bool], key: str = "layer_types
         "sliding_attention": True,
     }  # `attention` is the old name of the first
     if not isinstance(listed, list) or len(listed) != count:
-        fields.blame(key, f"`{key}` needs {count} entries, one a layer")
+        fields.blame(key, f"`{key}` needs {count} entries, one a layer", of=(count,))
     elif unknown := [item for item in listed if not isinstance(item, str) or item not in known]:
         fields.blame(
             key,

@@ -26,7 +26,11 @@ def phi_attention(fields: Fields, width: int) -> Attention:
         return mixer
     size = max(1, width // mixer.heads)  # whatever `head_dim` says (modeling_phi.py PhiAttention)
     if size != mixer.head:
-        fields.blame("head_dim", f"norms of {size} values do not fit heads of {mixer.head}")
+        fields.blame(
+            "head_dim",
+            f"norms of {size} values do not fit heads of {mixer.head}",
+            of=(size, mixer.head),
+        )
     return replace(
         mixer,
         q_norm=layer_norm("self_attn.q_layernorm", size),

@@ -41,9 +41,12 @@ def attention(fields: Fields) -> Attention:
                 f"{heads} heads of {head} values are not the {width} of `hidden_size`, and "
                 "the code cuts by both"
             ),
+            of=(heads, head, width),
         )
     if head % 2:
-        fields.blame("kv_channels", f"{head} values of a head cannot be rotated in pairs")
+        fields.blame(
+            "kv_channels", f"{head} values of a head cannot be rotated in pairs", of=(head,)
+        )
     without(fields, "rotary_pct", 1.0, "no published model turns a part of its heads")
     without(
         fields, "use_cache_quantization", False, "a cache in 8 bits, made by kernels of its own"
@@ -74,7 +77,7 @@ def feed_forward(fields: Fields) -> MLP:
     """QWenMLP: c_proj(w1(x) · silu(w2(x)))."""
     width, twice = width_of(fields), fields.count("intermediate_size", "ffn_hidden_size", low=2)
     if twice % 2:
-        fields.blame("intermediate_size", f"{twice} is cut into two halves")
+        fields.blame("intermediate_size", f"{twice} is cut into two halves", of=(twice,))
     inner, bias = max(1, twice // 2), not fields.flag("no_bias", default=True)
     return MLP(
         name="mlp",

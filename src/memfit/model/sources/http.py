@@ -11,13 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 CHUNK = 2**16
+REDIRECTS = 10
 
 
 class Late(Exception):
@@ -66,10 +67,10 @@ def get(
     session = get_session()
     library = _library(session)
     try:
-        with _stream(session, library, url, asked, seconds) as response:
+        with _stream(session, library, url, asked, seconds) as (response, before):
             status = int(response.status_code)
             found = {str(name).lower(): str(value) for name, value in response.headers.items()}
-            for earlier in response.history:  # the hub names the commit before it sends elsewhere
+            for earlier in before:  # the hub names the commit before it sends elsewhere
                 if "x-repo-commit" in earlier.headers:
                     found.setdefault("x-repo-commit", str(earlier.headers["x-repo-commit"]))
             skip = start if start and status == 200 else 0
@@ -114,18 +115,31 @@ def _failures(library: ModuleType) -> tuple[type[Exception], ...]:
 @contextmanager
 def _stream(
     session: Any, library: ModuleType, url: str, headers: Mapping[str, str], seconds: float
-) -> Iterator[Any]:
+) -> Iterator[tuple[Any, list[Any]]]:
+    """The answer, and those that sent elsewhere before. These are followed here: the libraries read
+    what comes with them to its end, however long that is."""
+    earlier: list[Any] = []
     if library.__name__ == "requests":
-        with closing(
-            session.get(url, headers=headers, timeout=seconds, stream=True, allow_redirects=True)
-        ) as response:
-            yield response
-    else:
-        stream: AbstractContextManager[Any] = session.stream(
-            "GET", url, headers=headers, timeout=seconds, follow_redirects=True
+        response = session.get(
+            url, headers=headers, timeout=seconds, stream=True, allow_redirects=False
         )
-        with stream as response:
-            yield response
+        while response.next is not None and len(earlier) < REDIRECTS:
+            response.close()
+            earlier.append(response)
+            response = session.send(
+                response.next, timeout=seconds, stream=True, allow_redirects=False
+            )
+    else:
+        request = session.build_request("GET", url, headers=headers, timeout=seconds)
+        response = session.send(request, stream=True, follow_redirects=False)
+        while response.next_request is not None and len(earlier) < REDIRECTS:
+            response.close()
+            earlier.append(response)
+            response = session.send(response.next_request, stream=True, follow_redirects=False)
+    with closing(response):
+        if len(earlier) == REDIRECTS:
+            raise Unreachable("it redirects without end")
+        yield response, earlier
 
 
 def _body(response: Any, library: ModuleType, limit: int, until: float, *, cut: bool) -> bytes:

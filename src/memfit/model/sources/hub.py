@@ -6,6 +6,8 @@ session, bounded in bytes and time.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import threading
 import time
@@ -15,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import memfit
 from memfit.errors import Problem, SourceError
 from memfit.model import catalog
 from memfit.model.sources import folder, http, safetensors
@@ -25,7 +28,6 @@ from memfit.units import MIB
 HEADERS_PATIENCE = 6  # all headers together may take that many timeouts
 FIRST_BYTES = 2**16  # the header of a dense model's shard fits in
 ALL_HEADERS = 256 * MIB
-CACHE_PATIENCE = 3.0
 _REVISION = re.compile(r"[\w./+-]{1,200}", re.ASCII)
 
 
@@ -45,7 +47,10 @@ class Place:
 
     @property
     def host(self) -> str:
-        return self.endpoint.partition("://")[2] or self.endpoint
+        """For messages: without the name and password that an address may have."""
+        address = self.endpoint.partition("://")[2] or self.endpoint
+        before, slash, rest = address.partition("/")
+        return before.rpartition("@")[2] + slash + rest
 
     def url(self, file: str) -> str:
         from huggingface_hub import hf_hub_url
@@ -53,9 +58,15 @@ class Place:
         return str(hf_hub_url(self.repo, file, revision=self.revision, endpoint=self.endpoint))
 
     def headers(self) -> dict[str, str]:
-        from huggingface_hub.utils import build_hf_headers
+        """huggingface_hub's own would ask the hub for a list of agents first, without a limit of
+        bytes (2.4 utils/_detect_agent.py)."""
+        from huggingface_hub import __version__ as version
+        from huggingface_hub import constants, get_token
 
-        return dict(build_hf_headers(token=self.token, library_name="memfit"))
+        implicit = not constants.HF_HUB_DISABLE_IMPLICIT_TOKEN
+        token = self.token or (get_token() if implicit else None)
+        agent = {"user-agent": f"memfit/{memfit.__version__}; hf_hub/{version}"}
+        return agent | ({"authorization": f"Bearer {token}"} if token else {})
 
 
 def read_hub(
@@ -102,10 +113,8 @@ def read_hub(
         where=f"{place.name}/config.json",
     )
     commit = answer.headers.get("x-repo-commit")
-    keeping = _keep(place, commit)
+    _keep(place, commit, answer.body)
     tensors, problems = _tensors(place, commit)
-    if keeping is not None:
-        keeping.join(CACHE_PATIENCE)
     at = f" at commit {shown(commit)[:12]}" if commit else ""
     return Source(
         name=place.name,
@@ -129,7 +138,7 @@ def _constants() -> Any:
         ) from None
     except ValueError as error:  # it takes the address apart at import
         raise SourceError.one(
-            f"huggingface_hub does not take its settings: {error}",
+            f"huggingface_hub does not take its settings: {re.sub('//[^/@]*@', '//', str(error))}",
             where="model",
             hint="look at `HF_ENDPOINT`",
         ) from None
@@ -162,45 +171,25 @@ def _from_cache(place: Place) -> Source:
     )
 
 
-def _keep(place: Place, commit: str | None) -> threading.Thread | None:
-    """Let huggingface_hub put config.json into its cache, for the next time without network. It is
-    no matter if that fails."""
-    if (
-        not commit
-        or not re.fullmatch("[0-9a-f]{40}", commit)
-        or _cached(replace(place, revision=commit)) is not None
-    ):
-        return None
+def _keep(place: Place, commit: str | None, config: bytes) -> None:
+    """Put config.json into huggingface_hub's cache, for the next time without network: as a file
+    of its snapshot, as where there are no symbolic links. It is no matter if that fails."""
+    if not commit or not re.fullmatch("[0-9a-f]{40}", commit):
+        return
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
-    def download() -> None:
-        from huggingface_hub import hf_hub_download
-        from huggingface_hub.utils import (
-            are_progress_bars_disabled,
-            disable_progress_bars,
-            enable_progress_bars,
-        )
-
-        quiet = are_progress_bars_disabled()
-        disable_progress_bars()
-        try:
-            hf_hub_download(
-                place.repo,
-                "config.json",
-                revision=place.revision,
-                token=place.token,
-                endpoint=place.endpoint,
-                etag_timeout=place.timeout,
-            )
-        # Whatever it is: the answer is there, only the cache is not
-        except Exception:  # noqa: BLE001
-            return
-        finally:
-            if not quiet:
-                enable_progress_bars()
-
-    thread = threading.Thread(target=download, daemon=True, name="memfit-cache")
-    thread.start()
-    return thread
+    home = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=place.repo, repo_type="model")
+    files = {home / "snapshots" / commit / "config.json": config}
+    if place.revision != commit:
+        files[home / "refs" / (place.revision or "main")] = commit.encode()
+    with contextlib.suppress(OSError):
+        for path, content in files.items():
+            if not path.is_file() or (path.parent.name != commit and path.read_bytes() != content):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                partial_file = path.with_name(f".{path.name}.{os.getpid()}")
+                partial_file.write_bytes(content)
+                partial_file.replace(path)
 
 
 def _similar(repo: str) -> str:
