@@ -6,8 +6,11 @@ the name is what is left without a network, and the answer says so.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from memfit.model import catalog
@@ -33,6 +36,13 @@ BLOCK = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 TENSOR = weights(8, "float", "tensor")
 INT8 = weights(8, "int", "channel")
 GROUPED = weights(4, "int", "group", 128)
+# Meta's own: feed-forwards alone, without the first and the last layer (the 405B has 126)
+FBGEMM = {
+    "quant_method": "fbgemm_fp8",
+    "modules_to_not_convert": ["*self_attn*", "model.layers.0.*", "model.layers.125.*", "lm_head"],
+}
+# Ascend's w4a8 keeps experts in 4 bits and everything else in 8
+W4A8 = {"quant_method": "w4a8", "ignore": ["lm_head"]}
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
@@ -41,10 +51,12 @@ AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}
 ENDINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"", r"[-_.]fp8[-_]?dynamic", CHANNEL),
     (r"", r"[-_.]fp8[-_]?block", weights(8, "float", "block", block_structure=[128, 128])),
+    (r"meta-llama", r"[-_.]fp8", FBGEMM),
     (r"redhatai|neuralmagic|nm-testing|nvidia", r"[-_.]fp8(-kv)?", TENSOR),
     (r"qwen|deepseek-ai|zai-org|unsloth|minimaxai", r"[-_.]fp8", BLOCK),
     (r"", r"[-_.]fp8", CHANNEL),
     (r"", r"[-_.](quantized[-_.])?w8a8([-_]\w+)?", INT8),
+    (r"", r"[-_.]w4a8([-_][\w-]+)?", W4A8),
     (r"", r"[-_.](quantized[-_.])?(int4[-_])?w4a16", GROUPED),
     (r"", r"[-_.](unsloth-)?bnb-4bit", NF4),
     (r"", r"[-_.]nvfp4", NVFP4),
@@ -86,13 +98,49 @@ def fold(name: str) -> str:
     return re.sub(r"[_\s]", "-", name.lower()).removeprefix("meta-")
 
 
+@cache
+def bases() -> tuple[Mapping[str, Any], ...]:
+    """Models that are not in the catalog: `bases.json`, each with where its config is from."""
+    path = Path(__file__).with_name("bases.json")
+    return tuple(json.loads(path.read_text(encoding="utf-8")))
+
+
+def extra_base(short: str) -> Source | None:
+    """A model of `bases.json` by the last part of its name."""
+    for row in bases():
+        if fold(str(row["name"]).rpartition("/")[2]) != fold(short):
+            continue
+        if "same" in row:
+            source = from_catalog(str(row["same"]))
+            config = {k: v for k, v in source.config.items() if k != "quantization_config"}
+            if source.config.get("quantization_config", {}).get("quant_method") == "fp8":
+                config = dict(source.config)
+            return Source(
+                name=str(row["name"]),
+                origin=f"config of {row['same']} ({row['source']})",
+                config=config,
+                parameters=source.parameters,
+            )
+        return Source(
+            name=str(row["name"]),
+            origin=str(row["source"]),
+            config=row["config"],
+            parameters=int(row["parameters"]),
+        )
+    return None
+
+
 def by_name(name: str) -> Source | None:
     """The base model's config with the quantization of the name; None where the base is unknown."""
     short, quantization = split_name(name)
-    base = find_base(short)
+    source = extra_base(short)
+    base = find_base(short) if source is None else source.name
     if base is None:
         return None
-    source = from_catalog(base)
+    if source is None:
+        source = from_catalog(base)
+    elif quantization is None:
+        return source
     config = dict(source.config)
     if quantization is not None:
         config["quantization_config"] = dict(quantization)

@@ -107,6 +107,11 @@ def int8(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator
     yield max(1, matrix.experts) * matrix.outputs * FLOAT
 
 
+def int48(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
+    yield matrix.count // (2 if matrix.experts else 1)
+    yield max(1, matrix.experts) * matrix.outputs * FLOAT
+
+
 def packed(matrix: Matrix, scheme: Scheme, sm: tuple[int, int] | None) -> Iterator[int]:
     """GPTQ, AWQ and compressed-tensors' packed integers, after Marlin's repacking."""
     stack = max(1, matrix.experts)
@@ -158,6 +163,7 @@ KINDS: dict[str, Store] = {
     "fp8": fp8,
     "int8": int8,
     "packed": packed,
+    "int48": int48,
     "nf4": nf4,
     "fp4": fp4,
     "mxfp4": mxfp4,
@@ -265,6 +271,11 @@ def read_modelopt(settings: Any) -> Scheme | None:
     return Scheme(kind="fp4", bits=4, group=16) if "NVFP4" in algorithm else None
 
 
+def read_w4a8(settings: Any) -> Scheme:
+    """Ascend's: experts in 4 bits with a scale per output, everything else in 8."""
+    return Scheme(kind="int48", bits=4)
+
+
 def read_mxfp4(settings: Any) -> Scheme:
     return Scheme(kind="mxfp4", bits=4, group=32, only_experts=True)
 
@@ -280,4 +291,5 @@ READERS: dict[str, Callable[[Any], Scheme | None]] = {
     "modelopt": read_modelopt,
     "modelopt_fp4": read_modelopt,
     "mxfp4": read_mxfp4,
+    "w4a8": read_w4a8,
 }

@@ -11,6 +11,7 @@ from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.model.source import Source
 from memfit.serving.base import Subject
+from memfit.serving.outline import outline
 
 
 def subject_from(source: Source) -> Subject:
@@ -19,17 +20,19 @@ def subject_from(source: Source) -> Subject:
         name=source.name,
         config=source.config,
         source=source,
-        model=structure(source.config, source.name, source.origin),
+        model=structure(source.config, source.name, source.origin, source.parameters),
         parameters=source.parameters,
         origin=source.origin,
     )
 
 
-def structure(config: Mapping[str, Any], name: str = "", origin: str = "") -> Model | None:
-    """The modules of a family that memfit knows, at the model's own dtype: what a quantization
-    stores is the engine's business. None where there are no formulas."""
+def structure(
+    config: Mapping[str, Any], name: str = "", origin: str = "", parameters: int | None = None
+) -> Model | None:
+    """The modules of a family that memfit knows, else an outline, at the model's own dtype: what a
+    quantization stores is the engine's business. None where nothing is known."""
     plain = {key: value for key, value in config.items() if key != "quantization_config"}
     try:
         return dataclasses.replace(build(plain, name=name, origin=origin), config=config)
     except InputError:
-        return None
+        return outline(config, parameters, name, origin)

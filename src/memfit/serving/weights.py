@@ -10,14 +10,17 @@ whole, so the sizes go through the allocator.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memfit.formats import FORMATS
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
+from memfit.serving.outline import Recurrent
 from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors
 from memfit.simulate.allocator import Allocator
 
+ROW_ENDS = ("o_proj", "down_proj", "dense", "out_proj", "c_proj")  # layers split by their inputs
+SPLIT = ("linear", "bias", "other")  # roles of a tower's weights that ranks share
 VOCAB_PAD = 64  # vocab_parallel_embedding.py DEFAULT_VOCAB_PADDING_SIZE
 
 
@@ -39,6 +42,9 @@ class Rank:
     first: bool = True
     last: bool = True
     pad: int = VOCAB_PAD
+    adapters: int = 0  # LoRA adapters at once
+    adapter_rank: int = 0
+    adapter_vocab: int = 0
     shared_whole: bool = False  # shared experts are whole on every rank
     table: int = 0  # ranks that share the token embedding, where they are others
 
@@ -50,7 +56,11 @@ class Rank:
 def rank_sizes(model: Model, rank: Rank) -> list[int]:
     """Bytes of every tensor, in the order of allocation."""
     known: dict[tuple[int, frozenset[str]], list[int]] = {}
-    sizes = [weight.count * rank.width for weight in model.towers]
+    # towers are split as the text model is; norms and positions, which are not, are small
+    sizes = [
+        weight.count * rank.width // (rank.tensor if weight.role in SPLIT else 1)
+        for weight in model.towers
+    ]
     if rank.first or (rank.last and model.tied):
         sizes += ends(model.embed, rank)
     for index in range(max(0, rank.layers[0]), min(len(model.layers), rank.layers[1])):
@@ -63,7 +73,7 @@ def rank_sizes(model: Model, rank: Rank) -> list[int]:
         sizes += ends(model.final, rank)
         if not model.tied and not model.headless:
             sizes.append(table_rows(model.vocab, rank, rank.tensor) * model.width * rank.width)
-    return sizes + rotary_tables(model, rank)
+    return sizes + rotary_tables(model, rank) + lora_slots(model, rank)
 
 
 def rank_bytes(model: Model, rank: Rank, reserved: bool = False) -> int:
@@ -122,6 +132,8 @@ def layer_sizes(layer: Layer, rank: Rank, kept: frozenset[str]) -> Iterator[int]
             yield from latent_sizes(mixer, rank, kept)
         elif isinstance(mixer, MoE):
             yield from expert_sizes(mixer, rank, kept)
+        elif isinstance(mixer, Recurrent):
+            yield from recurrent_sizes(mixer, rank, kept)
         else:
             yield from mlp_sizes(mixer, rank, kept)
     for block in layer.blocks:
@@ -198,6 +210,16 @@ def latent_sizes(mixer: Latent, rank: Rank, kept: frozenset[str]) -> Iterator[in
         yield heads * mixer.value * mixer.latent * rank.width
 
 
+def recurrent_sizes(mixer: Recurrent, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
+    ranks = rank.heads
+    yield mixer.kernel // ranks * rank.width
+    for one in mixer.columns:
+        yield from stored(one.name, one.inputs, (one.outputs // ranks,), rank, kept)
+    yield mixer.vectors // ranks * rank.width
+    out = mixer.out
+    yield from stored(out.name, out.inputs // ranks, (out.outputs,), rank, kept)
+
+
 def mlp_sizes(mixer: MLP, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
     up, down = mixer.up, mixer.down
     inner = down.inputs // rank.tensor
@@ -243,18 +265,47 @@ def expert_sizes(mixer: MoE, rank: Rank, kept: frozenset[str]) -> Iterator[int]:
         yield mixer.shared_gate.outputs * mixer.shared_gate.inputs * rank.width
 
 
+def lora_slots(model: Model, rank: Rank) -> list[int]:
+    """Room for adapters beside every linear layer (vLLM 0.11.0 lora/layers/): A of each merged part
+    is whole, B is split where the layer is, A where its inputs are."""
+    if not rank.adapters:
+        return []
+    each = rank.adapters * rank.adapter_rank * rank.width
+    sizes: list[int] = []
+    for layer in model.layers:
+        for linear in layer.linears():
+            into = linear.inputs // (rank.tensor if linear.name.endswith(ROW_ENDS) else 1)
+            out = linear.outputs // (1 if linear.name.endswith(ROW_ENDS) else rank.tensor)
+            sizes += [each * into, each * out]
+    if rank.adapter_vocab:  # Llama's embedding and head take adapters, and tokens of their own
+        rows = model.vocab + rank.adapter_vocab
+        sizes += [each * rows, each * model.width, each * model.width, each * rows]
+    return sizes
+
+
 def rotary_tables(model: Model, rank: Rank) -> list[int]:
     """One table per kind of rotary embedding: positions × rotated values."""
-    sizes = set()
+    kinds = set()
     for layer, _ in model.kinds:
         for block in layer.blocks:
             mixer = block.mixer
             if isinstance(mixer, Attention) and mixer.rotary:
-                sizes.add((mixer.window, mixer.rotary))
+                kinds.add((bool(mixer.window) and two_thetas(model), mixer.rotary))
             elif isinstance(mixer, Latent):
-                sizes.add((0, mixer.rope))
-    local = {rotary for window, rotary in sizes}
-    return [rank.positions * rotary * rank.width for rotary in sorted(local)]
+                kinds.add((False, mixer.rope))
+    return [rank.positions * rotary * rank.width for _, rotary in sorted(kinds)]
+
+
+def two_thetas(model: Model) -> bool:
+    """Whether sliding layers rotate by a base of their own."""
+    text = model.config.get("text_config")
+    config = text if isinstance(text, Mapping) else model.config
+    parameters = config.get("rope_parameters")
+    return (
+        bool(config.get("rope_local_base_freq"))
+        or (isinstance(parameters, Mapping) and "sliding_attention" in parameters)
+        or model.family.startswith("gemma3")
+    )
 
 
 __all__ = ["Rank", "allocate", "kv_heads", "rank_bytes", "rank_sizes", "table_rows"]

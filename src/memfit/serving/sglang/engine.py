@@ -16,9 +16,6 @@ from memfit.serving.sglang.setup import Setup, set_up
 from memfit.serving.weights import rank_bytes
 from memfit.units import GIB, MIB
 
-# cuBLAS and the kernels that loading uses show as weights, which are the memory that went missing
-# meanwhile (model_runner.py load_model): the rule of vLLM's profiling run, 164 MiB on an H100.
-KERNELS = 164 * MIB
 LEAST_RUNNING, MOST_RUNNING = 2048, 4096
 WORKSPACE = (
     512 * MIB
@@ -79,7 +76,8 @@ class SGLang:
         """What the log will say."""
         setup = set_up(question)
         device = question.devices[0] if question.devices else None
-        weights = rank_bytes(setup.model, setup.rank, reserved=True) + KERNELS
+        # model_runner.py load_model: the free memory that went missing, so all that was reserved
+        weights = rank_bytes(setup.model, setup.rank, reserved=True)
         if device is None:
             full, sliding = cells(setup)
             need = setup.length * (full + sliding)
@@ -106,11 +104,13 @@ def whole(setup: Setup, device: Device, weights: int) -> ServingAnswer:
         Pool(name="weights", bytes=weights),
         Pool(name="KV cache", bytes=made.full),
         Pool(name="KV cache of sliding layers", bytes=made.sliding),
+        Pool(name="states", bytes=made.states),
         Pool(name="request table", bytes=table),
         Pool(name="attention workspace", bytes=WORKSPACE),
     )
     figures = {
         "weights_gib": weights / GIB,
+        "used_gib": sum(pool.bytes for pool in found[1:]) / GIB,
         "avail_before_load_gb": free / GIB,
         "avail_after_load_gb": (free - weights) / GIB,
         "kv_gib": made.bytes / GIB,

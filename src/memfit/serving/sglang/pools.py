@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memfit.model.modules import Attention, Latent
+from memfit.serving.outline import Recurrent
 from memfit.serving.sglang.setup import Setup
 from memfit.serving.weights import kv_heads
 
@@ -22,9 +23,11 @@ class Pools:
     full: int
     sliding_tokens: int = 0
     sliding: int = 0
+    states: int = 0
 
     @property
     def bytes(self) -> int:
+        """Of keys and values."""
         return self.full + self.sliding
 
 
@@ -50,8 +53,39 @@ def cells(setup: Setup) -> tuple[int, int]:
                 else:
                     full += number_bytes(setup, values)
             elif isinstance(mixer, Latent):
-                full += number_bytes(setup, mixer.cached) + indexer(setup)
+                full += latent_bytes(setup, mixer)
     return full, sliding
+
+
+def latent_bytes(setup: Setup, mixer: Latent) -> int:
+    """A token of latent attention as the number of tokens is reckoned: values, and the keys of the
+    sparse indexer. With an indexer Blackwell caches in fp8 unless told otherwise."""
+    index = indexer(setup)
+    eighth = index and setup.kv_dtype == "auto" and (setup.rank.sm or (0, 0)) >= (10, 0)
+    return (mixer.cached if eighth else number_bytes(setup, mixer.cached)) + index
+
+
+def state_bytes(setup: Setup) -> int:
+    """The state of one request over all layers of linear attention: the convolution in the model's
+    numbers, the state itself in fp32 (`mamba_ssm_dtype`)."""
+    wide = 2 if "16" in setup.state_dtype else 4
+    return sum(
+        (block.mixer.conv * setup.width + block.mixer.state * wide) // setup.rank.heads
+        for layer in setup.model.layers
+        for block in layer.blocks
+        if isinstance(block.mixer, Recurrent)
+    )
+
+
+def states(setup: Setup, rest: int) -> int:
+    """Bytes of all states: a share of the rest (handle_max_mamba_cache)."""
+    each = state_bytes(setup)
+    if not each or rest <= 0:
+        return 0
+    count = setup.states or int(rest * setup.state_ratio / (1 + setup.state_ratio)) // each
+    if not setup.states and not setup.radix and setup.running:
+        count = setup.running
+    return count * each
 
 
 def indexer(setup: Setup) -> int:
@@ -63,14 +97,16 @@ def indexer(setup: Setup) -> int:
 def pools(setup: Setup, rest: int) -> Pools:
     """What `rest` bytes hold."""
     full, sliding = cells(setup)
+    kept_states = states(setup, rest)
+    rest -= kept_states
     if not full + sliding or rest <= 0:
-        return Pools(tokens=0, full=0)
+        return Pools(tokens=0, full=0, states=kept_states)
     tokens = rest // (full + sliding)
     if setup.tokens:
         tokens = min(tokens, setup.tokens)
     tokens -= tokens % setup.page
     if not sliding or not full:
-        return Pools(tokens=tokens, full=tokens * (full + sliding))
+        return Pools(tokens=tokens, full=tokens * (full + sliding), states=kept_states)
     everything = tokens * (full + sliding)
     kept = int(everything / (full + setup.swa_ratio * sliding))
     slides = int(kept * setup.swa_ratio)

@@ -50,6 +50,7 @@ class Setup:
     swa_ratio: float
     state_ratio: float
     states: int = 0
+    state_dtype: str = "float32"
     running: int = 0
     tokens: int = 0
     draft: bool = False
@@ -113,6 +114,7 @@ def set_up(question: Question) -> Setup:
         swa_ratio=float(options.get("swa_full_tokens_ratio") or 0.8),
         state_ratio=float(options.get("mamba_full_memory_ratio") or 0.9),
         states=int(options.get("max_mamba_cache_size") or 0),
+        state_dtype=str(options.get("mamba_ssm_dtype") or "float32"),
         running=int(options.get("max_running_requests") or 0) // (copies if shared else 1),
         tokens=int(options.get("max_total_tokens") or 0),
         draft=bool(options.get("speculative_algorithm")),

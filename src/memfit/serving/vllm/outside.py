@@ -3,15 +3,32 @@ loaded, and NCCL's buffers."""
 
 from __future__ import annotations
 
+from memfit.hardware.nccl import communicator
 from memfit.serving.base import Device
 from memfit.serving.vllm.setup import Setup
-from memfit.units import MIB
+from memfit.units import GIB, MIB
 
 # Kernels loaded during the run beyond the bare context: 164 MiB on an H100 (vllm#12126), 36 MiB on
 # a T4, whose attention and compilation paths are smaller (hardware/contexts.toml).
 KERNELS, SMALL_KERNELS = 164 * MIB, 36 * MIB
+# ROCm: as the two logs of an MI300X have it (vllm-0030 and vllm-0031 of the published rows, which
+# are therefore no evidence).
+ROCM = int(0.66 * GIB)
+# vLLM keeps a communicator of its own beside torch's. V1 looks at the memory after its own has run
+# (v1/worker/gpu_worker.py init_device, 0.9.2), V0 before either has (worker/worker.py, 0.7.2).
+COMMUNICATORS = {0: 2, 1: 1}
+TORCH = {0: (2, 5), 1: (2, 8)}  # that vLLM 0.7 and 0.11 install
 
 
 def non_torch(setup: Setup, device: Device | None) -> int:
     """Bytes of `non_torch_increase`."""
-    return SMALL_KERNELS if setup.sm is not None and setup.sm < (8, 0) else KERNELS
+    gpu = device.gpu if device is not None else None
+    if gpu is not None and gpu.vendor == "amd":
+        return ROCM
+    small = setup.sm is not None and setup.sm < (8, 0)
+    kernels = SMALL_KERNELS if small else KERNELS
+    if gpu is None or setup.tensor < 2:
+        return kernels
+    engine = setup.rules.engine
+    one = communicator(gpu, setup.tensor, 1, TORCH[engine])
+    return kernels + COMMUNICATORS[engine] * one.high

@@ -12,22 +12,28 @@ from memfit.serving.vllm.rules import Rules
 from memfit.serving.weights import Rank, kv_heads
 
 SEGMENTS = 128  # from so many rows on torch sorts them by segments (Sort.cu)
+ROWS_OF_TRITON = 8  # below, logits are sorted all the same (topk_topp_sampler.py)
 
 
-def sampler(rows: int, vocab: int, width: int) -> int:
-    """Logits in the model's numbers and in fp32, and torch's sort of them with its workspace.
+def sampler(rows: int, vocab: int, width: int, *, sort: bool = True) -> int:
+    """Logits in the model's numbers and in fp32, and what top-k and top-p add.
 
-    For a value of the logits: `width` + 4 bytes, the sorted value (4) and its index (8); then a
-    sort by segments keeps the indices once more (8) and cub's second buffers (4 + 8), a sort of
-    few rows keeps two copies of index and row (16), the sorted keys (4) and the buffers (12)."""
+    Sorting, for a value of the logits: `width` + 4 bytes, the sorted value (4) and its index (8);
+    then a sort by segments keeps the indices once more (8) and cub's second buffers (4 + 8), a sort
+    of few rows keeps two copies of index and row (16), the sorted keys (4) and the buffers (12).
+    The Triton kernel works in place; probabilities (4) and random numbers (4) follow."""
+    if not sort and rows >= ROWS_OF_TRITON:
+        return rows * vocab * (width + 4 + 4 + 4)
     work = 20 if rows >= SEGMENTS else 32
     return rows * vocab * (width + 4 + 4 + 8 + work)
 
 
-def step(model: Model, rank: Rank, tokens: int, width: int) -> int:
-    """The largest moment of one compiled layer: the residual and the layer's input beside the
-    widest pair of neighbours."""
-    stream = 2 * tokens * model.width * width
+def step(model: Model, rank: Rank, tokens: int, width: int, rules: Rules) -> int:
+    """The largest moment of one layer: the residual and the layer's input beside the widest pair
+    of neighbours. V0 runs without compilation: the model's loop keeps the last layer's output and
+    the feed-forward its own beside both, and what ranks sum is a copy (models/llama.py, 0.7.2)."""
+    copies = 2 if rules.engine else 4 + (rank.tensor > 1)
+    stream = copies * tokens * model.width * width
     return stream + max(
         (
             layer_peak(block.mixer, rank, tokens, width)
@@ -66,4 +72,5 @@ def peak(model: Model, rank: Rank, tokens: int, requests: int, width: int, rules
     """Bytes of `torch_peak_increase`."""
     rows = min(requests, tokens)
     hidden = 2 * tokens * model.width * width
-    return max(step(model, rank, tokens, width), hidden + sampler(rows, model.vocab, width))
+    picked = sampler(rows, model.vocab, width, sort=rules.sorted_sampling)
+    return max(step(model, rank, tokens, width, rules), hidden + picked)

@@ -10,16 +10,17 @@ NEWEST = "0.24.0"  # the newest whose source these rules were read from
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """`engine` is 0 or 1 (V0, V1). `kept_graphs`: the memory of CUDA graphs is estimated before the
-    cache is sized. `tokens_by_concurrency`: the log's tokens are concurrency × length."""
+    """`tokens_by_concurrency`: the log's tokens are concurrency × length. `counted_graphs`: the
+    memory of CUDA graphs is estimated before the cache is sized. `mamba_pages`: a state is one page
+    whatever the length."""
 
     engine: int = 1
-    hybrid_groups: bool = True  # v1/core/kv_cache_utils.py, 0.9.2
+    hybrid_groups: bool = True
     group_slack: float = 0.0
     tokens_by_concurrency: bool = False
     counted_graphs: bool = False
-    utilization: float = 0.9  # the default of --gpu-memory-utilization
-    big_gpu: int = 70  # GiB from which a GPU gets larger batches (arg_utils.py)
+    utilization: float = 0.9
+    sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
 
 
 def parse(version: str) -> tuple[int, ...]:
@@ -28,13 +29,16 @@ def parse(version: str) -> tuple[int, ...]:
     return tuple(int(one or 0) for one in match.groups()) if match else parse(NEWEST)
 
 
-# From which version on what holds; later rows add to earlier ones.
+# From which version on what holds, each read from the source of the first version that has it and
+# of the one before; later rows add to earlier ones.
 CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 0, 0), {"engine": 0, "hybrid_groups": False}),
     ((0, 8, 0), {"engine": 1}),  # V1 by default
-    ((0, 9, 2), {"hybrid_groups": True}),
+    ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
     ((0, 11, 1), {"group_slack": 1.25}),
-    ((0, 22, 0), {"tokens_by_concurrency": True, "group_slack": 1.5}),
+    ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
+    ((0, 18, 0), {"group_slack": 1.5}),
+    ((0, 20, 0), {"tokens_by_concurrency": True, "counted_graphs": True, "utilization": 0.92}),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
@@ -11,10 +11,12 @@ from memfit.formats import FORMATS
 from memfit.model.modules import Attention, Latent, Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.stored import Scheme, read_scheme
-from memfit.serving.vllm.rules import NEWEST, Rules, rules_of
+from memfit.serving.vllm.rules import NEWEST, Rules, parse, rules_of
 from memfit.serving.weights import Rank
 from memfit.units import GIB
 
+LARGE_GPU = 70 * GIB
+V0_TOKENS, LONG_V0 = 2048, 32768
 LARGE_BATCH, SMALL_BATCH = (8192, 1024), (2048, 256)  # tokens and requests of a step, as a server
 
 
@@ -37,6 +39,7 @@ class Setup:
     utilization: float
     width: int
     kv_dtype: str
+    state_dtype: str
     block: int
     hybrid: bool = True
     eager: bool = False
@@ -77,6 +80,8 @@ def set_up(question: Question) -> Setup:
             )
         )
     raise_errors(problems)
+    if old_engine(question, rules):
+        rules = replace(rules, engine=0, hybrid_groups=False)
     batched, requests = step_sizes(question, rules, length)
     sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
     expert = bool(options.get("enable_expert_parallel"))
@@ -90,6 +95,11 @@ def set_up(question: Question) -> Setup:
             width=width,
             scheme=scheme,
             positions=max(model.positions, length),
+            adapters=int(options.get("max_loras", 1)) if options.get("enable_lora") else 0,
+            adapter_rank=int(options.get("max_lora_rank", 16)),
+            adapter_vocab=int(options.get("lora_extra_vocab_size", 256))
+            if model.family == "llama" and parse(question.version) < (0, 12)
+            else 0,
             layers=(0, -(-len(model.layers) // pipeline)),
             last=pipeline == 1,
         ),
@@ -105,6 +115,7 @@ def set_up(question: Question) -> Setup:
         utilization=utilization,
         width=width,
         kv_dtype=str(options.get("kv_cache_dtype", "auto")),
+        state_dtype=state_dtype(subject.config, options),
         block=int(options.get("block_size", 16)),
         hybrid=not options.get("disable_hybrid_kv_cache_manager"),
         eager=bool(options.get("enforce_eager")),
@@ -197,6 +208,14 @@ def length_of(model: Model, options: Mapping[str, Any], problems: list[Problem])
     return length
 
 
+def state_dtype(config: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    """Numbers of a recurrent state: as told, else as the config says (`mamba_ssm_dtype`)."""
+    told = str(options.get("mamba_ssm_cache_dtype") or "auto")
+    text = config.get("text_config")
+    inner = text if isinstance(text, Mapping) else config
+    return told if told != "auto" else str(inner.get("mamba_ssm_dtype") or "auto")
+
+
 def width_of(model: Model, options: Mapping[str, Any], problems: list[Problem]) -> int:
     """Bytes of a number: fp32 checkpoints are loaded in 16 bits."""
     name = str(options.get("dtype", "auto"))
@@ -213,14 +232,33 @@ def width_of(model: Model, options: Mapping[str, Any], problems: list[Problem]) 
     return known.get(name, 2)
 
 
+def old_engine(question: Question, rules: Rules) -> bool:
+    """Whether vLLM falls back to V0: on GPUs below 8.0, and without prefill in pieces, as long as
+    it has V0 at all (arg_utils.py _is_v1_supported_oracle, 0.8.5 to 0.10.2)."""
+    if rules.engine == 0 or parse(question.version) >= (0, 11):
+        return False
+    sm = question.devices[0].gpu.sm if question.devices and question.devices[0].gpu else None
+    return (sm is not None and sm < (8, 0)) or question.options.get(
+        "enable_chunked_prefill"
+    ) is False
+
+
 def step_sizes(question: Question, rules: Rules, length: int) -> tuple[int, int]:
-    """`max_num_batched_tokens` and `max_num_seqs` (arg_utils.py _set_default_args)."""
+    """`max_num_batched_tokens` and `max_num_seqs` (arg_utils.py _set_default_args). V0 takes 256
+    requests, and whole prompts unless they are beyond 32k (arg_utils.py create_engine_config)."""
     device = question.devices[0] if question.devices else None
     large = (
-        device is not None
-        and device.total >= rules.big_gpu * GIB
+        rules.engine > 0
+        and device is not None
+        and device.total >= LARGE_GPU
         and "a100" not in device.name.lower()
     )
+    if rules.engine == 0:
+        chunked = question.options.get("enable_chunked_prefill")
+        pieces = length > LONG_V0 if chunked is None else bool(chunked)
+        batched = int(question.options.get("max_num_batched_tokens", 0) or 0)
+        tokens = batched or (V0_TOKENS if pieces else max(length, V0_TOKENS))
+        return tokens, int(question.options.get("max_num_seqs", 0) or 256)
     tokens, requests = LARGE_BATCH if large else SMALL_BATCH
     batched = int(question.options.get("max_num_batched_tokens", 0) or tokens)
     return batched, int(question.options.get("max_num_seqs", 0) or min(requests, batched))

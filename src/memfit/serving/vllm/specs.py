@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memfit.model.modules import Attention, Latent
+from memfit.serving.outline import Recurrent
 from memfit.serving.vllm.cache import Spec
 from memfit.serving.vllm.setup import Setup
 from memfit.serving.weights import kv_heads
 
+ALIGNED = 16  # tokens that attention's blocks are a multiple of
 FP8_DS_MLA = 656  # bytes of a token (kv_cache_interface.py MLAAttentionSpec)
 
 
@@ -36,6 +40,8 @@ def layer_specs(setup: Setup) -> list[Spec]:
                         head=mixer.head,
                     )
                 )
+            elif isinstance(mixer, Recurrent):
+                found.append(Spec(kind="state", block=setup.block, page=state_page(setup, mixer)))
             elif isinstance(mixer, Latent):
                 token = mixer.cached * size
                 if setup.kv_dtype == "fp8_ds_mla":
@@ -43,4 +49,29 @@ def layer_specs(setup: Setup) -> list[Spec]:
                 found.append(
                     Spec(kind="full", block=setup.block, page=setup.block * token, heads=1)
                 )
-    return found
+    return aligned(found, setup) if any(one.kind == "state" for one in found) else found
+
+
+def state_page(setup: Setup, mixer: Recurrent) -> int:
+    """Bytes of one request's state in one layer: in the model's numbers, unless the config or
+    `mamba_ssm_cache_dtype` say that the recurrent part is in fp32."""
+    wide = 4 if "32" in setup.state_dtype else setup.width
+    return (mixer.conv * setup.width + mixer.state * wide) // setup.rank.heads
+
+
+def aligned(specs: list[Spec], setup: Setup) -> list[Spec]:
+    """Attention's blocks grow until a page holds a state, and states are padded to the page
+    (models/config.py HybridAttentionMambaModelConfig)."""
+    state = max(one.page for one in specs if one.kind == "state")
+    token = max((one.page // one.block for one in specs if one.kind != "state"), default=0)
+    if not token:
+        return specs
+    step = ALIGNED
+    block = max(setup.block, step * -(-state // (step * token)))
+    page = block * token
+    return [
+        replace(one, page=page, block=setup.length)
+        if one.kind == "state"
+        else replace(one, page=block * (one.page // one.block), block=block)
+        for one in specs
+    ]
