@@ -144,7 +144,12 @@ def gather(gathered: dict[tuple[str, ...], dict[str, Any]], value: Mapping[str, 
     size = value.get("value_gib")
     if isinstance(size, (int, float)):
         run["figures"][METRICS[value["metric"]]] = size
-    for name, ours in (("pool_tokens", "kv_tokens"), ("total_GiB", "total_gpu_memory_gib")):
+    for name, ours in (
+        ("pool_tokens", "kv_tokens"),
+        ("total_GiB", "total_gpu_memory_gib"),
+        ("cuda_blocks", "gpu_blocks"),
+        ("gpu_blocks", "gpu_blocks"),
+    ):
         if isinstance((extra or {}).get(name), (int, float)):
             run["figures"][ours] = extra[name]  # type: ignore[index]
 
@@ -157,6 +162,7 @@ def parted(value: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]
         ("max_model_len", r"max_model_len (\d+)"),
         ("max_num_seqs", r"max_num_seqs (\d+)"),
         ("tensor_parallel_size", r"\btp ?(\d+)"),
+        ("pipeline_parallel_size", r"\bpp ?(\d+)"),
     ):
         match = re.search(pattern, text, re.IGNORECASE)
         if match:
