@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memfit.errors import InputError, Problem
+from memfit.model.equivalents import EQUIVALENTS
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
@@ -37,6 +38,7 @@ def missing(reasons: Sequence[Problem], kind: str) -> Iterable[Problem]:
 def in_transformers(kind: str) -> bool:
     """Whether the installed transformers lists the model type; its tables are read as text, which
     takes milliseconds where an import takes seconds."""
+    kind = EQUIVALENTS[kind].like if kind in EQUIVALENTS else kind
     found = find_spec("transformers")
     folder = Path(found.origin).parent if found is not None and found.origin else None
     places = [] if folder is None else [folder / "models" / "auto" / name for name in TABLES]
@@ -65,7 +67,7 @@ def explained(estimate: Estimate, reasons: Sequence[Problem], cached: bool) -> E
         "an earlier trace answers, from the cache" if cached else "a trace of the real code answers"
     )
     note = Problem(
-        message=f"{why}, so {how} answers",
+        message=f"{why}, so {how}",
         where=reasons[0].where,
         hint="a trace predicts no time",
         level="note",

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError, Problem
-from memfit.model import catalog
+from memfit.model import catalog, equivalents
 from memfit.model.families import Family, build, families
 from memfit.model.modules import Model
 from memfit.registry import nearest
@@ -42,8 +42,10 @@ def build_like(like: str, config: Mapping[str, Any], *, name: str = "", origin: 
 
 
 def remarks(like: str, model: Model, total: int | None) -> Iterator[Problem]:
-    """That the formulas are another family's, and how far its parameter count is off."""
+    """That the formulas are another family's, and how far its parameter count is off; or that they
+    follow a description."""
     if not like:
+        yield from equivalents.remarks(model.config)
         return
     counted = ""
     if total:

@@ -18,6 +18,7 @@ import torch
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
 from memfit.libraries.trl import check as own_heads
+from memfit.model.equivalents import converted
 from memfit.parallel.fsdp2.check import resolved
 from memfit.strategy import ONE, Strategy
 from memfit.tape import Tape
@@ -447,6 +448,7 @@ def keep_wide(model: Any, kind: torch.dtype) -> None:
 def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
     from transformers import CONFIG_MAPPING, AutoConfig
 
+    config = converted(config)
     values = {
         key: value
         for key, value in config.items()

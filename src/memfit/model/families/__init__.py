@@ -13,6 +13,7 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.model import quantized
 from memfit.model.config import Fields
+from memfit.model.equivalents import converted
 from memfit.model.modules import Model
 from memfit.registry import nearest
 
@@ -93,7 +94,8 @@ def build(config: Mapping[str, Any], *, name: str = "", origin: str = "") -> Mod
             where="config.model_type",
             hint="is this the config.json of a transformers model?",
         )
-    fields = Fields(config)
+    known = converted(config)
+    model_type, fields = str(known["model_type"]), Fields(known)
     model = quantized.apply(find(model_type).build(fields), fields)
     fields.done()
     from dataclasses import replace
