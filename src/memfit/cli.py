@@ -21,6 +21,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from memfit import __version__, cli_arguments
+from memfit.cli_card import routed
 from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; the exit code is returned, never raised."""
     if arguments is None:
         opened()
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = routed(sys.argv[1:] if arguments is None else arguments, VERBS)
     with ending():
         code, answer, problems = outcome(words)
         if code <= UNUSABLE or code in (BROKEN, NOT_WRITTEN):  # Ctrl-C needs no words
@@ -530,6 +531,20 @@ def studying(verb: Verb) -> click.Command:
     )
 
 
+def carding(verb: Verb) -> click.Command:
+    from memfit import cli_card
+
+    known = options()
+    flags = [flag(known[name]) for name in ("gpu", "memory", "offline")]
+    return Sections(
+        "card",
+        callback=cli_card.run,
+        params=[subject("[MODEL]"), *flags, *output(explain=False)],
+        help=cli_card.HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+    )
+
+
 def judging(verb: Verb) -> click.Command:
     from memfit import cli_accuracy
 
@@ -584,6 +599,7 @@ def caching(verb: Verb) -> click.Command:
 
 BUILD: dict[str, Callable[[Verb], click.Command]] = {
     "estimate": estimating,
+    "card": carding,
     "compare": comparing,
     "plan": planning,
     "trace": tracing,

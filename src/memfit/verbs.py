@@ -22,6 +22,7 @@ from memfit.job import Job, unknown
 from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
+from memfit.verb_card import card
 from memfit.verb_plan import plan
 from memfit.verb_report import cache_state, report_of
 from memfit.words import (
@@ -796,6 +797,11 @@ VERBS: dict[str, Verb] = {
             name="estimate",
             help="what a job on a model needs of a GPU, and whether it fits",
             function=estimate,
+        ),
+        Verb(
+            name="card",
+            help="what a GPU can do with a model: answering and fine-tuning, how far each goes",
+            function=card,
         ),
         Verb(name="compare", help="variants of a job or a layout, side by side", function=compare),
         Verb(

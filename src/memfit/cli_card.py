@@ -1,0 +1,61 @@
+"""`memfit MODEL --gpu NAME`: no verb. What a GPU can do with a model, or all that a GPU can do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+
+from memfit.verb_card import OPTIONS, card
+
+HELP = """\
+{help}.
+
+`memfit MODEL --gpu NAME` is short for it. Without MODEL: which well-known models the GPU can answer
+with and fine-tune. Without a GPU: this machine's own, or else the smallest GPU for each use.
+
+Exit code: 0 something fits, 1 nothing does, 2 the input is unusable.
+"""
+OWN = ("--help", "--help-all", "-h", "--version", "-V")
+FORMS = ("--json",)
+
+
+def run(words: tuple[str, ...], as_json: bool, **given: Any) -> tuple[int, str]:
+    from memfit.plan.card import Card
+    from memfit.report import card as report
+
+    values = {name: value for name, value in given.items() if value not in (None, ())}
+    found = card(" ".join(words), **values)
+    code = 1 if isinstance(found, Card) and found.rows and not found.fits else 0
+    if as_json:
+        return code, json.dumps(report.data(found), indent=2, ensure_ascii=False)
+    return code, report.text(found)
+
+
+def routed(words: Sequence[str], verbs: Collection[str]) -> list[str]:
+    """A question without a verb with the verb that it means: `card`, or `estimate` where it says
+    what is to be done."""
+    first = words[0] if words else ""
+    if not first or first in verbs or first in OWN:
+        return list(words)
+    if not first.startswith("-") and not modelled(first, verbs):
+        return list(words)
+    known = {f"--{name}" for name in (*OPTIONS, "gpus", "no-offline")} | {*FORMS, "--help"}
+    flags = [word.partition("=")[0] for word in words if word.startswith("-")]
+    if any(flag not in known for flag in flags) or first.endswith((".yaml", ".yml")):
+        return ["estimate", *words]
+    return ["card", *words]
+
+
+def modelled(word: str, verbs: Collection[str]) -> bool:
+    """Whether a word is rather a model's name than a verb that is misspelled."""
+    from memfit.model import catalog
+    from memfit.registry import nearest
+
+    if catalog.find(word) or any(part in word for part in "/.:"):
+        return True
+    return not nearest(word, verbs) and bool(catalog.candidates(word) or catalog.nearest(word))
+
+
+__all__ = ["HELP", "routed", "run"]

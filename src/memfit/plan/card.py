@@ -1,0 +1,330 @@
+"""What one GPU, or several, can do with a model: answer in 16, 8 and 4 bits, and fine-tune all
+weights, LoRA or QLoRA, each as far as it goes.
+
+Every claim is replayed through the allocator. What lies between is found by the live peak, which is
+quick and nearly a line.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memfit.answers import Way
+from memfit.errors import InputError
+from memfit.estimate import Estimate, estimate, shortfall, surplus
+from memfit.hardware import GPU, Cluster, all_gpus, usable
+from memfit.hardware.prices import price
+from memfit.job import Job
+from memfit.model.modules import Model
+from memfit.plan.advice import Setting, hardware
+from memfit.plan.reverse import last
+from memfit.strategy import FSDP, ONE, TP, Strategy
+
+CONTEXT = 4096  # tokens of each user's context, where users are counted
+NEW = 128  # of them, generated
+MOST = 4096  # users or sequences at once; more are not looked for
+TRIES = 6  # precise looks at what the line promises
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """One thing to do with a model: the options of its question, best first in each group."""
+
+    key: str
+    title: str
+    options: Mapping[str, Any]
+
+    @property
+    def answers(self) -> bool:
+        return self.options.get("task") == "inference"
+
+
+ANSWER: Mapping[str, Any] = {"task": "inference", "seq": CONTEXT - NEW, "new_tokens": NEW}
+USES = (
+    Use(key="16-bit", title="16-bit", options=ANSWER),
+    Use(key="8-bit", title="8-bit", options={**ANSWER, "quant": "int8"}),
+    Use(key="4-bit", title="4-bit", options={**ANSWER, "quant": "nf4"}),
+    Use(key="full", title="full", options={"method": "full"}),
+    Use(key="lora", title="LoRA", options={"method": "lora"}),
+    Use(key="qlora", title="QLoRA", options={"method": "qlora"}),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """How far a use goes. `job` is the question of the row: its batch is the default one, or the
+    largest that fits; `longest` are tokens of one sequence, `most` sequences of the default length,
+    or users. `refused` says why there is no answer; `way` is what would make it fit."""
+
+    use: Use
+    job: Job
+    found: Estimate | None = None
+    longest: int = 0
+    most: int = 0
+    refused: str = ""
+    way: Way | None = None
+    best: bool = False
+    command: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.found is not None and self.found.verdict == "fits"
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the row's job."""
+        if self.found is None:
+            return None
+        time = self.found.time or self.found.generation
+        return None if time is None else time.tokens_per_second
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """`rows` are empty where no formulas know the model; `unknown` says why."""
+
+    model: Model
+    cluster: Cluster
+    strategies: Mapping[str, Strategy]
+    rows: tuple[Row, ...]
+    unknown: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return any(row.fits for row in self.rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smallest:
+    """The smallest GPU for a use, and the cheapest by public prices."""
+
+    use: Use
+    needs: int = 0
+    gpu: GPU | None = None
+    cheapest: GPU | None = None
+    dollars: float | None = None
+    refused: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Smallests:
+    model: Model
+    rows: tuple[Smallest, ...]
+    unknown: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One model on a GPU: the best use of each group that fits."""
+
+    name: str
+    parameters: int
+    answer: Use | None
+    answer_bytes: int
+    tune: Use | None
+    tune_bytes: int
+    refused: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """Which of some models a GPU can answer with and fine-tune."""
+
+    cluster: Cluster
+    lines: tuple[Line, ...]
+
+
+Jobs = Callable[[Model, Use, Strategy, GPU | None], Job]
+
+
+def card(model: Model, cluster: Cluster, job_of: Jobs, *, ways: bool = True) -> Card:
+    """`job_of` resolves the defaults of a use. `ways`: also look for what makes the rest fit."""
+    spread = {use.key: layout(model, use, cluster) for use in USES}
+    rows = [row(model, use, cluster, spread[use.key], job_of) for use in USES]
+    for answers in (True, False):
+        fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answers]
+        if fit:
+            rows[fit[0]] = dataclasses.replace(rows[fit[0]], best=True)
+    if ways:
+        rows = [
+            one if one.fits or one.refused else with_way(model, one, cluster, spread[one.use.key])
+            for one in rows
+        ]
+    return Card(model=model, cluster=cluster, strategies=spread, rows=tuple(rows))
+
+
+def layout(model: Model, use: Use, cluster: Cluster) -> Strategy:
+    """Over several GPUs: training shards everything, answers split each layer."""
+    if cluster.gpus == 1:
+        return ONE
+    return (
+        Strategy(tp=TP(size=cluster.gpus))
+        if use.answers
+        else Strategy(fsdp=FSDP(size=cluster.gpus))
+    )
+
+
+def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jobs) -> Row:
+    job = job_of(model, use, strategy, cluster.gpu)
+    look = Look(model, cluster, strategy)
+    try:
+        look.short(job)
+        most = furthest(look, job.replace(accumulate=1), "batch", MOST, 1)
+        alone = job.replace(batch=1, accumulate=1)
+        longest = furthest(look, alone, "seq", positions(model, job), 0)
+        batch = min(1 if use.answers else job.batch, max(1, most))
+        shown = job.replace(batch=batch) if most else job.replace(batch=1)
+        found = estimate(model, shown, cluster, strategy) if most else None
+    except InputError as bad:
+        return Row(use=use, job=job, refused=bad.problems[0].message)
+    extra = NEW if use.answers and longest else 0
+    return Row(use=use, job=shown, found=found, longest=longest + extra, most=most)
+
+
+def positions(model: Model, job: Job) -> int:
+    """Tokens of a sequence that the model has positions for."""
+    known = model.positions or 2**20
+    return max(1, known - (0 if job.training else job.new_tokens))
+
+
+class Look:
+    """By how many bytes a job does not fit: by its live peak, or with the allocator replayed."""
+
+    def __init__(self, model: Model, cluster: Cluster, strategy: Strategy) -> None:
+        self.model, self.cluster, self.strategy = model, cluster, strategy
+
+    def short(self, job: Job) -> int:
+        return shortfall(self.model, job, self.cluster, self.strategy)
+
+    def over(self, job: Job) -> int:
+        return surplus(self.model, job, self.cluster, strategy=self.strategy)
+
+
+def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
+    """The largest value of an option that fits, 0 where none does: along the line of the live peak,
+    then back until the allocator has room. `step` 0: round numbers of tokens."""
+    seen: dict[int, int] = {}
+
+    def short(value: int) -> int:
+        if value not in seen:
+            seen[value] = look.short(job.replace(**{name: value}))
+        return seen[value]
+
+    unit = step or 256
+    ends = max(1, top // unit)
+    if step == 0 and top < unit:
+        unit, ends = 1, top
+    start = min(ends, max(1, getattr(job, name) // unit))
+    found = last(lambda count: short(count * unit), ends, start)
+    for _ in range(TRIES):
+        if found < 1:
+            return 0
+        over = look.over(job.replace(**{name: found * unit}))
+        if over <= 0:
+            return found * unit
+        half = max(1, found // 2)
+        slope = (short(found * unit) - short(half * unit)) // max(1, found - half)
+        found -= max(1, -(-over // slope) if slope > 0 else found // 8)
+    return 0
+
+
+def with_way(model: Model, one: Row, cluster: Cluster, strategy: Strategy) -> Row:
+    """What hardware would make a row fit."""
+    setting = Setting(one.job, strategy)
+    ways = sorted(hardware(model, setting, cluster), key=lambda way: way.cluster is None)
+    return dataclasses.replace(one, way=ways[0]) if ways else one
+
+
+# ------------------------------------------------------------------------- the other two questions
+def smallest(model: Model, job_of: Jobs) -> Smallests:
+    return Smallests(model=model, rows=tuple(smallest_row(model, use, job_of) for use in USES))
+
+
+def smallest_row(model: Model, use: Use, job_of: Jobs) -> Smallest:
+    """The kernels of the first look are an A100's; every GPU named is looked at itself."""
+    known = [gpu for gpu in all_gpus() if gpu.vendor == "nvidia"]
+    costs = {gpu.id: one.dollars for gpu in known if (one := price(gpu)) is not None}
+    try:
+        job = job_of(model, use, ONE, None)
+        need = estimate(model, job, precise=False).reach
+        by_size = sorted((one for one in known if usable(one) >= need), key=usable)
+        found = first(model, use, by_size, job_of)
+        rented = sorted((one for one in by_size if one.id in costs), key=lambda one: costs[one.id])
+        cheapest = first(model, use, rented, job_of)
+    except InputError as bad:
+        return Smallest(use=use, refused=bad.problems[0].message)
+    if found is None:
+        return Smallest(use=use, needs=need)
+    return Smallest(
+        use=use,
+        needs=found[1].device,
+        gpu=found[0],
+        cheapest=None if cheapest is None else cheapest[0],
+        dollars=None if cheapest is None else costs[cheapest[0].id],
+    )
+
+
+def first(model: Model, use: Use, gpus: Sequence[GPU], job_of: Jobs) -> tuple[GPU, Estimate] | None:
+    for gpu in gpus:
+        found = estimate(model, job_of(model, use, ONE, gpu), Cluster(gpu=gpu))
+        if found.verdict == "fits":
+            return gpu, found
+    return None
+
+
+def shelf(models: Sequence[Model], cluster: Cluster, job_of: Jobs) -> Shelf:
+    return Shelf(cluster=cluster, lines=tuple(line(model, cluster, job_of) for model in models))
+
+
+def line(model: Model, cluster: Cluster, job_of: Jobs) -> Line:
+    answer, tune = (
+        next(fitting_uses(model, cluster, job_of, answers), None) for answers in (True, False)
+    )
+    return Line(
+        name=model.name,
+        parameters=model.parameters,
+        answer=None if answer is None else answer[0],
+        answer_bytes=0 if answer is None else answer[1],
+        tune=None if tune is None else tune[0],
+        tune_bytes=0 if tune is None else tune[1],
+    )
+
+
+def fitting_uses(
+    model: Model, cluster: Cluster, job_of: Jobs, answers: bool
+) -> Iterator[tuple[Use, int]]:
+    """Those of one group that fit at their default, the best first; training with one sequence at a
+    time where the default batch is too large."""
+    for use in USES:
+        if use.answers is not answers:
+            continue
+        strategy = layout(model, use, cluster)
+        job = job_of(model, use, strategy, cluster.gpu)
+        for one in dict.fromkeys((job, job.replace(batch=1, accumulate=job.batch))):
+            try:
+                if shortfall(model, one, cluster, strategy) > 0:
+                    continue
+                found = estimate(model, one, cluster, strategy)
+            except InputError:
+                continue
+            if found.verdict == "fits":
+                yield use, found.device
+                break
+
+
+__all__ = [
+    "USES",
+    "Card",
+    "Line",
+    "Row",
+    "Shelf",
+    "Smallest",
+    "Smallests",
+    "card",
+    "shelf",
+    "smallest",
+]

@@ -1,0 +1,256 @@
+"""A card as text and JSON: what a GPU can do with a model, each row with how far it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests
+from memfit.report.figures import count, gib
+
+LABEL = 9
+
+
+def text(found: Card | Shelf | Smallests) -> str:
+    if isinstance(found, Card):
+        return "\n".join(card_lines(found))
+    return "\n".join(shelf_lines(found) if isinstance(found, Shelf) else smallest_lines(found))
+
+
+def card_lines(found: Card) -> Iterator[str]:
+    cluster, model = found.cluster, found.model
+    gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
+    where = f"{gpus}{cluster.gpu.name}"
+    if found.unknown:
+        yield f"{model.name} on {where}: memfit has no formulas for this model"
+        yield f"reason: {found.unknown}"
+        yield f"next step: memfit trace {model.name} --task inference --gpu {cluster.gpu.id}"
+        return
+    best = [row for row in found.rows if row.best]
+    yield f"{model.name} on {where}: {verdict(best)}"
+    yield from highlights(best)
+    command = best[-1].command if best else next(one.command for one in found.rows)
+    yield f"next step: {command}"
+    for title, answers, heads in (
+        ("answering", True, ("longest context", f"users at {CONTEXT:,}")),
+        ("fine-tuning", False, ("longest sequence", "largest batch")),
+    ):
+        rows = [row for row in found.rows if row.use.answers is answers]
+        if not rows:
+            continue
+        yield ""
+        yield (f"{title:<{LABEL + 4}}{'GiB':>9}{heads[0]:>19}{heads[1]:>16}{'tokens/s':>12}")
+        yield from (row_line(row) for row in rows)
+    yield ""
+    yield f"GiB and tokens/s: answering for one user with {CONTEXT:,} tokens of context,"
+    yield f"fine-tuning by TRL's defaults; {gib(usable(found))} GiB usable. * the best that fits"
+    rest = [row for row in found.rows if not row.fits and (row.way or row.refused)]
+    if rest:
+        yield ""
+        yield "what would make the rest possible"
+        for row in rest:
+            yield f"  {label(row)}: {possible(row)}"
+            if row.way is not None:
+                yield f"    {row.way.command}"
+
+
+def usable(found: Card) -> int:
+    from memfit.hardware import usable as offered
+
+    return offered(found.cluster.gpu)
+
+
+def label(row: Row) -> str:
+    return f"answering, {row.use.title}" if row.use.answers else row.use.title
+
+
+def verdict(best: list[Row]) -> str:
+    """`answers in 16-bit; LoRA fits`."""
+    words = [
+        f"answers in {row.use.title}" if row.use.answers else f"fine-tunes with {named(row)}"
+        for row in best
+    ]
+    return " and ".join(words) or "nothing fits"
+
+
+def named(row: Row) -> str:
+    return "all weights" if row.use.key == "full" else row.use.title
+
+
+def highlights(best: list[Row]) -> Iterator[str]:
+    words = [
+        f"{row.longest:,} tokens of context or {row.most:,} user{'s' * (row.most != 1)} at {CONTEXT:,}"
+        if row.use.answers
+        else f"{row.use.title} up to batch {row.most:,} x {row.job.seq:,} or 1 x {row.longest:,}"
+        for row in best
+    ]
+    yield "; ".join(words) or "no way of answering or fine-tuning fits"
+
+
+def row_line(row: Row) -> str:
+    mark = "*" if row.best else " "
+    head = f"{mark} {row.use.title:<{LABEL + 2}}"
+    if row.refused:
+        return f"{head}{'-':>9}"
+    if not row.fits or row.found is None:
+        if row.longest:
+            return f"{head}{'-':>9}{row.longest:>19,}{'-':>16}{'-':>12}"
+        return f"{head}{'does not fit':>12}"
+    speed = "?" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
+    return f"{head}{gib(row.found.device):>9}{row.longest:>19,}{row.most:>16,}{speed:>12}"
+
+
+def possible(row: Row) -> str:
+    if row.way is None or row.way.cluster is None:
+        return f"not supported: {row.refused}"
+    gpus = f"{row.way.cluster.gpus} x " if row.way.cluster.gpus > 1 else ""
+    return f"{gpus}{row.way.cluster.gpu.name}, {gib(row.way.device)} GiB each"
+
+
+def shelf_lines(found: Shelf) -> Iterator[str]:
+    from memfit.hardware import usable as offered
+
+    cluster = found.cluster
+    gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
+    answers = [one for one in found.lines if one.answer is not None]
+    tunes = [one for one in found.lines if one.tune is not None]
+    first = f"answers with {short(answers[-1].name)}" if answers else "answers with none of these"
+    then = f"fine-tunes {short(tunes[-1].name)}" if tunes else "fine-tunes none of these"
+    yield f"{gpus}{cluster.gpu.name} ({gib(offered(cluster.gpu))} GiB usable) {first} and {then}"
+    if answers:
+        largest = answers[-1]
+        assert largest.answer is not None
+        size = gib(largest.answer_bytes)
+        yield f"largest to answer with: {largest.name} in {largest.answer.title}, {size} GiB"
+    if tunes:
+        largest = tunes[-1]
+        assert largest.tune is not None
+        size = gib(largest.tune_bytes)
+        yield f"largest to fine-tune: {largest.name} with {largest.tune.title}, {size} GiB"
+    yield f"next step: memfit MODEL --gpu {cluster.gpu.id}"
+    yield ""
+    yield f"{'model':<38}{'parameters':>11}{'answer':>16}{'fine-tune':>14}"
+    yield from (shelf_line(one) for one in found.lines)
+    yield ""
+    yield f"The best form that fits, and its GiB: answering one user with {CONTEXT:,} tokens,"
+    yield "fine-tuning by TRL's defaults, with fewer sequences at once where they are too many."
+
+
+def short(name: str) -> str:
+    return name.rpartition("/")[2]
+
+
+def shelf_line(one: Line) -> str:
+    answer = "-" if one.answer is None else f"{one.answer.title} {gib(one.answer_bytes):>6}"
+    tune = "-" if one.tune is None else f"{one.tune.title} {gib(one.tune_bytes):>6}"
+    return f"{one.name:<38}{count(one.parameters):>11}{answer:>16}{tune:>14}"
+
+
+def smallest_lines(found: Smallests) -> Iterator[str]:
+    model = found.model
+    if found.unknown:
+        yield f"{model.name}: memfit has no formulas for this model"
+        yield f"reason: {found.unknown}"
+        yield f"next step: memfit trace {model.name} --task inference --gpu NAME"
+        return
+    known = [one for one in found.rows if one.gpu is not None]
+    ends = {one.use.key: one for one in known}
+    words = [
+        f"{what} from {ends[key].gpu.name}"  # type: ignore[union-attr]
+        for key, what in (("4-bit", "answers in 4-bit"), ("qlora", "fine-tunes with QLoRA"))
+        if key in ends
+    ]
+    yield f"{model.name}: {', '.join(words) or 'no single GPU on record is enough'}"
+    yield f"{count(model.parameters)} parameters; the smallest GPU for each use is below"
+    yield f"next step: memfit {model.name} --gpu NAME"
+    yield ""
+    yield f"{'use':<18}{'GiB':>9}  {'smallest GPU':<30}cheapest to rent, $ per hour"
+    yield from (smallest_line(one) for one in found.rows)
+
+
+def smallest_line(one: Smallest) -> str:
+    title = f"answer, {one.use.title}" if one.use.answers else f"tune, {one.use.title}"
+    if one.refused:
+        return f"{title:<18}{'-':>9}  not supported: {one.refused}"
+    if one.gpu is None:
+        return f"{title:<18}{gib(one.needs):>9}  no single GPU: use several"
+    rent = "" if one.cheapest is None else f"{one.cheapest.id} {one.dollars:.2f}"
+    return f"{title:<18}{gib(one.needs):>9}  {one.gpu.id:<30}{rent}".rstrip()
+
+
+# -------------------------------------------------------------------------------------------- JSON
+def data(found: Card | Shelf | Smallests) -> dict[str, Any]:
+    if isinstance(found, Card):
+        return {
+            "schema": 1,
+            "kind": "card",
+            "model": found.model.name,
+            "gpu": found.cluster.gpu.id,
+            "gpus": found.cluster.gpus,
+            "usable": usable(found),
+            "unknown": found.unknown or None,
+            "rows": [row_data(one) for one in found.rows],
+        }
+    if isinstance(found, Shelf):
+        lines = [
+            {
+                "model": one.name,
+                "parameters": one.parameters,
+                "answer": None if one.answer is None else one.answer.key,
+                "answer_device": one.answer_bytes or None,
+                "tune": None if one.tune is None else one.tune.key,
+                "tune_device": one.tune_bytes or None,
+            }
+            for one in found.lines
+        ]
+        gpu = found.cluster.gpu.id
+        return {
+            "schema": 1,
+            "kind": "shelf",
+            "gpu": gpu,
+            "gpus": found.cluster.gpus,
+            "models": lines,
+        }
+    rows = [
+        {
+            "use": one.use.key,
+            "device": one.needs or None,
+            "gpu": None if one.gpu is None else one.gpu.id,
+            "cheapest": None if one.cheapest is None else one.cheapest.id,
+            "dollars": one.dollars,
+            "command": one.command or None,
+            "refused": one.refused or None,
+        }
+        for one in found.rows
+    ]
+    unknown = found.unknown or None
+    return {
+        "schema": 1,
+        "kind": "smallest",
+        "model": found.model.name,
+        "unknown": unknown,
+        "rows": rows,
+    }
+
+
+def row_data(one: Row) -> dict[str, Any]:
+    found = one.found
+    return {
+        "use": one.use.key,
+        "fits": one.fits,
+        "best": one.best,
+        "device": None if found is None else found.device,
+        "batch": one.job.batch,
+        "seq": one.job.seq,
+        "longest": one.longest,
+        "most": one.most,
+        "tokens_per_second": one.tokens_per_second,
+        "command": one.command,
+        "refused": one.refused or None,
+        "possible": None
+        if one.way is None
+        else {"command": one.way.command, "device": one.way.device},
+    }
+
+
+__all__ = ["data", "text"]

@@ -1,0 +1,161 @@
+"""`card`: what a GPU can do with a model, which GPU a model needs, and what a GPU can do at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memfit.commands import command
+from memfit.defaults import assumed
+from memfit.errors import InputError, Problem, raise_errors
+from memfit.job import Job
+from memfit.strategy import Strategy
+from memfit.words import Ask, ask_from, cluster_of, gather, model_of
+
+if TYPE_CHECKING:
+    from memfit.hardware import GPU, Cluster
+    from memfit.model.modules import Model
+    from memfit.plan.card import Card, Row, Shelf, Smallest, Smallests, Use
+
+# Models that people ask for most, by families and sizes; all are in the catalog.
+WELL_KNOWN = (
+    "Qwen/Qwen3-0.6B",
+    "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.2-3B",
+    "Qwen/Qwen3-4B",
+    "mistralai/Mistral-7B-v0.3",
+    "meta-llama/Llama-3.1-8B",
+    "Qwen/Qwen3-8B",
+    "google/gemma-2-9b",
+    "Qwen/Qwen3-14B",
+    "google/gemma-2-27b",
+    "Qwen/Qwen3-32B",
+    "meta-llama/Llama-3.3-70B-Instruct",
+)
+LARGEST_SHELF = 16
+OPTIONS = ("gpu", "memory", "offline")
+
+
+def card(
+    model: str | os.PathLike[str] | Mapping[str, Any] | Model = "", /, **given: Any
+) -> Card | Shelf | Smallests:
+    """What `gpu` can do with `model`; without a model, with well-known ones; without a GPU, the
+    smallest GPU for each use. A name that several models share means all of them."""
+    from memfit.plan import card as cards
+
+    problems: list[Problem] = []
+    values = {name: value for name, value in given.items() if value is not None}
+    strange = [name for name in values if name not in OPTIONS]
+    problems += [
+        Problem(message=f"`{name}` is no option of a card", where=name, hint="`memfit estimate`")
+        for name in strange
+    ]
+    ask = ask_from({name: values[name] for name in OPTIONS if name in values}, problems)
+    cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
+    raise_errors(problems)
+    cluster = cluster or own_gpu()
+    names = family(model) if isinstance(model, str) else ()
+    if not model or names:
+        if cluster is None:
+            raise InputError.one(
+                "a GPU is missing" if not model else f"`{model}` means {len(names)} models",
+                where="gpu" if not model else "model",
+                hint="name one like `--gpu rtx-4090`",
+            )
+        some = [one for name in names or WELL_KNOWN for one in built(name)]
+        return cards.shelf(some, cluster, job_of)
+    _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
+    if not found.layers:
+        why = reasons[0].message if reasons else f"no formulas for `{found.family}`"
+        if cluster is None:
+            return cards.Smallests(model=found, rows=(), unknown=why)
+        return cards.Card(model=found, cluster=cluster, strategies={}, rows=(), unknown=why)
+    subject = os.fspath(model) if isinstance(model, (str, os.PathLike)) else found.name
+    if cluster is None:
+        known = cards.smallest(found, job_of)
+        return dataclasses.replace(
+            known, rows=tuple(smallest_command(one, known, subject) for one in known.rows)
+        )
+    place = " ".join(
+        f"--{name} {shlex.quote(str(values[name]))}" for name in ("gpu", "memory") if name in values
+    )
+    return spelled(cards.card(found, cluster, job_of), subject, place or "--gpu auto")
+
+
+def own_gpu() -> Cluster | None:
+    """This machine's, if it has one."""
+    from memfit.hardware import Cluster, auto_gpu
+
+    try:
+        return Cluster(gpu=auto_gpu())
+    except InputError:
+        return None
+
+
+def family(name: str) -> tuple[str, ...]:
+    """The models of the catalog that a name means, where it is not one: chat models stand for their
+    families."""
+    from memfit.model import catalog
+
+    if not name or "/" in name or Path(name).exists() or catalog.find(name):
+        return ()
+    found = catalog.candidates(name)
+    entries = [one for one in catalog.entries() if one.name in found]
+    plain = [one for one in entries if not any(part in one.name for part in VARIANTS)]
+    some = sorted(plain or entries, key=lambda one: one.parameters or 0)
+    return tuple(one.name for one in some[:LARGEST_SHELF]) if len(some) > 1 else ()
+
+
+VARIANTS = ("FP8", "AWQ", "GPTQ", "Base", "Embedding", "Reranker", "NVFP4", "Int4", "Int8", "bnb")
+
+
+def built(name: str) -> list[Model]:
+    """None where no formulas know it."""
+    try:
+        model = model_of(name, Ask(offline=True, by="formula"))[1]
+    except InputError:
+        return []
+    return [model] if model.layers else []
+
+
+def job_of(model: Model, use: Use, strategy: Strategy, gpu: GPU | None) -> Job:
+    """The job that a question with the use's options means."""
+    layouts = frozenset(name for name, _ in strategy.uses())
+    usual = assumed(use.options, model.config, layouts, "bf16" if gpu is None else gpu.half)
+    return Job(**{**usual, **use.options})
+
+
+def spelled(found: Card, subject: str, place: str) -> Card:
+    """With the commands that ask for each row, and for what would make it fit."""
+    from memfit.commands import gpu_words
+
+    config, half = found.model.config, found.cluster.gpu.half
+
+    def worded(one: Row) -> Row:
+        strategy = found.strategies[one.use.key]
+        text = command(subject, one.job, place, strategy, config, half)
+        way = one.way
+        if way is not None and way.cluster is not None:
+            other = gpu_words(way.cluster)
+            more = command(subject, way.job, other, way.strategy, config, way.cluster.gpu.half)
+            way = dataclasses.replace(way, command=more)
+        return dataclasses.replace(one, command=text, way=way)
+
+    return dataclasses.replace(found, rows=tuple(worded(one) for one in found.rows))
+
+
+def smallest_command(one: Smallest, known: Smallests, subject: str) -> Smallest:
+    if one.gpu is None:
+        return one
+    job = job_of(known.model, one.use, Strategy(), one.gpu)
+    text = command(
+        subject, job, f"--gpu {one.gpu.id}", Strategy(), known.model.config, one.gpu.half
+    )
+    return dataclasses.replace(one, command=text)
+
+
+__all__ = ["WELL_KNOWN", "card"]
