@@ -6,7 +6,6 @@ import json
 from collections.abc import Collection, Sequence
 from typing import Any
 
-
 from memfit.verb_card import OPTIONS, card
 
 HELP = """\

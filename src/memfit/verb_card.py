@@ -19,7 +19,7 @@ from memfit.words import Ask, ask_from, cluster_of, gather, model_of
 if TYPE_CHECKING:
     from memfit.hardware import GPU, Cluster
     from memfit.model.modules import Model
-    from memfit.plan.card import Card, Row, Shelf, Smallest, Smallests, Use
+    from memfit.plan.card import Card, Row, Served, Shelf, Smallest, Smallests, Use
 
 # Models that people ask for most, by families and sizes; all are in the catalog.
 WELL_KNOWN = (
@@ -37,6 +37,7 @@ WELL_KNOWN = (
     "meta-llama/Llama-3.3-70B-Instruct",
 )
 LARGEST_SHELF = 16
+ALL_LAYERS = 999  # as llama.cpp's own documentation writes it
 OPTIONS = ("gpu", "memory", "offline")
 
 
@@ -67,7 +68,7 @@ def card(
                 hint="name one like `--gpu rtx-4090`",
             )
         some = [one for name in names or WELL_KNOWN for one in built(name)]
-        return cards.shelf(some, cluster, job_of)
+        return cards.shelf(some, cluster, job_of, served)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     if not found.layers:
         why = reasons[0].message if reasons else f"no formulas for `{found.family}`"
@@ -83,7 +84,7 @@ def card(
     place = " ".join(
         f"--{name} {shlex.quote(str(values[name]))}" for name in ("gpu", "memory") if name in values
     )
-    return spelled(cards.card(found, cluster, job_of), subject, place or "--gpu auto")
+    return spelled(cards.card(found, cluster, job_of, served), subject, place or "--gpu auto")
 
 
 def own_gpu() -> Cluster | None:
@@ -105,12 +106,32 @@ def family(name: str) -> tuple[str, ...]:
         return ()
     found = catalog.candidates(name)
     entries = [one for one in catalog.entries() if one.name in found]
-    plain = [one for one in entries if not any(part in one.name for part in VARIANTS)]
-    some = sorted(plain or entries, key=lambda one: one.parameters or 0)
+    begins = [
+        one for one in entries if folded(one.name.rpartition("/")[2]).startswith(folded(name))
+    ]
+    plain = [one for one in begins if not any(part in one.name for part in VARIANTS)]
+    some = sorted(plain or begins or entries, key=lambda one: one.parameters or 0)
     return tuple(one.name for one in some[:LARGEST_SHELF]) if len(some) > 1 else ()
 
 
-VARIANTS = ("FP8", "AWQ", "GPTQ", "Base", "Embedding", "Reranker", "NVFP4", "Int4", "Int8", "bnb")
+VARIANTS = (
+    "-2507",
+    "Coder",
+    "FP8",
+    "AWQ",
+    "GPTQ",
+    "Base",
+    "Embedding",
+    "Reranker",
+    "NVFP4",
+    "Int4",
+    "Int8",
+    "bnb",
+)
+
+
+def folded(name: str) -> str:
+    return "".join(part for part in name.lower() if part.isalnum())
 
 
 def built(name: str) -> list[Model]:
@@ -129,6 +150,28 @@ def job_of(model: Model, use: Use, strategy: Strategy, gpu: GPU | None) -> Job:
     return Job(**{**usual, **use.options})
 
 
+def served(model: Model, quant: str, cluster: Cluster, context: int) -> Served | None:
+    """What llama.cpp takes with every layer on the GPU."""
+    from memfit.plan.card import Served
+    from memfit.serving import find_engine
+    from memfit.serving.base import Question
+    from memfit.verb_engine import answered, device_of, subject_for
+
+    engine, problems = find_engine("llama.cpp"), list[Problem]()
+    try:
+        subject = subject_for(engine, f"{model.name}:{quant}", offline=True)
+        asked = Question(
+            subject=subject,
+            devices=(device_of(cluster),) * cluster.gpus,
+            options={"context": context, "gpu_layers": ALL_LAYERS},
+            version="",
+        )
+        found = answered(engine, asked, problems)
+    except InputError:
+        return None
+    return Served(device=found.device, fits=found.fits)
+
+
 def spelled(found: Card, subject: str, place: str) -> Card:
     """With the commands that ask for each row, and for what would make it fit."""
     from memfit.commands import gpu_words
@@ -136,6 +179,10 @@ def spelled(found: Card, subject: str, place: str) -> Card:
     config, half = found.model.config, found.cluster.gpu.half
 
     def worded(one: Row) -> Row:
+        if one.use.gguf:
+            words = ["memfit estimate", shlex.quote(f"{subject}:{one.use.gguf}")]
+            text = " ".join([*words, "--engine llama.cpp", place])
+            return dataclasses.replace(one, command=text)
         strategy = found.strategies[one.use.key]
         text = command(subject, one.job, place, strategy, config, half)
         way = one.way

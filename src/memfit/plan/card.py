@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memfit.answers import Way
@@ -26,6 +26,7 @@ from memfit.strategy import FSDP, ONE, TP, Strategy
 CONTEXT = 4096  # tokens of each user's context, where users are counted
 NEW = 128  # of them, generated
 MOST = 4096  # users or sequences at once; more are not looked for
+UNIT = 256  # tokens: nobody asks for 27,547 of them
 TRIES = 6  # precise looks at what the line promises
 
 
@@ -36,17 +37,20 @@ class Use:
     key: str
     title: str
     options: Mapping[str, Any]
+    gguf: str = ""  # the quantization of a GGUF file, which llama.cpp serves
 
     @property
     def answers(self) -> bool:
-        return self.options.get("task") == "inference"
+        return bool(self.gguf) or self.options.get("task") == "inference"
 
 
 ANSWER: Mapping[str, Any] = {"task": "inference", "seq": CONTEXT - NEW, "new_tokens": NEW}
 USES = (
     Use(key="16-bit", title="16-bit", options=ANSWER),
     Use(key="8-bit", title="8-bit", options={**ANSWER, "quant": "int8"}),
+    Use(key="Q8_0", title="GGUF Q8_0", options={}, gguf="Q8_0"),
     Use(key="4-bit", title="4-bit", options={**ANSWER, "quant": "nf4"}),
+    Use(key="Q4_K_M", title="GGUF Q4_K_M", options={}, gguf="Q4_K_M"),
     Use(key="full", title="full", options={"method": "full"}),
     Use(key="lora", title="LoRA", options={"method": "lora"}),
     Use(key="qlora", title="QLoRA", options={"method": "qlora"}),
@@ -56,30 +60,21 @@ USES = (
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """How far a use goes. `job` is the question of the row: its batch is the default one, or the
-    largest that fits; `longest` are tokens of one sequence, `most` sequences of the default length,
-    or users. `refused` says why there is no answer; `way` is what would make it fit."""
+    largest that fits; `device` and `tokens_per_second` are its answer. `longest` are tokens of one
+    sequence, `most` sequences of the default length, or users. `refused` says why there is no
+    answer; `way` is what would make it fit."""
 
     use: Use
-    job: Job
-    found: Estimate | None = None
+    job: Job = field(default_factory=Job)
+    fits: bool = False
+    device: int = 0
+    tokens_per_second: float | None = None
     longest: int = 0
     most: int = 0
     refused: str = ""
     way: Way | None = None
     best: bool = False
     command: str = ""
-
-    @property
-    def fits(self) -> bool:
-        return self.found is not None and self.found.verdict == "fits"
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Of the row's job."""
-        if self.found is None:
-            return None
-        time = self.found.time or self.found.generation
-        return None if time is None else time.tokens_per_second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,23 +136,42 @@ class Shelf:
 Jobs = Callable[[Model, Use, Strategy, GPU | None], Job]
 
 
-def card(model: Model, cluster: Cluster, job_of: Jobs, *, ways: bool = True) -> Card:
-    """`job_of` resolves the defaults of a use. `ways`: also look for what makes the rest fit."""
-    spread = {use.key: layout(model, use, cluster) for use in USES}
-    rows = [row(model, use, cluster, spread[use.key], job_of) for use in USES]
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """What an engine says of a model: bytes on the fullest GPU, and whether it starts."""
+
+    device: int
+    fits: bool
+
+
+# A model, the quantization of its GGUF file, the GPUs, tokens of context; None where the engine
+# does not know the model.
+Serve = Callable[[Model, str, Cluster, int], "Served | None"]
+
+
+def card(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Card:
+    """`job_of` resolves the defaults of a use, `serve` asks llama.cpp."""
+    spread = {use.key: layout(use, cluster) for use in USES}
+    rows = [
+        served_row(model, use, cluster, serve)
+        if use.gguf
+        else row(model, use, cluster, spread[use.key], job_of)
+        for use in USES
+    ]
     for answers in (True, False):
         fit = [at for at, one in enumerate(rows) if one.fits and one.use.answers is answers]
         if fit:
             rows[fit[0]] = dataclasses.replace(rows[fit[0]], best=True)
-    if ways:
-        rows = [
-            one if one.fits or one.refused else with_way(model, one, cluster, spread[one.use.key])
-            for one in rows
-        ]
+    rows = [
+        one
+        if one.fits or one.refused or one.use.gguf
+        else with_way(model, one, cluster, spread[one.use.key])
+        for one in rows
+    ]
     return Card(model=model, cluster=cluster, strategies=spread, rows=tuple(rows))
 
 
-def layout(model: Model, use: Use, cluster: Cluster) -> Strategy:
+def layout(use: Use, cluster: Cluster) -> Strategy:
     """Over several GPUs: training shards everything, answers split each layer."""
     if cluster.gpus == 1:
         return ONE
@@ -182,7 +196,40 @@ def row(model: Model, use: Use, cluster: Cluster, strategy: Strategy, job_of: Jo
     except InputError as bad:
         return Row(use=use, job=job, refused=bad.problems[0].message)
     extra = NEW if use.answers and longest else 0
-    return Row(use=use, job=shown, found=found, longest=longest + extra, most=most)
+    if found is None:
+        return Row(use=use, job=shown, longest=longest + extra)
+    time = found.time or found.generation
+    return Row(
+        use=use,
+        job=shown,
+        fits=found.verdict == "fits",
+        device=found.device,
+        tokens_per_second=None if time is None else time.tokens_per_second,
+        longest=longest + extra,
+        most=most,
+    )
+
+
+def served_row(model: Model, use: Use, cluster: Cluster, serve: Serve) -> Row:
+    """Memory is a line in the context: two points say where it ends, and that is tried."""
+    first = serve(model, use.gguf, cluster, CONTEXT)
+    if first is None:
+        return Row(use=use, refused="llama.cpp has no graph of it in memfit")
+    if not first.fits:
+        return Row(use=use, device=first.device)
+    top = max(CONTEXT, positions(model, Job(task="inference", new_tokens=0)) // UNIT * UNIT)
+    next_point = serve(model, use.gguf, cluster, 2 * CONTEXT)
+    slope = 0 if next_point is None else max(0, next_point.device - first.device) / CONTEXT
+    room = usable(cluster.gpu) - first.device
+    longest = top if slope == 0 else min(top, CONTEXT + int(room / slope) // UNIT * UNIT)
+    for _ in range(TRIES):
+        known = serve(model, use.gguf, cluster, longest)
+        if longest <= CONTEXT or (known is not None and known.fits):
+            break
+        longest -= UNIT
+    longest = max(CONTEXT, longest)
+    many = longest // CONTEXT  # slots share one context
+    return Row(use=use, fits=True, device=first.device, longest=longest, most=many)
 
 
 def positions(model: Model, job: Job) -> int:
@@ -214,7 +261,7 @@ def furthest(look: Look, job: Job, name: str, top: int, step: int) -> int:
             seen[value] = look.short(job.replace(**{name: value}))
         return seen[value]
 
-    unit = step or 256
+    unit = step or UNIT
     ends = max(1, top // unit)
     if step == 0 and top < unit:
         unit, ends = 1, top
@@ -241,7 +288,8 @@ def with_way(model: Model, one: Row, cluster: Cluster, strategy: Strategy) -> Ro
 
 # ------------------------------------------------------------------------- the other two questions
 def smallest(model: Model, job_of: Jobs) -> Smallests:
-    return Smallests(model=model, rows=tuple(smallest_row(model, use, job_of) for use in USES))
+    uses = [use for use in USES if not use.gguf]
+    return Smallests(model=model, rows=tuple(smallest_row(model, use, job_of) for use in uses))
 
 
 def smallest_row(model: Model, use: Use, job_of: Jobs) -> Smallest:
@@ -276,14 +324,15 @@ def first(model: Model, use: Use, gpus: Sequence[GPU], job_of: Jobs) -> tuple[GP
     return None
 
 
-def shelf(models: Sequence[Model], cluster: Cluster, job_of: Jobs) -> Shelf:
-    return Shelf(cluster=cluster, lines=tuple(line(model, cluster, job_of) for model in models))
-
-
-def line(model: Model, cluster: Cluster, job_of: Jobs) -> Line:
-    answer, tune = (
-        next(fitting_uses(model, cluster, job_of, answers), None) for answers in (True, False)
+def shelf(models: Sequence[Model], cluster: Cluster, job_of: Jobs, serve: Serve) -> Shelf:
+    return Shelf(
+        cluster=cluster, lines=tuple(line(model, cluster, job_of, serve) for model in models)
     )
+
+
+def line(model: Model, cluster: Cluster, job_of: Jobs, serve: Serve) -> Line:
+    answer = next(fitting_uses(model, cluster, job_of, serve, True), None)
+    tune = next(fitting_uses(model, cluster, job_of, serve, False), None)
     return Line(
         name=model.name,
         parameters=model.parameters,
@@ -295,14 +344,19 @@ def line(model: Model, cluster: Cluster, job_of: Jobs) -> Line:
 
 
 def fitting_uses(
-    model: Model, cluster: Cluster, job_of: Jobs, answers: bool
+    model: Model, cluster: Cluster, job_of: Jobs, serve: Serve, answers: bool
 ) -> Iterator[tuple[Use, int]]:
     """Those of one group that fit at their default, the best first; training with one sequence at a
     time where the default batch is too large."""
     for use in USES:
         if use.answers is not answers:
             continue
-        strategy = layout(model, use, cluster)
+        if use.gguf:
+            served = serve(model, use.gguf, cluster, CONTEXT)
+            if served is not None and served.fits:
+                yield use, served.device
+            continue
+        strategy = layout(use, cluster)
         job = job_of(model, use, strategy, cluster.gpu)
         for one in dict.fromkeys((job, job.replace(batch=1, accumulate=job.batch))):
             try:

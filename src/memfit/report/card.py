@@ -8,7 +8,7 @@ from typing import Any
 from memfit.plan.card import CONTEXT, Card, Line, Row, Shelf, Smallest, Smallests
 from memfit.report.figures import count, gib
 
-LABEL = 9
+LABEL = 11
 
 
 def text(found: Card | Shelf | Smallests) -> str:
@@ -79,9 +79,9 @@ def named(row: Row) -> str:
 
 def highlights(best: list[Row]) -> Iterator[str]:
     words = [
-        f"{row.longest:,} tokens of context or {row.most:,} user{'s' * (row.most != 1)} at {CONTEXT:,}"
+        f"{row.longest:,} tokens of context, or {row.most:,} users at {CONTEXT:,}"
         if row.use.answers
-        else f"{row.use.title} up to batch {row.most:,} x {row.job.seq:,} or 1 x {row.longest:,}"
+        else f"{row.use.title} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
         for row in best
     ]
     yield "; ".join(words) or "no way of answering or fine-tuning fits"
@@ -92,12 +92,12 @@ def row_line(row: Row) -> str:
     head = f"{mark} {row.use.title:<{LABEL + 2}}"
     if row.refused:
         return f"{head}{'-':>9}"
-    if not row.fits or row.found is None:
+    if not row.fits:
         if row.longest:
             return f"{head}{'-':>9}{row.longest:>19,}{'-':>16}{'-':>12}"
         return f"{head}{'does not fit':>12}"
     speed = "?" if row.tokens_per_second is None else f"{row.tokens_per_second:,.0f}"
-    return f"{head}{gib(row.found.device):>9}{row.longest:>19,}{row.most:>16,}{speed:>12}"
+    return f"{head}{gib(row.device):>9}{row.longest:>19,}{row.most:>16,}{speed:>12}"
 
 
 def possible(row: Row) -> str:
@@ -129,7 +129,7 @@ def shelf_lines(found: Shelf) -> Iterator[str]:
         yield f"largest to fine-tune: {largest.name} with {largest.tune.title}, {size} GiB"
     yield f"next step: memfit MODEL --gpu {cluster.gpu.id}"
     yield ""
-    yield f"{'model':<38}{'parameters':>11}{'answer':>16}{'fine-tune':>14}"
+    yield f"{'model':<36}{'parameters':>11}{'answer':>20}{'fine-tune':>13}"
     yield from (shelf_line(one) for one in found.lines)
     yield ""
     yield f"The best form that fits, and its GiB: answering one user with {CONTEXT:,} tokens,"
@@ -143,7 +143,7 @@ def short(name: str) -> str:
 def shelf_line(one: Line) -> str:
     answer = "-" if one.answer is None else f"{one.answer.title} {gib(one.answer_bytes):>6}"
     tune = "-" if one.tune is None else f"{one.tune.title} {gib(one.tune_bytes):>6}"
-    return f"{one.name:<38}{count(one.parameters):>11}{answer:>16}{tune:>14}"
+    return f"{one.name:<36}{count(one.parameters):>11}{answer:>20}{tune:>13}"
 
 
 def smallest_lines(found: Smallests) -> Iterator[str]:
@@ -156,7 +156,7 @@ def smallest_lines(found: Smallests) -> Iterator[str]:
     known = [one for one in found.rows if one.gpu is not None]
     ends = {one.use.key: one for one in known}
     words = [
-        f"{what} from {ends[key].gpu.name}"  # type: ignore[union-attr]
+        f"{what} from {ends[key].gpu.id}"  # type: ignore[union-attr]
         for key, what in (("4-bit", "answers in 4-bit"), ("qlora", "fine-tunes with QLoRA"))
         if key in ends
     ]
@@ -234,12 +234,11 @@ def data(found: Card | Shelf | Smallests) -> dict[str, Any]:
 
 
 def row_data(one: Row) -> dict[str, Any]:
-    found = one.found
     return {
         "use": one.use.key,
         "fits": one.fits,
         "best": one.best,
-        "device": None if found is None else found.device,
+        "device": one.device or None,
         "batch": one.job.batch,
         "seq": one.job.seq,
         "longest": one.longest,

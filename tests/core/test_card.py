@@ -1,0 +1,109 @@
+"""The card: what a GPU can do with a model, and every claim of it asked again."""
+
+import json
+import shlex
+
+import pytest
+
+from memfit.cli import main
+from memfit.cli_card import routed
+from memfit.plan.card import Card, Shelf, Smallests
+from memfit.plan.reverse import largest_batch, longest_seq
+from memfit.verb_card import card
+from memfit.verbs import VERBS, question
+
+MODEL = "meta-llama/Llama-3.2-1B"
+
+
+@pytest.fixture(scope="module")
+def found() -> Card:
+    answer = card(MODEL, gpu="rtx-3060-12gb", offline=True)
+    assert isinstance(answer, Card)
+    return answer
+
+
+def test_every_claim_fits_when_it_is_asked(found: Card) -> None:
+    assert {row.use.key for row in found.rows if row.fits} >= {"16-bit", "4-bit", "lora", "qlora"}
+    for row in found.rows:
+        if row.use.gguf or not row.fits:
+            continue
+        asked = question(MODEL, {"gpu": "rtx-3060-12gb", "offline": True, **row.use.options}, [])
+        assert asked.cluster is not None
+        most = largest_batch(asked.model, asked.job, asked.cluster).value
+        assert isinstance(most, int)
+        assert 0.95 * most - 1 <= row.most <= most, row.use.key
+        alone = asked.job.replace(batch=1)
+        longest = longest_seq(asked.model, alone, asked.cluster).value
+        assert isinstance(longest, int)
+        extra = alone.new_tokens if row.use.answers else 0
+        assert 0.9 * longest - 512 <= row.longest - extra <= longest, row.use.key
+
+
+def test_commands_of_rows_say_the_same(found: Card, capsys: pytest.CaptureFixture[str]) -> None:
+    """As printed, word for word; what would make the rest possible fits."""
+    for row in found.rows:
+        if row.fits and not row.use.gguf:
+            assert main([*shlex.split(row.command)[1:], "--offline", "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["memory"]["device"] == row.device
+        if row.way is not None:
+            assert main([*shlex.split(row.way.command)[1:], "--offline", "--json"]) == 0
+            assert json.loads(capsys.readouterr().out)["verdict"] == "fits"
+
+
+def test_the_best_of_each_group_is_marked(found: Card) -> None:
+    assert next(row.use.key for row in found.rows if row.best) == "16-bit"
+    assert sum(row.best for row in found.rows) == 2
+
+
+def test_without_a_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([MODEL, "--gpu", "rtx-3060-12gb", "--offline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith(f"{MODEL} on NVIDIA GeForce RTX 3060: answers in 16-bit and fine-")
+    assert lines[2].startswith("next step: memfit estimate ")
+    assert any(line.startswith("* 16-bit ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "means"),
+    [
+        ("qwen3-8b --gpu rtx-4090", "card"),
+        ("qwen3-8b", "card"),
+        ("--gpu rtx-4090", "card"),
+        ("org/unheard-of --gpu=l4 --json", "card"),
+        ("qwen3-8b --gpu rtx-4090 --method lora", "estimate"),
+        ("job.yaml --strict", "estimate"),
+        ("estimate qwen3-8b", "estimate"),
+        ("estimte qwen3-8b", "estimte"),
+        ("--help", "--help"),
+    ],
+)
+def test_questions_without_a_verb_find_theirs(words: str, means: str) -> None:
+    assert routed(words.split(), VERBS)[0] == means
+
+
+def test_a_family_on_a_mac() -> None:
+    """Qwen3-14B's Q4_K_M file has 9.0 GB (huggingface.co/Qwen/Qwen3-14B-GGUF), and macOS gives the
+    GPU two thirds of 16 GB."""
+    shelf = card("qwen3", gpu="mac-16gb", offline=True)
+    assert isinstance(shelf, Shelf)
+    largest = [line for line in shelf.lines if line.answer is not None][-1]
+    assert largest.name == "Qwen/Qwen3-14B"
+    assert largest.answer is not None
+    assert largest.answer.key == "Q4_K_M"
+
+
+def test_the_smallest_gpu_for_each_use() -> None:
+    known = card(MODEL, offline=True)
+    assert isinstance(known, Smallests)
+    by_use = {row.use.key: row for row in known.rows}
+    assert by_use["qlora"].gpu is not None
+    assert by_use["full"].gpu is not None
+    assert by_use["qlora"].gpu.memory <= by_use["full"].gpu.memory
+    assert by_use["full"].dollars is not None
+
+
+def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["google-bert/bert-base-uncased", "--gpu", "t4", "--offline"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "no formulas" in lines[0]
+    assert lines[2].startswith("next step: memfit trace google-bert/bert-base-uncased")
