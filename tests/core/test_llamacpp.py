@@ -91,7 +91,7 @@ LOGS = {
         ("mistralai/Mistral-Nemo-Base-2407", "Q5_K_M"),
         Settings(context=4096, flash=False, build=6050),
         machine("metal"),
-        ([7875.8, 440.0], [640.0], [312.0, 18.01]),
+        ([8315.8, 440.0], [640.0], [312.0, 18.01]),  # printed: 7875.8, a file in another order
     ),
 }
 

@@ -220,7 +220,14 @@ def judge(row: ServedRow) -> ServedOutcome:
         question = Question(
             subject=subject,
             devices=(device_of(row, needed=engine.needs_memory),) * max(1, row.gpus),
-            options=engine.row_options({**unsloth(row), "figures": row.figures}),
+            options=engine.row_options(
+                {
+                    **unsloth(row),
+                    "figures": row.figures,
+                    "source": row.source,
+                    "version": row.version,
+                }
+            ),
             version=row.version,
         )
         answer = engine.answer(question)

@@ -21,9 +21,14 @@ KINDS: Mapping[str, Kind] = {
     "f16": F16,
     "f32": F32,
     "bf16": Kind(1, 2),
+    # caches of TurboQuant forks: ggml-common.h block_turbo3_0 and block_turbo4_0, which have one
+    # scale of 16 bits and 3 or 4 bits for each of 32 values
+    "turbo3": Kind(32, 14),
+    "turbo4": Kind(32, 18),
 }
 
 
+SUMS_EARLY = 8000  # the experts' sum comes before what runs beside them; absent in b7437
 SET_ROWS = 6070  # pull request 14959, August 2025: the cache is written by row numbers
 
 
@@ -70,7 +75,10 @@ class Builder:
         self._masks: dict[bool, Tensor] = {}
         self._ids: dict[tuple[str, bool], Tensor] = {}
         self.state_ids: tuple[Tensor, Tensor] | None = None
-        self.positions = ggml.given((self.n,), I32)
+        self.opened_states: dict[int, Tensor] = {}
+        self.open_caches: dict[int, Tensor] = {}
+        kinds = 4 if "rope.dimension_sections" in model.facts else 1  # of positions of a token
+        self.positions = ggml.given((kinds * self.n,), I32)
         self.out_ids = ggml.given((settings.outputs,), I32)
         self.expand = self.graph.expand
 
@@ -165,12 +173,21 @@ class Builder:
                 hidden = ggml.same("sqr", hidden)
         return self.linear(f"{prefix}ffn_down{suffix}", hidden)
 
-    def moe(self, prefix: str, x: Tensor, gating: str, *, normed: bool, scaled: bool) -> Tensor:
+    def moe(
+        self,
+        prefix: str,
+        x: Tensor,
+        gating: str,
+        *,
+        normed: bool,
+        scaled: bool,
+        router: Tensor | None = None,
+    ) -> Tensor:
         """Routed experts: each token's choice, its weights, the products, their sum."""
         model, n = self.model, x.ne[1]
         experts = self.needed(f"{prefix}ffn_gate_inp.weight").ne[1]
         active = model.number("expert_used_count")
-        logits = self.linear(f"{prefix}ffn_gate_inp", x)
+        logits = self.linear(f"{prefix}ffn_gate_inp", x if router is None else router)
         act = model.arch
         if gating == "softmax":
             probs = ggml.same("soft_max", logits)
@@ -194,7 +211,7 @@ class Builder:
             weights = ggml.reshape(flat, 1, active, n)
         if normed:
             flat = ggml.reshape(weights, active, n)
-            total = ggml.same("clamp", ggml.as_float("sum_rows", (1, n), flat))
+            total = ggml.in_place("clamp", ggml.as_float("sum_rows", (1, n), flat))
             weights = ggml.reshape(ggml.same("div", flat, total), 1, active, n)
         if scaled:
             weights = ggml.same("scale", weights)
@@ -253,7 +270,8 @@ class Builder:
         total = parts[0]
         for part in parts[1:]:
             total = ggml.same("add", total, part)
-        return total if active > 1 else ggml.contiguous(total)
+        total = total if active > 1 else ggml.contiguous(total)
+        return self.expand(total) if self.settings.build >= SUMS_EARLY else total
 
     # -------------------------------------------------------- attention
 

@@ -18,7 +18,7 @@ from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.options import OPTIONS, SILENT
 from memfit.serving.llamacpp.placement import BACKENDS, HOST, Backend, Machine
-from memfit.serving.llamacpp.settings import FOUR_SLOTS, Settings
+from memfit.serving.llamacpp.settings import FLASH_AUTO, FOUR_SLOTS, Settings
 from memfit.serving.llamacpp.versions import build_number
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.units import MIB
@@ -72,7 +72,8 @@ class LlamaCpp:
         return subject(spec, offline)
 
     def answer(self, question: Question) -> ServingAnswer:
-        return answered(set_up(question, self.name, self.title, build_number(question.version)))
+        build = int(question.options.get("build") or build_number(question.version))
+        return answered(set_up(question, self.name, self.title, build))
 
 
 def read_command(words: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -218,7 +219,7 @@ def settings_of(
         ubatch=min(batch, int(options.get("ubatch", 512))),
         cache_k=str(options.get("cache_k", "f16")),
         cache_v=str(options.get("cache_v", "f16")),
-        flash=str(options.get("flash", "auto")) != "off",
+        flash=str(options.get("flash", "auto" if build >= FLASH_AUTO else "off")) != "off",
         gpu_layers=layers,
         cpu_moe=10**6 if options.get("cpu_moe") else int(options.get("cpu_moe_layers", 0)),
         overrides=_overrides(str(options.get("overrides", "")), problems),
@@ -228,6 +229,7 @@ def settings_of(
         op_offload=not options.get("no_op_offload"),
         mmap=not options.get("no_mmap"),
         embedding=bool(options.get("embedding")),
+        all_outputs=bool(options.get("all_outputs")),
         build=build,
     )
 

@@ -179,6 +179,11 @@ def copied(values: Tensor, target: Tensor) -> Tensor:
     return made
 
 
+def in_place(op: str, target: Tensor) -> Tensor:
+    """An operation that writes over its operand."""
+    return _viewed(op, target, target.ne, target.nb)
+
+
 class Graph:
     """Nodes in the order in which they run: each result after its operands, as
     `ggml_build_forward_expand` visits them."""

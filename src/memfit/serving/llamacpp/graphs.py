@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
-from memfit.serving.llamacpp import ggml
+from memfit.serving.llamacpp import ggml, states
 from memfit.serving.llamacpp.builder import Builder, Heads
 from memfit.serving.llamacpp.ggml import Tensor
 from memfit.serving.llamacpp.model import GgufModel
@@ -31,7 +31,7 @@ def projections(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> tuple[Tens
     if b.weight(f"{p}attn_qkv.weight") is not None:
         joined = b.linear(f"{p}attn_qkv", x)
         if model.facts.get("attention.clamp_kqv"):
-            joined = ggml.same("clamp", joined)
+            joined = ggml.in_place("clamp", joined)
         row, step = joined.nb[1], head * 4
         q = ggml.view(joined, (head, heads, b.n), (step, row))
         k = ggml.view(joined, (head, kv_heads, b.n), (step, row), heads * step)
@@ -41,7 +41,7 @@ def projections(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> tuple[Tens
     for name, width, count in (("q", head, heads), ("k", head, kv_heads), ("v", value, kv_heads)):
         one = b.linear(f"{p}attn_{name}", x)
         if model.facts.get("attention.clamp_kqv"):
-            one = ggml.same("clamp", one)
+            one = ggml.in_place("clamp", one)
         weight = b.weight(f"{p}attn_{name}_norm.weight")
         whole = weight is not None and weight.ne[0] != head
         if whole:
@@ -78,6 +78,8 @@ def rotates(model: GgufModel, layer: int) -> bool:
         return model.slides(layer)
     if model.arch == "smollm3":
         return (layer + 1) % 4 != 0
+    if model.arch == "baichuan":
+        return model.layers == 32  # the 13B has position biases instead
     if model.arch == "llama4":
         return model.slides(layer)
     return True
@@ -152,35 +154,48 @@ def _layer(
             attended, x, normed = b.chosen(attended, x, normed)
         else:
             attended, x = b.chosen(attended, x)
-    scale = bool(b.model.facts.get("residual_scale"))
     if parallel:
         fed = feed_forward(b, recipe, layer, normed)
+        if b.model.arch == "phi2":
+            return ggml.same("add", ggml.same("add", attended, fed), x)
         return ggml.same("add", ggml.same("add", fed, x), attended)
-    second = "ffn_norm"
-    if b.weight(f"{p}ffn_norm.weight") is not None or "post_ffw_norm" in _names(b, p):
-        if b.weight(f"{p}post_attention_norm.weight") is not None:
-            attended = b.norm(attended, f"{p}post_attention_norm", recipe.norm)
-    elif b.weight(f"{p}post_attention_norm.weight") is not None:
-        second = "post_attention_norm"
-    elif b.weight(f"{p}attn_output_norm.weight") is not None:
-        second = "attn_output_norm"
+    return _second_half(b, recipe, layer, attended, x)
+
+
+def _second_half(b: Builder, recipe: Recipe, layer: int, attended: Tensor, x: Tensor) -> Tensor:
+    """What follows attention: norms of its output, the sum, the feed-forward."""
+    p = f"blk.{layer}."
+    scale = bool(b.model.facts.get("residual_scale"))
+    after, before, last = norm_roles(b.model.by_name, p)
+    if after:
+        attended = b.norm(attended, f"{p}{after}", recipe.norm)
     if scale:
         attended = ggml.same("scale", attended)
     x = ggml.same("add", attended, x)
-    if b.weight(f"{p}{second}.weight") is not None:
-        normed = b.norm(x, f"{p}{second}", recipe.norm)
+    if before:
+        normed = b.norm(x, f"{p}{before}", recipe.norm)
     else:
-        normed = x if "post_ffw_norm" in _names(b, p) else b.norm(x, None, "norm")
+        normed = x if last else b.norm(x, None, "norm")
     fed = feed_forward(b, recipe, layer, normed)
-    if b.weight(f"{p}post_ffw_norm.weight") is not None:
-        fed = b.norm(fed, f"{p}post_ffw_norm", recipe.norm)
+    if last:
+        fed = b.norm(fed, f"{p}{last}", recipe.norm)
     if scale:
         fed = ggml.same("scale", fed)
     return ggml.same("add", fed, x)
 
 
-def _names(b: Builder, prefix: str) -> tuple[str, ...]:
-    return ("post_ffw_norm",) if b.weight(f"{prefix}post_ffw_norm.weight") is not None else ()
+def norm_roles(names: Collection[str], prefix: str) -> tuple[str, str, str]:
+    """Which norm comes after attention, before the feed-forward, and after it; empty: none. The
+    same name has different places in different architectures."""
+
+    def first(*options: str) -> str:
+        return next((one for one in options if f"{prefix}{one}.weight" in names), "")
+
+    last = first("post_ffw_norm", "layer_output_norm")
+    before, after = first("ffn_norm"), first("post_attention_norm", "attn_output_norm")
+    if before or last:
+        return after, before, last
+    return "", after, ""
 
 
 # ------------------------------------------------------------------ latent attention
@@ -228,8 +243,111 @@ def latent(b: Builder, recipe: Recipe) -> None:
     decoder(b, recipe, _latent)
 
 
+# ------------------------------------------------------------------ recurrent layers
+
+
+def _mixed(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
+    """A layer's own kind of mixing: attention, or one of those with a state."""
+    names, p = b.model.by_name, f"blk.{layer}."
+    if f"{p}shortconv.conv.weight" in names:
+        return states.short_convolution(b, layer, x)
+    if f"{p}ssm_alpha.weight" in names or f"{p}ssm_ba.weight" in names:
+        return states.delta_net(b, layer, x)
+    if f"{p}ssm_x.weight" in names:
+        return states.mamba(b, layer, x)
+    if f"{p}ssm_in.weight" in names:
+        return states.mamba2(b, layer, x)
+    if recipe.gated_attention:
+        b.expand(x)
+        return states.gated_attention(b, layer, x)
+    return attention(b, recipe, layer, x)
+
+
+def hybrid(b: Builder, recipe: Recipe) -> None:
+    decoder(b, recipe, _mixed)
+
+
+def single(b: Builder, recipe: Recipe) -> None:
+    """Each layer is one thing: a state, attention or a feed-forward (Mamba, Nemotron-H)."""
+    x = opened(b, recipe)
+    if recipe.expands_input:
+        b.expand(x)
+    for layer in b.order:
+        p = f"blk.{layer}."
+        normed = b.norm(x, f"{p}attn_norm", recipe.norm)
+        feeds = f"{p}ffn_up.weight" in b.model.by_name or f"{p}ffn_gate_inp.weight" in (
+            b.model.by_name
+        )
+        mix = _latent_feed_forward if feeds else _mixed
+        made = mix(b, recipe, layer, normed)
+        if layer == b.order[-1]:
+            made, x = b.chosen(made, x)
+        x = ggml.same("add", made, x)
+    closed(b, recipe, x)
+
+
+def _latent_feed_forward(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> Tensor:
+    """Experts that may work in a narrower space, beside a shared one that does not."""
+    p = f"blk.{layer}."
+    if b.weight(f"{p}ffn_latent_down.weight") is None:
+        return feed_forward(b, recipe, layer, x)
+    narrow = b.linear(f"{p}ffn_latent_down", x)
+    made = b.moe(p, narrow, recipe.gating, normed=recipe.normed, scaled=recipe.scaled, router=x)
+    made = b.linear(f"{p}ffn_latent_up", made)
+    return ggml.same("add", made, b.ffn(p, x, recipe.act, "_shexp"))
+
+
+# ------------------------------------------------------------------ gemma 4
+
+
+def gemma4(b: Builder, recipe: Recipe) -> None:
+    """Values are normed, too; where they have no matrix they are the keys before their norm."""
+    x = opened(b, recipe)
+    for layer in b.order:
+        p = f"blk.{layer}."
+        made = _gemma4_attention(b, layer, b.norm(x, f"{p}attn_norm"))
+        x = ggml.same("add", b.norm(made, f"{p}post_attention_norm"), x)
+        if b.weight(f"{p}ffn_gate_inp.weight") is None:
+            fed = b.ffn(p, b.norm(x, f"{p}ffn_norm"))
+        else:
+            fed = _gemma4_experts(b, recipe, p, x)
+        x = ggml.same("add", b.norm(fed, f"{p}post_ffw_norm"), x)
+        if b.weight(f"{p}layer_output_scale.weight") is not None:
+            x = ggml.same("mul", x, b.needed(f"{p}layer_output_scale.weight"))
+    normed = ggml.rows(b.norm(x, "output_norm"), b.out_ids)
+    logits = b.finish(normed, None)
+    b.expand(ggml.same("scale", ggml.same("unary", ggml.same("scale", logits))))
+
+
+def _gemma4_attention(b: Builder, layer: int, x: Tensor) -> Tensor:
+    model, p = b.model, f"blk.{layer}."
+    head, heads, kv_heads = model.head(layer), model.heads(layer), model.kv_heads(layer)
+    q = ggml.reshape(b.linear(f"{p}attn_q", x), head, heads, b.n)
+    q = b.rope(b.norm(q, f"{p}attn_q_norm"))
+    k = v = b.linear(f"{p}attn_k", x)
+    if b.weight(f"{p}attn_v.weight") is not None:
+        v = b.linear(f"{p}attn_v", x)
+    k = ggml.reshape(k, head, kv_heads, b.n)
+    v = ggml.same("rms_norm", ggml.reshape(v, head, kv_heads, b.n))
+    k = b.rope(b.norm(k, f"{p}attn_k_norm"))
+    shape = Heads(k=head, v=head, kv=kv_heads, slides=model.slides(layer))
+    return b.linear(f"{p}attn_output", b.attention(layer, shape, q, k, v))
+
+
+def _gemma4_experts(b: Builder, recipe: Recipe, p: str, x: Tensor) -> Tensor:
+    dense = b.norm(b.ffn(p, b.norm(x, f"{p}ffn_norm")), f"{p}post_ffw_norm_1")
+    inside = b.norm(x, f"{p}pre_ffw_norm_2")
+    router = ggml.same("scale", ggml.same("rms_norm", x))
+    router = ggml.same("mul", router, b.needed(f"{p}ffn_gate_inp.scale"))
+    made = b.moe(p, inside, "softmax", normed=True, scaled=False, router=router)
+    return ggml.same("add", dense, b.norm(made, f"{p}post_ffw_norm_2"))
+
+
 LAYERS: Mapping[str, Callable[[Builder, Recipe], None]] = {
     "decoder": decoder,
     "latent": latent,
+    "hybrid": hybrid,
+    "gemma4": gemma4,
+    "single": single,
 }
 __all__ = ["build"]

@@ -47,6 +47,8 @@ def buffers(model: GgufModel, settings: Settings, machine: Machine) -> Buffers:
             f"llama.cpp's graph of the architecture `{model.arch}` is not supported yet",
             where="model",
         )
+    if not RECIPES[model.arch].flash:
+        settings = replace(settings, flash=False)
     places = place(model, settings, machine)
     caches = [layer_cache(model, settings, layer) for layer in range(model.layers)]
     pipeline = pipelined(model, settings, machine, places)

@@ -122,7 +122,9 @@ class Ollama:
 
     def row_options(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """The runner's own settings, as its log prints them."""
-        return {"printed": rows.row_options(row)}
+        printed = rows.row_options(row)
+        printed.pop("build", None)  # Ollama's version tells it
+        return {"printed": printed}
 
     def row_figures(self, figures: Mapping[str, Any]) -> dict[str, float]:
         return rows.row_figures(figures)

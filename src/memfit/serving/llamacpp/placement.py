@@ -132,6 +132,8 @@ def model_buffers(model: GgufModel, places: Places, machine: Machine) -> dict[st
     """Bytes of weights on each device; a tied output is held a second time where a GPU needs it."""
     held = dict.fromkeys((*machine.devices, HOST), 0)
     pools = machine.pools
+    if machine.backend.maps_file:
+        return mapped(model, places, machine)
     for tensor in model.tensors:
         if tensor.layer < model.layers:  # layers that predict further tokens are not loaded
             device = places.tensors[tensor.name]
@@ -141,6 +143,35 @@ def model_buffers(model: GgufModel, places: Places, machine: Machine) -> dict[st
         if table is not None:
             held[places.output] += stored_bytes(table, pools[places.output])
     return held
+
+
+def mapped(model: GgufModel, places: Places, machine: Machine) -> dict[str, int]:
+    """Unified memory: each device maps the file from its first tensor to its last one, and what
+    lies between. `llama-quantize` writes tensors by layer and name, those outside layers first."""
+    spans: dict[str, tuple[int, int]] = {}
+    at = 0
+    for tensor in in_file_order(model):
+        size = -(-tensor.bytes // ALIGNMENT) * ALIGNMENT
+        device = places.tensors[tensor.name]
+        tied = tensor.name == "token_embd.weight" and "output.weight" not in model.by_name
+        for one in {device, places.output} if tied else {device}:
+            first, _ = spans.get(one, (at, 0))
+            spans[one] = (first, at + size)
+        at += size
+    return {
+        device: spans[device][1] - spans[device][0] if device in spans else 0
+        for device in (*machine.devices, HOST)
+    }
+
+
+def in_file_order(model: GgufModel) -> list[GgufTensor]:
+    """As a file has them; without a file, as `llama-quantize` would write them."""
+    if model.origin:
+        return list(model.tensors)
+    return sorted(model.tensors, key=lambda tensor: (tensor.layer, tensor.name))
+
+
+ALIGNMENT = 32  # GGUF_DEFAULT_ALIGNMENT
 
 
 def stored_bytes(tensor: GgufTensor, pool: Pool) -> int:

@@ -28,7 +28,9 @@ class Recipe:
     softcap: bool = False
     window_inputs: bool = False  # a cache of its own for layers that see a window
     layers: str = "decoder"  # the function that builds its layers
-    kv_last: bool = False  # values are written after keys
+    gated_attention: bool = False
+    flash: bool = True  # False: its scores need more than the fused kernel does
+    expands_input: bool = False
 
 
 LIKE_LLAMA = """
@@ -40,6 +42,7 @@ RECIPES: Mapping[str, Recipe] = {
     "gemma": Recipe(scales_embedding=True, scales_query=True),
     "gemma2": Recipe(scales_embedding=True, scales_query=True, softcap=True),
     "gemma3": Recipe(scales_embedding=True, scales_query=True),
+    "gemma4": Recipe(layers="gemma4", scales_embedding=True),
     "phi2": Recipe(norm=LAYER, parallel=True, scales_query=True, act="gelu"),
     "phi3": Recipe(act="fused", scales_query=True),
     "glm4": Recipe(act="fused"),
@@ -68,8 +71,25 @@ RECIPES: Mapping[str, Recipe] = {
     "ernie4_5-moe": Recipe(gating="softmax"),
     "hunyuan-moe": Recipe(),
     "dbrx": Recipe(norm=LAYER),
-    "grok": Recipe(act="gelu"),
+    "grok": Recipe(act="gelu", softcap=True, flash=False),
     "gpt-oss": Recipe(gating="softmax_weight", normed=False),
     "llama4": Recipe(gating="sigmoid", normed=False),
+    "mamba": Recipe(layers="single"),
+    "mamba2": Recipe(layers="single"),
+    "nemotron_h": Recipe(layers="single", act="relu_sqr", rope=False, expands_input=True),
+    "nemotron_h_moe": Recipe(
+        layers="single",
+        act="relu_sqr",
+        rope=False,
+        gating="sigmoid",
+        scaled=True,
+        expands_input=True,
+    ),
+    "granitehybrid": Recipe(layers="hybrid"),
+    "jamba": Recipe(layers="hybrid", rope=False, normed=False),
+    "lfm2": Recipe(layers="hybrid"),
+    "qwen3next": Recipe(layers="hybrid", gated_attention=True),
+    "qwen35": Recipe(layers="hybrid", gated_attention=True),
+    "qwen35moe": Recipe(layers="hybrid", gated_attention=True),
     "deepseek2": Recipe(layers="latent", scaled=True),
 }

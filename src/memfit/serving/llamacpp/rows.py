@@ -9,7 +9,9 @@ from typing import Any
 from memfit.errors import InputError
 from memfit.model import catalog
 from memfit.serving.base import Subject
+from memfit.serving.llamacpp.builder import KINDS
 from memfit.serving.llamacpp.convert import CONVERTERS, converted
+from memfit.serving.llamacpp.versions import FIRST_GGUF
 
 _TYPES = {
     "Q2_K - Medium": "Q2_K",
@@ -55,6 +57,17 @@ def row_options(row: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(kinds, list) and kinds and isinstance(kinds[0], Mapping):
         found["cache_k"] = str(kinds[0].get("k_type", "f16"))
         found["cache_v"] = str(kinds[0].get("v_type", "f16"))
+        if not {found["cache_k"], found["cache_v"]} <= set(KINDS):
+            raise InputError.one(
+                f"cache type `{found['cache_k'][:20]}` belongs to a fork of llama.cpp", where="-ctk"
+            )
+    if re.search(r"(^|[/_-])(ppl|kld|perplexity)", str(stated.get("source") or "").lower()):
+        found["all_outputs"] = True  # logits of every token
+    if not stated_build(str(stated.get("version") or "")):
+        found["build"] = era(stated)
+    used = _used(_figures(row).get("buffers_mib") or {})
+    if used:
+        found["split"] = ",".join(str(int(one in used)) for one in range(max(used) + 1))
     backend = _backend(_figures(row).get("buffers_mib") or {})
     if backend:
         found["backend"] = backend
@@ -64,6 +77,30 @@ def row_options(row: Mapping[str, Any]) -> dict[str, Any]:
 def _figures(row: Mapping[str, Any]) -> Mapping[str, Any]:
     figures = row.get("figures")
     return figures if isinstance(figures, Mapping) else {}
+
+
+def stated_build(version: str) -> int:
+    """The build that a row states; 0 where it states none, or the count of a shallow clone."""
+    match = re.match(r"b?(\d{4,6})\b", version.strip())
+    return int(match[1]) if match and int(match[1]) >= FIRST_GGUF else 0
+
+
+def era(stated: Mapping[str, Any]) -> int:
+    """A build of the time when the log had these lines: `n_ctx_per_seq` became `n_ctx_seq` in
+    November 2025, and `kv_unified` came in July 2025 (llama-context.cpp)."""
+    if "n_ctx_seq" in stated:
+        return 8200
+    return 6500 if "kv_unified" in stated else 5000
+
+
+def _used(printed: Mapping[str, Any]) -> set[int]:
+    """Numbers of the GPUs that hold weights, where they are not simply the first ones."""
+    found = {
+        int(match[1])
+        for key in printed
+        if (match := re.match(r"[A-Za-z]+(\d+)_(?:Mapped_)?model", key))
+    }
+    return found if found and found != set(range(len(found))) else set()
 
 
 def _backend(printed: Mapping[str, Any]) -> str:
@@ -88,6 +125,11 @@ def row_figures(figures: Mapping[str, Any]) -> dict[str, float]:
         size = value[0] if isinstance(value, list) and "compute" in key else value
         size = sum(size) if isinstance(size, list) else float(size)
         device, _, what = key.removesuffix("_mib").rpartition("_")
+        weightless = f"{device}_model_mib" not in printed and f"{device}_Mapped_model_mib" not in (
+            printed
+        )
+        if what == "compute" and re.search(r"\d$", device) and weightless:
+            continue  # of a vision tower: its device has no weights of the model
         name = {"model": "model", "KV": "kv", "RS": "rs", "compute": "compute"}.get(what)
         if what == "output":
             found["output_mib"] = found.get("output_mib", 0.0) + size
@@ -122,36 +164,54 @@ def in_gib(sizes: Mapping[str, float]) -> dict[str, float]:
 
 def row_subject(name: str, options: Mapping[str, Any]) -> Subject | None:
     """The catalog's model with the architecture, the layers and the parameters that a log prints;
-    a name that fits as well goes first. Fine-tunes of a model have its sizes."""
+    of several, the one whose name has most in common. Fine-tunes of a model have its sizes."""
     arch, layers = str(options.get("arch") or ""), options.get("n_layer")
     count = _count(str(options.get("model_params") or ""))
     if not arch or not isinstance(layers, int) or not count:
         return None
-    wanted = set(re.findall(r"[a-z]+|[0-9.]+", name.lower()))
-    best: tuple[int, str, Mapping[str, Any]] | None = None
+    wanted = _words(name)
+    best: tuple[tuple[bool, int], str, Mapping[str, Any]] | None = None
     for known in catalog.names():
         entry = catalog.entry(known)
         stated = entry.parameters or entry.published
         if stated and not 0.8 < stated / count[0] < 1.25:
             continue
-        config = entry.config()
-        inner = config.get("text_config", config)
-        depth = next((inner[key] for key in _LAYERS if isinstance(inner.get(key), int)), None)
-        if depth != layers or config.get("model_type") not in CONVERTERS:
-            continue
-        try:
-            model = converted(config, known, "F16")
-        except InputError:
-            continue
-        size = sum(one.count for one in model.tensors if not one.name.startswith("rope_"))
-        if model.arch != arch or abs(size / count[0] - 1) > count[1]:
-            continue
-        alike = len(wanted & set(re.findall(r"[a-z]+|[0-9.]+", known.lower())))
-        if best is None or alike > best[0]:
-            best = (alike, known, config)
+        for config in _readings(entry.config(), arch):
+            if not _matches(config, known, arch, layers, count):
+                continue
+            own = config.get("model_type") == entry.config().get("model_type")
+            score = (own, len(wanted & _words(known)))
+            if best is None or score > best[0]:
+                best = (score, known, config)
     if best is None:
         return None
     return Subject(name=best[1], config=best[2], origin="catalog, by the sizes that the log prints")
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"[a-z]+|[0-9.]+", name.lower()))
+
+
+def _readings(config: Mapping[str, Any], arch: str) -> list[Mapping[str, Any]]:
+    """A config as it is, and as Llama: some models were published in Llama's layout, too."""
+    if arch == "llama" and config.get("model_type") == "phi3":
+        return [config, {**config, "model_type": "llama"}]
+    return [config]
+
+
+def _matches(
+    config: Mapping[str, Any], name: str, arch: str, layers: int, count: tuple[float, float]
+) -> bool:
+    inner = config.get("text_config", config)
+    depth = next((inner[key] for key in _LAYERS if isinstance(inner.get(key), int)), layers)
+    if depth != layers or config.get("model_type") not in CONVERTERS:
+        return False
+    try:
+        model = converted(config, name, "F16")
+    except InputError:
+        return False
+    size = sum(one.count for one in model.tensors if not one.name.startswith("rope_"))
+    return model.arch == arch and abs(size / count[0] - 1) <= count[1]
 
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")

@@ -20,6 +20,8 @@ MIXED_INPUTS = 11000  # and for batches that mix the two; found in b11549
 # MLA keeps one tensor: its values are a view of its keys (January 2026).
 LATENT_ONLY = 7800
 STREAMS = 5900  # pull request 14363, July 2025: a cache for each slot
+# Pull request 15434, August 2025: `-fa auto` is the default; before it was off.
+FLASH_AUTO = 6325
 # Four slots with one cache are the default of llama-server since the end of 2025.
 FOUR_SLOTS = 7400
 

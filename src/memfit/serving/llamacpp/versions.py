@@ -41,7 +41,11 @@ def build_number(version: str) -> int:
             where="engine_version",
             hint="like `b9509`",
         )
-    return int(match[1])
+    build = int(match[1])
+    return build if build >= FIRST_GGUF else NEWEST  # shallow clones count their own few commits
+
+
+FIRST_GGUF = 1046  # August 2023: no earlier build reads a GGUF file
 
 
 def ollama_version(version: str) -> tuple[int, int, int]:

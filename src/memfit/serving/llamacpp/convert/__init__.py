@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memfit.errors import InputError
-from memfit.serving.llamacpp.convert import dense, older, routed
+from memfit.serving.llamacpp.convert import dense, older, recurrent, routed
 from memfit.serving.llamacpp.convert.sheet import Sheet
 from memfit.serving.llamacpp.model import GgufModel, GgufTensor
 from memfit.serving.llamacpp.quantize import TYPES, quantized
@@ -21,6 +21,7 @@ SMALL = (
     "ffn_gate_inp.weight",
     "ffn_gate_inp_shexp.weight",
     "ssm_conv1d.weight",
+    "ssm_norm.weight",
     "ssm_a",
     "ssm_d",
     "shortconv.conv.weight",
@@ -52,6 +53,7 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "gemma2": dense.gemma2,
     "gemma3": dense.gemma3,
     "gemma3_text": dense.gemma3,
+    "gemma4": dense.gemma4,
     "phi": dense.phi2,
     "phi3": dense.phi3,
     "starcoder2": dense.starcoder2,
@@ -72,6 +74,16 @@ CONVERTERS: Mapping[str, Callable[[Sheet], str]] = {
     "bloom": older.bloom,
     "mpt": older.mpt,
     "falcon": older.falcon,
+    "mamba": recurrent.mamba,
+    "falcon_mamba": recurrent.mamba,
+    "mamba2": recurrent.mamba2,
+    "nemotron_h": recurrent.nemotron_h,
+    "granitemoehybrid": recurrent.granitehybrid,
+    "jamba": recurrent.jamba,
+    "lfm2": recurrent.lfm2,
+    "qwen3_next": recurrent.qwen3next,
+    "qwen3_5": recurrent.qwen35,
+    "qwen3_5_moe": recurrent.qwen35moe,
     "mixtral": routed.mixtral,
     "phimoe": routed.phimoe,
     "qwen2_moe": routed.qwen2moe,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memfit.errors import Problem
 from memfit.serving.llamacpp.convert.parts import (
     Sizes,
     attention,
@@ -185,6 +186,76 @@ def gemma3(sheet: Sheet) -> str:
     _gemma_layers(sheet, qk_norm=True)
     sheet.put(attention__sliding_window=sheet.whole("sliding_window", default=4096))
     return "gemma3"
+
+
+def gemma4(sheet: Sheet) -> str:
+    """Windows and full attention have heads of their own; full layers use keys as values; experts
+    run beside the dense feed-forward."""
+    size = sizes(sheet)
+    types = sheet.words("layer_types") or ["full_attention"] * size.layers
+    full_head = sheet.whole("global_head_dim", default=size.head)
+    full_kv = sheet.whole("num_global_key_value_heads", default=size.kv_heads)
+    slides = tuple(one == "sliding_attention" for one in types)
+    per_layer = sheet.whole("hidden_size_per_layer_input", default=0)
+    if per_layer or sheet.whole("num_kv_shared_layers", default=0):
+        sheet.problems.append(
+            Problem(message="per-layer embeddings are not supported yet", where="model")
+        )
+        sheet.done()
+    sheet.put(
+        attention__sliding_window=sheet.whole("sliding_window"),
+        attention__sliding_window_pattern=slides,
+        attention__key_length=full_head,
+        attention__value_length=full_head,
+        attention__key_length_swa=size.head,
+        attention__value_length_swa=size.head,
+        attention__head_count_kv=tuple(size.kv_heads if one else full_kv for one in slides),
+        attention__shared_kv_layers=0,
+        embedding_length_per_layer_input=0,
+        final_logit_softcapping=30.0,
+        rope__dimension_count=full_head,
+        rope__dimension_count_swa=size.head,
+    )
+    ends(sheet, size, tied=True)
+    routed = sheet.flag("enable_moe_block")
+    if routed:
+        sheet.put(
+            expert_count=sheet.whole("num_experts"),
+            expert_used_count=sheet.whole("top_k_experts", "num_experts_per_tok"),
+            expert_feed_forward_length=sheet.whole("moe_intermediate_size"),
+        )
+    for index, window in enumerate(slides):
+        sheet.layer(index)
+        _gemma4_layer(sheet, size, size.head if window else full_head, window, full_kv)
+        if routed:
+            _gemma4_experts(sheet, size)
+    if not all(slides):
+        sheet.top()
+        sheet.plain("rope_freqs.weight", full_head // 2)
+    return "gemma4"
+
+
+def _gemma4_layer(sheet: Sheet, size: Sizes, head: int, window: bool, full_kv: int) -> None:
+    width, kv_heads = size.width, size.kv_heads if window else full_kv
+    sheet.norms(width, "attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")
+    sheet.matrix("attn_q", size.heads * head, width)
+    sheet.matrix("attn_k", kv_heads * head, width)
+    if window or not sheet.flag("attention_k_eq_v"):
+        sheet.matrix("attn_v", kv_heads * head, width)
+    sheet.matrix("attn_output", width, size.heads * head)
+    sheet.norms(head, "attn_q_norm", "attn_k_norm")
+    sheet.vector("layer_output_scale", 1)
+    gated(sheet, width, size.inner)
+
+
+def _gemma4_experts(sheet: Sheet, size: Sizes) -> None:
+    count, inner = sheet.whole("num_experts"), sheet.whole("moe_intermediate_size")
+    sheet.matrix("ffn_gate_inp", count, size.width)
+    sheet.plain("ffn_gate_inp.scale", size.width)
+    sheet.norms(size.width, "pre_ffw_norm_2", "post_ffw_norm_1", "post_ffw_norm_2")
+    sheet.plain("ffn_gate_up_exps.weight", size.width, 2 * inner, count)
+    sheet.plain("ffn_down_exps.weight", inner, size.width, count)
+    sheet.plain("ffn_down_exps.scale", count)
 
 
 def _gemma_layers(sheet: Sheet, *, qk_norm: bool) -> None:
