@@ -1,0 +1,128 @@
+"""`dataclass`, with methods that are compiled when they are first called.
+
+The standard decorator compiles up to six methods of each class on import, which was half of the
+time that `memfit estimate` took to start. For frozen, keyword-only classes this one compiles
+`__init__`, `__eq__` and `__hash__` at their first call; type checkers see the standard one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from reprlib import recursive_repr
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as dataclass
+else:
+
+    def dataclass(cls=None, /, **options):
+        """As `dataclasses.dataclass`; other than frozen keyword-only classes are left to it."""
+        if cls is None:
+            return lambda given: dataclass(given, **options)
+        rest = {name: value for name, value in options.items() if name not in ("repr", "eq")}
+        if rest != {"frozen": True, "kw_only": True} or not _bases_are_lazy(cls):
+            return dataclasses.dataclass(cls, **options)
+        return _made(cls, repr_too=options.get("repr", True), eq_too=options.get("eq", True))
+
+
+def _bases_are_lazy(cls: type) -> bool:
+    """A standard frozen dataclass among the bases wants standard ones above it."""
+    known = [base for base in cls.__mro__[1:] if dataclasses.is_dataclass(base)]
+    return all("_made_lazily" in vars(base) for base in known)
+
+
+def _made(cls: Any, *, repr_too: bool, eq_too: bool) -> Any:
+    own = dict(vars(cls))
+    if not own.get("__doc__"):
+        cls.__doc__ = cls.__name__  # else the standard one writes a signature, which takes time
+    dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=True)(cls)
+    cls._made_lazily = True
+    cls.__setattr__, cls.__delattr__ = _refuse_to_set, _refuse_to_delete
+    if "__init__" not in own:
+        _compile_at_first_call(cls, "__init__", _init_source)
+    if repr_too and "__repr__" not in own:
+        cls.__repr__ = _repr
+    if eq_too and "__eq__" not in own:
+        _compile_at_first_call(cls, "__eq__", _eq_source)
+    if eq_too and own.get("__hash__") is None:
+        _compile_at_first_call(cls, "__hash__", _hash_source)
+    return cls
+
+
+def _refuse_to_set(self: Any, name: str, value: Any) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_to_delete(self: Any, name: str) -> None:
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+@recursive_repr()
+def _repr(self: Any) -> str:
+    shown = (one.name for one in dataclasses.fields(self) if one.repr)
+    listed = ", ".join(f"{name}={getattr(self, name)!r}" for name in shown)
+    return f"{type(self).__qualname__}({listed})"
+
+
+def _compile_at_first_call(
+    cls: Any, name: str, source: Callable[[Any, dict[str, Any]], Iterator[str]]
+) -> None:
+    def method(self: Any, *args: Any, **named: Any) -> Any:
+        space: dict[str, Any] = {}
+        lines = "\n ".join(source(cls, space))
+        exec(lines, space)  # noqa: S102 - as `dataclasses` does, from field names alone
+        compiled = space[name]
+        compiled.__qualname__ = f"{cls.__qualname__}.{name}"
+        setattr(cls, name, compiled)
+        return compiled(self, *args, **named)
+
+    method.__qualname__ = f"{cls.__qualname__}.{name}"
+    setattr(cls, name, method)
+
+
+def _init_source(cls: Any, space: dict[str, Any]) -> Iterator[str]:
+    """Writes into `__dict__`, past the `__setattr__` that refuses."""
+    wanted, body = [], []
+    for one in dataclasses.fields(cls):
+        name, factory = one.name, one.default_factory
+        if factory is not dataclasses.MISSING:
+            space[f"make_{name}"], space["unset"] = factory, dataclasses.MISSING
+            made = f"make_{name}() if {name} is unset else {name}" if one.init else f"make_{name}()"
+            wanted += [f"{name}=unset"] if one.init else []
+            body.append(f"values[{name!r}] = {made}")
+        elif one.init:
+            if one.default is not dataclasses.MISSING:
+                space[f"default_{name}"] = one.default
+            given = "" if one.default is dataclasses.MISSING else f"=default_{name}"
+            wanted.append(f"{name}{given}")
+            body.append(f"values[{name!r}] = {name}")
+    yield f"def __init__(self, {'*, ' if wanted else ''}{', '.join(wanted)}):"
+    yield "values = self.__dict__"
+    yield from body
+    if hasattr(cls, "__post_init__"):
+        yield "self.__post_init__()"
+
+
+def _compared(cls: Any, owner: str, *, hashed: bool = False) -> str:
+    names = [
+        one.name
+        for one in dataclasses.fields(cls)
+        if (one.compare if not hashed or one.hash is None else one.hash)
+    ]
+    return "(" + "".join(f"{owner}.{name}, " for name in names) + ")"
+
+
+def _eq_source(cls: Any, space: dict[str, Any]) -> Iterator[str]:
+    yield "def __eq__(self, other):"
+    yield "if other.__class__ is self.__class__:"
+    yield f" return {_compared(cls, 'self')} == {_compared(cls, 'other')}"
+    yield "return NotImplemented"
+
+
+def _hash_source(cls: Any, space: dict[str, Any]) -> Iterator[str]:
+    yield "def __hash__(self):"
+    yield f"return hash({_compared(cls, 'self', hashed=True)})"
+
+
+__all__ = ["dataclass"]
