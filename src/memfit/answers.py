@@ -3,10 +3,9 @@ was asked beside."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.hardware import Cluster
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.memory import Moment
 from memfit.strategy import Strategy
 

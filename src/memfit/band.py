@@ -15,10 +15,11 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
+
+from memfit.lazy_dataclass import dataclass
 
 TABLE = Path(__file__).with_name("residuals.json")
 COVERED = 0.9  # of what was measured lies within

@@ -5,11 +5,12 @@ keeps the values it was given."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from memfit.errors import InputError
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 
 HALF = "{half}"  # in a row: bf16, or fp16 on GPUs without it
 

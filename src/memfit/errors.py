@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Self
+
+from memfit.lazy_dataclass import dataclass
 
 Level = Literal["error", "warning", "note"]
 

@@ -7,7 +7,7 @@ import dataclasses
 import gc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from memfit.hardware import (
     vendor_remarks,
 )
 from memfit.job import Job, remarks
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import distinct, lower, waits
 from memfit.lower.engines import foldable
 from memfit.lower.host import Host, host, paged

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import importlib.metadata
 import json
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -84,7 +81,7 @@ def key(
         "libraries": {name: _version(name) for name in LIBRARIES},
     }
     text = json.dumps(asked, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return sha256(text.encode())
 
 
 def remembered(
@@ -99,7 +96,15 @@ def remembered(
     return made, False
 
 
+def sha256(data: bytes) -> str:
+    import hashlib  # not on the way of answers by formulas, which start-up counts in
+
+    return hashlib.sha256(data).hexdigest()
+
+
 def _version(name: str) -> str:
+    import importlib.metadata
+
     try:
         return importlib.metadata.version(name)
     except (importlib.metadata.PackageNotFoundError, ValueError):
@@ -109,11 +114,11 @@ def _version(name: str) -> str:
 def _code() -> str:
     """A fingerprint of memfit's own files, so that a checkout that moves on asks again."""
     root = Path(__file__).parent
-    digest = hashlib.sha256()
+    lines = []
     for path in sorted(one for one in root.rglob("*") if one.suffix in (".py", ".toml")):
         status = path.stat()
-        digest.update(f"{path} {status.st_size} {status.st_mtime_ns}".encode())
-    return digest.hexdigest()
+        lines.append(f"{path} {status.st_size} {status.st_mtime_ns}")
+    return sha256("".join(lines).encode())
 
 
 def _read(name: str, model: Model, job: Job, cluster: Cluster | None) -> Estimate | None:
@@ -131,6 +136,8 @@ def _read(name: str, model: Model, job: Job, cluster: Cluster | None) -> Estimat
 
 def _write(name: str, estimate: Estimate) -> None:
     """Under another name first, so that nobody reads half of it."""
+    import tempfile
+
     where = folder()
     if where is None:
         return
@@ -157,7 +164,7 @@ def _prune(where: Path) -> None:
 
 
 def _checksum(encoded: Any) -> str:
-    return hashlib.sha256(json.dumps(encoded, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(encoded, sort_keys=True).encode())
 
 
 def _encoded(one: Estimate) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import Registry
 
 

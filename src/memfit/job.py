@@ -6,12 +6,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.formats import FORMATS
+from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS, REFUSED
 from memfit.registry import nearest
 from memfit.units import parse_count

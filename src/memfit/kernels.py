@@ -7,10 +7,10 @@ before rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import Registry
 
 MiB = 1 << 20

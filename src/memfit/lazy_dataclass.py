@@ -82,23 +82,26 @@ def _compile_at_first_call(
 
 
 def _init_source(cls: Any, space: dict[str, Any]) -> Iterator[str]:
-    """Writes into `__dict__`, past the `__setattr__` that refuses."""
+    """Writes into `__dict__`, past the `__setattr__` that refuses. Names of its own begin with an
+    underscore and `of`, which no field does."""
     wanted, body = [], []
     for one in dataclasses.fields(cls):
         name, factory = one.name, one.default_factory
         if factory is not dataclasses.MISSING:
-            space[f"make_{name}"], space["unset"] = factory, dataclasses.MISSING
-            made = f"make_{name}() if {name} is unset else {name}" if one.init else f"make_{name}()"
-            wanted += [f"{name}=unset"] if one.init else []
-            body.append(f"values[{name!r}] = {made}")
+            space[f"_of_make_{name}"], space["_of_unset"] = factory, dataclasses.MISSING
+            made = f"_of_make_{name}()"
+            if one.init:
+                made += f" if {name} is _of_unset else {name}"
+            wanted += [f"{name}=_of_unset"] if one.init else []
+            body.append(f"_of_self[{name!r}] = {made}")
         elif one.init:
             if one.default is not dataclasses.MISSING:
-                space[f"default_{name}"] = one.default
-            given = "" if one.default is dataclasses.MISSING else f"=default_{name}"
+                space[f"_of_default_{name}"] = one.default
+            given = "" if one.default is dataclasses.MISSING else f"=_of_default_{name}"
             wanted.append(f"{name}{given}")
-            body.append(f"values[{name!r}] = {name}")
+            body.append(f"_of_self[{name!r}] = {name}")
     yield f"def __init__(self, {'*, ' if wanted else ''}{', '.join(wanted)}):"
-    yield "values = self.__dict__"
+    yield "_of_self = self.__dict__"
     yield from body
     if hasattr(cls, "__post_init__"):
         yield "self.__post_init__()"

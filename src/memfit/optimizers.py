@@ -10,9 +10,9 @@ and to the end of the step.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import Registry
 
 Steps = Literal["after", "layerwise", "lomo"]

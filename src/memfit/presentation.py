@@ -7,8 +7,9 @@ memfit` loads `report` before it hands out a verb.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from memfit.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from memfit.hardware import GPU
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Layer, Linear, Model, Weight
 from memfit.strategy import NAMES, ONE, Strategy
 

@@ -5,10 +5,10 @@ reads and writes them."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from memfit.job import option
+from memfit.lazy_dataclass import dataclass
 
 NAMES = {"": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # of number formats
 

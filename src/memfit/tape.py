@@ -7,10 +7,11 @@ rounding is the allocator's.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from memfit.errors import Problem, TapeError
+from memfit.lazy_dataclass import dataclass
 
 Part = Literal[
     "weights",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
-import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import __version__
 from memfit.errors import InputError, Problem
 from memfit.job import unknown
+from memfit.lazy_dataclass import dataclass
 from memfit.units import parse_bytes
 
 if TYPE_CHECKING:
@@ -72,6 +70,8 @@ def report_of(
 
 def write_report(found: Report, path: Path, command: str) -> None:
     """The file. It is never written over another one."""
+    import platform
+
     from memfit.report.codec import to_dict
 
     text = json.dumps(
@@ -105,6 +105,8 @@ def write_report(found: Report, path: Path, command: str) -> None:
 
 
 def _libraries() -> Mapping[str, str]:
+    import importlib.metadata
+
     found = {}
     for name in LIBRARIES:
         try:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job, option
+from memfit.lazy_dataclass import dataclass
 from memfit.strategy import ONE, TP, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from

@@ -8,7 +8,6 @@ import fnmatch
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from memfit import spellings
 from memfit.errors import InputError, MissingExtra, Problem
 from memfit.job import Job, field_problems, from_text, job_from, option
+from memfit.lazy_dataclass import dataclass
 from memfit.strategy import ONE, Strategy
 from memfit.uses import strategy_from
 

@@ -7,12 +7,13 @@ import importlib
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError, MissingExtra
 from memfit.hardware.gpu import GPU, variants
 from memfit.hardware.outside import reserve
+from memfit.lazy_dataclass import dataclass
 from memfit.units import MIB
 
 _OTHERWISE = "name a GPU (`--gpu rtx-4090`) or give its memory (`--memory 24GiB`)"

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware.apple import apple_gpu
@@ -14,6 +14,7 @@ from memfit.hardware.machines import find_machine
 from memfit.hardware.mig import mig_slice
 from memfit.hardware.own import own_gpu
 from memfit.hardware.vendors import refusal
+from memfit.lazy_dataclass import dataclass
 
 LARGEST_NODE, MOST_NODES = 1024, 100_000  # beyond them, a figure is a slip of the pen
 # SXM modules that a machine carries at most (HGX and DGX of V100 to B300; 16 in a DGX-2 alone)

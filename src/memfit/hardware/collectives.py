@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from math import exp, log
 
 from memfit.hardware.cluster import Cluster
 from memfit.hardware.link import Link, find_link
+from memfit.lazy_dataclass import dataclass
 
 # What a call's size must travel, as a multiple of (ranks - 1) / ranks.
 TRAFFIC = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 1}

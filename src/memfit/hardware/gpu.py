@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.hardware.link import Link, links
 from memfit.hardware.tables import figure, span, table
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import nearest
 from memfit.units import LARGEST
 

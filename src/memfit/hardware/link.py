@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from memfit.hardware.tables import figure, table
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import Registry
 
 Measured: TypeAlias = "Mapping[str, Mapping[int, tuple[tuple[int, float], ...]]]"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.hardware.gpu import GPU
 from memfit.hardware.own import own_prices
 from memfit.hardware.tables import table
+from memfit.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from math import log2
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from memfit.hardware.gpu import GPU, find_gpu
 from memfit.hardware.link import find_link
+from memfit.lazy_dataclass import dataclass
 
 Reached = Mapping[
     int, tuple[tuple[int, float], ...]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from memfit.lazy_dataclass import dataclass
 
 STATUSES = (
     "log",

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.hardware.gpu import GPU
+from memfit.lazy_dataclass import dataclass
 from memfit.units import GIB
 
 

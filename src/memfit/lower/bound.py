@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from memfit.formats import FORMATS, FP8, FP32, INT32, UINT8, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.packing import Packed, Packing
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor

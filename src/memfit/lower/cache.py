@@ -3,9 +3,10 @@ and hands to the kernel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memfit.formats import INT64, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import quantized_cache
 from memfit.lower.ops import back_cat
 from memfit.lower.recorder import Recorder

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memfit.formats import FORMATS, Format
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.cache import Cache
 from memfit.lower.engine import Engine
 from memfit.lower.matrix_layout import MatrixLayout

@@ -55,11 +55,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from memfit.formats import Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.optimize import Names, Spans, Stepper
 from memfit.lower.recorder import Recorder
 from memfit.lower.schedules import Turn

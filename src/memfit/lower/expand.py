@@ -5,9 +5,9 @@ the answer is None, and they are walked."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.layout_notice import Line, Notice
 from memfit.program import Entry
 from memfit.tape import Alloc, Comm, Compute, Free, Mark, Repeat

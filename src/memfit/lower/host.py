@@ -4,9 +4,9 @@ comes first, and paged optimizer states."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from memfit.formats import FORMATS
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.optimize import SMALLEST_PAGED
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program

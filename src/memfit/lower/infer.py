@@ -3,10 +3,11 @@ last."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memfit.formats import BOOL, FP32, INT64
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import head, ops, quantized_cache, versions
 from memfit.lower.body import Body
 from memfit.lower.cache import Cache, last

@@ -4,11 +4,12 @@ that go."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache, cached_property
 
 from memfit.errors import InputError
 from memfit.formats import BF16, BOOL, FP32, INT64, UINT8, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Shape, Tensor
 from memfit.optimizers import Optimizer, Rule

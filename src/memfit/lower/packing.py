@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from memfit.formats import Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.matrix_layout import WHOLE, MatrixLayout
 from memfit.lower.packing import Packing
 from memfit.lower.recorder import Recorder

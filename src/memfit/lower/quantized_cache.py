@@ -8,10 +8,9 @@ so that its attention sees all tokens in full precision.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.errors import Problem, raise_errors
 from memfit.formats import UINT8, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import ops
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Shape, Tensor

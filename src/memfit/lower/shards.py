@@ -4,10 +4,10 @@ from, and what stays whole."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memfit.formats import Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.engine import Engine, Unit, silently, units
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Elastic, Shape, Tensor

@@ -7,12 +7,12 @@ import itertools
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import job_from
+from memfit.lazy_dataclass import dataclass
 from memfit.measure.record import Case, Record
 from memfit.measure.run import COUNTED, device_here, measure, recorded
 from memfit.registry import nearest

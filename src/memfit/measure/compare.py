@@ -4,13 +4,14 @@ for a CPU; numbers, and event by event."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from memfit.errors import InputError
 from memfit.hardware import Cluster, context, find_gpu
 from memfit.job import job_from
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import lower
 from memfit.measure import events, history
 from memfit.measure.record import Record, records

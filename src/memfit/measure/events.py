@@ -4,9 +4,9 @@ too many. What is lacking on a GPU is a row that `kernels.py` lacks."""
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from memfit.lazy_dataclass import dataclass
 from memfit.tape import Alloc, Mark, Tape
 
 SMALLEST = 512  # bytes: a block of CUDA's allocator; smaller ones are numbers, counters, seeds

@@ -8,12 +8,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.measure import checks
 from memfit.strategy import ONE, Strategy
 from memfit.uses import strategy_from

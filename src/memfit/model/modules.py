@@ -10,10 +10,12 @@ E experts, R adapter rank. How a module computes (which tensors appear, and when
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import cached_property
 from math import prod
 from typing import Any, Literal, NamedTuple
+
+from memfit.lazy_dataclass import dataclass
 
 COLUMNS, ROWS = "columns", "rows"  # of a linear layer that ranks share
 Role = Literal["linear", "embedding", "norm", "bias", "expert", "router", "other", "buffer"]

@@ -4,9 +4,9 @@ name without its ending."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from memfit.errors import Problem
+from memfit.lazy_dataclass import dataclass
 from memfit.model import catalog
 
 # Endings that change no size: which of them a catalog has is an accident.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memfit.formats import UINT8, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.tensors import Elastic, Storage, Tensor
 from memfit.tape import Event, Free
 

@@ -9,7 +9,7 @@ that may do is replayed through the allocator.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import combinations, islice
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from memfit.hardware import GPU, Cluster, all_gpus, usable
 from memfit.hardware.outside import context
 from memfit.hardware.prices import price
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.memory_lower_bounds import Holds

@@ -3,10 +3,9 @@ none is named."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.hardware import Cluster
 from memfit.hardware.prices import price
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.bill import bill, spent
 from memfit.simulate.time import Duration
 

@@ -3,13 +3,14 @@ are like them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, surplus
 from memfit.hardware import usable
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS
 from memfit.plan.bounds import under_way
 from memfit.plan.ledger import Ledger, Lost, Node

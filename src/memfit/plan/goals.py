@@ -4,8 +4,8 @@ exceed."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import Registry
 from memfit.simulate.generating import Generation
 

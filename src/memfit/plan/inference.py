@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 from typing import Any, NamedTuple
 
@@ -18,6 +18,7 @@ from memfit.errors import InputError, Problem
 from memfit.estimate import Estimate, estimate, uncollected
 from memfit.hardware import Cluster, usable
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.plan.goals import GOALS, Pace, pace
 from memfit.plan.ledger import Counted, Kind

@@ -4,7 +4,7 @@ candidates, looked up once, and what is lacking."""
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from memfit.band import spread
@@ -12,6 +12,7 @@ from memfit.estimate import Estimate
 from memfit.hardware import usable
 from memfit.hardware.outside import context
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.plan.bounds import Bounds, Like, closest, sharing
 from memfit.plan.memory_lower_bounds import Kept
 from memfit.plan.space import Space, label

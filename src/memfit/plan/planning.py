@@ -4,10 +4,11 @@ others are not among them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from memfit.estimate import Estimate, uncollected
 from memfit.hardware import Cluster
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.walk_cache import remembering
 from memfit.plan.bounds import Bounds
 from memfit.plan.cost import MILLION, Cost, Paid, cost, paid

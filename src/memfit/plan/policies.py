@@ -4,8 +4,8 @@ would take, best first."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from memfit.lazy_dataclass import dataclass
 from memfit.plan import llmem
 from memfit.plan.ledger import Found
 from memfit.plan.search import Search

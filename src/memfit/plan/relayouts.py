@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
+from memfit.lazy_dataclass import dataclass
 from memfit.strategy import FSDP, Strategy, ZeRO
 from memfit.uses import uses
 

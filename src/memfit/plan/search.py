@@ -12,11 +12,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from copy import copy
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from memfit.estimate import uncollected
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.plan.bounds import Bounds, Like, alike
 from memfit.plan.evaluate_candidates import Asking
 from memfit.plan.ledger import Counted, Entry, Found, Kind, Ledger, Lost, Node

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import Any, NamedTuple, TypeAlias
@@ -18,6 +17,7 @@ from memfit.errors import InputError, Problem
 from memfit.formats import FORMATS
 from memfit.hardware import Cluster
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model, MoE
 from memfit.plan.goals import Asked
 from memfit.program import Program

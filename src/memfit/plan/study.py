@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import product
 
 from memfit.errors import InputError
@@ -13,6 +13,7 @@ from memfit.estimate import Band, estimate
 from memfit.hardware import Cluster
 from memfit.hardware import usable as offered
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.presentation import Presented
 from memfit.strategy import Strategy

@@ -8,10 +8,11 @@ a checkpoint of that kind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 from memfit.model.families import build
 from memfit.model.modules import Model
 from memfit.model.quantized import method

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from math import prod
 
 from memfit.estimate import Estimate, middle
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Model, MoE
 from memfit.report.figures import gib, with_unit
 from memfit.report.timing import timing

@@ -7,12 +7,12 @@ import html
 import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from memfit.errors import InputError, MissingExtra
 from memfit.estimate import Estimate
+from memfit.lazy_dataclass import dataclass
 from memfit.report.figures import phase
 from memfit.report.peak import table
 from memfit.report.text import place

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 from memfit.hardware import GPU
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.model.source import Source
 from memfit.serving.result import ServingAnswer

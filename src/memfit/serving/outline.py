@@ -9,10 +9,11 @@ here where the formulas of training are not. Parameter names are those of transf
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 from memfit.model.families import build
 from memfit.model.modules import (
     MLP,

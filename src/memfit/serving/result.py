@@ -4,9 +4,10 @@ prints, and whether it would start."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from memfit.errors import Problem
+from memfit.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

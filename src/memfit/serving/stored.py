@@ -9,9 +9,11 @@ modelopt.py, mxfp4.py, compressed_tensors/schemes/) and its `utils/marlin_utils*
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any
+
+from memfit.lazy_dataclass import dataclass
 
 HALF = 2  # bytes of bfloat16 and float16
 FLOAT = 4

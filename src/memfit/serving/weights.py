@@ -11,9 +11,10 @@ whole, so the sizes go through the allocator.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memfit.formats import FORMATS
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Latent, Layer, Model, Module, MoE, Norm
 from memfit.serving.outline import Recurrent
 from memfit.serving.stored import PLAIN, Matrix, Scheme, ceil, tensors

@@ -12,10 +12,10 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from memfit.errors import InputError, TapeError
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.blocks import FREE, PENDING, UNMAPPED, USED, Block, Device, Pool
 from memfit.simulate.expandable import extend, reach, shrink
 from memfit.simulate.settings import (

@@ -3,9 +3,8 @@ much data there is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.hardware import Cluster
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.time import Duration
 
 

@@ -4,11 +4,12 @@ kernels or as the host needs to launch them."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 from memfit.hardware.rates import KERNELS, Rates
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.time import Calls, Meter, alone
 from memfit.tape import Alloc, Comm, Compute, Mark, Tape
 

@@ -4,10 +4,9 @@ host for."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.formats import FP32
 from memfit.hardware import Cluster
+from memfit.lazy_dataclass import dataclass
 from memfit.strategy import Strategy
 
 # Seconds a value that AdamW takes on the whole host, two 24-core processors of 2017: DeepSpeed's

@@ -9,11 +9,12 @@ not split off included) and `reserved` is known.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
 from memfit.errors import TapeError
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.peaks import peaks, spans
 from memfit.simulate.replay import Replay
 from memfit.tape import LONGEST, NOTHING, Alloc, Event, Free, Mark, Repeat, Tape

@@ -7,10 +7,11 @@ which moves the live bytes alike in every run, so that it is walked once.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple, TypeAlias
 
 from memfit.errors import TapeError
+from memfit.lazy_dataclass import dataclass
 from memfit.tape import Alloc, Event, Free, Mark, Odd, Repeat, Tape
 
 Phase: TypeAlias = "tuple[str, int]"  # and its step

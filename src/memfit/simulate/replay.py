@@ -4,11 +4,11 @@ gets through."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from dataclasses import replace as change
 from itertools import islice
 
 from memfit.errors import TapeError
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.allocator import Allocator, OutOfMemory, Segment
 from memfit.simulate.settings import Settings
 from memfit.tape import Alloc, Event, Free, Mark, Sync, Tape, Trim

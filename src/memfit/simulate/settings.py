@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import nearest
 from memfit.units import MIB
 

@@ -9,11 +9,12 @@ waited for in full. A micro-batch takes no less than the host needs to launch it
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from memfit.hardware.rates import KERNELS, NEWEST, TRAINED, Kernel, Rates
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS
 from memfit.simulate.costs import TOGETHER, heads, moved
 from memfit.simulate.host_step import Away

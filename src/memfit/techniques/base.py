@@ -4,10 +4,10 @@ Program."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, placed
 from memfit.strategy import Strategy

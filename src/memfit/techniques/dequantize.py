@@ -5,9 +5,9 @@ kernels for them."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.errors import Problem
+from memfit.lazy_dataclass import dataclass
 from memfit.model.quantized import converted, method
 from memfit.program import Program
 from memfit.techniques.base import Technique

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import CHECKPOINTING, PRECISIONS, Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Embedding, Layer, MoE, Weight
 from memfit.optimizers import OPTIMIZERS
 from memfit.program import Program, Quant

@@ -8,12 +8,12 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TypeAlias
 
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import nearest
 from memfit.tape import Producer
 from memfit.truth.answers import (

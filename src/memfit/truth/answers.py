@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import lru_cache
 
 from memfit.errors import InputError
 from memfit.estimate import Estimate, estimate, of_rank
 from memfit.hardware import GPU, Cluster, usable
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.strategy import Strategy
 from memfit.tape import Producer

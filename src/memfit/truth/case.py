@@ -3,10 +3,9 @@ reason why not."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.hardware import GPU
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.strategy import ONE as ONE_GPU
 from memfit.strategy import Strategy
 

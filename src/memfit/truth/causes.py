@@ -3,8 +3,7 @@ never changes a number."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memfit.lazy_dataclass import dataclass
 from memfit.truth.case import Case
 from memfit.truth.repeats import repeats
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,7 @@ from pkgutil import iter_modules
 
 from memfit.errors import InputError
 from memfit.job import Job, job_from
+from memfit.lazy_dataclass import dataclass
 from memfit.optimizers import OPTIMIZERS
 from memfit.strategy import ONE as ONE_GPU
 from memfit.strategy import Strategy

@@ -4,10 +4,10 @@ length, options and way."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.plan.study import Cell, Panel, Study, Way
 from memfit.strategy import Strategy
 from memfit.truth.case import METRICS, Case

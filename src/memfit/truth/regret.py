@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from memfit.lazy_dataclass import dataclass
 from memfit.truth.speed import Speed, Speeds
 
 FEWEST = 3  # ways to choose from

@@ -8,11 +8,12 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 from memfit.truth.case import Refused
 
 BUNDLED = Path(__file__).parent / "data" / "published.jsonl.gz"

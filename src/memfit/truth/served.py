@@ -10,13 +10,14 @@ import gzip
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError, MemfitError
 from memfit.hardware import GPU, find_gpu
 from memfit.hardware.gpu import variants
+from memfit.lazy_dataclass import dataclass
 from memfit.serving import find_engine
 from memfit.serving.base import Device, Question, Subject
 from memfit.serving.named import by_name

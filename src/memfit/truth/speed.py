@@ -6,13 +6,13 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from memfit.errors import InputError
 from memfit.estimate import estimate
 from memfit.hardware import Cluster
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import lower
 from memfit.model.modules import Model
 from memfit.simulate.time import GRADIENTS

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from memfit.lazy_dataclass import dataclass
 
 NOTICEABLE = 0.01  # an under-estimate of less than this is noise of the figures' last digits
 

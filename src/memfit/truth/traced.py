@@ -12,7 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 from memfit.errors import InputError
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.truth.case import Case
 
 STORED = Path(__file__).parent / "data" / "traced.json"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from memfit.errors import Problem
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.program import Program
 from memfit.registry import nearest
 from memfit.techniques.base import Overlay, Technique

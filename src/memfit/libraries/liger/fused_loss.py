@@ -8,9 +8,8 @@ through a 16-bit and an fp32 matrix of the weight's size (0.6.2 .. 0.8.2).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.formats import BOOL, FP32, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import head
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context

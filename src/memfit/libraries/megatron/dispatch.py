@@ -8,9 +8,8 @@ its share. Left out: counts of tokens for each expert, and what sorting takes fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.formats import BOOL, INT32, INT64, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.libraries.megatron.ranks import Ranks
 from memfit.libraries.megatron.router import capacity, settings
 from memfit.lower import ops

@@ -3,8 +3,7 @@ given."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor

@@ -9,11 +9,11 @@ tokens each.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 
 from memfit import kernels
 from memfit.formats import BOOL, FP32, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.libraries.trl.check import head_of
 from memfit.lower import ops, views
 from memfit.lower.bound import Bound

@@ -8,12 +8,12 @@ stand in `memfit.kernels`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from memfit import kernels
 from memfit.errors import InputError
 from memfit.formats import BOOL, FP32, INT64
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import ops, views
 from memfit.lower.context import Context
 from memfit.lower.recorder import Recorder

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from memfit import registry
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 
 DATA = Path(__file__).with_name("models.jsonl")
 _START = b'{"name":"'

@@ -4,13 +4,13 @@ reads; nobody else names it."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 from memfit.model import quantized
 from memfit.model.config import Fields
 from memfit.model.equivalents import converted

@@ -13,11 +13,11 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from memfit.errors import Problem, SourceError, raise_errors
+from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.files import listed, looks_like, opened, shown
 from memfit.model.sources.ggml import GGML_TYPES, REMOVED
 from memfit.model.sources.inventory import TensorInfo

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from memfit.errors import Problem, SourceError, raise_errors
+from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.files import shown
 from memfit.model.sources.gguf import Gguf, Value, Values
 from memfit.registry import nearest

@@ -12,9 +12,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, TypeVar
+
+from memfit.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 CHUNK = 2**16

@@ -12,13 +12,14 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import memfit
 from memfit.errors import Problem, SourceError
+from memfit.lazy_dataclass import dataclass
 from memfit.model import catalog
 from memfit.model.sources import folder, http, safetensors
 from memfit.model.sources.files import CONFIG_LIMIT, listed, parse_object, shown

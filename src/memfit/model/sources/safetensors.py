@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import Problem, SourceError, raise_errors
+from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.files import listed, looks_like, opened, parse_object, read_bytes, shown
 from memfit.model.sources.inventory import TensorInfo
 

@@ -8,9 +8,8 @@ long as the experts run. Every rank is taken to choose experts in turn, and this
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.formats import INT64
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import all_to_all, views
 from memfit.lower import ops as plain
 from memfit.lower.bound import Bound

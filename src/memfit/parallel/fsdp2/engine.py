@@ -13,10 +13,11 @@ another dimension, fp8 extensions, ignored parameters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS, FP32, UINT8, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.engine import (
     EMBED,
     ROOT,

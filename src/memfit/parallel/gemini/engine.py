@@ -25,11 +25,12 @@ gradients, at most as much again as the 16-bit weights; a retry takes it back.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from memfit.formats import FORMATS, FP32, Format
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.engine import Engine, Leaves, gate, names, silently
 from memfit.lower.optimize import Spans, Stepper
 from memfit.lower.recorder import Recorder

@@ -7,9 +7,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import accumulate
 
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.recorder import Recorder
 from memfit.lower.shards import COMPUTE, GATHER
 from memfit.lower.tensors import Elastic, Storage, Tensor

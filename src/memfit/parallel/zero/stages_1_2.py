@@ -16,10 +16,11 @@ numbers than the weights'.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from memfit.formats import FP32
+from memfit.lazy_dataclass import dataclass
 from memfit.lower.engine import silently
 from memfit.lower.optimize import Stepper
 from memfit.lower.recorder import Recorder

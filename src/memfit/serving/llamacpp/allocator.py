@@ -10,8 +10,8 @@ placed first and freed after their last reader.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp.ggml import INPLACE, Tensor
 
 OPEN = 2**62

@@ -8,8 +8,8 @@ b7437); tests compare the allocator's result with llama.cpp itself.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
+from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GGML_TYPES
 from memfit.serving.llamacpp import ggml
 from memfit.serving.llamacpp.ggml import F16, F32, I32, I64, Graph, Kind, Tensor

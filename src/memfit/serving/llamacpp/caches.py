@@ -6,8 +6,7 @@ Rules: src/llama-kv-cache.cpp, llama-kv-cache-iswa.cpp, llama-memory-recurrent.c
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp.builder import KINDS
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.settings import LATENT_ONLY, Settings

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import context
+from memfit.lazy_dataclass import dataclass
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.llamacpp import rows
 from memfit.serving.llamacpp.fit import Fitted, fitted, remedy

@@ -7,8 +7,9 @@ first, down to 4,096 tokens, then layers (common/fit.cpp, llama.cpp b11549).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp.memory import Buffers, buffers
 from memfit.serving.llamacpp.model import GgufModel
 from memfit.serving.llamacpp.placement import Machine

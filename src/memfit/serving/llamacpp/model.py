@@ -4,9 +4,10 @@ their types."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 
+from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GgmlType
 
 Number = int | float | bool | str

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+from memfit.lazy_dataclass import dataclass
 from memfit.serving.llamacpp.allocator import CPU, CUDA, METAL, VULKAN, Pool
 from memfit.serving.llamacpp.builder import Places
 from memfit.serving.llamacpp.model import GgufModel, GgufTensor

@@ -9,9 +9,10 @@ such as Unsloth (`UD-…`) have mixtures of their own: name the file for those.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GGML_TYPES, GgmlType
 from memfit.registry import nearest
 from memfit.serving.llamacpp.model import GgufModel, GgufTensor

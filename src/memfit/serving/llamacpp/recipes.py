@@ -7,7 +7,8 @@ say (biases, norms of queries and keys, experts, fused projections) is not repea
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from memfit.lazy_dataclass import dataclass
 
 RMS, LAYER = "rms_norm", "norm"
 

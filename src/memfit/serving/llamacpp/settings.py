@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memfit.lazy_dataclass import dataclass
 from memfit.units import round_up
 
 # n_outputs_max came with pull request 23861 (merged 2026-05-30, build 9431 or so): the server

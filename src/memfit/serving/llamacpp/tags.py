@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from memfit.errors import InputError
+from memfit.lazy_dataclass import dataclass
 from memfit.registry import nearest
 from memfit.serving.llamacpp.quantize import ALIASES, BASES
 

@@ -5,8 +5,7 @@ Source: `srt/model_executor/model_runner_kv_cache_mixin.py` (0.5.9), `srt/mem_ca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent
 from memfit.serving.outline import Recurrent
 from memfit.serving.sglang.setup import Setup

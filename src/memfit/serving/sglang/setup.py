@@ -7,11 +7,11 @@ Source: `srt/server_args.py` _handle_gpu_memory_settings (0.5.9); older defaults
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.formats import FORMATS
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.stored import PLAIN, Scheme, read_scheme

@@ -7,8 +7,9 @@ differs between versions is a field of `rules.Rules`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from memfit.lazy_dataclass import dataclass
 from memfit.serving.vllm.rules import Rules
 
 

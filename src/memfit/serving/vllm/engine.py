@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from memfit.errors import InputError, Problem
 from memfit.hardware.outside import context
+from memfit.lazy_dataclass import dataclass
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.result import Pool, ServingAnswer
 from memfit.serving.vllm.cache import Layout, layout

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+from memfit.lazy_dataclass import dataclass
 
 NEWEST = "0.24.0"  # the newest whose source these rules were read from
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.formats import FORMATS
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Attention, Latent, Model
 from memfit.serving.base import Question, Subject
 from memfit.serving.stored import Scheme, read_scheme

@@ -4,10 +4,10 @@ with."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from memfit.hardware import GPU
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Model
 from memfit.strategy import Strategy
 

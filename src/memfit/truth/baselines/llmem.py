@@ -5,10 +5,9 @@ that the rest of the weights is rounded up to are not published."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from memfit.hardware import GPU, context
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import Embedding, Model
 from memfit.plan.llmem import METHODS, Way, chosen
 from memfit.strategy import Strategy

@@ -5,13 +5,13 @@ an estimate."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
 from memfit.hardware import GPU
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.model.modules import MLP, Attention, Latent, Model
 from memfit.strategy import Strategy
 from memfit.truth.baselines.base import Baseline, width

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from memfit import kernels
+from memfit.lazy_dataclass import dataclass
 from memfit.simulate.replay import replay
 from memfit.tape import Event
 from memfit.truth.case import Unfit

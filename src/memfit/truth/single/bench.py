@@ -4,13 +4,14 @@ repeated."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from memfit.errors import InputError
 from memfit.formats import BF16, FP32, Format
 from memfit.hardware import find_gpu
 from memfit.job import Job
+from memfit.lazy_dataclass import dataclass
 from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context, context
