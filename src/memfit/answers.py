@@ -106,6 +106,15 @@ class Script:
     path: str
     arguments: tuple[str, ...]
     steps: int
+    files: tuple[File, ...] = ()  # that it would have written, largest first
+    isolation: str = ""  # by what it was kept from changing anything
+    gaps: str = ""  # what that leaves open
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    path: str
+    size: int
 
 
 @dataclass(frozen=True, kw_only=True)

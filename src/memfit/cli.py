@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 
 from memfit import __version__, cli_arguments
 from memfit.cli_card import routed
+from memfit.cli_errors import complain, envelope, wants_json
 from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
@@ -30,14 +31,11 @@ from memfit.terminal import (
     Ended,
     Undelivered,
     coloured,
-    complain,
     deliver,
     ending,
-    envelope,
     opened,
     say,
     silence,
-    wants_json,
 )
 from memfit.verb_plan import WITHOUT
 from memfit.verb_serving import Answering

@@ -1,5 +1,5 @@
-"""Between memfit and the terminal: text from outside is escaped, streams may be closed or full,
-signals end a run tidily, and an error has one form in JSON.
+"""Between memfit and the terminal: text from outside is escaped, streams may be closed or full, and
+signals end a run tidily.
 
 Configs, job files, names and a script's own words are not trusted: a control character in them
 could move the cursor, and a bidirectional one could turn a line round.
@@ -14,11 +14,9 @@ import re
 import signal
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TextIO
-
-from memfit.errors import Problem
 
 PLAIN = str.maketrans({"│": "|", "█": "#", "·": "*", "×": "x", "…": "...", "–": "-"})
 # The colours that `report.text.paint` writes; any other escape sequence is somebody else's.
@@ -26,7 +24,6 @@ OURS = re.compile(r"\x1b\[(?:31|32|33|36|0)m")
 # Cc: control; Cf: format, among them all bidirectional marks; Cs: half of a surrogate pair; Zl, Zp:
 # separators that some terminals take for a new line.
 HIDDEN = ("Cc", "Cf", "Cs", "Zl", "Zp")
-FORMATS = ("--json", "--format=json")
 
 
 class Undelivered(Exception):
@@ -130,15 +127,6 @@ def silence(number: int) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def complain(problems: Iterable[Problem]) -> None:
-    from memfit.report.text import paint, remarks
-
-    colour = coloured(sys.stderr)
-    for line in remarks(problems):
-        one = escaped(line, keep="\t")
-        say(paint(one) if colour else one)
-
-
 def opened() -> None:
     """Files that are opened must not take the numbers of closed standard streams."""
     for number in (0, 1, 2):
@@ -146,30 +134,6 @@ def opened() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)
-
-
-# ------------------------------------------------------------------------------------ errors
-def wants_json(words: Sequence[str]) -> bool:
-    """Whether the words of a command line ask for JSON; behind a script they are the script's."""
-    for place, word in enumerate(words):
-        if word == "--" or (words[0] == "trace" and word.endswith(".py")):
-            return False
-        if word in FORMATS or (word == "--format" and words[place + 1 : place + 2] == ["json"]):
-            return True
-    return False
-
-
-def envelope(command: str, problems: Iterable[Problem]) -> str:
-    """An error in JSON: `problems` beside a schema, in the keys of the command's answers where they
-    are few."""
-    from memfit.report.codec import SCHEMA, problem_dict, refusal
-
-    found: dict[str, Any] = (
-        refusal(problems)
-        if command in ("estimate", "trace")
-        else {"schema": SCHEMA, "problems": [problem_dict(one) for one in problems]}
-    )
-    return json.dumps(found, indent=2, ensure_ascii=False)
 
 
 # ------------------------------------------------------------------------------------ signals
@@ -200,14 +164,11 @@ __all__ = [
     "Ended",
     "Undelivered",
     "coloured",
-    "complain",
     "deliver",
     "ending",
-    "envelope",
     "escaped",
     "opened",
     "put",
     "say",
     "silence",
-    "wants_json",
 ]

@@ -255,6 +255,7 @@ def script(
     progress: Progress | None,
 ) -> Estimate:
     """The answer for a program that makes its own model and job."""
+    from memfit.answers import File
     from memfit.estimate import Host, Parameters, Script
     from memfit.estimate import estimate as simulate
     from memfit.simulate.settings import Settings
@@ -291,6 +292,9 @@ def script(
         "arguments": list(arguments),
         "steps": run.steps,
         "alloc_conf": conf,
+        "isolation": run.isolation,
+        "network": run.network,
+        "keep_env": run.keep_env,
     }
     told = launched(request, cluster, run, ask.offline, progress)
     facts = told.facts
@@ -305,7 +309,14 @@ def script(
     )
     return dataclasses.replace(
         found,
-        script=Script(path=path, arguments=arguments, steps=int(facts["steps"])),
+        script=Script(
+            path=path,
+            arguments=arguments,
+            steps=int(facts["steps"]),
+            files=tuple(File(**one) for one in facts["files"]),
+            isolation=facts["isolation"],
+            gaps=facts["gaps"],
+        ),
         parameters=Parameters(
             total=int(facts["parameters"]),
             trainable=int(facts["trainable"]),

@@ -129,6 +129,22 @@ class Run:
         300.0, "seconds that a trace may take", low=1.0, high=10**6, group="trace"
     )
     show_output: bool = option(False, "pass on what a script prints, to stderr", group="trace")
+    network: bool = option(
+        False,
+        "let a script use the network, to download what is not in the cache",
+        group="trace",
+    )
+    keep_env: bool = option(
+        False,
+        "let a script see tokens and passwords of your environment and home folder",
+        group="trace",
+    )
+    isolation: str = option(
+        "auto",
+        "what keeps a script from changing files; auto: the best that this machine has",
+        choices=("auto", "namespaces", "landlock", "none"),
+        group="trace",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

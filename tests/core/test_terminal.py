@@ -15,7 +15,8 @@ import pytest
 from tests.core.test_cli import SMALL, SRC, environment
 
 from memfit.cli import main
-from memfit.terminal import escaped, wants_json
+from memfit.cli_errors import wants_json
+from memfit.terminal import escaped
 from memfit.verbs import VERBS
 
 START = "import sys; sys.argv[0] = 'memfit'; from memfit.__main__ import main; sys.exit(main())"

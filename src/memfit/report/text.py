@@ -50,6 +50,7 @@ QUESTIONS = {
 # The assumed options that decide most, in the order in which they are named.
 DECIDE = ("batch", "seq", "checkpointing", "precision", "packing", "optimizer")
 MARGIN = 11
+LISTED = 3  # files
 COMMAND = "memfit estimate"
 OUTER = ("fragmentation", "context", "nccl")
 
@@ -131,6 +132,10 @@ def subject(estimate: Estimate) -> Iterator[str]:
     trained = f", {count(known.trainable)} trained" if estimate.job.training else ""
     if estimate.script is not None:
         yield f"{'script':<{MARGIN}}{script_words(estimate.script)}"
+        if estimate.script.gaps:
+            yield f"{'isolation':<{MARGIN}}{estimate.script.gaps}"
+        if estimate.script.files:
+            yield f"{'files':<{MARGIN}}{file_words(estimate.script)}"
         yield f"{'model':<{MARGIN}}{count(known.total)} parameters{trained}"
     else:
         yield f"{'model':<{MARGIN}}{model.name}: {count(known.total)} parameters{active}{trained}"
@@ -195,6 +200,16 @@ def source_words(estimate: Estimate) -> str:
     }.get(estimate.source, estimate.source)
     versions = ", ".join(f"{name} {version}" for name, version in estimate.versions.items())
     return how + (f" ({versions})" if versions else "")
+
+
+def file_words(script: Script) -> str:
+    """What it would have written; nothing of it is."""
+    files, shown = script.files, script.files[:LISTED]
+    listed = ", ".join(f"{one.path} {with_unit(one.size)}" for one in shown)
+    rest = f" and {len(files) - len(shown)} more" if len(files) > len(shown) else ""
+    total = with_unit(sum(one.size for one in files))
+    many = "1 file" if len(files) == 1 else f"{len(files)} files"
+    return f"would write {many}, {total}: {listed}{rest}"
 
 
 def script_words(script: Script) -> str:

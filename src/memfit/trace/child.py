@@ -52,7 +52,17 @@ class Channel:
         threading.Thread(target=beat, daemon=True).start()
 
 
+def mortal() -> None:
+    """End with the process that started this one, however that ends: the signal comes from Linux
+    (prctl PR_SET_PDEATHSIG), elsewhere `Channel.watch` looks."""
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
+
+
 def main() -> None:
+    mortal()
     with open(sys.argv[1], encoding="utf-8") as file:
         request = json.load(file)
     channel = Channel(request["answer"])
@@ -79,6 +89,15 @@ def main() -> None:
             return
     sys.path.pop(0)  # the folder of this file
     home(request["package"])
+    if request["kind"] == "script":
+        from memfit.trace import sandbox
+
+        request["sandbox"] = sandbox.enter(
+            request["scratch"],
+            network=request["network"],
+            secrets=request["keep_env"],
+            most="" if request["isolation"] == "auto" else request["isolation"],
+        )
     traced(request, channel)
 
 
@@ -109,7 +128,7 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
     except InputError as bad:
         if request["show"] and bad.__cause__ is not None:
             sys.excepthook(type(bad.__cause__), bad.__cause__, bad.__cause__.__traceback__)
-        channel.say(problems=[dataclasses.asdict(one) for one in bad.problems])
+        channel.say(problems=[dataclasses.asdict(one) for one in (*bad.problems, *doubts(request))])
     except KeyboardInterrupt:
         channel.say(interrupted=True)
     except Exception:  # noqa: BLE001 - a defect of ours, which the parent process shows as one
@@ -123,6 +142,16 @@ def traced(request: dict, channel: Channel) -> None:  # type: ignore[type-arg]
             tape=to_text(tape), notes=[dataclasses.asdict(one) for one in notes], facts=facts
         )
     leave()
+
+
+def doubts(request: dict) -> list:  # type: ignore[type-arg]
+    """Whether what stopped the script may be that it was not allowed to write."""
+    from memfit.errors import Problem
+    from memfit.trace import leftovers
+
+    found = request.get("sandbox")
+    text = leftovers.gaps(found) if found is not None and found.level == "landlock" else ""
+    return [Problem(message=f"isolated by {text}", where="script", level="note")] if text else []
 
 
 def leave() -> None:
@@ -175,7 +204,7 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         channel.say(
             tape=to_text(tape),
             notes=[vars_of(one) for one in notes.values()],
-            facts=facts_of(follower),
+            facts={**facts_of(follower), **outside(request)},
         )
         leave()
 
@@ -185,13 +214,26 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         device=device_of(Options(gpu=Given(request["gpu"]))),
         steps=request["steps"],
         seconds=request["seconds"],
-        scratch=request["scratch"],
+        scratch="" if request["sandbox"].level == "namespaces" else request["scratch"],
         alloc_conf=request["alloc_conf"],
         watch=channel.watch,
         leave=told,
     )
     follower = script.follow(wanted)
-    return script.answer(follower), list(follower.recorder.notes.values()), facts_of(follower)
+    notes = list(follower.recorder.notes.values())
+    return script.answer(follower), notes, {**facts_of(follower), **outside(request)}
+
+
+def outside(request: dict) -> dict:  # type: ignore[type-arg]
+    """What the script would have left behind, and what kept it from doing so."""
+    from memfit.trace import leftovers
+
+    found = request["sandbox"]
+    return {
+        "files": leftovers.files(found.files or request["scratch"] + "/files"),
+        "isolation": found.level or "python",
+        "gaps": leftovers.gaps(found),
+    }
 
 
 def vars_of(one: object) -> dict:  # type: ignore[type-arg]

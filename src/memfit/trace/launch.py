@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from memfit.job import Job
 from memfit.model.modules import Model
 from memfit.strategy import Strategy
 from memfit.tape import Tape
+from memfit.terminal import escaped, put
 from memfit.trace import lines, wire
 
 PACKAGE = Path(__file__).resolve().parents[1]
@@ -31,6 +33,12 @@ START = 120.0  # seconds until the process may have imported what it needs
 GRACE = 8.0  # seconds beyond the limit in which the process may still say where it was
 POLL = 0.03
 PATIENCE = 1.0  # seconds for an answer to the question where the process is
+KEPT, LINES, WIDEST = 2**14, 4, 160  # of what a script prints: bytes, lines, characters of a line
+SECRET = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH"
+    r"|_DSN$|_PAT$|^AWS_|^AZURE_|^GOOGLE_|^GCP_|^GH_|^GITHUB_|^WANDB_KEY|^KUBECONFIG$|^NETRC$"
+    r"|^DOCKER_HOST$|^PGPASS|^DATABASE_URL$"
+)
 CACHES = {
     "HF_HUB_CACHE": "hub",
     "HF_DATASETS_CACHE": "datasets",
@@ -104,23 +112,57 @@ def launch(
         process = subprocess.Popen(
             [interpreter, str(PACKAGE / "trace" / "child.py"), files["request"]],
             stdin=subprocess.DEVNULL,
-            stdout=talk() if show else subprocess.DEVNULL,
-            stderr=talk() if show else subprocess.DEVNULL,
-            env=environment(folder, offline),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment(folder, offline, secrets=bool(request.get("keep_env", True))),
             start_new_session=os.name == "posix",
         )
+        words = Words(process, show)
         try:
             return listen(process, files, str(request.get("script", "")), seconds, progress)
+        except InputError as bad:
+            end(process)
+            raise InputError(*said_last(bad.problems, words.last())) from None
         finally:
             end(process)
+            words.done()
 
 
-def talk() -> int:
-    """Where the script's own words go: never among ours on stdout."""
-    try:
-        return sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):
-        return subprocess.DEVNULL
+class Words:
+    """What the script prints: read as it comes, passed on to stderr if it is to be shown (never
+    among ours on stdout), and its last lines kept."""
+
+    def __init__(self, process: subprocess.Popen[bytes], show: bool) -> None:
+        self.process, self.show, self.kept = process, show, b""
+        self.thread = threading.Thread(target=self.read, daemon=True, name="memfit-words")
+        self.thread.start()
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        with contextlib.suppress(OSError, ValueError):
+            while piece := os.read(self.process.stdout.fileno(), 2**16):
+                self.kept = (self.kept + piece)[-KEPT:]
+                if self.show:
+                    put(escaped(piece.decode(errors="replace"), colour=True, keep="\n\t\r"))
+
+    def last(self) -> list[str]:
+        """Without what a library prints of its own accord."""
+        self.thread.join(PATIENCE)
+        found = self.kept.decode(errors="replace").replace("\r", "\n").splitlines()
+        return [line.rstrip()[:WIDEST] for line in found if line.strip()][-LINES:]
+
+    def done(self) -> None:
+        self.thread.join(PATIENCE)
+        if self.process.stdout is not None and not self.thread.is_alive():
+            self.process.stdout.close()
+
+
+def said_last(problems: tuple[Problem, ...], last: list[str]) -> Iterator[Problem]:
+    """The script's own last words beside what stopped it: they often say more."""
+    yield from problems
+    if last:
+        listed = " / ".join(last)
+        yield Problem(message=f"the script's last lines: {listed}", where="script", level="note")
 
 
 def listen(
@@ -240,9 +282,10 @@ def scratch_folder() -> Iterator[Path]:
         yield folder
 
 
-def environment(folder: Path, offline: bool) -> dict[str, str]:
-    """The caller's, with caches that show what is there and take what is new."""
-    env = dict(os.environ)
+def environment(folder: Path, offline: bool, *, secrets: bool = True) -> dict[str, str]:
+    """The caller's, with caches that show what is there and take what is new; without what opens
+    doors, unless `secrets`."""
+    env = {name: value for name, value in os.environ.items() if secrets or not secret(name, value)}
     base = Path(
         env.get("HF_HOME")
         or Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface"
@@ -261,6 +304,11 @@ def environment(folder: Path, offline: bool) -> dict[str, str]:
         "MPLCONFIGDIR": str(folder / "tmp"),
     }
     return env | OFFLINE if offline else env
+
+
+def secret(name: str, value: str) -> bool:
+    """By its name, or by a password in its address."""
+    return bool(SECRET.search(name.upper())) or bool(re.search(r"://[^/@\s]*:[^/@\s]*@", value))
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

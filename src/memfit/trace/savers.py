@@ -3,6 +3,7 @@ folder, nothing leaves the machine."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import subprocess
@@ -11,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from memfit.trace import lines
+from memfit.trace import leftovers, lines
 from memfit.trace.imports import Patch
 from memfit.trace.refuse import CannotFollow, Watcher
 
@@ -32,18 +33,36 @@ UPLOADS = (
 COMMAND = "commands that the script starts are not run, and taken to succeed without a word"
 
 
-def touch(target: Any) -> None:
-    """An empty file by that name, where a program may look for it."""
+def touch(target: Any, size: int = 0) -> None:
+    """An empty file by that name, where a program may look for it, in place of `size` bytes."""
     if isinstance(target, (str, os.PathLike)):
         with open(target, "wb"):
             pass
+        leftovers.saved(target, size)
+
+
+def size_of(value: Any, seen: set[int] | None = None) -> int:
+    """Bytes of all tensors in it, each storage once."""
+    seen = set() if seen is None else seen
+    if isinstance(value, torch.Tensor):
+        storage = value.untyped_storage()
+        new = storage._cdata not in seen
+        seen.add(storage._cdata)
+        return storage.nbytes() if new else 0
+    if isinstance(value, torch.nn.Module):
+        return sum(size_of(one, seen) for one in value.state_dict(keep_vars=True).values())
+    if isinstance(value, dict):
+        return sum(size_of(one, seen) for one in value.values())
+    if isinstance(value, (list, tuple, set)):
+        return sum(size_of(one, seen) for one in value)
+    return 0
 
 
 def patches(recorder: Watcher) -> list[Patch]:
     true_load, true_popen, true_system = torch.load, subprocess.Popen.__init__, os.system
 
     def save(obj: Any, f: Any, *_: Any, **__: Any) -> None:
-        touch(f)
+        touch(f, size_of(obj))
 
     def load(f: Any, map_location: Any = None, *args: Any, **given: Any) -> Any:
         """Read to the CPU, without copying where torch can; what belongs on the GPU is put there
@@ -75,6 +94,7 @@ def patches(recorder: Watcher) -> list[Patch]:
 
     return [
         (torch, "save", save),
+        (torch.jit, "save", lambda module, f, *_, **__: touch(f, size_of(module))),
         (torch, "load", load),
         (subprocess.Popen, "__init__", popen),
         (os, "system", system),
@@ -109,7 +129,7 @@ def safetensors(module: ModuleType) -> list[Patch]:
     """For `safetensors.torch`."""
 
     def save_file(tensors: Any, filename: Any, *_: Any, **__: Any) -> None:
-        touch(filename)
+        touch(filename, size_of(tensors))
 
     return [
         (module, name, save_file) for name in ("save_file", "save_model") if hasattr(module, name)
@@ -117,11 +137,18 @@ def safetensors(module: ModuleType) -> list[Patch]:
 
 
 def pretrained(owner: Any) -> list[Patch]:
-    """`save_pretrained` of transformers' and PEFT's models: a folder with the config in it."""
+    """`save_pretrained` of transformers' and PEFT's models: a folder with the config in it; of
+    PEFT's, with what is trained."""
 
     def save_pretrained(self: Any, save_directory: Any, *_: Any, **__: Any) -> None:
         os.makedirs(save_directory, exist_ok=True)
-        touch(os.path.join(os.fspath(save_directory), "model.safetensors"))
+        adapters = hasattr(self, "peft_config")
+        name = "adapter_model.safetensors" if adapters else "model.safetensors"
+        held = [one for one in self.parameters() if one.requires_grad] if adapters else self
+        touch(os.path.join(os.fspath(save_directory), name), size_of(held))
+        if not adapters:
+            with contextlib.suppress(OSError, TypeError, ValueError):
+                self.config.save_pretrained(save_directory)
 
     return [(owner, "save_pretrained", save_pretrained)]
 

@@ -7,6 +7,7 @@ package's own native code writes (pyarrow's writers, for one) it does not.
 
 from __future__ import annotations
 
+import _io
 import builtins
 import contextlib
 import io
@@ -134,6 +135,13 @@ class Scratch:
             raise FileExistsError(17, "File exists", os.fspath(path))
         self.true["mkdir"](self.write(path), mode)
 
+    def make(self, name: str) -> Callable[..., Any]:
+        """Something that is neither a file nor a folder."""
+        true = getattr(os, name)
+        return lambda path, *args, dir_fd=None, **given: true(
+            self.write(self.based(path, dir_fd)), *args, **given
+        )
+
     def change(self, name: str) -> Callable[..., Any]:
         """A file outside is only said to have been changed."""
         true = self.true[name]
@@ -203,6 +211,7 @@ class Scratch:
 
     def patches(self) -> list[tuple[Any, str, Any]]:
         made: dict[str, Any] = {"open": self.os_open, "mkdir": self.mkdir, "listdir": self.names}
+        made |= {name: self.make(name) for name in ("mkfifo", "mknod") if hasattr(os, name)}
         made |= {name: self.change(name) for name in CHANGING if name in self.true}
         made |= {name: self.look(name) for name in (*READING, "scandir") if name in self.true}
         made |= {
@@ -213,6 +222,7 @@ class Scratch:
         return [(os, name, function) for name, function in made.items()] + [
             (builtins, "open", self.open),
             (io, "open", self.open),
+            (_io, "open", self.open),
         ]
 
 

@@ -45,7 +45,7 @@ LIBRARIES = ("torch", "transformers", "peft", "accelerate", "trl", "datasets")
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What to run and for how long; `steps` 0 means to its end. Files that the program writes go to
-    `scratch`."""
+    `scratch`, if there is one."""
 
     script: str
     arguments: tuple[str, ...] = ()
@@ -89,7 +89,8 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     """All that makes the program believe in its GPU, from the outside in."""
     recorder, device = follower.recorder, request.device
     assert isinstance(recorder, Watcher)
-    stack.enter_context(cuda.patched(Scratch(request.scratch).patches()))
+    if request.scratch:  # else the operating system sees to it
+        stack.enter_context(cuda.patched(Scratch(request.scratch).patches()))
     stack.enter_context(cuda.pretended(device))
     stack.enter_context(
         cuda.patched(
