@@ -9,11 +9,17 @@ import pytest
 
 from memfit.cli import main
 from memfit.errors import InputError
+from memfit.model.source import from_catalog
 from memfit.report.accuracy import data
 from memfit.serving import ENGINES, find_engine
+from memfit.serving.base import Question
 from memfit.serving.flags import read_flags
 from memfit.serving.named import by_name
 from memfit.serving.stored import read_scheme
+from memfit.serving.subject import subject_from
+from memfit.serving.vllm.cache import layout
+from memfit.serving.vllm.setup import set_up
+from memfit.serving.vllm.specs import layer_specs
 from memfit.truth.accuracy import accuracy
 from memfit.verb_engine import serve
 
@@ -107,3 +113,41 @@ def test_names_say_how_a_checkpoint_is_quantized() -> None:
     plain = by_name("unsloth/Llama-3.2-3B-Instruct")
     assert plain is not None
     assert "quantization_config" not in plain.config
+
+
+RECORDED = json.loads(Path(__file__).with_name("vllm_cache.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("version", [name for name in RECORDED if name[0] == "0"])
+def test_the_cache_is_planned_as_vllm_plans_it(version: str) -> None:
+    """vLLM's own planner, asked by tools/vllm_cache.py: groups, pages, blocks and concurrency."""
+    wrong = []
+    for row in RECORDED[version]:
+        subject = subject_from(from_catalog(row["model"]))
+        options = {
+            "tensor_parallel_size": row["ranks"],
+            "kv_cache_dtype": "fp8" if row["fp8"] else "auto",
+            "max_model_len": RECORDED["length"],
+            "max_num_batched_tokens": RECORDED["batched"],
+        }
+        setup = set_up(Question(subject=subject, options=options, version=version))
+        try:
+            made = layout(layer_specs(setup), setup.rules)
+        except InputError:
+            if "refused" not in row:
+                wrong.append((row["model"], "refused here"))
+            continue
+        blocks = made.blocks(RECORDED["memory"])
+        many = made.concurrency(blocks, RECORDED["length"], RECORDED["batched"])
+        ours = (
+            len(made.groups),
+            [group.layers for group in made.groups],
+            [group.spec.block for group in made.groups],
+            blocks,
+            round(many, 6),
+        )
+        keys = ("groups", "layers", "block_sizes", "blocks", "concurrency")
+        theirs = tuple(row.get(key) for key in keys)
+        if ours != theirs:
+            wrong.append((row["model"], row["ranks"], ours, theirs))
+    assert not wrong

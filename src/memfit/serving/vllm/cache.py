@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from memfit.errors import InputError
 from memfit.lazy_dataclass import dataclass
 from memfit.serving.vllm.rules import Rules
 
@@ -109,6 +110,12 @@ def layout(specs: Sequence[Spec], rules: Rules, *, hybrid: bool = True) -> Layou
     if len({(one.kind, one.block, one.window) for one in kept}) == 1:  # only sizes differ
         return Layout(
             groups=(Group(spec=kept[0], layers=len(kept)),), per_block=sum(one.page for one in kept)
+        )
+    if len({one.page for one in kept}) > 1 and not rules.unified_pages:
+        raise InputError.one(
+            "NotImplementedError: this version of vLLM has no pages of different sizes",
+            where="model",
+            hint="0.12 and later have",
         )
     kept = unified(kept)
     kinds: dict[Spec, int] = {}

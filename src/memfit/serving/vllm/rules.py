@@ -21,6 +21,7 @@ class Rules:
     group_slack: float = 0.0
     tokens_by_concurrency: bool = False
     counted_graphs: bool = False
+    unified_pages: bool = False  # layers of different page sizes can share blocks
     utilization: float = 0.9
     sorted_sampling: bool = True  # top-k and top-p sort all logits; else a Triton kernel does both
 
@@ -38,6 +39,7 @@ CHANGES: tuple[tuple[tuple[int, ...], dict[str, object]], ...] = (
     ((0, 8, 0), {"engine": 1}),  # V1 by default
     ((0, 9, 2), {"hybrid_groups": True}),  # v1/core/kv_cache_utils.py
     ((0, 11, 1), {"group_slack": 1.25}),
+    ((0, 12, 0), {"unified_pages": True}),  # unify_kv_cache_spec_page_size
     ((0, 17, 0), {"sorted_sampling": False}),  # v1/sample/ops/topk_topp_triton.py
     ((0, 18, 0), {"group_slack": 1.5}),
     ((0, 20, 0), {"tokens_by_concurrency": True, "counted_graphs": True, "utilization": 0.92}),
