@@ -267,10 +267,10 @@ def summary(found: Accuracy) -> str:
     )
 
 
-def served_rows(found: Accuracy) -> list[tuple[str, ...]]:
+def served_rows(serving: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """A line an engine and figure, over its complete rows."""
     made: list[tuple[str, ...]] = []
-    for engine, one in summed(found.served).items():
+    for engine, one in serving.items():
         answered = f"{one['answered']} of {one['complete']}"
         for name, figure in one["figures"].items():
             over = figure.get("promised_over_5_percent")
@@ -339,7 +339,7 @@ def text(found: Accuracy, *, worst: int = 0, width: int = 80) -> str:
     if found.served:
         parts.append(
             "start-up logs of serving engines\n"
-            + columns(SERVED_HEAD, served_rows(found), frozenset(range(3, 7)))
+            + columns(SERVED_HEAD, served_rows(summed(found.served)), frozenset(range(3, 7)))
         )
     if found.refused:
         parts.append(
@@ -433,7 +433,7 @@ def markdown(found: Accuracy, *, worst: int = 0) -> str:
         ("Peaks by every method", METHOD_HEAD, method_rows(found)),
         *((f"Every method by {axis}", AXIS_HEAD, axis_rows(told, axis)) for axis in AXES),
         ("Single kernels", ("kernel", *HEAD[2:]), kernel_rows(found)),
-        ("Start-up logs of serving engines", SERVED_HEAD, served_rows(found)),
+        ("Start-up logs of serving engines", SERVED_HEAD, served_rows(summed(found.served))),
         ("Answered", TASK_HEAD, task_rows(found)),
         ("Rows answered", ("about", *CONFIDENCES, "all"), share_rows(found)),
         ("Refused", REASON_HEAD, reason_rows(found)),
