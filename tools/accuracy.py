@@ -71,7 +71,7 @@ SERVING = """\
 Published logs (`truth/data/serving.jsonl.gz`) against what `memfit estimate --engine` says, over
 rows of confidence high or medium that name the model and the GPU. Errors in per cent; `over 5 %
 more promised`: the share of logs in which the engine had less cache than memfit said, by more than
-5 %. Left out as evidence: two logs of an MI300X, from which the one constant for ROCm is taken.
+5 %. Left out as evidence: three logs from which constants are taken (ROCm, CUDA graphs).
 What is off, and why: nine logs of a Radeon AI PRO R9700 under one build of vLLM 0.11.2 have up to
 2.6 GiB less cache than the same commands under 0.13, for a reason that their options do not say;
 logs of Ascend cards do not say how many redundant experts there are; on a DGX Spark SGLang reads

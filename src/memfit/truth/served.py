@@ -27,7 +27,8 @@ from memfit.units import GIB, MIB
 
 ROWS = Path(__file__).parent / "data" / "serving.jsonl.gz"
 CONFIDENT = ("high", "medium")
-FITTED = ("vllm-0030", "vllm-0031")  # a constant was taken from them: no evidence
+# Constants were taken from them (ROCm's memory outside torch, CUDA graphs): no evidence
+FITTED = ("vllm-0013", "vllm-0030", "vllm-0031")
 # Figures that are compared, each with the keys under which rows have it; the first one counts.
 COMPARED: dict[str, tuple[str, ...]] = {
     "weights_gib": ("weights_gib",),
@@ -179,7 +180,7 @@ def served_row(value: Mapping[str, Any], engine: str, figures: Mapping[str, Any]
         id=str(value.get("id") or "?")[:80],
         source=str(value.get("source") or "unnamed")[:400],
         engine=engine,
-        version=version_of(str(value.get("engine_version") or ""), engine),
+        version=version_of(str(value.get("engine_version") or dated(value)), engine),
         model=str(value.get("model") or ""),
         gpu=str(value.get("gpu") or ""),
         gpus=gpus if isinstance(gpus, int) and 0 < gpus < 10_000 else 1,
@@ -200,6 +201,17 @@ RELEASES = (
     ("2024-11", "0.6.4"),
     ("2024-07", "0.5.3"),
 )
+
+
+MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def dated(value: Mapping[str, Any]) -> str:
+    """The month that a row's notes name (`July 2025`), as `2025-07`; else nothing."""
+    found = re.search(r"\b([A-Z][a-z]{2})[a-z]* (20\d\d)\b", str(value.get("notes") or ""))
+    if not found or found[1] not in MONTHS:
+        return ""
+    return f"{found[2]}-{MONTHS.index(found[1]) + 1:02}"
 
 
 def version_of(text: str, engine: str) -> str:

@@ -81,6 +81,7 @@ def set_up(question: Question) -> Setup:
             )
         )
     raise_errors(problems)
+    problems += image_problems(subject.config, options)
     if old_engine(question, rules):
         rules = replace(rules, engine=0, hybrid_groups=False)
     batched, requests = step_sizes(question, rules, length)
@@ -126,6 +127,22 @@ def set_up(question: Question) -> Setup:
         sm=sm,
         problems=tuple(problems),
     )
+
+
+def image_problems(config: Mapping[str, Any], options: Mapping[str, Any]) -> list[Problem]:
+    """A word about images, whose part of the profiling run memfit does not know yet."""
+    limits = options.get("limit_mm_per_prompt")
+    none = isinstance(limits, Mapping) and not any(limits.values())
+    if not config.get("vision_config") or none or options.get("skip_mm_profiling"):
+        return []
+    return [
+        Problem(
+            level="warning",
+            message="the memory that vLLM sets aside for images is not counted",
+            where="limit_mm_per_prompt",
+            hint='without images (`--limit-mm-per-prompt {"image": 0}`) the answer is whole',
+        )
+    ]
 
 
 def scheme_of(
