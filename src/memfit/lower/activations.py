@@ -3,95 +3,127 @@ out in several operations.
 
 Expressions follow transformers 5.23 activations.py, what autograd keeps follows torch 2.13
 (tools/autograd/derivatives.yaml). Python frees a temporary as soon as the operation that used it
-returns, and so does the order of statements here.
+returns: its last use (`lifetimes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from memfit.formats import BOOL, FP32
 from memfit.lower import ops
 from memfit.lower.context import Context
+from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 
 Run = Callable[[Tensor, Context], Tensor]
 
 
-def activate(x: Tensor, name: str, ctx: Context) -> Tensor:
-    return ACTIVATIONS[name](x, ctx)
+@scoped
+def activate(own: Scope, x: Value, name: str, ctx: Context) -> Value:
+    return own(ACTIVATIONS[name], x, ctx)
 
 
-def kernel(x: Tensor, ctx: Context, *, op: str) -> Tensor:
+def kernel(op: str) -> Run:
     """One kernel that keeps its input, or its output."""
-    return ops.activation(ctx.r, x, op)
+    return lambda x, ctx: ops.activation(ctx.r, x, op)
 
 
 def linear(x: Tensor, ctx: Context) -> Tensor:
     return x
 
 
-def gelu_new(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def gelu_new(own: Scope, x: Value, ctx: Context) -> Value:
     """0.5 x · (1 + tanh(c (x + 0.044715 x³)))."""
     r = ctx.r
-    half = ops.scale(r, x)
-    return ops.mul(
-        r,
-        half,
-        ops.add_scalar(
-            r, ops.activation(r, ops.scale(r, ops.add(r, x, ops.scale(r, power(x, ctx)))), "tanh")
-        ),
-    )
+    half = own(ops.scale, r, x)
+    cube = own(power, x, ctx)
+    scaled = own(ops.scale, r, cube.last)
+    total = own(ops.add, r, x, scaled.last)
+    inner = own(ops.scale, r, total.last)
+    return own(halved, r, half, inner.last, "tanh")
 
 
-def gelu_fast(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def halved(own: Scope, r: Recorder, half: Value, inner: Value, op: str) -> Value:
+    """half · (1 + op(inner))."""
+    curve = own(erf, r, inner.last) if op == "erf" else own(ops.activation, r, inner.last, op)
+    above = own(ops.add_scalar, r, curve.last)
+    return own(ops.mul, r, half, above.last)
+
+
+@scoped
+def gelu_fast(own: Scope, x: Value, ctx: Context) -> Value:
     """0.5 x · (1 + tanh(c x · (1 + 0.044715 x · x)))."""
     r = ctx.r
-    half = ops.scale(r, x)
-    return ops.mul(r, half, ops.add_scalar(r, ops.activation(r, fast_inner(r, x), "tanh")))
+    half = own(ops.scale, r, x)
+    inner = own(fast_inner, r, x)
+    return own(halved, r, half, inner.last, "tanh")
 
 
-def fast_inner(r: Recorder, x: Tensor) -> Tensor:
-    return ops.mul(r, ops.scale(r, x), ops.add_scalar(r, ops.mul(r, ops.scale(r, x), x)))
+@scoped
+def fast_inner(own: Scope, r: Recorder, x: Value) -> Value:
+    left = own(ops.scale, r, x)
+    scaled = own(ops.scale, r, x)
+    square = own(ops.mul, r, scaled.last, x)
+    above = own(ops.add_scalar, r, square.last)
+    return own(ops.mul, r, left.last, above.last)
 
 
-def gelu_python(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def gelu_python(own: Scope, x: Value, ctx: Context) -> Value:
     """0.5 x · (1 + erf(x / √2))."""
-    r = ctx.r
-    half = ops.scale(r, x)
-    return ops.mul(r, half, ops.add_scalar(r, erf(r, ops.scale(r, x))))
+    half = own(ops.scale, ctx.r, x)
+    inner = own(ops.scale, ctx.r, x)
+    return own(halved, ctx.r, half, inner.last, "erf")
 
 
-def quick_gelu(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def quick_gelu(own: Scope, x: Value, ctx: Context) -> Value:
     """x · σ(1.702 x)."""
-    return ops.mul(ctx.r, x, ops.activation(ctx.r, ops.scale(ctx.r, x), "sigmoid"))
+    scaled = own(ops.scale, ctx.r, x)
+    curve = own(ops.activation, ctx.r, scaled.last, "sigmoid")
+    return own(ops.mul, ctx.r, x, curve.last)
 
 
-def gelu_10(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def gelu_10(own: Scope, x: Value, ctx: Context) -> Value:
     """gelu, then clipped."""
-    return clamp(ctx.r, ops.activation(ctx.r, x, "gelu"))
+    curve = own(ops.activation, ctx.r, x, "gelu")
+    return own(clamp, ctx.r, curve.last)
 
 
-def relu2(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def relu2(own: Scope, x: Value, ctx: Context) -> Value:
     """relu, squared; autocast squares in fp32. The variable `relu_applied` holds the first."""
-    relu = ops.activation(ctx.r, x, "relu")
-    return power(relu, ctx)
+    relu = own(ops.activation, ctx.r, x, "relu")
+    return own(power, relu, ctx)
 
 
-def laplace(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def laplace(own: Scope, x: Value, ctx: Context) -> Value:
     """0.5 (1 + erf((x − μ) / (σ √2)))."""
     r = ctx.r
-    x = ops.scale(r, ops.add_scalar(r, x))
-    return ops.scale(r, ops.add_scalar(r, erf(r, x)))
+    above = own(ops.add_scalar, r, x)
+    scaled = own(ops.scale, r, above.last)
+    curve = own(erf, r, scaled)
+    total = own(ops.add_scalar, r, curve.last)
+    return own(ops.scale, r, total.last)
 
 
-def sqrtsoftplus(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def sqrtsoftplus(own: Scope, x: Value, ctx: Context) -> Value:
     r = ctx.r
-    soft = ops.activation(r, ops.cast(r, x, FP32) if ctx.autocast else x, "softplus")
-    out = r.like(soft, "sqrt")
-    return r.node("sqrt", out, (soft,), back_sqrt, (out.detach(),))
+    wide = own(ops.cast, r, x, FP32) if ctx.autocast else x
+    soft = own(ops.activation, r, wide.last if ctx.autocast else x, "softplus")
+    return own(sqrt, r, soft)
+
+
+def sqrt(r: Recorder, x: Tensor) -> Tensor:
+    out = r.like(x, "sqrt")
+    return r.node("sqrt", out, (x,), back_sqrt, (out.detach(),))
 
 
 def back_sqrt(r: Recorder, node: Node, g: Tensor) -> Grads:
@@ -102,9 +134,13 @@ def back_sqrt(r: Recorder, node: Node, g: Tensor) -> Grads:
     return (result,)
 
 
-def power(x: Tensor, ctx: Context) -> Tensor:
+@scoped
+def power(own: Scope, x: Value, ctx: Context) -> Value:
     """`pow`, which autocast runs in fp32."""
-    return ops.square(ctx.r, ops.cast(ctx.r, x, FP32) if ctx.autocast else x)
+    if not ctx.autocast:
+        return own(ops.square, ctx.r, x)
+    wide = own(ops.cast, ctx.r, x, FP32)
+    return own(ops.square, ctx.r, wide.last)
 
 
 def erf(r: Recorder, x: Tensor) -> Tensor:
@@ -181,7 +217,7 @@ def back_bloom_gelu(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 ACTIVATIONS: dict[str, Run] = {
-    name: partial(kernel, op=op)
+    name: kernel(op)
     for name, op in {
         "gelu": "gelu",
         "gelu_pytorch_tanh": "gelu_tanh",

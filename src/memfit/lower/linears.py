@@ -18,6 +18,11 @@ def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) 
     return ctx.matrices.linear(lambda x, apart: whole(x, layer, ctx, apart), x, ctx, apart)
 
 
+def linear_apart(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
+    """The same with the bias added by itself."""
+    return linear(x, layer, ctx, apart=True)
+
+
 def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
     """With its adapter, if it has one; tensor parallelism does what it does around each matrix."""
     if layer.adapter is None:
@@ -134,4 +139,4 @@ def matrix(x: Tensor, weight: Tensor, outputs: int, ctx: Context) -> Tensor:
     return plain(x, weight, None, outputs, ctx)
 
 
-__all__ = ["linear", "plain"]
+__all__ = ["linear", "linear_apart", "plain"]

@@ -17,6 +17,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from memfit.formats import Format
+from memfit.lower.lifetimes import Unwinding
 from memfit.lower.strides import kept
 from memfit.lower.tensors import (
     Back,
@@ -50,7 +51,7 @@ class Standing(NamedTuple):
         return frozenset(self.workspaces), frozenset(self.blocks)
 
 
-class StopRecompute(Exception):
+class StopRecompute(Unwinding):
     """Everything that backward needs is there again: torch stops the recomputation early."""
 
 
@@ -414,8 +415,8 @@ class Recorder:
         phase_part, self.part, thread = self.part, "activations", self.thread
         try:
             frame.again(given)
-        except StopRecompute:
-            pass
+        except StopRecompute as stopped:
+            stopped.unwind()
         finally:
             self.frame, self.part, self.thread = None, phase_part, thread
 

@@ -1,0 +1,179 @@
+"""Explicit lifetimes: who holds a tensor, and when it is let go.
+
+Elsewhere in `lower` a tensor lives as long as a Python variable names it, as in torch. A function
+that is `scoped` sees no tensor, only a `Value`, a name for one. Its `Scope` holds the tensor of
+every value until the function returns, until `drop`, or, of a value passed as `x.last`, until the
+operation that took it has run. So no byte depends on how the function names its intermediates.
+
+    @scoped
+    def gated(own: Scope, x: Value, …) -> Value:
+        gate = own(linear, x, …)
+        opened = own(activate, gate.last, …)  # the activation is the gate's last use
+        return own(ops.mul, own.r, opened, …)  # what is left goes when the function returns
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from functools import wraps
+from types import FrameType, TracebackType
+from typing import Any, TypeAlias
+
+from memfit.formats import Format
+from memfit.lower.tensors import Shape, Tensor
+
+Op: TypeAlias = Callable[..., Any]
+
+
+class Value:
+    """A name for a tensor that a scope holds."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor: Tensor | None = tensor
+
+    @property
+    def last(self) -> Last:
+        """The value as the argument of the operation that uses it last."""
+        return Last(self)
+
+    @property
+    def shape(self) -> Shape:
+        return self.held().shape
+
+    @property
+    def format(self) -> Format:
+        return self.held().format
+
+    @property
+    def count(self) -> int:
+        return self.held().count
+
+    def held(self) -> Tensor:
+        if self.tensor is None:
+            raise ValueError("a value is used after its last use")
+        return self.tensor
+
+
+class Last:
+    """A value that goes when the operation that it is passed to has run."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+
+
+class Scope:
+    """The values of a function that runs."""
+
+    __slots__ = ("values",)
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+
+    def value(self, tensor: Tensor) -> Value:
+        found = Value(tensor)
+        self.values.append(found)
+        return found
+
+    def __call__(self, op: Op, *args: Any) -> Value:
+        """What `op` returns of these arguments, held by this scope."""
+        return self.value(called(op, args))
+
+    def several(self, op: Op, *args: Any) -> list[Value]:
+        """The same of an operation that returns several tensors."""
+        return [self.value(one) for one in called(op, args)]
+
+    def assign(self, value: Value, op: Op, *args: Any) -> None:
+        """The name stands for what `op` returns; what it stood for goes."""
+        value.tensor = called(op, args)
+
+    def drop(self, *values: Value) -> None:
+        """These values go, one after the other."""
+        for value in values:
+            value.tensor = None
+
+    def lend(self, holder: list[Tensor], *values: Value) -> None:
+        """`holder` holds the tensors, too."""
+        holder.extend(value.held() for value in values)
+
+    def close(self) -> None:
+        self.drop(*self.values)
+
+    def result(self, value: Value) -> Tensor:
+        """The tensor of one value; all others go."""
+        found = value.held()
+        self.close()
+        return found
+
+
+def taken(argument: Any) -> Any:
+    """An argument as an operation gets it; nobody else holds what comes for the last time."""
+    if type(argument) is Value:
+        return argument.held()
+    if type(argument) is not Last:
+        return argument
+    tensor, argument.value.tensor = argument.value.held(), None
+    return tensor
+
+
+def called(op: Op, args: tuple[Any, ...]) -> Any:
+    """`op(*args)`; written out, so that no tuple holds the arguments while it runs."""
+    match len(args):
+        case 1:
+            return op(taken(args[0]))
+        case 2:
+            return op(taken(args[0]), taken(args[1]))
+        case 3:
+            return op(taken(args[0]), taken(args[1]), taken(args[2]))
+        case 4:
+            return op(taken(args[0]), taken(args[1]), taken(args[2]), taken(args[3]))
+        case 5:
+            return op(
+                taken(args[0]), taken(args[1]), taken(args[2]), taken(args[3]), taken(args[4])
+            )
+    raise TypeError(f"an operation of {len(args)} arguments")
+
+
+def scoped(function: Callable[..., Value]) -> Callable[..., Tensor]:
+    """The function of tensors that runs this one of values in a scope of its own."""
+
+    @wraps(function)
+    def run(*args: Any) -> Tensor:
+        own = Scope()
+        values = named(own, args)
+        del args
+        try:
+            return own.result(function(own, *values))
+        except Unwinding as stopped:
+            stopped.scopes[sys._getframe()] = own
+            raise
+
+    return run
+
+
+def named(own: Scope, args: Iterable[Any]) -> list[Any]:
+    return [own.value(one) if isinstance(one, Tensor) else one for one in args]
+
+
+class Unwinding(Exception):
+    """Ends functions that run; each keeps its scope here, and `unwind` closes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scopes: dict[FrameType, Scope] = {}
+
+    def unwind(self) -> None:
+        """All that ran ends, from the inside out."""
+        frames: list[FrameType] = []
+        trace: TracebackType | None = self.__traceback__
+        while trace is not None:
+            frames.append(trace.tb_frame)
+            trace = trace.tb_next
+        for frame in reversed(frames[1:]):
+            frame.clear()
+            if frame in self.scopes:
+                self.scopes.pop(frame).close()
