@@ -7,24 +7,24 @@ from collections.abc import Callable
 from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.lifetimes import Scope, Value, itself, scoped
 from memfit.lower.mlp import bare
 from memfit.lower.norms import norm
-from memfit.lower.tensors import Tensor
 from memfit.model.modules import MLP, Attention, Block, Latent, Layer, MoE
 
 
-def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def forward(own: Scope, x: Value, layer: Layer, bound: Bound, ctx: Context) -> Value:
     before = len(ctx.results)
     try:
         if ctx.programs.layer is not None:
-            return ctx.programs.layer(x, layer, bound, ctx)
+            return own(ctx.programs.layer, x, layer, bound, ctx)
         if layer.parallel:
             second = layer.blocks[-1].mixer
-            return PARALLEL.get(second.style if isinstance(second, MLP) else "", side_by_side)(
-                x, layer, bound, ctx
-            )
+            style = second.style if isinstance(second, MLP) else ""
+            return own(PARALLEL.get(style, side_by_side), x, layer, bound, ctx)
         for block in layer.blocks:
-            x = ctx.programs.orders[block.order](x, block, bound, ctx)
+            own.assign(x, ctx.programs.orders[block.order], x, block, bound, ctx)
         return x
     finally:  # a recomputation may stop anywhere
         ctx.held.clear()
@@ -32,42 +32,44 @@ def forward(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
         del ctx.results[:before]
 
 
-def pre(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def pre(own: Scope, x: Value, block: Block, bound: Bound, ctx: Context) -> Value:
     """x + mixer(norm(x))."""
     mixer = block.mixer
-    if (
-        isinstance(mixer, MLP) and not mixer.name and block.norm is not None
-    ):  # the layer's own variable, overwritten step by step
-        hidden = ctx.programs.mlps[mixer.style](norm(x, block.norm, bound, ctx), mixer, bound, ctx)
+    hidden = own(itself, x) if block.norm is None else own(norm, x, block.norm, bound, ctx)
+    if isinstance(mixer, MLP) and not mixer.name and block.norm is not None:
+        # the layer's own variable, overwritten step by step
+        own.assign(hidden, ctx.programs.mlps[mixer.style], hidden.last, mixer, bound, ctx)
     else:
-        hidden = x if block.norm is None else norm(x, block.norm, bound, ctx)
-        hidden = mix(hidden, block, bound, ctx)
+        own.assign(hidden, mix, hidden, block, bound, ctx)
     if block.post_norm is not None:
-        hidden = norm(hidden, block.post_norm, bound, ctx)
+        own.assign(hidden, norm, hidden, block.post_norm, bound, ctx)
     ctx.r.where = bound.prefix
     if block.scaled:
-        hidden = ops.scale(ctx.r, hidden)
-    out = ops.add(ctx.r, x, hidden)
+        own.assign(hidden, ops.scale, ctx.r, hidden)
+    out = own(ops.add, ctx.r, x, hidden)
     ctx.open.clear()
     return out
 
 
-def post(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def post(own: Scope, x: Value, block: Block, bound: Bound, ctx: Context) -> Value:
     """norm(x + mixer(x)) (modeling_opt.py OPTDecoderLayer of the 350M model)."""
-    hidden = mix(x, block, bound, ctx)
+    hidden = own(mix, x, block, bound, ctx)
     ctx.r.where = bound.prefix
-    hidden = ops.add(ctx.r, x, hidden)
-    return hidden if block.norm is None else norm(hidden, block.norm, bound, ctx)
+    own.assign(hidden, ops.add, ctx.r, x, hidden)
+    return hidden if block.norm is None else own(norm, hidden, block.norm, bound, ctx)
 
 
-def normed(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def normed(own: Scope, x: Value, block: Block, bound: Bound, ctx: Context) -> Value:
     """norm(x) + mixer(norm(x)) (modeling_bloom.py BloomBlock,
     apply_residual_connection_post_layernorm)."""
     assert block.norm is not None
-    hidden = norm(x, block.norm, bound, ctx)
-    out = mix(hidden, block, bound, ctx)
+    hidden = own(norm, x, block.norm, bound, ctx)
+    out = own(mix, hidden, block, bound, ctx)
     ctx.r.where = bound.prefix
-    out = ops.add(ctx.r, hidden, out)
+    own.assign(out, ops.add, ctx.r, hidden, out)
     ctx.open.clear()
     return out
 
@@ -77,26 +79,32 @@ def normed(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
 RESIDUAL_LAST = {"codegen", "gpt_neox", "gptj", "phi"}
 
 
-def side_by_side(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def side_by_side(own: Scope, x: Value, layer: Layer, bound: Bound, ctx: Context) -> Value:
     """Attention and feed-forward of the same input, added together (modeling_cohere.py
     CohereDecoderLayer)."""
     r = ctx.r
     first, second = layer.blocks
     assert first.norm is not None
+    attention, other = own.empty(), own.empty()
+    hidden = own(norm, x, first.norm, bound, ctx)
     if second.norm is not None and second.norm != first.norm:
-        attention = mix(norm(x, first.norm, bound, ctx), first, bound, ctx)
-        other = mix(norm(x, second.norm, bound, ctx), second, bound, ctx)
+        own.assign(attention, mix, hidden.last, first, bound, ctx)
+        hidden = own(norm, x, second.norm, bound, ctx)
+        own.assign(other, mix, hidden.last, second, bound, ctx)
     else:
-        hidden = norm(x, first.norm, bound, ctx)
-        attention = mix(hidden, first, bound, ctx)
-        other = mix(hidden, second, bound, ctx)
+        own.assign(attention, mix, hidden, first, bound, ctx)
+        own.assign(other, mix, hidden, second, bound, ctx)
     r.where = bound.prefix
     if isinstance(first.mixer, Attention) and first.mixer.style in RESIDUAL_LAST:
-        return ops.add(r, ops.add(r, attention, other), x)
-    return ops.add(r, ops.add(r, x, attention), other)
+        both = own(ops.add, r, attention, other)
+        return own(ops.add, r, both.last, x)
+    both = own(ops.add, r, x, attention)
+    return own(ops.add, r, both.last, other)
 
 
-def in_one(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def in_one(own: Scope, x: Value, layer: Layer, bound: Bound, ctx: Context) -> Value:
     """Both norms first; attention is added into the feed-forward's result in place, and one dropout
     follows (modeling_falcon.py FalconDecoderLayer)."""
     r = ctx.r
@@ -104,23 +112,27 @@ def in_one(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
     assert first.norm is not None
     assert second.norm is not None
     assert isinstance(second.mixer, MLP)
-    hidden = norm(x, first.norm, bound, ctx)
-    other = hidden if second.norm == first.norm else norm(x, second.norm, bound, ctx)
-    attention = mix(hidden, first, bound, ctx)
-    out = ops.add_in_place(r, bare(other, second.mixer, bound, ctx), attention)
+    hidden = own(norm, x, first.norm, bound, ctx)
+    alike = second.norm == first.norm
+    other = own(itself, hidden) if alike else own(norm, x, second.norm, bound, ctx)
+    attention = own(mix, hidden, first, bound, ctx)
+    lowered = own(bare, other, second.mixer, bound, ctx)
+    out = own(ops.add_in_place, r, lowered.last, attention)
     r.where = bound.prefix
-    return ops.add(r, x, ops.dropout(r, out, ctx.dropout(second.mixer.dropout)))
+    dropped = own(ops.dropout, r, out, ctx.dropout(second.mixer.dropout))
+    return own(ops.add, r, x, dropped.last)
 
 
-def mix(x: Tensor, block: Block, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def mix(own: Scope, x: Value, block: Block, bound: Bound, ctx: Context) -> Value:
     mixer = block.mixer
-    x = ctx.matrices.block_input(x, ctx)
+    own.assign(x, ctx.matrices.block_input, x, ctx)
     if isinstance(mixer, (Attention, Latent)):
-        return ctx.programs.attention[mixer.style](x, mixer, bound, ctx)
+        return own(ctx.programs.attention[mixer.style], x, mixer, bound, ctx)
     if isinstance(mixer, MLP):
-        return ctx.programs.mlps[mixer.style](x, mixer, bound, ctx)
+        return own(ctx.programs.mlps[mixer.style], x, mixer, bound, ctx)
     if isinstance(mixer, MoE):
-        return ctx.programs.moes[mixer.style](x, mixer, bound, ctx)
+        return own(ctx.programs.moes[mixer.style], x, mixer, bound, ctx)
     raise NotImplementedError(mixer)
 
 

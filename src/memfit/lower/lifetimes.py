@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from types import FrameType, TracebackType
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, overload
 
 from memfit.formats import Format
 from memfit.lower.tensors import Shape, Tensor
@@ -31,8 +31,8 @@ class Value:
 
     __slots__ = ("tensor",)
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor: Tensor | None = tensor
+    def __init__(self, tensor: Tensor | None) -> None:
+        self.tensor = tensor
 
     @property
     def last(self) -> Last:
@@ -50,6 +50,11 @@ class Value:
     @property
     def count(self) -> int:
         return self.held().count
+
+    @property
+    def leaf(self) -> bool:
+        """No operation made it that a backward would go through."""
+        return self.held().node is None
 
     def held(self) -> Tensor:
         if self.tensor is None:
@@ -96,6 +101,12 @@ class Scope:
         for value in values:
             value.tensor = None
 
+    def empty(self) -> Value:
+        """A name without a tensor so far: at the end values go in the order of their names."""
+        found = Value(None)
+        self.values.append(found)
+        return found
+
     def lend(self, holder: list[Tensor], *values: Value) -> None:
         """`holder` holds the tensors, too."""
         holder.extend(value.held() for value in values)
@@ -103,9 +114,15 @@ class Scope:
     def close(self) -> None:
         self.drop(*self.values)
 
-    def result(self, value: Value) -> Tensor:
-        """The tensor of one value; all others go."""
-        found = value.held()
+    def leaves(self, *values: Value | None) -> tuple[Tensor | None, ...]:
+        """Parameters, which the model holds."""
+        return tuple(None if value is None else value.held() for value in values)
+
+    def result(self, value: Value | tuple[Value, ...]) -> Any:
+        """The tensor of a value, or those of several; all others go."""
+        found: Any = (
+            tuple([one.held() for one in value]) if isinstance(value, tuple) else value.held()
+        )
         self.close()
         return found
 
@@ -138,16 +155,31 @@ def called(op: Op, args: tuple[Any, ...]) -> Any:
     raise TypeError(f"an operation of {len(args)} arguments")
 
 
-def scoped(function: Callable[..., Value]) -> Callable[..., Tensor]:
+def itself(x: Tensor) -> Tensor:
+    """Another name for a value."""
+    return x
+
+
+@overload
+def scoped(function: Callable[..., Value]) -> Callable[..., Tensor]: ...
+@overload
+def scoped(
+    function: Callable[..., tuple[Value, Value]],
+) -> Callable[..., tuple[Tensor, Tensor]]: ...
+@overload
+def scoped(
+    function: Callable[..., tuple[Value, ...]],
+) -> Callable[..., tuple[Tensor, ...]]: ...
+def scoped(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function of tensors that runs this one of values in a scope of its own."""
 
     @wraps(function)
-    def run(*args: Any) -> Tensor:
+    def run(*args: Any, **options: Any) -> Any:
         own = Scope()
         values = named(own, args)
         del args
         try:
-            return own.result(function(own, *values))
+            return own.result(function(own, *values, **options))
         except Unwinding as stopped:
             stopped.scopes[sys._getframe()] = own
             raise

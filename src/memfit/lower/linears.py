@@ -6,16 +6,18 @@ from memfit.formats import FP32
 from memfit.lower import ops, stored
 from memfit.lower.bound import Adapted, BoundLinear
 from memfit.lower.context import Context
+from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import ROWS
 
 
-def linear(x: Tensor, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Tensor:
+@scoped
+def linear(own: Scope, x: Value, layer: BoundLinear, ctx: Context, *, apart: bool = False) -> Value:
     """The layer's output for x; where nothing special applies, one matrix product. `apart`: the
     bias is added by itself."""
     ctx.r.where = layer.path
-    return ctx.matrices.linear(lambda x, apart: whole(x, layer, ctx, apart), x, ctx, apart)
+    return own(ctx.matrices.linear, lambda x, apart: whole(x, layer, ctx, apart), x, ctx, apart)
 
 
 def linear_apart(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
@@ -23,56 +25,69 @@ def linear_apart(x: Tensor, layer: BoundLinear, ctx: Context) -> Tensor:
     return linear(x, layer, ctx, apart=True)
 
 
-def whole(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
+@scoped
+def whole(own: Scope, x: Value, layer: BoundLinear, ctx: Context, apart: bool) -> Value:
     """With its adapter, if it has one; tensor parallelism does what it does around each matrix."""
     if layer.adapter is None:
-        return base(x, layer, ctx, apart)
+        return own(base, x, layer, ctx, apart)
     if layer.packed is None or ctx.programs.plain_adapters:
-        return adapted(x, layer, layer.adapter, ctx, apart)
-    return adapted_packed(x, layer, layer.adapter, ctx)
+        return own(adapted, x, layer, layer.adapter, ctx, apart)
+    return own(adapted_packed, x, layer, layer.adapter, ctx)
 
 
-def base(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool = False) -> Tensor:
+@scoped
+def base(own: Scope, x: Value, layer: BoundLinear, ctx: Context, apart: bool = False) -> Value:
     """The layer without its adapter."""
-    x = ctx.matrices.enter_linear(x, layer, ctx)
-    if ctx.engine.inner:
-        leaves = layer.weight, layer.bias
-        return ctx.matrices.leave_linear(
-            ctx.engine.leave(leaves, product(ctx.engine.enter(leaves, x), layer, ctx, apart)),
-            layer,
-            ctx,
-        )
-    return ctx.matrices.leave_linear(product(x, layer, ctx, apart), layer, ctx)
+    own.assign(x, ctx.matrices.enter_linear, x, layer, ctx)
+    if not ctx.engine.inner:
+        out = own(product, x, layer, ctx, apart)
+        return own(ctx.matrices.leave_linear, out.last, layer, ctx)
+    leaves = layer.weight, layer.bias
+    entered = own(ctx.engine.enter, leaves, x)
+    out = own(product, entered.last, layer, ctx, apart)
+    left = own(ctx.engine.leave, leaves, out.last)
+    return own(ctx.matrices.leave_linear, left.last, layer, ctx)
 
 
-def product(x: Tensor, layer: BoundLinear, ctx: Context, apart: bool) -> Tensor:
+@scoped
+def product(own: Scope, x: Value, layer: BoundLinear, ctx: Context, apart: bool) -> Value:
     if layer.packed is not None:
         assert ctx.programs.packing is not None
-        return ctx.programs.packing.forward(x, layer, ctx)
+        return own(ctx.programs.packing.forward, x, layer, ctx)
     if stored.is_stored(layer.weight):
-        return stored.forward(x, layer, ctx)
-    return (added if apart else plain)(x, layer.weight, layer.bias, layer.outputs, ctx)
+        return own(stored.forward, x, layer, ctx)
+    return own(added if apart else plain, x, layer.weight, layer.bias, layer.outputs, ctx)
 
 
-def plain(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
+@scoped
+def plain(
+    own: Scope, x: Value, weight: Value, bias: Value | None, outputs: int, ctx: Context
+) -> Value:
     """Autocast casts the last argument first, as compilers go through a call
     (aten/src/ATen/autocast_mode.h WrapFunction_)."""
     if ctx.autocast is not None:
-        bias = None if bias is None else cast_weight(bias, ctx)
-        weight = cast_weight(weight, ctx)
-        x = cast_weight(x, ctx) if x.node is None else ops.cast(ctx.r, x, ctx.autocast)
-    return ops.linear(ctx.r, x, weight, bias, outputs)
+        if bias is not None:
+            own.assign(bias, cast_weight, bias, ctx)
+        own.assign(weight, cast_weight, weight, ctx)
+        if x.leaf:
+            own.assign(x, cast_weight, x, ctx)
+        else:
+            own.assign(x, ops.cast, ctx.r, x, ctx.autocast)
+    return own(ops.linear, ctx.r, x, weight, bias, outputs)
 
 
-def added(x: Tensor, weight: Tensor, bias: Tensor | None, outputs: int, ctx: Context) -> Tensor:
+@scoped
+def added(
+    own: Scope, x: Value, weight: Value, bias: Value | None, outputs: int, ctx: Context
+) -> Value:
     """x @ weight.T + bias: autocast's cache takes no transposed view, and no sum is cast
     (transformers 5.23 modeling_falcon.py FalconLinear)."""
     r = ctx.r
     if ctx.autocast is not None:
-        weight = ops.cast(r, weight, ctx.autocast)
-        x = ops.cast(r, x, ctx.autocast)
-    out = ops.linear(r, x, weight, None, outputs)
-    return out if bias is None else ops.add(r, out, bias)
+        own.assign(weight, ops.cast, r, weight, ctx.autocast)
+        own.assign(x, ops.cast, r, x, ctx.autocast)
+    out = own(ops.linear, r, x, weight, None, outputs)
+    return out if bias is None else own(ops.add, r, out, bias)
 
 
 def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
@@ -90,53 +105,65 @@ def cast_weight(weight: Tensor, ctx: Context) -> Tensor:
     return known
 
 
-def adapted(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context, apart: bool) -> Tensor:
+@scoped
+def adapted(
+    own: Scope, x: Value, layer: BoundLinear, adapter: Adapted, ctx: Context, apart: bool
+) -> Value:
     """PEFT's LoRA layer: the input cast to the adapter's dtype, through A and B, scaled and added,
-    cast back (peft 0.21 tuners/lora/layer.py Linear.forward)."""
-    r, out = ctx.r, base(x, layer, ctx, apart)
+    cast back (peft 0.21 tuners/lora/layer.py Linear.forward). The cast input is a variable of the
+    layer's: it lives until the layer returns."""
+    r, out = ctx.r, own(base, x, layer, ctx, apart)
     result = out.format
-    x = ops.cast(
-        r, x, ctx.engine.seen(adapter.a)
-    )  # the cast input is a variable of the layer's: it lives until the layer returns
-    high = low_rank(r, x, layer, adapter, ctx)
-    out = ops.add(r, out, high)
-    del high
-    return ops.cast(r, out, result)
+    own.assign(x, ops.cast, r, x, ctx.engine.seen(adapter.a))
+    high = own(low_rank, r, x, layer, adapter, ctx)
+    own.assign(out, ops.add, r, out, high)
+    own.drop(high)
+    return own(ops.cast, r, out, result)
 
 
-def adapted_packed(x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context) -> Tensor:
+@scoped
+def adapted_packed(
+    own: Scope, x: Value, layer: BoundLinear, adapter: Adapted, ctx: Context
+) -> Value:
     """PEFT's layers over packed weights: the result of 4 bits is cloned first, the adapter's is
     cast before it is added, and under autocast nothing is cast (peft 0.21 tuners/lora/bnb.py)."""
-    r, out = ctx.r, base(x, layer, ctx)
+    r, out = ctx.r, own(base, x, layer, ctx)
     result = out.format
     if layer.packed is not None and layer.packed.bits == 4:
-        out = ops.clone(r, out)
+        own.assign(out, ops.clone, r, out)
     if ctx.autocast is None:
-        x = ops.cast(r, x, adapter.a.format)
-    high = low_rank(r, x, layer, adapter, ctx)
+        own.assign(x, ops.cast, r, x, adapter.a.format)
+    high = own(low_rank, r, x, layer, adapter, ctx)
     if ctx.autocast is None:
-        high = ops.cast(r, high, result)
-    return ops.add(r, out, high)
+        own.assign(high, ops.cast, r, high, result)
+    return own(ops.add, r, out, high)
 
 
-def low_rank(r: Recorder, x: Tensor, layer: BoundLinear, adapter: Adapted, ctx: Context) -> Tensor:
+@scoped
+def low_rank(
+    own: Scope, r: Recorder, x: Value, layer: BoundLinear, adapter: Adapted, ctx: Context
+) -> Value:
     """dropout(x)·Aᵀ·Bᵀ, scaled. What is beside a layer split by columns has its B split so, beside
     one split by rows its A (peft 0.21 tuners/lora/model.py add_lora_tp_hooks_dtensor)."""
-    low = matrix(ops.dropout(r, x, ctx.dropout(adapter.dropout)), adapter.a, adapter.rank, ctx)
+    dropped = own(ops.dropout, r, x, ctx.dropout(adapter.dropout))
+    low = own(matrix, dropped.last, adapter.a, adapter.rank, ctx)
     if layer.across == ROWS:
-        low = ctx.matrices.leave_linear(low, layer, ctx)
-    high = matrix(ctx.matrices.enter_linear(low, layer, ctx), adapter.b, layer.outputs, ctx)
-    del low
-    return ops.scale(r, high)
+        own.assign(low, ctx.matrices.leave_linear, low, layer, ctx)
+    entered = own(ctx.matrices.enter_linear, low, layer, ctx)
+    high = own(matrix, entered.last, adapter.b, layer.outputs, ctx)
+    own.drop(low)
+    return own(ops.scale, r, high)
 
 
-def matrix(x: Tensor, weight: Tensor, outputs: int, ctx: Context) -> Tensor:
+@scoped
+def matrix(own: Scope, x: Value, weight: Value, outputs: int, ctx: Context) -> Value:
     """One of the two layers of an adapter."""
-    if ctx.engine.inner:
-        return ctx.engine.leave(
-            (weight,), plain(ctx.engine.enter((weight,), x), weight, None, outputs, ctx)
-        )
-    return plain(x, weight, None, outputs, ctx)
+    if not ctx.engine.inner:
+        return own(plain, x, weight, None, outputs, ctx)
+    leaves = own.leaves(weight)
+    entered = own(ctx.engine.enter, leaves, x)
+    out = own(plain, entered.last, weight, None, outputs, ctx)
+    return own(ctx.engine.leave, leaves, out.last)
 
 
 __all__ = ["linear", "linear_apart", "plain"]

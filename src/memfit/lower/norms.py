@@ -13,15 +13,16 @@ from memfit.lower.tensors import Tensor
 from memfit.model.modules import Norm
 
 
-def norm(x: Tensor, module: Norm, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def norm(own: Scope, x: Value, module: Norm, bound: Bound, ctx: Context) -> Value:
     ctx.r.where = bound.path(module.name)
-    if ctx.engine.inner:
-        leaves = tuple(bound.tensors.get(f"{module.name}.{name}") for name in ("weight", "bias"))
-        return ctx.engine.leave(
-            leaves,
-            ctx.programs.norms[module.style](ctx.engine.enter(leaves, x), module, bound, ctx),
-        )
-    return ctx.programs.norms[module.style](x, module, bound, ctx)
+    run = ctx.programs.norms[module.style]
+    if not ctx.engine.inner:
+        return own(run, x, module, bound, ctx)
+    leaves = tuple(bound.tensors.get(f"{module.name}.{name}") for name in ("weight", "bias"))
+    entered = own(ctx.engine.enter, leaves, x)
+    out = own(run, entered.last, module, bound, ctx)
+    return own(ctx.engine.leave, leaves, out.last)
 
 
 def weight_of(module: Norm, bound: Bound) -> Tensor:

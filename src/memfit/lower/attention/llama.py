@@ -220,7 +220,7 @@ def by_tokens(x: Tensor, count: int, ctx: Context) -> Tensor:
 
 
 def normed(x: Tensor, module: object, bound: Bound, ctx: Context) -> Tensor:
-    return x if module is None else norm(x, module, bound, ctx)  # type: ignore[arg-type]
+    return x if module is None else norm(x, module, bound, ctx)
 
 
 def stablelm(x: Tensor, module: Attention, bound: Bound, ctx: Context) -> Tensor:
