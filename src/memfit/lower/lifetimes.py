@@ -96,6 +96,16 @@ class Scope:
         """The name stands for what `op` returns; what it stood for goes."""
         value.tensor = called(op, args)
 
+    def move(self, value: Value, other: Value) -> None:
+        """The name stands for what `other` stood for; what it stood for goes."""
+        value.tensor, other.tensor = other.held(), None
+
+    def last_first(self, *values: Value) -> None:
+        """At the end these go in the opposite order, as the items of a list do."""
+        places = sorted(self.values.index(one) for one in values)
+        for place, one in zip(places, reversed(values), strict=True):
+            self.values[place] = one
+
     def drop(self, *values: Value) -> None:
         """These values go, one after the other."""
         for value in values:
@@ -151,6 +161,25 @@ def called(op: Op, args: tuple[Any, ...]) -> Any:
         case 5:
             return op(
                 taken(args[0]), taken(args[1]), taken(args[2]), taken(args[3]), taken(args[4])
+            )
+        case 6:
+            return op(
+                taken(args[0]),
+                taken(args[1]),
+                taken(args[2]),
+                taken(args[3]),
+                taken(args[4]),
+                taken(args[5]),
+            )
+        case 7:
+            return op(
+                taken(args[0]),
+                taken(args[1]),
+                taken(args[2]),
+                taken(args[3]),
+                taken(args[4]),
+                taken(args[5]),
+                taken(args[6]),
             )
     raise TypeError(f"an operation of {len(args)} arguments")
 

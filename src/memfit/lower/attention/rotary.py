@@ -3,6 +3,7 @@
 
 All of them are x·cos + turned(x)·sin; they differ in which values make a pair, in dtype, and in how
 much of a head turns. Functions hold what theirs hold: a local variable lives until they return.
+Lifetimes are explicit (`lifetimes`).
 """
 
 from __future__ import annotations
@@ -12,22 +13,26 @@ from collections.abc import Callable
 from memfit.formats import FP32
 from memfit.lower import ops, views
 from memfit.lower.context import Context
+from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.recorder import Recorder
-from memfit.lower.tensors import Grads, Node, Tensor
+from memfit.lower.tensors import Grads, Node, Shape, Tensor
 from memfit.model.modules import Model
 
 Pair = tuple[Tensor, Tensor]
-Turned = Callable[[Recorder, Tensor], Tensor]
+Turned = Callable[..., Tensor]
 
 
-def rotary(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def rotary(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """q·cos + rotate_half(q)·sin, then the same for k; the callers still hold q and k
     (modeling_llama.py)."""
-    return rotate(q, ctx), rotate(k, ctx)
+    return own(rotate, q, ctx), own(rotate, k, ctx)
 
 
-def rotate(x: Tensor, ctx: Context) -> Tensor:
-    return with_tables(ctx.r, x, *tables(ctx), half_turned)
+@scoped
+def rotate(own: Scope, x: Value, ctx: Context) -> Value:
+    cos, sin = own.several(tables, ctx)
+    return own(with_tables, ctx.r, x, cos, sin, half_turned)
 
 
 def tables(ctx: Context) -> Pair:
@@ -56,22 +61,41 @@ def turning(model: Model) -> int:
     return 2 * next(buffer.shape[0] for buffer in model.buffers if buffer.shape)
 
 
-def with_tables(r: Recorder, x: Tensor, cos: Tensor, sin: Tensor, turned: Turned) -> Tensor:
-    straight = ops.mul(r, x, cos)
-    across = ops.mul(r, turned(r, x), sin)
-    return ops.add(r, straight, across)
+@scoped
+def with_tables(own: Scope, r: Recorder, x: Value, cos: Value, sin: Value, turned: Turned) -> Value:
+    straight = own(ops.mul, r, x, cos)
+    other = own(turned, r, x)
+    across = own(ops.mul, r, other.last, sin)
+    return own(ops.add, r, straight, across)
 
 
-def half_turned(r: Recorder, x: Tensor) -> Tensor:
+@scoped
+def half_turned(own: Scope, r: Recorder, x: Value) -> Value:
     """cat(−x₂, x₁): the cut views are gone before the product."""
-    first, second = (views.narrow(r, x, 3, x.shape[3] // 2) for _ in range(2))
-    return ops.cat(r, (ops.scale(r, second, "neg"), first), x.shape)
+    first, second = (own(views.narrow, r, x, 3, x.shape[3] // 2) for _ in range(2))
+    negated = own(ops.scale, r, second, "neg")
+    return own(beside, r, negated.last, first, x.shape)
 
 
-def pairs_turned(r: Recorder, x: Tensor) -> Tensor:
+def beside(r: Recorder, a: Tensor, b: Tensor, shape: Shape) -> Tensor:
+    return ops.cat(r, (a, b), shape)
+
+
+@scoped
+def pairs_turned(own: Scope, r: Recorder, x: Value) -> Value:
     """Neighbours make a pair: stack(−x₂, x₁) (modeling_cohere.py, modeling_glm.py rotate_half)."""
-    first, second = (views.narrow(r, x, 3, x.shape[3] // 2, step=2) for _ in range(2))
-    return views.reshape(r, stacked(r, ops.scale(r, second, "neg"), first), *x.shape)
+    first, second = (own(every_second, r, x) for _ in range(2))
+    negated = own(ops.scale, r, second, "neg")
+    pairs = own(stacked, r, negated.last, first)
+    return own(reshaped, r, pairs.last, x.shape)
+
+
+def every_second(r: Recorder, x: Tensor) -> Tensor:
+    return views.narrow(r, x, 3, x.shape[3] // 2, step=2)
+
+
+def reshaped(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+    return views.reshape(r, x, *shape)
 
 
 def stacked(r: Recorder, a: Tensor, b: Tensor) -> Tensor:
@@ -85,47 +109,64 @@ def back_stacked(r: Recorder, node: Node, g: Tensor) -> Grads:
 
 
 # ------------------------------------------------------------------------------------------ dtypes
-def cast_back(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def cast_back(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """Tables in fp32, so the sums are too; cast back together (modeling_olmo2.py)."""
-    formats = q.format, k.format
-    turned = rotary(q, k, ctx)
-    return ops.cast(ctx.r, turned[0], formats[0]), ops.cast(ctx.r, turned[1], formats[1])
+    first, second = own.several(rotary, q, k, ctx)
+    own.last_first(first, second)
+    return own(ops.cast, ctx.r, first, q.format), own(ops.cast, ctx.r, second, k.format)
 
 
-def cohere(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def cohere(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """Cast up, turned in pairs, cast back (modeling_cohere.py)."""
     r, format = ctx.r, q.format
-    q, k = ops.cast(r, q, FP32), ops.cast(r, k, FP32)
-    turned = tuple(with_tables(r, one, *tables(ctx), pairs_turned) for one in (q, k))
-    return ops.cast(r, turned[0], format), ops.cast(r, turned[1], format)
+    wide = own(ops.cast, r, q, FP32), own(ops.cast, r, k, FP32)
+    own.move(q, wide[0])
+    own.move(k, wide[1])
+    second, first = own.empty(), own.empty()
+    for turned, one in ((first, q), (second, k)):
+        cos, sin = own.several(tables, ctx)
+        own.assign(turned, with_tables, r, one, cos.last, sin.last, pairs_turned)
+    return own(ops.cast, r, first, format), own(ops.cast, r, second, format)
 
 
-def ernie4_5(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def ernie4_5(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """Turned in pairs, each factor cast up for itself (modeling_ernie4_5.py)."""
     r, format = ctx.r, q.format
-    cos, sin = repeated_tables(ctx)
-
-    def one(x: Tensor) -> Tensor:
-        straight = ops.mul(r, ops.cast(r, x, FP32), cos)
-        across = ops.mul(r, ops.cast(r, pairs_turned(r, x), FP32), sin)
-        return ops.add(r, straight, across)
-
-    turned = one(q), one(k)
-    return ops.cast(r, turned[0], format), ops.cast(r, turned[1], format)
+    second, first = own.empty(), own.empty()
+    cos, sin = own.several(repeated_tables, ctx)
+    own.assign(first, wide_pairs, r, q, cos, sin)
+    own.assign(second, wide_pairs, r, k, cos, sin)
+    return own(ops.cast, r, first, format), own(ops.cast, r, second, format)
 
 
-def helium(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def wide_pairs(own: Scope, r: Recorder, x: Value, cos: Value, sin: Value) -> Value:
+    wide = own(ops.cast, r, x, FP32)
+    straight = own(ops.mul, r, wide.last, cos)
+    turned = own(pairs_turned, r, x)
+    wide = own(ops.cast, r, turned.last, FP32)
+    across = own(ops.mul, r, wide.last, sin)
+    return own(ops.add, r, straight, across)
+
+
+@scoped
+def helium(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """Turned in pairs, with tables made for it at each call (modeling_helium.py)."""
-    cos, sin = repeated_tables(ctx)
-    return with_tables(ctx.r, q, cos, sin, pairs_turned), with_tables(
-        ctx.r, k, cos, sin, pairs_turned
-    )
+    r = ctx.r
+    cos, sin = own.several(repeated_tables, ctx)
+    first = own(with_tables, r, q, cos, sin, pairs_turned)
+    return first, own(with_tables, r, k, cos, sin, pairs_turned)
 
 
-def repeated_tables(ctx: Context) -> Pair:
+@scoped
+def repeated_tables(own: Scope, ctx: Context) -> tuple[Value, Value]:
     """`cos[..., : size // 2].repeat_interleave(2)`: a copy of each table."""
-    cos, sin = tables(ctx)
-    return ctx.r.like(cos, "repeat_interleave"), ctx.r.like(sin, "repeat_interleave")
+    cos, sin = own.several(tables, ctx)
+    copied = own(ctx.r.like, cos, "repeat_interleave")
+    return copied, own(ctx.r.like, sin, "repeat_interleave")
 
 
 # ---------------------------------------------------------------------------------- part of a head
@@ -138,61 +179,103 @@ def joined(r: Recorder, turned: Tensor, rest: Tensor) -> Tensor:
     return ops.cat(r, (turned, rest), (*turned.shape[:-1], turned.shape[-1] + rest.shape[-1]))
 
 
-def partly(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def partly(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """Both are cut, both turned, both joined again (modeling_glm4_moe.py, modeling_nemotron.py,
     modeling_phi.py)."""
-    return both_partly(q, k, *tables(ctx), half_turned, ctx)
+    cos, sin = own.several(tables, ctx)
+    first, second = own.several(both_partly, q, k, cos, sin, half_turned, ctx)
+    return first, second
 
 
-def in_line(q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, ...]:
+@scoped
+def in_line(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, ...]:
     """The same in the layer's own code, whose variables keep the parts (modeling_stablelm.py,
     modeling_phi.py)."""
     r = ctx.r
-    cos, sin = tables(ctx)
-    (q, q_rest), (k, k_rest) = (cut(r, one, cos.shape[-1]) for one in (q, k))
-    q, k = with_tables(r, q, cos, sin, half_turned), with_tables(r, k, cos, sin, half_turned)
-    return joined(r, q, q_rest), joined(r, k, k_rest), q, q_rest, k, k_rest
+    cos, sin = own.several(tables, ctx)
+    size = cos.shape[-1]
+    first, q_rest = own.several(cut, r, q, size)
+    second, k_rest = own.several(cut, r, k, size)
+    own.move(q, first)
+    own.move(k, second)
+    turned = [own(with_tables, r, one, cos, sin, half_turned) for one in (q, k)]
+    own.move(q, turned[0])
+    own.move(k, turned[1])
+    joined_q = own(joined, r, q, q_rest)
+    return joined_q, own(joined, r, k, k_rest), q, q_rest, k, k_rest
 
 
-def glm(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def glm(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """The same in pairs, with tables made at each call (modeling_glm.py)."""
-    return both_partly(q, k, *repeated_tables(ctx), pairs_turned, ctx)
+    cos, sin = own.several(repeated_tables, ctx)
+    first, second = own.several(both_partly, q, k, cos, sin, pairs_turned, ctx)
+    own.drop(sin, cos)
+    return first, second
 
 
+@scoped
 def both_partly(
-    q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, turned: Turned, ctx: Context
-) -> Pair:
+    own: Scope, q: Value, k: Value, cos: Value, sin: Value, turned: Turned, ctx: Context
+) -> tuple[Value, Value]:
     r = ctx.r
-    (q, q_rest), (k, k_rest) = (cut(r, one, cos.shape[-1]) for one in (q, k))
-    q, k = with_tables(r, q, cos, sin, turned), with_tables(r, k, cos, sin, turned)
-    q = joined(r, q, q_rest)
-    k = joined(r, k, k_rest)
+    size = cos.shape[-1]
+    first, q_rest = own.several(cut, r, q, size)
+    second, k_rest = own.several(cut, r, k, size)
+    own.move(q, first)
+    own.move(k, second)
+    both = [own(with_tables, r, one, cos, sin, turned) for one in (q, k)]
+    own.move(q, both[0])
+    own.move(k, both[1])
+    own.assign(q, joined, r, q, q_rest)
+    own.assign(k, joined, r, k, k_rest)
     return q, k
 
 
-def phi3(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def phi3(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """One after the other (modeling_phi3.py)."""
     r = ctx.r
-    cos, sin = tables(ctx)
-    (q, q_rest), (k, k_rest) = (cut(r, one, cos.shape[-1]) for one in (q, k))
-    first = joined(r, with_tables(r, q, cos, sin, half_turned), q_rest)
-    return first, joined(r, with_tables(r, k, cos, sin, half_turned), k_rest)
+    cos, sin = own.several(tables, ctx)
+    size = cos.shape[-1]
+    a, q_rest = own.several(cut, r, q, size)
+    b, k_rest = own.several(cut, r, k, size)
+    own.move(q, a)
+    own.move(k, b)
+    turned = own(with_tables, r, q, cos, sin, half_turned)
+    whole = own(joined, r, turned.last, q_rest)
+    turned = own(with_tables, r, k, cos, sin, half_turned)
+    return whole, own(joined, r, turned.last, k_rest)
 
 
-def gpt_oss(q: Tensor, k: Tensor, ctx: Context) -> Pair:
+@scoped
+def gpt_oss(own: Scope, q: Value, k: Value, ctx: Context) -> tuple[Value, Value]:
     """Halves, each with its own two products; the tables are half as wide (modeling_gpt_oss.py
     _apply_rotary_emb)."""
-    r = ctx.r
-    cos, sin = tables(ctx)
-
-    def one(x: Tensor) -> Tensor:
-        first, second = views.split(r, x, 3, x.shape[3] // 2, x.shape[3] // 2)
-        return halves_turned(r, first, second, cos, sin)
-
-    return one(q), one(k)
+    cos, sin = own.several(tables, ctx)
+    first = own(turned_by_halves, ctx.r, q, cos, sin)
+    return first, own(turned_by_halves, ctx.r, k, cos, sin)
 
 
-def halves_turned(r: Recorder, first: Tensor, second: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    lower = ops.sub(r, ops.mul(r, first, cos), ops.mul(r, second, sin))
-    upper = ops.add(r, ops.mul(r, second, cos), ops.mul(r, first, sin))
-    return ops.cat(r, (lower, upper), (*first.shape[:-1], 2 * first.shape[-1]))
+@scoped
+def turned_by_halves(own: Scope, r: Recorder, x: Value, cos: Value, sin: Value) -> Value:
+    first, second = own.several(halves, r, x)
+    return own(halves_turned, r, first, second, cos, sin)
+
+
+def halves(r: Recorder, x: Tensor) -> list[Tensor]:
+    return views.split(r, x, 3, x.shape[3] // 2, x.shape[3] // 2)
+
+
+@scoped
+def halves_turned(
+    own: Scope, r: Recorder, first: Value, second: Value, cos: Value, sin: Value
+) -> Value:
+    left = own(ops.mul, r, first, cos)
+    right = own(ops.mul, r, second, sin)
+    lower = own(ops.sub, r, left.last, right.last)
+    left = own(ops.mul, r, second, cos)
+    right = own(ops.mul, r, first, sin)
+    upper = own(ops.add, r, left.last, right.last)
+    return own(beside, r, lower, upper, (*first.shape[:-1], 2 * first.shape[-1]))
