@@ -7,6 +7,7 @@ from memfit.lower import ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.engine import TAIL
+from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.tensors import Tensor
@@ -14,21 +15,25 @@ from memfit.model.modules import Linear, Model, Norm
 from memfit.tape import Alloc, Part
 
 
-def final(x: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def final(own: Scope, x: Value, model: Model, bound: Bound, ctx: Context) -> Value:
     for module in model.final:
         if isinstance(module, Norm):
-            x = norm(x, module, bound, ctx)
+            own.assign(x, norm, x, module, bound, ctx)
         elif isinstance(module, Linear):
-            x = linear(x, bound.linear(module), ctx)
+            own.assign(x, linear, x, bound.linear(module), ctx)
     return x
 
 
-def logits(x: Tensor, model: Model, bound: Bound, ctx: Context, *, capped: bool = True) -> Tensor:
+@scoped
+def logits(
+    own: Scope, x: Value, model: Model, bound: Bound, ctx: Context, *, capped: bool = True
+) -> Value:
     """Called logits by their width: what the head casts or unpacks to make them is not."""
     r = ctx.r
     first = len(r.events)
     with r.hooked(None if r.hooks is not None and r.hooks.spares else r.hooks):
-        out = linear(x, bound.linear(model.head), ctx)
+        out = own(linear, x, bound.linear(model.head), ctx)
     for index in range(first, len(r.events)):
         event = r.events[index]
         if type(event) is Alloc and event.part == "activations" and event.formula[:-1] == out.shape:
@@ -36,24 +41,26 @@ def logits(x: Tensor, model: Model, bound: Bound, ctx: Context, *, capped: bool 
     r.where = ""
     part, r.part = r.part, "logits"
     if model.softcap and capped:  # c · tanh(logits / c) (modeling_gemma2.py Gemma2ForCausalLM)
-        out = ops.scale(r, ops.activation(r, ops.scale(r, out), "tanh"))
+        scaled = own(ops.scale, r, out)
+        curve = own(ops.activation, r, scaled.last, "tanh")
+        own.assign(out, ops.scale, r, curve.last)
     if model.logit_scale:
-        out = ops.scale(r, out)
+        own.assign(out, ops.scale, r, out)
     r.part = part
-    return ctx.engine.after(TAIL, out)
+    return own(ctx.engine.after, TAIL, out)
 
 
-def loss(scores: Tensor, labels: Tensor, model: Model, ctx: Context) -> Tensor:
+@scoped
+def loss(own: Scope, scores: Value, labels: Value, model: Model, ctx: Context) -> Value:
     """fp32 logits, labels padded and shifted, cross-entropy (transformers 5.23 loss/loss_utils.py
     ForCausalLMLoss)."""
     r = ctx.r
     part, r.part = r.part, "logits"
-    wide = ops.cast(r, scores, FP32)
-    padded, shifted = targets(labels, ctx, "activations")
-    out = ctx.matrices.cross_entropy(
-        ctx, wide.view(ctx.batch * ctx.tokens, wide.shape[-1]), shifted
-    )
-    del padded  # the function's variable
+    wide = own(ops.cast, r, scores, FP32)
+    padded, shifted = own.several(targets, labels, ctx, "activations")
+    rows = own(Tensor.view, wide, ctx.batch * ctx.tokens, wide.shape[-1])
+    out = own(ctx.matrices.cross_entropy, ctx, rows.last, shifted)
+    own.drop(padded)  # the function's variable
     r.part = part
     return out
 

@@ -15,7 +15,7 @@ operation that took it has run. So no byte depends on how the function names its
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from types import FrameType, TracebackType
 from typing import Any, TypeAlias, overload
@@ -99,6 +99,11 @@ class Scope:
     def move(self, value: Value, other: Value) -> None:
         """The name stands for what `other` stood for; what it stood for goes."""
         value.tensor, other.tensor = other.held(), None
+
+    def anew(self, names: Sequence[Value], others: Sequence[Value]) -> None:
+        """The same of several names, one after the other."""
+        for name, other in zip(names, others, strict=True):
+            self.move(name, other)
 
     def last_first(self, *values: Value) -> None:
         """At the end these go in the opposite order, as the items of a list do."""

@@ -9,17 +9,21 @@ from memfit.formats import FP32
 from memfit.lower import head, ops, views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.tensors import Tensor
 from memfit.model.modules import Model
 
 CHUNKS = 8  # torchtune 0.6 modules/loss/cross_entropy_loss.py num_output_chunks
 
 
-def plain(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+@scoped
+def plain(
+    own: Scope, hidden: Value, labels: Value, model: Model, bound: Bound, ctx: Context
+) -> Value:
     """fp32 logits of all tokens (transformers 5.23 loss/loss_utils.py ForCausalLMLoss)."""
-    scores = head.logits(hidden, model, bound, ctx)
-    ctx.returned.append(scores)
-    return head.loss(scores, labels, model, ctx)
+    scores = own(head.logits, hidden, model, bound, ctx)
+    own.lend(ctx.returned, scores)
+    return own(head.loss, scores, labels, model, ctx)
 
 
 def chunked(hidden: Tensor, labels: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:

@@ -12,8 +12,9 @@ from memfit.lower.attention import sdpa
 from memfit.lower.attention.flash_attn import flash_attn
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.recorder import Recorder
-from memfit.lower.tensors import Tensor
+from memfit.lower.tensors import Shape, Tensor
 from memfit.model.modules import Attention, Latent
 
 Kernel = Callable[[Tensor, Tensor, Tensor, Attention, Context], Tensor]
@@ -35,14 +36,21 @@ def remembered(
     return ctx.cache.update(ctx.r, bound.prefix, k, v, module.window)
 
 
+@scoped
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, module: Any, ctx: Context, eager: Kernel | None = None
-) -> Tensor:
+    own: Scope,
+    q: Value,
+    k: Value,
+    v: Value,
+    module: Any,
+    ctx: Context,
+    eager: Kernel | None = None,
+) -> Value:
     """The interface that the job asks for, among those that the family's code offers. `eager`: a
     family's own scores."""
     name = interface(module, ctx)
     run = eager if eager is not None and name == "eager" else KERNELS[name]
-    return ctx.programs.sequences.attend(run, q, k, v, module, ctx)
+    return own(ctx.programs.sequences.attend, run, q, k, v, module, ctx)
 
 
 def interface(module: Attention, ctx: Context) -> str:
@@ -56,88 +64,116 @@ def mask_of(module: Attention | Latent, ctx: Context) -> Tensor | None:
     return ctx.masks.get(module.window)
 
 
-def through_sdpa(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+@scoped
+def through_sdpa(
+    own: Scope, q: Value, k: Value, v: Value, module: Attention, ctx: Context
+) -> Value:
     """Groups as they are without a mask, else repeated or, of one query, packed
     (integrations/sdpa_attention.py sdpa_attention_forward of 4.52, 4.54, 4.56 and 5.23)."""
-    r, mask, version = ctx.r, mask_of(module, ctx), ctx.program.job.version("transformers")
+    r, masked, version = ctx.r, mask_of(module, ctx) is not None, ctx.job.version("transformers")
     batch, heads, queries, _ = q.shape
     if k.shape[1] != heads and not (
-        version >= GROUPS_SINCE and mask is None and k.shape[-1] == v.shape[-1] <= LARGEST_GROUPED
+        version >= GROUPS_SINCE and not masked and k.shape[-1] == v.shape[-1] <= LARGEST_GROUPED
     ):
         if queries == 1 and version >= PACKS_SINCE:
-            q = views.reshape(r, q, batch, k.shape[1], heads // k.shape[1], q.shape[-1])
+            shape = batch, k.shape[1], heads // k.shape[1], q.shape[-1]
+            own.assign(q, reshaped, r, q, shape)
         else:
-            k, v = repeated(r, k, module), repeated(r, v, module)
+            own.anew([k, v], [own(repeated, r, one, module) for one in (k, v)])
     if version < COPIES_UNTIL:
-        q, k, v = (ops.packed(r, one) for one in (q, k, v))
-    causal = queries > 1 and mask is None
+        own.anew([q, k, v], [own(ops.packed, r, one) for one in (q, k, v)])
+    causal = queries > 1 and not masked
     if causal and k.shape[2] > queries:  # the rest of an empty static cache
-        k, v = views.narrow(r, k, 2, queries), views.narrow(r, v, 2, queries)
-    out = sdpa.sdpa(
-        sdpa.Call(q=q, k=k, v=v, mask=mask, causal=causal, dropout=ctx.dropout(module.dropout)), ctx
-    )
-    return (
-        out
-        if out.shape[1] == heads
-        else views.reshape(r, out, batch, heads, queries, out.shape[-1])
-    )
+        own.anew([k, v], [own(views.narrow, r, one, 2, queries) for one in (k, v)])
+    out = own(by_sdpa, q, k, v, causal, module, ctx)
+    if out.shape[1] == heads:
+        return out
+    return own(reshaped, r, out, (batch, heads, queries, out.shape[-1]))
 
 
-def through_flash_attn(
-    q: Tensor, k: Tensor, v: Tensor, module: Attention | Latent, ctx: Context
+def by_sdpa(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, module: Attention, ctx: Context
 ) -> Tensor:
+    mask, dropout = mask_of(module, ctx), ctx.dropout(module.dropout)
+    return sdpa.sdpa(sdpa.Call(q=q, k=k, v=v, mask=mask, causal=causal, dropout=dropout), ctx)
+
+
+def reshaped(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+    return views.reshape(r, x, *shape)
+
+
+@scoped
+def through_flash_attn(
+    own: Scope, q: Value, k: Value, v: Value, module: Attention | Latent, ctx: Context
+) -> Value:
     """Groups as they are; some families' classes for flash-attn repeated them all the same
     (transformers 4.47 modeling_qwen2.py Qwen2FlashAttention2, Mistral's, Mixtral's, Phi-3's and
     Starcoder 2's; 4.57 modeling_qwen2_moe.py, modeling_phimoe.py)."""
-    if isinstance(module, Attention) and (
-        ctx.program.job.version("transformers") < module.repeated_until
-    ):
-        k, v = repeated(ctx.r, k, module), repeated(ctx.r, v, module)
+    older = isinstance(module, Attention) and module.repeated_until
+    if older and ctx.job.version("transformers") < older:
+        own.anew([k, v], [own(repeated, ctx.r, one, module) for one in (k, v)])
+    return own(by_flash_attn, q, k, v, module, ctx)
+
+
+def by_flash_attn(
+    q: Tensor, k: Tensor, v: Tensor, module: Attention | Latent, ctx: Context
+) -> Tensor:
     return flash_attn(q, k, v, mask_of(module, ctx), ctx)
 
 
-def repeated(r: Recorder, x: Tensor, module: Attention) -> Tensor:
+@scoped
+def repeated(own: Scope, r: Recorder, x: Value, module: Attention) -> Value:
     """repeat_kv: the heads of a group become copies; nothing where there are no groups, and a view
     where there is but one."""
     b, groups, s, h = x.shape
     if groups == module.heads:
         return x
-    wide = views.expand(
-        r, views.reshape(r, x, b, groups, 1, s, h), b, groups, module.heads // groups, s, h
-    )
-    return views.reshape(r, wide, b, module.heads, s, h)
+    each = own(reshaped, r, x, (b, groups, 1, s, h))
+    wide = own(expanded, r, each.last, (b, groups, module.heads // groups, s, h))
+    return own(reshaped, r, wide, (b, module.heads, s, h))
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, module: Attention, ctx: Context) -> Tensor:
+def expanded(r: Recorder, x: Tensor, shape: Shape) -> Tensor:
+    return views.expand(r, x, *shape)
+
+
+@scoped
+def eager(own: Scope, q: Value, k: Value, v: Value, module: Attention, ctx: Context) -> Value:
     """Scores of every pair, scaled, masked, softmax in fp32, cast back (transformers 5.23
     modeling_llama.py eager_attention_forward). The layer's `_` holds the probabilities until it
     returns."""
-    r = ctx.r
-    result = q.format
-    keys, values = repeated(r, k, module), repeated(r, v, module)
-    weights = product(r, q, views.transpose(r, keys, 2, 3), ctx)
-    weights = ops.scale(r, weights)
+    r, result = ctx.r, q.format
+    keys, values = own(repeated, r, k, module), own(repeated, r, v, module)
+    turned = own(views.transpose, r, keys, 2, 3)
+    weights = own(product, r, q, turned.last, ctx)
+    own.assign(weights, ops.scale, r, weights)
     mask = mask_of(module, ctx)
     if mask is not None:
-        weights = ops.add(r, weights, mask)
-    weights = ops.cast(r, ops.softmax(r, weights, FP32), result)
-    weights = ops.dropout(r, weights, ctx.dropout(module.dropout))
-    ctx.held.append(weights)
-    return by_tokens(r, product(r, weights, values, ctx))
+        own.assign(weights, ops.add, r, weights, mask)
+    soft = own(ops.softmax, r, weights, FP32)
+    own.assign(weights, ops.cast, r, soft.last, result)
+    own.assign(weights, ops.dropout, r, weights, ctx.dropout(module.dropout))
+    own.lend(ctx.held, weights)
+    out = own(product, r, weights, values, ctx)
+    return own(by_tokens, r, out.last)
 
 
-def by_tokens(r: Recorder, out: Tensor) -> Tensor:
+@scoped
+def by_tokens(own: Scope, r: Recorder, out: Value) -> Value:
     """`out.transpose(1, 2).contiguous()`, made while the scores' function still has its variables;
     seen as (B, N, S, H) again."""
-    return views.transpose(r, ops.packed(r, views.transpose(r, out, 1, 2)), 1, 2)
+    turned = own(views.transpose, r, out, 1, 2)
+    straight = own(ops.packed, r, turned.last)
+    return own(views.transpose, r, straight.last, 1, 2)
 
 
-def product(r: Recorder, a: Tensor, b: Tensor, ctx: Context) -> Tensor:
-    """a @ b, in 16 bits under autocast."""
+@scoped
+def product(own: Scope, r: Recorder, a: Value, b: Value, ctx: Context) -> Value:
+    """a @ b, in 16 bits under autocast, which casts the last argument first."""
     if ctx.autocast is not None:
-        b = ops.cast(r, b, ctx.autocast)  # the last argument first
-        a = ops.cast(r, a, ctx.autocast)
-    return views.matmul(r, a, b)
+        own.assign(b, ops.cast, r, b, ctx.autocast)
+        own.assign(a, ops.cast, r, a, ctx.autocast)
+    return own(views.matmul, r, a, b)
 
 
 KERNELS: dict[str, Kernel] = {
