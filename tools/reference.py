@@ -20,7 +20,8 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tools")]
 from click.testing import CliRunner  # noqa: E402
 
 import combinations  # noqa: E402
-from memfit.cli import GROUPS, commands  # noqa: E402
+from memfit.cli import commands  # noqa: E402
+from memfit.cli_help import GROUPS  # noqa: E402
 from memfit.report import FORMATS, accuracy, codec  # noqa: E402
 from memfit.verbs import VERBS  # noqa: E402
 from memfit.words import options  # noqa: E402
@@ -116,7 +117,7 @@ def cli() -> Iterator[str]:
     for words in ((), *((name,) for name in VERBS)):
         shown = CliRunner().invoke(
             commands,
-            [*words, "--help"],
+            [*words, "--help-all" if words else "--help"],
             prog_name="memfit",
             terminal_width=100,
             max_content_width=100,

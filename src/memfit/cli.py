@@ -23,6 +23,7 @@ from click.shell_completion import CompletionItem
 from memfit import __version__, cli_arguments
 from memfit.cli_card import routed
 from memfit.cli_errors import complain, envelope, wants_json
+from memfit.cli_help import Helpful, describe, groups
 from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
@@ -49,22 +50,6 @@ FITS, DOES_NOT, UNUSABLE, BROKEN = 0, 1, 2, 70
 NOT_WRITTEN, INTERRUPTED, PIPE_CLOSED = 74, 130, 141  # 70 and 74 as in BSD's sysexits.h
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG)
 TRIED = {"tries": "", "serves": " (to answer)"}  # what a plan tries of an option
-# Headings of the help page, by the group of an option.
-GROUPS = {
-    "question": "Question",
-    "plan": "Plan",
-    "job": "Job",
-    "memory": "What changes the memory",
-    "lora": "LoRA",
-    "quantization": "Quantization",
-    "inference": "Inference",
-    "study": "Study",
-    "trace": "Trace",
-    "measure": "Measuring",
-    "moments": "Other moments of a run",
-    "environment": "Environment",
-    "output": "Output",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -137,23 +122,11 @@ def defect(error: Exception) -> tuple[int, str, tuple[Problem, ...]]:
 
 
 # ------------------------------------------------------------------------------------ the commands
-class Sections(click.Command):
-    """A command whose options have other spellings, and stand under headings in its help."""
+class Sections(Helpful):
+    """A command whose options have other spellings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, cli_arguments.read(args, self.params, self.name or ""))
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        sections: dict[str, list[tuple[str, str]]] = {group: [] for group in GROUPS}
-        for one in self.get_params(ctx):
-            record = one.get_help_record(ctx) if isinstance(one, click.Option) else None
-            if record is not None:
-                sections[groups.get(one.name or "", "output")].append(record)
-        for group, records in sections.items():
-            if not records:
-                continue
-            with formatter.section(GROUPS[group]):
-                formatter.write_dl(records)
 
 
 class Estimating(Sections):
@@ -184,15 +157,12 @@ class Tracing(TraceCommand, Sections):
         return TraceCommand.parse_args(self, ctx, ours)
 
 
-groups: dict[str, str] = {}
-
-
 def flag(one: dataclasses.Field[Any], *, several: bool = False) -> click.Option:
     """A field of `Ask` or `Job` as a flag. Its text is judged where the field is, so that all
     problems are told at once. `several`: one that a plan tries with several values takes them with
     commas."""
     rule, name = one.metadata, one.name.replace("_", "-")
-    groups[one.name] = rule["group"]
+    describe(one)
     text = rule["help"]
     if rule["choices"]:
         text += ": " + ", ".join(rule["choices"])
@@ -269,7 +239,7 @@ def complete_model(
 
 def output(*, explain: bool) -> list[click.Parameter]:
     found: list[click.Parameter] = [
-        click.Option(["--json", "as_json"], is_flag=True, help="the same as --format json")
+        click.Option(["--json", "as_json"], is_flag=True, help="print JSON, like `--format json`")
     ]
     if explain:
         found += [
@@ -277,12 +247,12 @@ def output(*, explain: bool) -> list[click.Parameter]:
                 ["--format", "form"],
                 type=click.Choice(FORMATS),
                 default="text",
-                help="how the answer is written [default: text]",
+                help="output format [default: text]",
             ),
             click.Option(
                 ["--explain"],
                 is_flag=True,
-                help="show the working: every part's formula with its numbers put in",
+                help="show the formula and numbers behind every part",
             ),
         ]
     return found
@@ -384,12 +354,10 @@ def dumped(value: Any) -> str:
 ESTIMATE_HELP = """\
 {help}.
 
-MODEL is a hub id (org/name), a folder, a config.json, a .safetensors or .gguf file, or a name
-from `memfit models`. JOB.yaml holds `model` and any of the options below as keys; flags override
-it.
+MODEL is a hub id, folder, config.json, .safetensors or .gguf file, or a name from `memfit
+models`. JOB.yaml holds `model` and any options as keys; flags override it.
 
-Exit code: 0 it fits (also where it is tight, with a warning), 1 it does not (with --strict, also
-where it is tight), 2 the input is unusable.
+Exit code: 0 fits or may fit (with --strict: fits), 1 does not fit, 2 unusable input.
 """
 
 
@@ -398,6 +366,10 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb.name, verb.help) for verb in VERBS.values()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -548,11 +520,11 @@ def judging(verb: Verb) -> click.Command:
 
     file = click.Argument(["path"], required=False, default="", metavar="[FILE.jsonl|RECORDS]")
     text = (
-        f"{sentence(verb)}: the bundled ones, those of FILE in the same form, or RECORDS: a "
-        "folder that `memfit measure` wrote, or one of its files."
+        f"{sentence(verb)}: the bundled ones, those of FILE.jsonl, or the RECORDS that "
+        "`memfit measure` wrote (a folder or a file)."
     )
     params = [file, *cli_accuracy.FLAGS, *output(explain=True)[:2]]
-    return click.Command(
+    return Sections(
         "accuracy", callback=cli_accuracy.run, params=params, help=text, short_help=verb.help
     )
 
@@ -560,8 +532,8 @@ def judging(verb: Verb) -> click.Command:
 def listing(verb: Verb) -> click.Command:
     pattern = click.Argument(["words"], nargs=-1, metavar="[PATTERN]")
     run = {"models": run_models, "gpus": run_gpus}[verb.name]
-    text = f"{sentence(verb)}; those whose name has every word of PATTERN in it."
-    return click.Command(
+    text = f"{sentence(verb)}, or those whose name contains every word of PATTERN."
+    return Sections(
         verb.name,
         callback=run,
         params=[pattern, *output(explain=False)],
@@ -586,7 +558,7 @@ def reporting(verb: Verb) -> click.Command:
 def caching(verb: Verb) -> click.Command:
     from memfit import cli_report
 
-    return click.Command(
+    return Sections(
         "cache",
         callback=cli_report.run_cache,
         params=[*cli_report.CACHE_FLAGS, *output(explain=False)],
@@ -617,7 +589,7 @@ def version(ctx: click.Context, one: click.Parameter, wanted: bool) -> None:
 
 commands = Commands(
     "memfit",
-    help="What a model will need on a GPU, byte by byte, before any GPU is touched.",
+    help="Predict the GPU memory and time of fine-tuning and serving language models.",
     params=[
         click.Option(
             ["--version"],
@@ -625,7 +597,7 @@ commands = Commands(
             is_eager=True,
             expose_value=False,
             callback=version,
-            help="Show the version and exit.",
+            help="show the version",
         )
     ],
     epilog=(

@@ -25,7 +25,7 @@ IDLE = {
 def idle(about: str, given: dict[str, Any]) -> list[Problem]:
     """Flags that were given in vain; nothing is passed over in silence."""
     return [
-        Problem(message=f"`--{name}` means nothing about {about}", where=name, hint="leave it away")
+        Problem(message=f"`--{name}` has no effect on {about}", where=name, hint="remove it")
         for name in IDLE[about]
         if given.get(name)
     ]
@@ -57,7 +57,7 @@ def run(
     if plot and Path(plot).suffix.lower() != ".svg":
         wrong.append(
             Problem(
-                message=f"`{plot[:200]}` is no name of a picture that can be drawn",
+                message=f"`{plot[:200]}` cannot be drawn",
                 where="plot",
                 hint="name it *.svg",
             )
@@ -147,7 +147,7 @@ FLAGS = (
     click.Option(
         ["--speed"],
         is_flag=True,
-        help="speeds in place of memory: tokens a second, predicted against measured",
+        help="compare speeds (tokens per second) instead of memory",
     ),
     click.Option(
         ["--regret"],
@@ -162,47 +162,47 @@ FLAGS = (
         type=click.IntRange(0, 1000),
         default=0,
         metavar="N",
-        help="show the N worst cases and what they are made of",
+        help="show the N worst cases in detail",
     ),
     click.Option(
         ["--confidence"],
         default="",
         metavar="TEXT",
-        help="only rows of this confidence: high, medium, low",
+        help="only rows of this confidence: high, medium or low",
     ),
     click.Option(
-        ["--source"], default="", metavar="TEXT", help="only rows whose source has this in its name"
+        ["--source"], default="", metavar="TEXT", help="only rows whose source contains TEXT"
     ),
     click.Option(
         ["--limit"],
         type=click.IntRange(0),
         default=0,
         metavar="N",
-        help="only the first N cases that can be asked, or records [default: all]",
+        help="only the first N cases or records [default: all]",
     ),
     click.Option(
         ["--by"],
         default="",
         metavar="TEXT",
-        help="formula, or trace: the real code, seconds a case [default: formula]",
+        help="formula, or trace (seconds per case) [default: formula]",
     ),
     click.Option(
         ["--peers"],
         is_flag=True,
-        help="ask other people's tools too, those that are installed: seconds to minutes a case",
+        help="also run other tools that are installed (slow)",
     ),
     click.Option(
         ["--processes"],
         type=click.IntRange(1, 64),
         default=None,
         metavar="N",
-        help="processes that share the work [default: one a CPU]",
+        help="number of processes [default: one per CPU]",
     ),
     click.Option(
         ["--plot"],
         default="",
         metavar="FILE.svg",
-        help="draw what was predicted against what was measured",
+        help="draw predictions against measurements to FILE.svg",
     ),
 )
 

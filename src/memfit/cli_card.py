@@ -11,10 +11,10 @@ from memfit.verb_card import OPTIONS, card
 HELP = """\
 {help}.
 
-`memfit MODEL --gpu NAME` is short for it. Without MODEL: which well-known models the GPU can answer
-with and fine-tune. Without a GPU: this machine's own, or else the smallest GPU for each use.
+`memfit MODEL --gpu NAME` is short for it. Without MODEL it lists well-known models for the GPU.
+Without a GPU it uses this machine's, or finds the smallest GPU for each use.
 
-Exit code: 0 something fits, 1 nothing does, 2 the input is unusable.
+Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 """
 OWN = ("--help", "--help-all", "-h", "--version", "-V")
 FORMS = ("--json",)

@@ -20,17 +20,17 @@ from memfit.words import one_model
 HELP = """\
 {help}.
 
-Flags that stand alone hold for all; each `--with` is a variant: flags of `memfit estimate` in
-quotes, like `--with "--use fsdp" --with "--use ddp --batch 2"`.
+Each `--with` is a variant: flags of `memfit estimate` in quotes. Other flags apply to all
+variants.
 
-Exit code: 0 one of them fits (or may), 1 none does, 2 the input is unusable.
+Exit code: 0 one fits or may fit, 1 none fits, 2 unusable input.
 """
 FLAGS = (
     click.Option(
         ["--with", "variants"],
         multiple=True,
         metavar="FLAGS",
-        help="a variant: flags that hold for it alone, in quotes",
+        help="a variant: its own flags, in quotes (repeat)",
     ),
 )
 

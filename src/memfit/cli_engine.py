@@ -16,10 +16,7 @@ FITS, DOES_NOT = 0, 1
 FLAG = click.Option(
     ["--engine"],
     metavar="NAME",
-    help=(
-        "a serving engine by its own rules and flags: vllm, sglang, llama.cpp … "
-        "(`--engine NAME --help` lists its flags; its command line may follow `--`)"
-    ),
+    help=("serving engine, with its own flags: vllm, sglang, llama.cpp …"),
 )
 OWN = ("gpu", "gpus", "memory", "engine", "engine-version", "format")  # memfit's own, with a value
 SWITCHES = ("json", "explain", "offline", "help")

@@ -17,12 +17,10 @@ if TYPE_CHECKING:
 HELP = """\
 {help}.
 
-MODEL and the options of the job are those of `memfit estimate`; the weights are random, and a
-fresh process runs a few steps. Without a GPU the CPU is measured by torch's profiler. With
-`--campaign`, every case of the file that has no record yet is run, the most valuable first, until
-the budget is spent.
+Runs a few steps with random weights in a fresh process: on the GPU, or on the CPU with torch's
+profiler. `--campaign` runs the cases of a file that have no record yet.
 
-Exit code: 0 it ran (or ran out of memory, which is an answer), 2 the input is unusable.
+Exit code: 0 it ran or ran out of memory, 2 unusable input.
 """
 
 
@@ -82,9 +80,9 @@ FLAGS = (
         ["--only"],
         default="",
         metavar="TEXT",
-        help="of a campaign, the cases with this in their name",
+        help="measure only the campaign's cases with TEXT in their name",
     ),
-    click.Option(["--list", "listed"], is_flag=True, help="name the cases of a campaign and end"),
+    click.Option(["--list", "listed"], is_flag=True, help="list the campaign's cases and exit"),
 )
 
 __all__ = ["FLAGS", "HELP", "run"]

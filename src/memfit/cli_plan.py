@@ -20,16 +20,12 @@ INTERRUPTED = 130  # as a shell has it for Ctrl-C
 HELP = """\
 {help}.
 
-Options of the job that are not named are tried with several values; one that is named holds for
-all, or several do: `--method full,lora`, `--checkpointing any`. The global batch stays the same,
-whatever the micro-batch. `--gpus cheapest` chooses the machine, too: of those with a public price
-the one that costs least an hour and does it, within `--budget-money` and `--budget-hours` if they
-are named.
+Options that you give are fixed; the others are searched. An option may have several values, like
+`--method full,lora`, or `any`. `--gpus cheapest` also chooses the machine.
 
 Ctrl-C stops the search and keeps the best plan so far.
 
-Exit code: 0 there is a way that fits, 1 there is none, 2 the input is unusable, 130 it was
-interrupted.
+Exit code: 0 a plan fits, 1 none fits, 2 unusable input, 130 interrupted.
 """
 
 

@@ -17,19 +17,16 @@ from memfit.words import one_model
 REPORT_HELP = """\
 {help}.
 
-Asks like `memfit estimate`, sets the figure you measured beside the prediction, and writes both
-into a file that you can attach to an issue. Nothing is sent. The file has the model's config in
-it: look at it before you publish it.
-
-Example: memfit report llama-3.1-8b --method lora --gpu rtx-4090 --measured 21.3GiB
+Takes the options of `memfit estimate` and the memory that you measured. Nothing is sent. The file
+contains the model's config: check it before you publish it.
 """
 REPORT_FLAGS = (
-    click.Option(["--measured"], required=True, help="memory that was measured, like `21.3GiB`"),
+    click.Option(["--measured"], required=True, help="measured memory, like `21.3GiB`"),
     click.Option(
         ["--counter"],
         default="reserved",
         metavar="NAME",
-        help=f"counter that was read: {', '.join(COUNTERS)} [default: reserved]",
+        help=f"measured counter: {', '.join(COUNTERS)} [default: reserved]",
     ),
     click.Option(["--notes"], default="", help="anything else about the run"),
     click.Option(
@@ -42,8 +39,8 @@ REPORT_FLAGS = (
 CACHE_HELP = """\
 {help}.
 
-Traces are kept by model, job, GPU and library versions. `MEMFIT_CACHE` names another folder, or
-`off`. Model configs from the hub are kept by huggingface_hub (`hf cache ls`).
+`MEMFIT_CACHE` sets the folder, or `off`. Configs from the hub are in huggingface_hub's own cache
+(`hf cache ls`).
 """
 CACHE_FLAGS = (click.Option(["--clear"], is_flag=True, help="remove all entries"),)
 

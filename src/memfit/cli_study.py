@@ -18,11 +18,10 @@ from memfit.verbs import study
 HELP = """\
 {help}.
 
-Every model on every machine at every length, in all ways: full, LoRA and QLoRA, with and without
-gradient checkpointing, eager and fused attention, DDP, ZeRO-1, -2 and -3 and ZeRO with offload.
-The other options of a job hold for all. Ctrl-C ends with what was found by then.
+Covers full fine-tuning, LoRA and QLoRA, with and without gradient checkpointing, eager and fused
+attention, DDP and ZeRO-1 to -3, with and without offload. Ctrl-C stops and shows what is done.
 
-Exit code: 0 something fits, 1 nothing does, 2 the input is unusable.
+Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 """
 LEFT = (
     *AXES,
@@ -36,14 +35,12 @@ LEFT = (
     "image_size",
 )
 FLAGS = (
-    click.Option(
-        ["--heatmap"], default="", metavar="FILE.svg", help="draw the heat-maps into this file"
-    ),
+    click.Option(["--heatmap"], default="", metavar="FILE.svg", help="draw heat maps to this file"),
     click.Option(
         ["--records"],
         default="",
         metavar="DIR",
-        help="set what `memfit measure` wrote there beside the predictions, too",
+        help="also show the records of `memfit measure` in this folder",
     ),
 )
 

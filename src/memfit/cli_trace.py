@@ -177,31 +177,27 @@ class TraceCommand(click.Command):
 
 
 FLAGS = (
-    click.Option(
-        ["--at-peak"], is_flag=True, help="list what is alive at the peak, largest first, by module"
-    ),
+    click.Option(["--at-peak"], is_flag=True, help="list the tensors alive at the peak, by module"),
     click.Option(
         ["--timeline"],
         default="",
         metavar="FILE",
-        help="draw the memory over the run: FILE.svg, FILE.png or FILE.html",
+        help="draw memory over time to FILE.svg, .png or .html",
     ),
     click.Option(
         ["--snapshot"],
         default="",
         metavar="FILE",
-        help="write a memory snapshot for PyTorch's visualizer (docs.pytorch.org/memory_viz)",
+        help="write a snapshot for pytorch.org/memory_viz",
     ),
 )
 HELP = """\
 {help}.
 
-MODEL is what it is for `memfit estimate`. SCRIPT.py runs unmodified, as `python SCRIPT.py` would,
-as if this machine had the GPU: a few optimizer steps, no weights, nothing written. Before the
-script all options are memfit's; behind it those below that are not about a job, everything else
-is the script's; behind `--` all is.
+SCRIPT.py runs unmodified as on that GPU: a few optimizer steps, no weights, no writes. Options
+before SCRIPT.py are memfit's; those after it are the script's.
 
-Exit code: 0 it fits (or may), 1 it does not, 2 the input is unusable.
+Exit code: 0 fits or may fit, 1 does not fit, 2 unusable input.
 """
 
 __all__ = ["FLAGS", "HELP", "Life", "TraceCommand", "Words", "split", "traced"]

@@ -110,114 +110,103 @@ class Job:
     """One piece of work on one model. Defaults are what a careful user of transformers/TRL would
     start with."""
 
-    task: str = option("finetune", "what to do with the model", choices=TASKS)
+    task: str = option("finetune", "what the model is used for", choices=TASKS)
     method: str = option(
-        "full", "what is trained", choices=METHODS, tries=("full", "lora", "qlora")
+        "full", "training method", choices=METHODS, tries=("full", "lora", "qlora")
     )
     framework: str = option(
         "transformers",
-        "whose modelling code runs",
+        "library whose model code runs",
         choices=FRAMEWORKS,
         tries=("transformers",),
         serves=("transformers", "litgpt"),
     )
 
-    batch: int = option(1, "sequences per step on one GPU", low=1, high=2**24)
-    seq: int = option(
-        2048, "tokens per sequence (training), or of the prompt (inference)", low=1, high=2**28
-    )
+    batch: int = option(1, "sequences per micro-batch on one GPU", low=1, high=2**24)
+    seq: int = option(2048, "tokens per sequence (inference: of the prompt)", low=1, high=2**28)
     accumulate: int = option(1, "micro-batches per optimizer step", low=1, high=2**20)
-    packing: bool = option(True, "sequences are full: no padding, so no attention mask is built")
+    packing: bool = option(True, "full sequences: no padding and no attention mask")
     head: str = option(
         "auto",
-        (
-            "class of the model by what it is for; auto: the one that the config's "
-            "`architectures` name"
-        ),
+        ("model class by its task; `auto` follows the config's `architectures`"),
         choices=HEADS,
     )
     target_seq: int = option(
         0,
-        "tokens of the decoder beside an encoder (training); 0: as many as `seq`",
+        "decoder tokens of an encoder-decoder model in training; 0 means `--seq`",
         low=0,
         high=2**28,
     )
     images: int = option(
         0,
-        "images in every sequence, their tokens counted in `seq` (vision-language models)",
+        "images per sequence; their tokens count towards `--seq`",
         low=0,
         high=4096,
     )
     image_size: int = option(
         0,
-        "height and width of an image in pixels; 0: what the vision tower is made for",
+        "image height and width in pixels; 0 means the vision tower's own size",
         low=0,
         high=2**14,
     )
 
     precision: str = option(
         "bf16",
-        (
-            "numbers of weights and arithmetic: pure, autocast over fp32 or "
-            "(`bf16-autocast`) over 16-bit weights, or bf16 with an fp32 master copy"
-        ),
+        ("format of weights and arithmetic"),
         choices=PRECISIONS,
         tries=("bf16", "autocast-bf16", "bf16-master"),
         serves=("bf16",),
     )
     optimizer: str = option(
         "adamw",
-        "optimizer, with the way its step is run (adamw is torch's foreach default)",
+        "optimizer and the implementation of its step",
         tries=("adamw_fused", "adamw", "adamw_8bit"),
     )
-    clip: float = option(0.0, "largest gradient norm; 0 does not clip", low=0.0, high=1e9)
+    clip: float = option(0.0, "maximum gradient norm; 0 disables clipping", low=0.0, high=1e9)
     zero_grad: str = option(
         "after_step",
-        "when gradients are dropped",
+        "when gradients are released",
         choices=("after_step", "before_backward", "keep"),
     )
 
     checkpointing: str = option(
         "none",
-        (
-            "gradient checkpointing: which layers recompute; `selective` keeps what "
-            "attention and every second product put out"
-        ),
+        ("gradient checkpointing"),
         choices=CHECKPOINTING,
         group="memory",
         tries=("none", "selective", "full"),
     )
     checkpoint_every: int = option(
-        1, "with `every`: one layer in so many is checkpointed", low=1, high=10_000, group="memory"
+        1,
+        "checkpoint one layer in N, with `--checkpointing every`",
+        low=1,
+        high=10_000,
+        group="memory",
     )
     recompute_modules: str = option(
         "",
-        "with `--framework megatron` and `selective`: Megatron's `--recompute-modules`, "
-        "with commas (core_attn, mlp, moe, moe_act, shared_experts, "
-        "layernorm); empty: core_attn",
+        ("Megatron's `--recompute-modules`, separated by commas; empty means core_attn"),
         group="memory",
     )
     recompute_layers: int = option(
         0,
-        "with `--framework megatron` and `full`: Megatron's `--recompute-method block "
-        "--recompute-num-layers`, the first so many layers of each stage; "
-        "0: all (`uniform`, one layer at a time)",
+        "Megatron's `--recompute-num-layers` with the block method; 0 means all",
         low=0,
         high=10_000,
         group="memory",
     )
-    reentrant: bool = option(False, "checkpoint with use_reentrant=True", group="memory")
+    reentrant: bool = option(
+        False, "reentrant checkpointing (`use_reentrant=True`)", group="memory"
+    )
     activation_offload: str = option(
         "none",
-        "what backward needs waits on the host: TRL's and torchtune's "
-        "`activation_offloading` (streams), torch's `offload_wrapper` around each layer "
-        "(wrapper), `save_on_cpu` around the step (all)",
+        "keep tensors saved for backward in CPU memory",
         choices=AWAY,
         group="memory",
     )
     attention: str = option(
         "sdpa",
-        "attention kernel; `sdpa` picks as torch does on that GPU",
+        "attention kernel; `sdpa` chooses one as torch does on that GPU",
         choices=ATTENTIONS,
         group="memory",
         tries=("sdpa",),
@@ -225,99 +214,89 @@ class Job:
     )
     loss: str = option(
         "plain",
-        (
-            "cross-entropy: as that version of the framework computes it, in chunks, Liger's "
-            "fused linear, Liger's without the head, or Transformer Engine's"
-        ),
+        ("implementation of the cross-entropy loss"),
         choices=LOSSES,
         group="memory",
         tries=("plain", "liger", "te"),
     )
     liger: bool = option(
         False,
-        "Liger kernels for norms, rotary and the gated MLP too",
+        "Liger kernels for norms, rotary embeddings and gated MLPs",
         group="memory",
         tries=(False, True),
     )
     unsloth: str = option(
         "",
-        (
-            "Unsloth's kernels, names with commas: norms, rotary, loss, adapters (as "
-            "fms-acceleration puts them in)"
-        ),
+        ("Unsloth kernels, separated by commas: norms, rotary, loss, adapters"),
         group="memory",
     )
 
     rank: int = option(16, "LoRA rank", low=1, high=65536, group="lora")
     alpha: float = option(
-        32.0, "LoRA alpha (scales, does not change memory)", low=0, high=1e9, group="lora"
+        32.0, "LoRA alpha (does not change memory)", low=0, high=1e9, group="lora"
     )
-    rslora: bool = option(False, "rank-stabilised scaling (does not change memory)", group="lora")
+    rslora: bool = option(False, "rank-stabilised LoRA (does not change memory)", group="lora")
     targets: str = option(
-        "all-linear", "modules that get adapters: `all-linear` or names with commas", group="lora"
+        "all-linear",
+        "modules with adapters: `all-linear` or names separated by commas",
+        group="lora",
     )
-    dropout: float = option(
-        0.0, "dropout on the adapters' input", low=0.0, high=0.999, group="lora"
-    )
+    dropout: float = option(0.0, "LoRA dropout", low=0.0, high=0.999, group="lora")
     modules_to_save: str = option(
-        "", "modules trained whole beside the adapters, names with commas", group="lora"
+        "", "modules trained in full next to the adapters, separated by commas", group="lora"
     )
     adapter_dtype: str = option(
         "float32",
-        "dtype of the adapters; PEFT casts to float32 by default",
+        "data type of the adapters; PEFT's default is float32",
         choices=("float32", "base"),
         group="lora",
     )
     trainable: str = option(
-        "", "with `freeze`: parts of parameter names that stay trainable, with commas", group="lora"
+        "", "parts of trainable parameters' names, with `--method freeze`", group="lora"
     )
 
     quant: str = option(
         "none",
-        "weights quantized by bitsandbytes; qlora implies nf4",
+        "bitsandbytes quantization of the weights; QLoRA implies nf4",
         choices=QUANTS,
         group="quantization",
     )
     double_quant: bool = option(
-        True, "nested quantization of the absmax constants", group="quantization"
+        True, "double quantization of the 4-bit scales", group="quantization"
     )
     quant_skip: str = option(
         "",
-        "modules left unquantized, names with commas; empty: the head, as transformers does",
+        "modules kept unquantized, separated by commas; empty means the head",
         group="quantization",
     )
     quant_compute: str = option(
         "weights",
-        (
-            "dtype that 4-bit layers compute in: that of the weights, or one named "
-            "(transformers' own default is float32)"
-        ),
+        ("compute data type of 4-bit layers"),
         choices=("weights", "float32", "bfloat16", "float16"),
         group="quantization",
     )
     prepare_kbit: bool = option(
         True,
-        (
-            "call prepare_model_for_kbit_training: 16-bit leftovers become fp32 (TRL from "
-            "0.26 on does not)"
-        ),
+        ("call PEFT's `prepare_model_for_kbit_training` (TRL 0.26 and later do not)"),
         group="quantization",
     )
 
     new_tokens: int = option(
-        128, "tokens generated after the prompt", low=0, high=2**28, group="inference"
+        128, "tokens to generate after the prompt", low=0, high=2**28, group="inference"
     )
     cache: str = option(
         "dynamic",
-        "KV cache of transformers",
+        "type of the KV cache",
         choices=CACHES,
         group="inference",
         serves=("dynamic", "static", "quantized"),
     )
-    cache_bits: int = option(4, "bits of the quantized cache", low=2, high=8, group="inference")
+    cache_bits: int = option(
+        4, "bits per value of a quantized KV cache", low=2, high=8, group="inference"
+    )
     logits: str = option(
         "last",
-        "logits of the prompt: of its last token, or of all (as before transformers 4.45)",
+        ("prompt tokens with logits: the last one, or all (transformers before 4.45)"),
         choices=("last", "all"),
         group="inference",
     )
@@ -325,38 +304,31 @@ class Job:
 
     load: str = option(
         "auto",
-        (
-            "how weights come to the GPU: straight (`device_map`), or over a copy on the "
-            "host; auto: straight where bitsandbytes asks for it or nothing is trained"
-        ),
+        ("load weights straight to the GPU (`device_map`) or through CPU memory"),
         choices=("auto", "device_map", "host"),
         group="moments",
     )
     keep_outputs: bool = option(
         False,
-        (
-            "the loop's variable keeps what the model returns until the next forward is "
-            "over, and nobody switches the cache off: loops by hand"
-        ),
+        ("keep the model's outputs until the next forward (hand-written loops)"),
     )
     longest: int = option(
         0,
-        (
-            "tokens per sequence of the longest batch still to come, where batches differ; "
-            "0: all are alike"
-        ),
+        ("tokens per sequence of the longest batch; 0 means all are equal"),
         low=0,
         high=2**28,
         group="moments",
     )
-    evaluate: bool = option(False, "a training run that also evaluates", group="moments")
-    eval_batch: int = option(8, "batch of the evaluation", low=1, high=2**24, group="moments")
+    evaluate: bool = option(False, "evaluate during training", group="moments")
+    eval_batch: int = option(
+        8, "sequences per evaluation batch", low=1, high=2**24, group="moments"
+    )
     merge: bool = option(
-        False, "adapters are merged into the weights on the GPU at the end", group="moments"
+        False, "merge the adapters into the weights on the GPU at the end", group="moments"
     )
     router_skew: float = option(
         1.0,
-        "busiest expert's share over the balanced share",
+        "load of the busiest expert over the average",
         low=1.0,
         high=10_000.0,
         group="memory",
@@ -364,10 +336,10 @@ class Job:
 
     versions: str = option(
         "",
-        "library versions, e.g. `transformers=4.51,torch=2.6`; newest otherwise",
+        "library versions like `transformers=4.51,torch=2.6`; newest otherwise",
         group="environment",
     )
-    alloc_conf: str = option("", "text of PYTORCH_CUDA_ALLOC_CONF", group="environment")
+    alloc_conf: str = option("", "value of PYTORCH_CUDA_ALLOC_CONF", group="environment")
 
     def __post_init__(self) -> None:
         raise_errors(self.problems())
@@ -385,12 +357,12 @@ class Job:
         if isinstance(self.unsloth, str):
             for name in filter(None, map(str.strip, self.unsloth.split(","))):
                 if name not in UNSLOTH:
-                    yield unknown("kernel of Unsloth", name, "job.unsloth", UNSLOTH)
+                    yield unknown("Unsloth kernel", name, "job.unsloth", UNSLOTH)
         if self.task == "pretrain" and self.method != "full":
             yield Problem(
-                message=f"pre-training trains every weight, not `{self.method}`",
+                message=f"pre-training needs method `full`, not `{self.method}`",
                 where="job.method",
-                hint="use task `finetune`",
+                hint="use `--task finetune`",
             )
         if (
             isinstance(self.longest, int)
@@ -398,18 +370,18 @@ class Job:
             and 0 < self.longest <= self.seq
         ):
             message = (
-                f"the longest batch has {self.longest} tokens, no more than `seq`, which has "
-                f"{self.seq}"
+                f"`longest` is {self.longest} tokens, but must be more than `seq`, which "
+                f"is {self.seq}"
             )
             yield Problem(
                 message=message,
                 where="job.longest",
-                hint="`seq` is the usual length, `longest` the one to fear",
+                hint="`seq` is the usual length, `longest` the longest one",
             )
         if self.loss == "te" and self.framework != "megatron":
-            hint = "`--framework megatron`, or another loss"
+            hint = "use `--framework megatron` or another loss"
             yield Problem(
-                message="the loss of Transformer Engine is Megatron's", where="job.loss", hint=hint
+                message="loss `te` (Transformer Engine) needs Megatron", where="job.loss", hint=hint
             )
         named = (
             ("lora", "targets", "`all-linear`, or names like `q_proj,v_proj`"),
@@ -506,7 +478,7 @@ def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]
             else ""
         )
         yield Problem(
-            message=f"`{str(value)[:60]}` is no {NAMES[str(kind)]}", where=where, hint=hint
+            message=f"`{str(value)[:60]}` must be {NAMES[str(kind)]}", where=where, hint=hint
         )
         return
     if rule["choices"] and value not in rule["choices"]:
@@ -514,7 +486,7 @@ def field_problems(one: dataclasses.Field[Any], value: Any) -> Iterator[Problem]
     low, high = rule["low"], rule["high"]
     if (low is not None and not value >= low) or (high is not None and not value <= high):
         yield Problem(
-            message=f"`{value}` is out of range", where=where, hint=f"from {low} to {high}"
+            message=f"`{value}` is out of range", where=where, hint=f"must be from {low} to {high}"
         )
 
 
@@ -532,7 +504,7 @@ def optimizer_problems(job: Job) -> Iterator[Problem]:
         yield Problem(
             message=f"optimizer `{name}` is PEFT's, for adapters",
             where=where,
-            hint="use method `lora` or `qlora`",
+            hint="use `--method lora` or `qlora`",
         )
     if (
         job.training
@@ -540,11 +512,13 @@ def optimizer_problems(job: Job) -> Iterator[Problem]:
         and isinstance(job.accumulate, int)
         and job.accumulate > 1
     ):
-        message = f"optimizer `{name}` steps while backward runs, and so accumulates no gradients"
+        message = (
+            f"optimizer `{name}` steps during the backward pass and cannot accumulate gradients"
+        )
         yield Problem(
             message=message,
             where=where,
-            hint="use `accumulate` 1, or the optimizer without `_layerwise`",
+            hint="use `--accumulate 1`, or the optimizer without `_layerwise`",
         )
 
 
@@ -554,14 +528,14 @@ def version_problems(text: str) -> Iterator[Problem]:
         found = _VERSION.fullmatch(piece)
         if found is not None and found[1] in seen:
             yield Problem(
-                message=f"`{found[1]}` has two versions",
+                message=f"`{found[1]}` is given twice",
                 where="job.versions",
-                hint="name each library once",
+                hint="give each library once",
             )
         seen |= {found[1]} if found is not None else set()
         if found is None:
             yield Problem(
-                message=f"`{piece.strip()[:60]}` is no version",
+                message=f"`{piece.strip()[:60]}` is not a version",
                 where="job.versions",
                 hint="write it like `transformers=4.51,torch=2.6`",
             )
@@ -596,7 +570,7 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
     (
         ("keep_outputs",),
         lambda job: job.training and job.hugging,
-        "training in a loop around transformers' models",
+        "training loops around transformers' models",
     ),
     (("activation_offload",), lambda job: job.training, "training"),
     (
@@ -609,12 +583,12 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
         lambda job: (
             job.training and job.framework == "megatron" and job.checkpointing == "selective"
         ),
-        "selective checkpoints of `megatron`",
+        "Megatron's selective recomputation",
     ),
     (
         ("recompute_layers",),
         lambda job: job.training and job.framework == "megatron" and job.checkpointing == "full",
-        "full checkpoints of `megatron`",
+        "Megatron's full recomputation",
     ),
     (
         ("reentrant",),
@@ -632,19 +606,19 @@ COUNTS: tuple[tuple[tuple[str, ...], Callable[[Job], bool], str], ...] = (
     (
         ("double_quant", "quant_compute"),
         lambda job: job.quantization in ("nf4", "fp4"),
-        "weights in 4 bits",
+        "4-bit weights",
     ),
     (("quant_skip",), lambda job: job.quantization != "none", "weights quantized by bitsandbytes"),
     (
         ("prepare_kbit",),
         lambda job: job.adapters and job.quantization != "none",
-        "adapters over quantized weights",
+        "adapters on quantized weights",
     ),
     (("new_tokens", "cache", "logits", "beams"), lambda job: not job.training, "task `inference`"),
     (
         ("cache_bits",),
         lambda job: not job.training and job.cache == "quantized",
-        "a quantized cache",
+        "a quantized KV cache",
     ),
     (("eval_batch",), lambda job: job.training and job.evaluate, "`evaluate`"),
 )
@@ -656,18 +630,21 @@ def remarks(job: Job) -> Iterator[Problem]:
         for name in names if not counts(job) else ():
             if getattr(job, name) != getattr(Job, name):
                 yield Problem(
-                    message=f"`{name}` changes nothing here: it is for {purpose}",
+                    message=f"`{name}` has no effect here; it applies to {purpose}",
                     where=f"job.{name}",
                     level="note",
                 )
     for library, newest in NEWEST.items():
         if job.version(library) > newest:
             told, read = (".".join(map(str, one)) for one in (job.version(library), newest))
-            message = f"{library} {told} is newer than {read}, the last whose code was read"
+            message = (
+                f"{library} {told} is newer than {read}, the latest version memfit knows; "
+                f"the answer is for {read}"
+            )
             yield Problem(message=message, where="job.versions", level="warning")
 
 
-NAMES = {"str": "text", "int": "whole number", "bool": "true or false", "float": "number"}
+NAMES = {"str": "text", "int": "an integer", "bool": "true or false", "float": "a number"}
 
 
 def unknown(kind: str, value: str, where: str, known: tuple[str, ...]) -> Problem:

@@ -40,31 +40,22 @@ class Answering:
 
     goal: str = option(
         "throughput",
-        (
-            "of answers: `latency`, the least seconds of one, or `throughput`, the most "
-            "tokens a second"
-        ),
+        ("what to optimize in inference: latency or throughput"),
         group="plan",
     )
     requests: str = option(
         "",
-        (
-            f"answers at once on the whole machine: a number, or `{MANY}`; empty: one for "
-            "`latency`, as many as fit for `throughput`"
-        ),
+        (f"concurrent requests on all GPUs: a number or `{MANY}`"),
         group="plan",
     )
     weights: str = option(
         "any",
-        (
-            "forms of the weights to choose from, with commas: own, int8, nf4, gptq-8bit, "
-            "gptq-4bit, awq-4bit, fp8"
-        ),
+        ("weight formats to try: own, int8, nf4, gptq-8bit, gptq-4bit, awq-4bit, fp8"),
         group="plan",
     )
-    max_latency: str = option("", "what a whole answer may take, like `5s`", group="plan")
-    max_first: str = option("", "what the first token may take, like `500ms`", group="plan")
-    max_token: str = option("", "what each further token may take, like `40ms`", group="plan")
+    max_latency: str = option("", "maximum time of a request, like `5s`", group="plan")
+    max_first: str = option("", "maximum time to first token, like `500ms`", group="plan")
+    max_token: str = option("", "maximum time per output token, like `40ms`", group="plan")
 
 
 def misplaced(values: Mapping[str, Any], serving: bool, problems: list[Problem]) -> None:
@@ -73,9 +64,10 @@ def misplaced(values: Mapping[str, Any], serving: bool, problems: list[Problem])
     for name in TRAINING if serving else Answering.__dataclass_fields__:
         if name in values and (not serving or values[name] != plain[name]):
             message = (
-                f"`{name.replace('_', '-')}` is of a plan to {'train' if serving else 'answer'}"
+                f"`{name.replace('_', '-')}` applies to plans to "
+                f"{'train' if serving else 'answer'} only"
             )
-            hint = "leave it away" if serving else "`--task inference`, or leave it away"
+            hint = "remove it" if serving else "add `--task inference`, or remove it"
             problems.append(Problem(message=message, where=name, hint=hint))
 
 
@@ -98,7 +90,7 @@ def asked_of(
     if job.new_tokens < 1:
         problems.append(
             Problem(
-                message="an answer of no tokens takes no plan",
+                message="a plan for inference must generate at least 1 token",
                 where="job.new_tokens",
                 hint="1 or more",
             )
@@ -106,23 +98,25 @@ def asked_of(
     if requests is not None and batches:
         problems.append(
             Problem(
-                message="`batch` and `requests` both say how many at once",
+                message="`batch` and `requests` both set the number of concurrent requests",
                 where="batch",
-                hint="leave one of them away",
+                hint="remove one of them",
             )
         )
     if goal.name == "latency" and wanted.requests.strip().lower() == MANY:
-        message = "the quickest answer is that of one request, and as many as fit are asked for"
+        message = "the goal `latency` is for one request, not for as many as fit"
         problems.append(
             Problem(
                 message=message,
                 where="requests",
-                hint="say how many, or `--goal throughput --max-latency 5s`",
+                hint="give a number, or use `--goal throughput --max-latency 5s`",
             )
         )
     if limits["answer"] and limits["first"] > limits["answer"]:
-        message = "the first token may take longer than the whole answer"
-        problems.append(Problem(message=message, where="max_first", hint="less than `max-latency`"))
+        message = "the limit of the first token is longer than that of the whole request"
+        problems.append(
+            Problem(message=message, where="max_first", hint="must be less than `max-latency`")
+        )
     count = 1 if requests is None and goal.name == "latency" and not batches else requests or 0
     return Asked(
         goal=goal.name,
@@ -139,9 +133,9 @@ def requests_of(text: str, problems: list[Problem]) -> int | None:
         return 0 if plain else None
     if plain.isdecimal() and 1 <= int(plain) <= LONGEST:
         return int(plain)
-    hint = f"a whole number from 1 to {LONGEST}, or `{MANY}`"
+    hint = f"an integer from 1 to {LONGEST}, or `{MANY}`"
     problems.append(
-        Problem(message=f"`{text[:40]}` is no number of requests", where="requests", hint=hint)
+        Problem(message=f"`{text[:40]}` is not a number of requests", where="requests", hint=hint)
     )
     return None
 
@@ -153,9 +147,9 @@ def seconds_of(text: str, name: str, problems: list[Problem]) -> float:
     if found <= 0:
         problems.append(
             Problem(
-                message=f"nothing takes `{text[:40]}`",
+                message=f"`{text[:40]}` must be more than 0 seconds",
                 where=name,
-                hint="more than 0 seconds, like `5s` or `40ms`",
+                hint="write it like `5s` or `40ms`",
             )
         )
     return found
@@ -174,7 +168,7 @@ def forms(text: str, problems: list[Problem]) -> tuple[str, ...]:
     if not names:
         problems.append(
             Problem(
-                message="no form of weights is left to choose from",
+                message="`weights` names no format",
                 where="weights",
                 hint="`any`, or " + ", ".join(WEIGHTS),
             )
@@ -198,23 +192,23 @@ def work_of(
 
     if not model.layers:
         raise InputError.one(
-            f"no formulas for `{model.family}`, and a plan rests on them",
+            f"`{model.family}` has no formulas, and a plan needs them",
             where="model",
-            hint="a model of a known family",
+            hint="use a model of a known family",
         )
     use, batches = named
     if packed(model) and any(name != OWN for name in asked.weights):
         if OWN not in asked.weights:
-            message = "the checkpoint is stored quantized already, and nobody packs it again"
+            message = "the checkpoint is already quantized"
             raise InputError.one(
-                message, where="weights", hint=f"`{OWN}`, or name the checkpoint in 16 bits"
+                message, where="weights", hint=f"use `{OWN}`, or name the 16-bit checkpoint"
             )
         asked = dataclasses.replace(asked, weights=(OWN,))
     elif job.quant != "none":
         told = tuple(name for name in WEIGHTS if WEIGHTS[name].quant == job.quant) or (OWN,)
         if not set(told) <= set(asked.weights):
-            message = f"`quant` is {job.quant}, and `weights` {', '.join(asked.weights)}"
-            raise InputError.one(message, where="weights", hint="leave one of them away")
+            message = f"`quant` is {job.quant}, but `weights` allows {', '.join(asked.weights)}"
+            raise InputError.one(message, where="weights", hint="remove one of them")
         asked = dataclasses.replace(asked, weights=told)
     return Work(
         model=model,
@@ -238,16 +232,21 @@ def layouts_of(
     size = named.size("tp")
     wrong = [
         Problem(
-            message=f"no formula for answers by `{name}`",
+            message=f"`{name}` is not supported in inference",
             where="use",
-            hint="`tp`, or leave it away: replicas follow",
+            hint="use `tp`, or remove it to get replicas",
         )
         for name in others
     ]
     if cluster.gpus_per_node % size:
-        message = f"{size} GPUs of a group do not divide the {cluster.gpus_per_node} of a node"
+        message = (
+            f"tensor parallel size {size} does not divide the {cluster.gpus_per_node} "
+            "GPUs of a node"
+        )
         wrong.append(
-            Problem(message=message, where="use tp", hint="2, 4 or 8, as many as there are")
+            Problem(
+                message=message, where="use tp", hint="use a size that divides the GPUs of a node"
+            )
         )
     strategy = ONE if size == 1 else Strategy(tp=named.tp or TP(size=size))
     alone = dataclasses.replace(cluster, gpus_per_node=size, nodes=1)

@@ -806,50 +806,50 @@ VERBS: dict[str, Verb] = {
     for verb in (
         Verb(
             name="estimate",
-            help="what a job on a model needs of a GPU, and whether it fits",
+            help="predict the GPU memory of a job, and whether it fits",
             function=estimate,
         ),
         Verb(
             name="card",
-            help="what a GPU can do with a model: answering and fine-tuning, how far each goes",
+            help="show what a GPU can do with a model: inference and fine-tuning",
             function=card,
         ),
-        Verb(name="compare", help="variants of a job or a layout, side by side", function=compare),
+        Verb(name="compare", help="compare variants of a job side by side", function=compare),
         Verb(
             name="study",
-            help="ways to fine-tune side by side: memory, time, and what to begin with",
+            help="compare ways to fine-tune, and recommend one",
             function=study,
         ),
         Verb(
             name="plan",
-            help="ways to do some work on some GPUs, the best first: time, memory, money",
+            help="find the best configuration for a model and GPUs",
             function=plan,
         ),
         Verb(
             name="trace",
-            help="what the real code of a model, or a script of one's own, allocates",
+            help="run the model's real code, or your script, without a GPU",
             function=trace,
         ),
         Verb(
             name="measure",
-            help="run a job for real for a few steps, and record what it held",
+            help="run a few real steps and record their memory and time",
             function=measure,
         ),
-        Verb(name="models", help="the models known without a network", function=models),
-        Verb(name="gpus", help="the GPUs on record", function=gpus),
+        Verb(name="models", help="list the bundled models", function=models),
+        Verb(name="gpus", help="list the known GPUs", function=gpus),
         Verb(
             name="accuracy",
-            help="how far memfit and other methods are off on measured cases",
+            help="compare predictions with published measurements",
             function=accuracy,
         ),
         Verb(
             name="report",
-            help="write a wrong estimate, with what you measured, into a file for an issue",
+            help="write an estimate and your measurement to a file for an issue",
             function=report_of,
         ),
         Verb(
             name="cache",
-            help="where finished traces are kept, and how to remove them",
+            help="show or clear the cache of traces",
             function=cache_state,
         ),
     )

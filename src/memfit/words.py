@@ -37,67 +37,69 @@ class Ask:
 
     model: str = option(
         "",
-        "hub id, folder, config.json, safetensors or GGUF file, or name in the catalog",
+        "hub id, folder, config.json, .safetensors or .gguf file, or catalog name",
         group="question",
     )
     gpu: str = option(
         "",
-        "the GPU by any of its names (`memfit gpus`), or `auto` for the one in this machine",
+        "GPU or cloud machine, like `rtx-4090`, `8xh100`, `p5.48xlarge`, `auto`",
         group="question",
     )
     memory: str = option(
         "",
-        "what the GPU offers, like `24GiB`: of an unlisted one, or instead of the listed figure",
+        "GPU memory, like `24GiB` (for a GPU that is not listed)",
         group="question",
     )
     use: str = option(
         "",
-        (
-            "how the work is spread over several GPUs: `ddp`, `fsdp=8,reshard=no`, `tp=2` …; "
-            "may stand several times"
-        ),
+        ("layout on several GPUs: `ddp`, `fsdp=8`, `tp=4,pp=2`, `zero,stage=3` …"),
         group="question",
     )
     by: str = option(
         "auto",
-        "formulas, a trace of the real code (slower, takes any model), or auto: formulas "
-        "where there are any, else a trace",
+        "how to predict: formulas, a trace of the real code, or whichever works",
         choices=("auto", *PRODUCERS),
         group="question",
     )
     like: str = option(
         "",
-        "take the formulas of this family or model, with the sizes of the model's own config",
+        "use this model's formulas with the sizes of the given config",
         group="question",
     )
-    offline: bool = option(False, "never ask the hub", group="question")
+    offline: bool = option(False, "do not use the network", group="question")
     largest_batch: bool = option(False, "find the largest batch that fits", group="question")
     longest_seq: bool = option(
         False,
-        "find the longest sequence that fits; of long ones a multiple of 64",
+        "find the longest sequence that fits",
         group="question",
     )
     smallest_gpu: bool = option(False, "find the smallest GPU that fits", group="question")
-    cheapest_gpu: bool = option(
-        False, "find the GPU that fits and costs least an hour, by public prices", group="question"
+    cheapest_gpu: bool = option(False, "find the cheapest GPU that fits", group="question")
+    cheapest_precision: bool = option(
+        False, "find the highest precision that fits", group="question"
     )
-    cheapest_precision: bool = option(False, "find the precision to go down to", group="question")
     advise: bool = option(
         False,
-        "find the shortest ladder of changes that makes it fit: what each frees and costs",
+        "find changes that make it fit, with what each saves and costs",
         group="question",
     )
     dataset_tokens: float = option(
         0.0,
-        "tokens to train on, like `2B`: hours, energy and money are told of them",
+        "training tokens like `2B`; also report hours, energy and cost",
         low=0.0,
         high=1e18,
         group="question",
     )
-    examples: int = option(0, "the same in sequences", low=0, high=10**15, group="question")
+    examples: int = option(
+        0,
+        "training sequences; also report hours, energy and cost",
+        low=0,
+        high=10**15,
+        group="question",
+    )
     price: float = option(
         0.0,
-        "dollars of an hour of one GPU; 0: as public lists had it",
+        "dollars per GPU-hour; 0 means the public price",
         low=0.0,
         high=1e6,
         group="question",
@@ -115,33 +117,27 @@ class Run:
 
     python: str = option(
         "",
-        "an interpreter or virtual environment to trace with: its torch, its transformers",
+        "Python or virtual environment whose libraries run the trace",
         group="trace",
     )
     steps: int = option(
         3,
-        "optimizer steps after which a script has shown enough; 0 follows it to its end",
+        "optimizer steps to trace; 0 means until the script ends",
         low=0,
         high=10**6,
         group="trace",
     )
     time_limit: float = option(
-        300.0, "seconds that a trace may take", low=1.0, high=10**6, group="trace"
+        300.0, "time limit of the trace in seconds", low=1.0, high=10**6, group="trace"
     )
-    show_output: bool = option(False, "pass on what a script prints, to stderr", group="trace")
-    network: bool = option(
-        False,
-        "let a script use the network, to download what is not in the cache",
-        group="trace",
-    )
+    show_output: bool = option(False, "show the script's output on stderr", group="trace")
+    network: bool = option(False, "let a script download files", group="trace")
     keep_env: bool = option(
-        False,
-        "let a script see tokens and passwords of your environment and home folder",
-        group="trace",
+        False, "let a script see tokens and passwords of your environment", group="trace"
     )
     isolation: str = option(
         "auto",
-        "what keeps a script from changing files; auto: the best that this machine has",
+        "how a script is kept from changing files",
         choices=("auto", "namespaces", "landlock", "none"),
         group="trace",
     )
@@ -151,42 +147,31 @@ class Run:
 class Measuring:
     """How a case is measured, beside what is run."""
 
-    out: str = option(
-        "", "the folder for records; of a campaign `records` if none is named", group="measure"
-    )
-    budget: str = option(
-        "25m", "how long a campaign may take, like `25m` or `540s`", group="measure"
-    )
+    out: str = option("", "folder for records (default for a campaign: `records`)", group="measure")
+    budget: str = option("25m", "time limit of a campaign, like `25m` or `540s`", group="measure")
     case_limit: float = option(
-        600.0, "seconds that one case may take", low=1.0, high=10**6, group="measure"
+        600.0, "time limit of one case in seconds", low=1.0, high=10**6, group="measure"
     )
-    measured_steps: int = option(
-        3, "optimizer steps of a training case", low=1, high=1000, group="measure"
-    )
+    measured_steps: int = option(3, "optimizer steps to measure", low=1, high=1000, group="measure")
     history: bool = option(
-        False, "keep every event of CUDA's allocator beside the record", group="measure"
+        False, "save the CUDA allocator's history next to the record", group="measure"
     )
     use: str = option(
         "",
-        (
-            "measure one rank of a layout: `fsdp=8`, `ddp=4`, `tp=2` …, whose collectives do "
-            "nothing; may stand several times"
-        ),
+        ("measure one rank of a layout like `fsdp=8`; collectives do nothing"),
         group="measure",
     )
     world: int = option(
         1,
-        "short for `--use fsdp=N` with weights gathered in bf16 and gradients reduced in fp32",
+        "short for `--use fsdp=N,param_dtype=bf16,reduce_dtype=fp32`",
         low=1,
         high=2**20,
         group="measure",
     )
-    rank: int = option(
-        0, "which rank of the layout is measured", low=0, high=2**24, group="measure"
-    )
+    rank: int = option(0, "rank of the layout to measure", low=0, high=2**24, group="measure")
     engine: str = option(
         "",
-        "serve by this in place of transformers: `vllm`, or `vllm,gpu_memory_utilization=0.85`",
+        "serving engine instead of transformers, like `vllm`",
         group="measure",
     )
 
@@ -196,17 +181,19 @@ class Studying:
     """What a study covers, beside the options of its jobs; several with commas."""
 
     gpus: str = option(
-        "8xa100-sxm-80gb", "machines, with commas: `8xa100-sxm-80gb,1xrtx-4090`", group="study"
+        "8xa100-sxm-80gb",
+        "machines, separated by commas: `8xa100-sxm-80gb,1xrtx-4090`",
+        group="study",
     )
     lengths: str = option(
-        "2048", "tokens per sequence, with commas: `512,2048,8192`", group="study"
+        "2048", "tokens per sequence, separated by commas: `512,2048,8192`", group="study"
     )
-    methods: str = option("full,lora,qlora", "methods, with commas", group="study")
-    layouts: str = option("", "layouts, with commas, like `DDP,ZeRO-3`; empty: all", group="study")
-    measured: bool = option(
-        True, "set published measurements of the same jobs beside the predictions", group="study"
+    methods: str = option("full,lora,qlora", "training methods, separated by commas", group="study")
+    layouts: str = option(
+        "", "layouts, separated by commas, like `DDP,ZeRO-3`; empty means all", group="study"
     )
-    offline: bool = option(False, "never ask the hub", group="study")
+    measured: bool = option(True, "show published measurements of the same jobs", group="study")
+    offline: bool = option(False, "do not use the network", group="study")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,79 +203,71 @@ class Planning:
 
     global_batch: int = option(
         0,
-        (
-            "sequences of an optimizer step, on all GPUs together; 0: 64, or one for each "
-            "GPU where there are more"
-        ),
+        ("sequences per optimizer step on all GPUs; 0 means 64, or one per GPU"),
         low=0,
         high=2**32,
         group="plan",
     )
-    tokens_per_step: int = option(0, "the same in tokens", low=0, high=2**48, group="plan")
+    tokens_per_step: int = option(
+        0, "tokens per optimizer step on all GPUs", low=0, high=2**48, group="plan"
+    )
     dataset_tokens: float = option(
         0.0,
-        "tokens to train on, like `2B`, for hours, money and energy; 0: they are told of a million",
+        "training tokens like `2B`, for hours, energy and cost; 0 means 1M",
         low=0.0,
         high=1e18,
         group="plan",
     )
-    examples: int = option(0, "the same in sequences", low=0, high=2**48, group="plan")
+    examples: int = option(
+        0, "training sequences; also report hours, energy and cost", low=0, high=2**48, group="plan"
+    )
     network: str = option(
         "",
-        (
-            "what joins the nodes, like `ib`, `ndr` or `ethernet-100`; empty: as the "
-            "vendor's own machines have it"
-        ),
+        ("network between nodes, like `ndr` or `ethernet-100`"),
         group="plan",
     )
     price: float = option(
         0.0,
-        "dollars of an hour of one GPU; 0: as public lists had it",
+        "dollars per GPU-hour; 0 means the public price",
         low=0.0,
         high=1e6,
         group="plan",
     )
     budget_money: float = option(
-        0.0, "dollars that all of it may cost; 0: any", low=0.0, high=1e15, group="plan"
+        0.0,
+        "maximum cost of the run in dollars; 0 means no limit",
+        low=0.0,
+        high=1e15,
+        group="plan",
     )
     budget_hours: float = option(
-        0.0, "hours that all of it may take; 0: any", low=0.0, high=1e9, group="plan"
+        0.0, "maximum hours of the run; 0 means no limit", low=0.0, high=1e9, group="plan"
     )
-    policy: str = option("fastest", "by what is chosen", group="plan")
-    top: int = option(
-        3, "kinds of strategies that are shown of each method", low=1, high=100, group="plan"
-    )
-    offload: bool = option(
-        True, "strategies that keep something on the host may be chosen", group="plan"
-    )
+    policy: str = option("fastest", "what the best plan optimizes", group="plan")
+    top: int = option(3, "number of plans to show per method", low=1, high=100, group="plan")
+    offload: bool = option(True, "allow CPU offload", group="plan")
     front: bool = option(
         False,
-        (
-            "the front of time, memory and money over all candidates, on these GPUs and on "
-            "fewer of them (takes several times as long)"
-        ),
+        ("also show the best trade-offs of time, memory and cost (slow)"),
         group="plan",
     )
     verify: int = option(
         0,
-        (
-            "of so many rows the trace says, too, what they hold (`memfit[trace]`); where it "
-            "does not fit, the row goes"
-        ),
+        ("check the first N plans by a trace (`memfit[trace]`)"),
         low=0,
         high=100,
         group="plan",
     )
     measure: int = option(
         0,
-        "so many rows are run for a few steps on the GPU of this machine (`memfit[measure]`)",
+        "measure the first N plans on this machine's GPU (`memfit[measure]`)",
         low=0,
         high=100,
         group="plan",
     )
     write: str = option(
         "",
-        "a job file for the first row, which `memfit estimate FILE` answers the same",
+        "write the best plan to this job file",
         group="plan",
     )
 
@@ -429,9 +408,9 @@ def model_of(
         return None, otherwise(ask, subject, ("", ""), lambda: build(subject), reasons)
     if not isinstance(subject, (str, os.PathLike)):
         raise InputError.one(
-            f"`{str(subject)[:60]}` is no model",
+            f"`{str(subject)[:60]}` is not a model",
             where="model",
-            hint="a name, a path, a parsed config or a built Model",
+            hint="pass a name, a path, a parsed config or a `Model`",
         )
     from memfit.model.source import read
 
@@ -617,7 +596,7 @@ def text_of(path: Path) -> str:
             raise InputError.one(
                 f"`{path}` is too long for a job file",
                 where="job file",
-                hint=f"at most {JOB_FILE_LIMIT} bytes",
+                hint=f"the limit is {JOB_FILE_LIMIT} bytes",
             )
         return raw.decode()
     except OSError as error:
@@ -627,7 +606,7 @@ def text_of(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         raise InputError.one(
-            f"`{path}` is no text", where="job file", hint="a job file is YAML in UTF-8"
+            f"`{path}` is not a text file", where="job file", hint="a job file is YAML in UTF-8"
         ) from None
 
 
@@ -648,16 +627,22 @@ def mapping(path: Path, text: str) -> dict[Any, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        message = f"`{path}` is no YAML: {getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        message = (
+            f"`{path}` is not valid YAML: "
+            f"{getattr(error, 'problem', None) or 'it cannot be parsed'}"
+        )
         raise InputError.one(message, where=f"job file{line}") from None
     except (RecursionError, ValueError):
         raise InputError.one(
-            f"`{path}` is no job file: it is nested too deeply, or holds an absurd number",
+            (
+                f"`{path}` is not a job file: it is nested too deeply or has a number "
+                "that is too large"
+            ),
             where="job file",
         ) from None
     if not isinstance(values, dict):
         raise InputError.one(
-            f"`{path}` holds no keys",
+            f"`{path}` has no keys",
             where="job file",
             hint="write lines like `model: meta-llama/Llama-3.1-8B`",
         )
@@ -665,9 +650,7 @@ def mapping(path: Path, text: str) -> dict[Any, Any]:
     if twice:
         raise InputError(
             *(
-                Problem(
-                    message=f"`{key[:60]}` stands there twice", where=f"{path.name}: {key[:60]}"
-                )
+                Problem(message=f"`{key[:60]}` is given twice", where=f"{path.name}: {key[:60]}")
                 for key in twice
             )
         )

@@ -83,7 +83,7 @@ def test_every_problem_at_once_with_the_nearest_names() -> None:
     found = {(problem.where, problem.message) for problem in caught.value.problems}
     assert found == {
         ("PYTORCH_ALLOC_CONF", "unknown option `expandable_segment`"),
-        ("PYTORCH_ALLOC_CONF.max_split_size_mb", "`128MB` is no whole number"),
+        ("PYTORCH_ALLOC_CONF.max_split_size_mb", "`128MB` must be an integer"),
         ("PYTORCH_ALLOC_CONF.backend", "the backend `cudaMallocAsync` is not simulated"),
         ("PYTORCH_ALLOC_CONF", "an option without a name"),
         ("PYTORCH_ALLOC_CONF.pinned_free_catch_all", "`yes` is neither `True` nor `False`"),

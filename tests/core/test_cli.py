@@ -282,7 +282,7 @@ def test_an_interrupt_is_quiet() -> None:
 
 # ----------------------------------------------------------------------------------------- options
 def test_every_option_has_a_flag_with_its_help() -> None:
-    shown = CliRunner().invoke(commands, ["estimate", "--help"], terminal_width=200).output
+    shown = CliRunner().invoke(commands, ["estimate", "--help-all"], terminal_width=400).output
     for name, one in options().items():
         if name != "model":
             assert f"--{name.replace('_', '-')}" in shown
@@ -451,7 +451,7 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
     (tmp_path / "bytes.yml").write_bytes(b"\xff\xfe\x00")
     for name, word in (
         ("folder.yaml", "folder"),
-        ("bytes.yml", "no text"),
+        ("bytes.yml", "not a text file"),
         ("missing.yaml", "no such file"),
     ):
         code, out, err = said(capsys, "estimate", str(tmp_path / name))
@@ -495,7 +495,7 @@ def test_job_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFix
             ["unknown optimizer `adamx`", "`adam`"],
         ),
         (["estimate", "llama-3.1-8b", "--precision", "bf6"], ["unknown precision `bf6`", "`bf16`"]),
-        (["estimate", "llama-3.1-8b", "--seq", "1e3"], ["`1e3` is no whole number"]),
+        (["estimate", "llama-3.1-8b", "--seq", "1e3"], ["`1e3` must be an integer"]),
         (["estimate", "llama-3.1-8b", "--batch", "99999999999999999999999"], ["out of range"]),
         (["estimate", "llama-3.1-8b", "--clip", "nan"], ["out of range"]),
         (["estimate", "llama-3.1-8b", "--memory", "0"], ["out of range"]),

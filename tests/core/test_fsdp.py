@@ -273,7 +273,7 @@ def test_what_is_not_known_is_refused(
 
 @pytest.mark.parametrize("use", ["fsdp=4", "fsdp=2 tp=2", "fsdp=4,version=1"])
 def test_routers_that_stay_fp32_beside_other_weights_are_not_sharded_with_them(use):
-    """torch stops at them, and the trace with it: only what is trained has to be alike under FSDP2,
+    """torch stops at them, and the trace with it: only training method has to be alike under FSDP2,
     everything under FSDP1."""
     model = built("baidu/ERNIE-4.5-21B-A3B-PT")
     strategy, cluster = strategy_from(use.split(), 4), parse_cluster("4xh100-sxm")

@@ -197,5 +197,5 @@ def test_the_command_refuses_with_a_reason(
     path.write_text(json.dumps({**SMALL, "quantization_config": GPTQ}))
     assert main(["estimate", str(path), "--gpu", "h100-sxm", "--batch", "none"]) == 2
     err = capsys.readouterr().err
-    assert "error: `none` is no whole number @ job.batch" in err
+    assert "error: `none` must be an integer @ job.batch" in err
     assert "error: weights stored by gptq cannot be trained @ job.method" in err

@@ -321,7 +321,7 @@ def test_quant_is_a_form_of_weights():
     told = {**SMALL, "weights": "any", "cache": "static", "requests": "2", "goal": "latency"}
     (row,) = ask(LLAMA, gpu="1xl4", quant="nf4", **told).rows
     assert (row.kind.method, row.estimate.job.quant) == ("nf4", "nf4")
-    assert row.gives_up[0].startswith("weights in 4 bits")
+    assert row.gives_up[0].startswith("4-bit weights")
     (other,) = ask(LLAMA, gpu="1xl4", quant="fp4", **told).rows
     assert (other.kind.method, other.estimate.job.quant) == ("own", "fp4")
 

@@ -62,7 +62,7 @@ def read(*words: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in context.params.items()
-        if value not in (None, ()) and name not in skipped and value != ""
+        if value not in (None, (), False, "") and name not in skipped
     }
 
 

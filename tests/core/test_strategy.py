@@ -46,7 +46,7 @@ def test_layouts_are_read(words: list[str], gpus: int | None, meant: Strategy) -
         (["fsdp=8,reshard=no,reshard"], 8, "`reshard` is given twice"),
         (["fsdp=8,size=4"], 8, "`size` is given twice"),
         (["fsdp=0"], 8, "no ranks at all"),
-        (["fsdp=x"], 8, "`x` is no whole number"),
+        (["fsdp=x"], 8, "`x` must be an integer"),
         (["zero=8,stage=4"], 8, "`4` is out of range"),
         (["zero=8,stages=3"], 8, "unknown setting `stages`"),
         (["zero=4", "fsdp=2"], 8, "both shard the same weights"),

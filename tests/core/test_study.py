@@ -208,7 +208,7 @@ def test_reports(found: Study) -> None:
         ({"lengths": "0,abc"}, "abc"),
         ({"methods": "prompt"}, "prompt"),
         ({"layouts": "DDP,gemini"}, "gemini"),
-        ({"method": "lora"}, "`method` is what a study goes through"),
+        ({"attention": "eager"}, "`attention` is what a study goes through"),
         ({"lengths": ""}, "none is named"),
         ({"batch": -1}, "batch"),
     ],

@@ -129,7 +129,7 @@ def test_a_package_that_is_not_installed_is_said() -> None:
     ids=str,
 )
 def test_what_stands_beside_an_optimizer(job: dict[str, Any]) -> None:
-    """fp32 copies of what is trained, and adapters merged when all is over: the peak, and the last
+    """fp32 copies of training method, and adapters merged when all is over: the peak, and the last
     moment's."""
     options = Job(**{"batch": 1, "seq": 16, **job})
     found = compare(Case(family="llama", name=str(job), config=CONFIG, job=options))
