@@ -248,6 +248,21 @@ def test_what_was_not_set_is_reduced_until_it_fits() -> None:
     assert figures["device_mib"] < 11.63 * 1024 - 1024
 
 
+def test_the_longest_context_and_the_most_slots_fit_and_one_more_does_not() -> None:
+    words = ("qwen3-8b", "--engine", "llamacpp", "--gpu", "rtx-3060-12gb", "-ngl", "99")
+    code, text = run(*words, "-c", "8192", "-np", "1", "--longest-context", "--json")
+    assert code == 0
+    longest = json.loads(text)["figures"]["longest_context"]
+    assert run(*words, "-c", str(longest), "-np", "1")[0] == 0
+    assert longest == 40960 or run(*words, "-c", str(longest + 256), "-np", "1")[0] == 1
+    code, text = run(*words, "-c", "4096", "-np", "1", "--most-slots", "--json")
+    assert code == 0
+    slots = json.loads(text)["figures"]["most_slots"]
+    assert slots >= 2
+    assert run(*words, "-c", str(4096 * slots), "-np", str(slots))[0] == 0
+    assert run(*words, "-c", str(4096 * (slots + 1)), "-np", str(slots + 1))[0] == 1
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -259,6 +274,8 @@ def test_what_was_not_set_is_reduced_until_it_fits() -> None:
         (("-ctv", "q8_0", "-fa", "off"), "a quantized V cache needs flash attention"),
         (("--no-such-flag",), "unknown llama.cpp option"),
         (("-ub", "0"), "must be at least 1"),
+        (("-sm", "row"), "row"),
+        (("--mmproj", "nowhere.gguf"), "nowhere.gguf"),
     ],
 )
 def test_bad_flags_are_refused(words: tuple[str, ...], message: str) -> None:
@@ -319,8 +336,9 @@ SHAPES = {
 }
 
 
-def small_file(**change: int) -> bytes:
-    """A llama of one layer in 32 bits; `change` alters its metadata."""
+def small_file(left_out: str = "", renamed: str = "", **change: int) -> bytes:
+    """A llama of one layer in 32 bits; `change` alters its metadata, a tensor may be missing or
+    stand under another name."""
     facts = {"block_count": 1, "embedding_length": 64, "context_length": 512} | change
     pairs = [pair("general.architecture", "str", "llama")]
     pairs += [pair(f"llama.{key}", "u32", value) for key, value in facts.items()]
@@ -330,6 +348,10 @@ def small_file(**change: int) -> bytes:
     ]
     tensors, at = [], 0
     for name, sizes in SHAPES.items():
+        if name == left_out:
+            if not renamed:
+                continue
+            name = renamed
         tensors.append(tensor(name, sizes, 0, at))
         at += 4 * sizes[0] * (sizes[1] if len(sizes) > 1 else 1)
     return whole(pairs, tensors, at)
@@ -342,6 +364,39 @@ def test_a_file_with_lying_counts_is_refused(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match=key):
             from_file(path)
         assert run(str(path), "--engine", "llamacpp")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("left_out", "renamed"),
+    [
+        ("blk.0.ffn_down.weight", ""),
+        ("output_norm.weight", ""),
+        ("blk.0.attn_k.weight", "blk.7.attn_k.weight"),
+    ],
+)
+def test_a_file_without_a_tensor_that_the_graph_needs_is_refused(
+    tmp_path: Path, left_out: str, renamed: str
+) -> None:
+    path = tmp_path / "short.gguf"
+    path.write_bytes(small_file(left_out, renamed))
+    code, text = run(str(path), "--engine", "llamacpp", "-c", "256")
+    assert code == 2
+    assert (renamed or left_out.removesuffix(".weight")) in text
+    assert "Traceback" not in text
+
+
+def test_a_vision_tower_adds_its_tensors(tmp_path: Path) -> None:
+    model, tower = tmp_path / "model.gguf", tmp_path / "mmproj.gguf"
+    model.write_bytes(small_file())
+    pairs = [pair("general.architecture", "str", "clip")]
+    tower.write_bytes(whole(pairs, [tensor("v.patch_embd.weight", [512, 2048], 0, 0)], 4 * MIB))
+    code, text = run(
+        *(str(model), "--engine", "llamacpp", "--gpu", "rtx-4090", "-c", "256", "-np", "1"),
+        *("--mmproj", str(tower), "--json"),
+    )
+    assert code == 0
+    pools = {one["name"]: one["bytes"] for one in json.loads(text)["pools"]}
+    assert pools["vision tower"] == 4 * MIB
 
 
 def test_a_file_is_counted_by_its_own_types(tmp_path: Path) -> None:

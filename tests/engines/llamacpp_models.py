@@ -81,6 +81,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "minicpm": {},
     "baichuan": {},
+    "bert": {**ALL_HEADS, "type_vocab_size": 2},
     "phi": {},
     "qwen2_vl": {"hidden_size": 512, "head_dim": 128},
     "internlm2": {},
@@ -190,7 +191,7 @@ def write(model: GgufModel, path: Path) -> None:
 
     writer = gguf.GGUFWriter(path, model.arch)
     for name, value in model.facts.items():
-        key = f"{model.arch}.{name}"
+        key = name if name.startswith("tokenizer.") else f"{model.arch}.{name}"
         if isinstance(value, bool):
             writer.add_bool(key, value)
         elif isinstance(value, int):

@@ -67,7 +67,8 @@ def logs(run: Run, folder: Path) -> dict[str, str]:
     for kind in CASES:
         path = folder / f"{kind}.gguf"
         write(small(kind, run.base), path)
-        lines.append(json.dumps({"path": str(path), "settings": run.theirs}))
+        settings = {**run.theirs, "embedding": kind == "bert"}
+        lines.append(json.dumps({"path": str(path), "settings": settings}))
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("llamacpp_process.py"))],
         input="\n".join(lines),

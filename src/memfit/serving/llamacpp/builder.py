@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from memfit.errors import SourceError
 from memfit.lazy_dataclass import dataclass
 from memfit.model.sources.ggml import GGML_TYPES
 from memfit.serving.llamacpp import ggml
@@ -74,6 +75,7 @@ class Builder:
         self._weights: dict[str, Tensor] = {}
         self._masks: dict[bool, Tensor] = {}
         self._ids: dict[tuple[str, bool], Tensor] = {}
+        self.own_mask: Tensor | None = None
         self.state_ids: tuple[Tensor, Tensor] | None = None
         self.opened_states: dict[int, Tensor] = {}
         self.open_caches: dict[int, Tensor] = {}
@@ -100,7 +102,11 @@ class Builder:
     def needed(self, name: str) -> Tensor:
         found = self.weight(name)
         if found is None:
-            raise KeyError(name)
+            raise SourceError.one(
+                f"the model has no tensor `{name}`, which llama.cpp's `{self.model.arch}` needs",
+                where="model",
+                hint="download it again, or convert it anew",
+            )
         return found
 
     def linear(self, name: str, x: Tensor) -> Tensor:
@@ -336,6 +342,26 @@ class Builder:
             mixed = ggml.contiguous(ggml.permute(mixed, 0, 2, 1, 3))
         flat = ggml.reshape(mixed, mixed.ne[0] * mixed.ne[1], mixed.ne[2] * mixed.ne[3])
         return self.expand(flat)
+
+    def attention_within(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention over the batch's own tokens, without a cache (encoders)."""
+        for value in (q, k, v):
+            self.expand(value)
+        if self.own_mask is None:
+            kind = F16 if self.settings.build >= HALF_MASK and self.settings.flash else F32
+            self.own_mask = ggml.given((self.n, self.n), kind)
+            if kind == F32 and self.settings.flash:
+                self.own_mask = ggml.cast(self.own_mask, F16)
+        q, k, v = (ggml.permute(one, 0, 2, 1, 3) for one in (q, k, v))
+        if self.settings.flash:
+            k, v = ggml.cast(k, F16), ggml.cast(v, F16)
+            sizes = (v.ne[0], q.ne[2], q.ne[1], 1)
+            mixed = ggml.as_float("flash_attn", sizes, q, k, v, self.own_mask)
+            return self.expand(ggml.reshape(mixed, mixed.ne[0] * mixed.ne[1], self.n))
+        scores = ggml.same("soft_max", ggml.matmul(k, q), self.own_mask)
+        mixed = ggml.matmul(ggml.contiguous(ggml.transpose(v)), scores)
+        turned = ggml.permute(mixed, 0, 2, 1, 3)
+        return self.expand(ggml.contiguous(turned, turned.ne[0] * turned.ne[1], self.n))
 
     def _cache(self, kind: str, width: int, cells: int, home: str) -> Tensor:
         return ggml.outside((width, cells, self.streams), KINDS[kind], home, weight=False)

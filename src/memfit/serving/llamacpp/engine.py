@@ -10,9 +10,16 @@ from typing import Any
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import context
 from memfit.lazy_dataclass import dataclass
+from memfit.model.sources.gguf import read_file
 from memfit.serving.base import Device, Option, Question, Subject
 from memfit.serving.llamacpp import rows
-from memfit.serving.llamacpp.fit import Fitted, fitted, remedy
+from memfit.serving.llamacpp.fit import (
+    Fitted,
+    fitted,
+    longest_context,
+    most_slots,
+    remedy,
+)
 from memfit.serving.llamacpp.loading import from_config, from_file, repository, tag
 from memfit.serving.llamacpp.log import log_lines
 from memfit.serving.llamacpp.memory import Buffers, buffers
@@ -43,6 +50,8 @@ class Run:
     asked: frozenset[str]  # options that the user set: `--fit` leaves them alone
     margin: int = 1024 * MIB
     fit: bool = True
+    tower: int = 0  # bytes of a vision tower, on the first GPU
+    questions: frozenset[str] = frozenset()
     problems: tuple[Problem, ...] = ()
 
 
@@ -165,7 +174,17 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
     options = question.options
     model, quant = loaded(question.subject, str(options.get("quant", "")))
     problems: list[Problem] = []
-    machine = machine_of(question.devices, str(options.get("backend", "")), problems)
+    devices = question.devices
+    mode = str(options.get("split_mode", "layer"))
+    if mode in ("row", "tensor"):
+        problems.append(
+            Problem(
+                message=f"`-sm {mode}` is not supported yet", where="-sm", hint="use `-sm layer`"
+            )
+        )
+    if mode == "none":
+        devices = devices[:1]
+    machine = machine_of(devices, str(options.get("backend", "")), problems)
     settings = settings_of(model, options, build, problems)
     raise_errors(problems)
     remarks = list(noted(model, settings, options))
@@ -177,12 +196,29 @@ def set_up(question: Question, engine: str, title: str, build: int) -> Run:
         quant=quant,
         settings=settings,
         machine=machine,
-        devices=question.devices,
+        devices=devices,
         asked=frozenset(options),
         margin=int(options.get("margin", 1024)) * MIB,
         fit=options.get("fit", "on") == "on",
+        tower=tower_bytes(str(options.get("mmproj", ""))),
+        questions=frozenset(one for one in QUESTIONS if options.get(one)),
         problems=tuple(remarks),
     )
+
+
+QUESTIONS = ("longest_context", "most_slots")
+
+
+def tower_bytes(path: str) -> int:
+    """Weights of a vision tower's file (`--mmproj`), which go to the first GPU."""
+    if not path:
+        return 0
+    file = read_file(Path(path).expanduser())
+    if file.metadata.get("general.architecture") != "clip":
+        raise InputError.one(
+            f"`{file.where}` is no vision tower", where="--mmproj", hint="its name has `mmproj`"
+        )
+    return sum(tensor.bytes for tensor in file.tensors)
 
 
 def machine_of(devices: tuple[Device, ...], backend: str, problems: list[Problem]) -> Machine:
@@ -317,6 +353,9 @@ def noted(model: GgufModel, settings: Settings, options: Mapping[str, Any]) -> l
 def answered(run: Run) -> ServingAnswer:
     """The buffers, what fills each device, and the settings that work where these do not."""
     found: Fitted | None = None
+    if run.tower and run.machine.free:
+        left = (max(1, run.machine.free[0] - run.tower), *run.machine.free[1:])
+        run = replace(run, machine=replace(run.machine, free=left))
     known = bool(run.devices) and all(one.total for one in run.devices)
     usable = min((room_in_all(one) for one in run.devices), default=0) if known else None
     if known and run.fit:
@@ -328,6 +367,7 @@ def answered(run: Run) -> ServingAnswer:
         failure = shortage(run, held)
         if failure:
             works = remedy(run.model, run.settings, run.machine)
+    answers = inverse(run) if known else {}
     return ServingAnswer(
         engine=run.engine,
         title=run.title,
@@ -339,13 +379,36 @@ def answered(run: Run) -> ServingAnswer:
         gpus=max(1, len(run.devices)),
         usable=usable,
         pools=pools(run, held),
-        figures=figures(run, held),
+        figures={**figures(run, held), **answers},
         log=log_lines(run.model, run.settings, run.machine, held),
         command=command(run),
         failure=failure,
         remedy=works,
-        problems=run.problems,
+        problems=(*run.problems, *map(note, answers.items())),
     )
+
+
+TITLES = {
+    "longest_context": "the longest context that fits: {:,} tokens over all slots",
+    "most_slots": "slots of this context that fit: {:,}",
+}
+
+
+def note(answer: tuple[str, float]) -> Problem:
+    return Problem(level="note", message=TITLES[answer[0]].format(int(answer[1])), where="")
+
+
+def inverse(run: Run) -> dict[str, float]:
+    """The longest context, and the most slots of this context, that fit."""
+    found: dict[str, float] = {}
+    if "longest_context" in run.questions:
+        trained = run.model.number("context_length")
+        found["longest_context"] = longest_context(
+            run.model, run.settings, run.machine, most=max(trained, run.settings.context)
+        )
+    if "most_slots" in run.questions:
+        found["most_slots"] = most_slots(run.model, run.settings, run.machine)
+    return found
 
 
 def room_in_all(device: Device) -> int:
@@ -384,6 +447,8 @@ def pools(run: Run, held: Buffers) -> tuple[Pool, ...]:
         ):
             if part.get(name):
                 made.append(Pool(name=title, bytes=part[name], where=where, cite=f"{cite}, {CITE}"))
+        if run.tower and where == "gpu":
+            made.append(Pool(name="vision tower", bytes=run.tower, where=where))
         if name == HOST and held.output:
             made.append(Pool(name="output", bytes=held.output, where=where))
     return tuple(made)

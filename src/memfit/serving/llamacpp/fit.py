@@ -77,6 +77,20 @@ def longest_context(
     return 0 if found * STEP < SHORTEST else found * STEP
 
 
+def most_slots(model: GgufModel, settings: Settings, machine: Machine) -> int:
+    """How many slots with this run's context each fit; 0 where not even one does."""
+    each = settings.context // (1 if settings.unified else settings.parallel)
+
+    def good(slots: int) -> bool:
+        one = replace(settings, context=each * slots, parallel=slots, unified=False)
+        return fits(buffers(model, one, machine), machine)
+
+    return max(0, largest(1, MOST_SLOTS, good))
+
+
+MOST_SLOTS = 256  # LLAMA_MAX_SEQ
+
+
 def offloaded(
     model: GgufModel, settings: Settings, machine: Machine, margin: int = 0
 ) -> Settings | None:

@@ -165,6 +165,11 @@ def contiguous(base: Tensor, *sizes: int) -> Tensor:
     return Tensor("cont", _shape(sizes) if sizes else base.ne, base.kind, (base,))
 
 
+def cast(base: Tensor, kind: Kind) -> Tensor:
+    """The same values as another type."""
+    return Tensor("cpy", base.ne, kind, (base,))
+
+
 def into(values: Tensor, ids: Tensor, target: Tensor) -> Tensor:
     """`ggml_set_rows`: writes into a tensor that lies elsewhere, so the result is a view of it."""
     made = _viewed("set_rows", target, target.ne, target.nb)

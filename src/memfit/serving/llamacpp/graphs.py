@@ -297,6 +297,37 @@ def _latent_feed_forward(b: Builder, recipe: Recipe, layer: int, x: Tensor) -> T
     return ggml.same("add", made, b.ffn(p, x, recipe.act, "_shexp"))
 
 
+# ------------------------------------------------------------------ encoders
+
+
+def encoder(b: Builder, recipe: Recipe) -> None:
+    """BERT and what follows it: norms come after the sums, and no cache is kept."""
+    model = b.model
+    x = b.embedded()
+    kinds = b.weight("token_types.weight")
+    if kinds is not None:
+        x = ggml.same("add", x, ggml.view(kinds, (model.width,)))
+    if b.weight("position_embd.weight") is not None:
+        x = ggml.same("add", ggml.rows(b.needed("position_embd.weight"), b.positions), x)
+    x = b.norm(x, "token_embd_norm", recipe.norm)
+    for layer in b.order:
+        p = f"blk.{layer}."
+        q, k, v = projections(b, recipe, layer, x)
+        made = b.linear(f"{p}attn_output", b.attention_within(q, k, v))
+        if layer == b.order[-1]:
+            made, x = b.chosen(made, x)
+        x = b.norm(ggml.same("add", made, x), f"{p}attn_output_norm", recipe.norm)
+        fed = b.ffn(p, x, recipe.act)
+        x = b.norm(ggml.same("add", fed, x), f"{p}layer_output_norm", recipe.norm)
+    b.expand(x)
+    if b.settings.embedding and model.number("pooling_type") == MEAN:
+        weights = ggml.given((b.n, b.settings.parallel))
+        b.expand(ggml.matmul(ggml.contiguous(ggml.transpose(x)), weights))
+
+
+MEAN = 1  # llama_pooling_type
+
+
 # ------------------------------------------------------------------ gemma 4
 
 
@@ -347,6 +378,7 @@ LAYERS: Mapping[str, Callable[[Builder, Recipe], None]] = {
     "decoder": decoder,
     "latent": latent,
     "hybrid": hybrid,
+    "encoder": encoder,
     "gemma4": gemma4,
     "single": single,
 }

@@ -4,13 +4,14 @@ quantization."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from memfit.errors import InputError, Problem, SourceError, raise_errors
 from memfit.model.sources.files import shown
 from memfit.model.sources.gguf import Gguf, read_file
+from memfit.serving.llamacpp.caches import attends, recurrent
 from memfit.serving.llamacpp.model import Fact, GgufModel, GgufTensor
 from memfit.serving.llamacpp.quantize import BASES, TYPES
 from memfit.serving.llamacpp.recipes import RECIPES
@@ -101,6 +102,15 @@ def check(model: GgufModel, where: str) -> None:
             f"`token_embd.weight` is {table.sizes[0]} wide and "
             f"`{model.arch}.embedding_length` says {model.width}"
         )
+    beyond = [one.name for one in model.tensors if one.layer >= model.number("block_count")]
+    if not problems and beyond:
+        wrong(f"`{beyond[0]}` lies beyond the layers that `{model.arch}.block_count` says")
+    normed = {"output_norm.weight", "token_embd_norm.weight"} & model.by_name.keys()
+    if not problems and not normed and model.arch != "olmo":
+        wrong("the file has no `output_norm.weight`")
+    if not problems:
+        for message in inconsistent(model):
+            wrong(message)
     if not problems:
         present = {tensor.layer for tensor in model.tensors}
         missing = [one for one in range(model.number("block_count")) if one not in present]
@@ -110,6 +120,32 @@ def check(model: GgufModel, where: str) -> None:
                 f"{len(missing)} of them have no tensors (the first: {missing[0]})"
             )
     raise_errors(problems, SourceError)
+
+
+def inconsistent(model: GgufModel) -> Iterator[str]:
+    """Numbers that contradict each other or the tensors."""
+    routed = [tensor for tensor in model.tensors if tensor.name.endswith("ffn_gate_inp.weight")]
+    active, count = model.number("expert_used_count"), model.number("expert_count")
+    if routed and not 1 <= active <= routed[0].sizes[-1]:
+        yield f"`expert_used_count` is {active}, and there are {count} experts"
+    groups = model.number("expert_group_count")
+    if groups > 1 and (count % groups or model.number("expert_group_used_count") > groups):
+        yield f"`expert_group_count` {groups} does not divide {count} experts"
+    for layer in range(model.layers):
+        heads, kv_heads = model.heads(layer), model.kv_heads(layer)
+        if attends(model, layer) and (not heads or not kv_heads or heads % kv_heads):
+            yield f"layer {layer} has {heads} heads and {kv_heads} key/value heads"
+            return
+        query = model.by_name.get(f"blk.{layer}.attn_q.weight")
+        if query is not None and len(query.sizes) == 2 and heads and query.sizes[1] % heads:
+            yield f"`{query.name}` has {query.sizes[1]} rows, which {heads} heads do not share"
+            return
+    inner, state = model.number("ssm.inner_size"), model.number("ssm.time_step_rank")
+    if any(recurrent(model, layer) for layer in range(model.layers)):
+        if "shortconv.l_cache" in model.facts:
+            return
+        if not inner or not state or not model.number("ssm.conv_kernel"):
+            yield "a recurrent layer has no `ssm` sizes"
 
 
 _TAGGED = re.compile(r"(.+?)[:@]([A-Za-z0-9_.-]+)$")

@@ -48,8 +48,11 @@ def buffers(model: GgufModel, settings: Settings, machine: Machine) -> Buffers:
             f"llama.cpp's graph of the architecture `{model.arch}` is not supported yet",
             where="model",
         )
-    if not RECIPES[model.arch].flash:
+    recipe = RECIPES[model.arch]
+    if not recipe.flash:
         settings = replace(settings, flash=False)
+    if recipe.layers == "encoder":  # a batch goes through whole, and each token gives an output
+        settings = replace(settings, embedding=True, batch=settings.ubatch)
     places = place(model, settings, machine)
     caches = [layer_cache(model, settings, layer) for layer in range(model.layers)]
     pipeline = pipelined(model, settings, machine, places)
@@ -78,8 +81,8 @@ def _by_device(places: Places, caches: list[LayerCache], part: object) -> dict[s
 
 
 def output_bytes(model: GgufModel, settings: Settings) -> int:
-    """Logits, or embeddings, of one row a sequence (`output_reserve` of llama-context.cpp)."""
-    values = 0 if settings.embedding else model.vocabulary
+    """Logits, and embeddings if asked for, a row a sequence (`output_reserve`)."""
+    values = model.vocabulary
     if settings.embedding or settings.keeps_embeddings:
         values += model.width
     return 4 * values * settings.parallel

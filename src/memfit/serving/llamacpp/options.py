@@ -161,6 +161,18 @@ OPTIONS: tuple[Option, ...] = (
         default="1024",
     ),
     Option(name="mmproj", flags=("-mm", "--mmproj"), help="GGUF file of a vision tower"),
+    Option(
+        name="longest_context",
+        flags=("--longest-context",),
+        help="also report the longest context that fits",
+        kind="flag",
+    ),
+    Option(
+        name="most_slots",
+        flags=("--most-slots",),
+        help="also report how many slots of the context fit (`-c` is then one slot's)",
+        kind="flag",
+    ),
 )
 _VALUED = """
 --host --port -t --threads -tb --threads-batch --temp --top-k --top-p --min-p --seed -s

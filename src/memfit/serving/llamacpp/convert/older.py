@@ -108,7 +108,7 @@ def bert(sheet: Sheet) -> str:
     kinds = sheet.whole("type_vocab_size", default=0)
     if kinds:
         sheet.matrix("token_types", kinds, size.width)
-        sheet.put(token_type_count=kinds)
+        sheet.facts["tokenizer.ggml.token_type_count"] = kinds
     sheet.vector("token_embd_norm", size.width, bias=True)
     for index in range(size.layers):
         sheet.layer(index)
