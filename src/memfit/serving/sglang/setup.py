@@ -82,6 +82,23 @@ def set_up(question: Question) -> Setup:
             )
         )
     raise_errors(problems)
+    if str(options.get("speculative_algorithm") or "NGRAM") != "NGRAM":
+        problems.append(
+            Problem(
+                level="warning",
+                message="the draft model of speculative decoding is not counted",
+                where="speculative_algorithm",
+            )
+        )
+    if graphs and not options.get("disable_cuda_graph"):
+        problems.append(
+            Problem(
+                level="warning",
+                message="SGLang's CUDA graphs are not counted",
+                where="cuda_graph_max_bs",
+                hint="they take what `--mem-fraction-static` leaves free",
+            )
+        )
     length = int(options.get("context_length") or 0) or model.positions or 2048
     width = width_of(model, options)
     experts = int(options.get("ep_size") or 1)

@@ -72,6 +72,9 @@ class VLLM:
         # platforms/rocm.py get_current_memory_usage: total less free, so all that was reserved
         rocm = device is not None and device.gpu is not None and device.gpu.vendor == "amd"
         weights = rank_bytes(setup.model, setup.rank, reserved=rocm)
+        # model_executor/models/utils.py maybe_offload_to_cpu: parameters until the budget is spent
+        offloaded = min(weights, setup.offload)
+        weights -= offloaded
         activation = peak(
             setup.model, setup.rank, setup.batched, setup.requests, setup.width, setup.rules
         )
@@ -80,7 +83,7 @@ class VLLM:
         made = layout(layer_specs(setup), setup.rules, hybrid=setup.hybrid)
         counted = graphs if setup.rules.counted_graphs else 0
         taken = weights + activation + outside + counted
-        sizes = Sizes(weights, activation, outside, graphs, taken)
+        sizes = Sizes(weights, activation, outside, graphs, taken, offloaded)
         if device is None:
             return sizes_only(setup, sizes, made)
         return whole(setup, device, sizes, made)
@@ -93,6 +96,7 @@ class Sizes:
     outside: int
     graphs: int
     taken: int
+    offloaded: int = 0
 
 
 def sizes_only(setup: Setup, sizes: Sizes, made: Layout) -> ServingAnswer:
@@ -120,6 +124,7 @@ def pools(setup: Setup, sizes: Sizes, cache: int) -> tuple[Pool, ...]:
         Pool(name="non-torch memory", bytes=sizes.outside),
         Pool(name="KV cache", bytes=cache),
         Pool(name="CUDA graphs", bytes=sizes.graphs),
+        Pool(name="weights in CPU memory", bytes=sizes.offloaded, where="cpu"),
     ]
     return tuple(found)
 
@@ -139,7 +144,6 @@ def whole(setup: Setup, device: Device, sizes: Sizes, made: Layout) -> ServingAn
         "weights_gib": sizes.weights / GIB,
         "activation_gib": sizes.activation / GIB,
         "non_torch_gib": sizes.outside / GIB,
-        "graph_gib": sizes.graphs / GIB,
         "total_gpu_memory_gib": device.total / GIB,
         "budget_gib": budget / GIB,
         "available_kv_gib": available / GIB,
@@ -180,7 +184,6 @@ def log_lines(setup: Setup, figures: Mapping[str, float]) -> tuple[str, ...]:
             f"Maximum concurrency for {setup.length:,} tokens per request: "
             f"{figures['max_concurrency']:.2f}x"
         ),
-        f"Graph capturing finished, took {figures['graph_gib']:.2f} GiB",
     )
 
 

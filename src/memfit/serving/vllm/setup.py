@@ -46,6 +46,7 @@ class Setup:
     eager: bool = False
     graphs: int = 512
     cache_bytes: int = 0
+    offload: int = 0  # bytes of weights that stay in CPU memory
     blocks: int = 0
     sm: tuple[int, int] | None = None
     command: str = ""
@@ -82,6 +83,14 @@ def set_up(question: Question) -> Setup:
         )
     raise_errors(problems)
     problems += image_problems(subject.config, options)
+    if options.get("speculative_config"):
+        problems.append(
+            Problem(
+                level="warning",
+                message="the draft model of speculative decoding is not counted",
+                where="speculative_config",
+            )
+        )
     if old_engine(question, rules):
         rules = replace(rules, engine=0, hybrid_groups=False)
     batched, requests = step_sizes(question, rules, length)
@@ -123,6 +132,7 @@ def set_up(question: Question) -> Setup:
         eager=bool(options.get("enforce_eager")),
         graphs=int(options.get("max_cudagraph_capture_size", 512)),
         cache_bytes=int(options.get("kv_cache_memory_bytes", 0)),
+        offload=int(float(options.get("cpu_offload_gb") or 0) * GIB),
         blocks=int(options.get("num_gpu_blocks_override", 0)),
         sm=sm,
         problems=tuple(problems),
