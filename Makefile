@@ -76,6 +76,7 @@ docs: setup            ## write the reference and accuracy pages, and what the c
 	$(BIN)/python tools/accuracy.py
 	$(BIN)/python tools/speed.py
 	$(BIN)/python tools/stubs.py
+	$(BIN)/python tools/picture.py
 	$(BIN)/python tools/reference.py
 	$(BIN)/python tools/transcripts.py
 

@@ -192,6 +192,66 @@ Of those described completely; what was found out about each cause stands in [th
 """
 
 
+# Counters that decide whether a job fits come first.
+COUNTERS = {
+    "device": ("nvidia-smi", "peak_allocated_plus_context"),
+    "reserved": ("peak_reserved",),
+    "allocated": ("peak_allocated", "peak_active"),
+    "allocated after a step": ("allocated_end_of_step", "allocated_end_of_generation"),
+}
+DEEP = 0.05  # an under-estimate that costs a run
+HEADLINE_HEAD = (
+    "task",
+    "counter",
+    "cases",
+    "sources",
+    "median, over sources",
+    "p95, over sources",
+    "median, over cases",
+    "p95, over cases",
+    "under by > 5 %",
+    "deepest",
+)
+HEADLINE = """\
+## By counter
+
+Rows that their publishers describe completely. Counters that decide whether a job fits come
+first; "one length" leaves out runs whose batches are as long as a dataset's texts. Serving engines
+are apart, below.
+"""
+
+
+def headline(rows: list[list[Any]]) -> list[tuple[str, ...]]:
+    """A line for each task and counter; training also without runs whose lengths vary."""
+    lines = []
+    known = [band.Residual(*row) for row in certain(rows)]
+    for task in ("training", "inference"):
+        mine = [one for one in known if one.technique.startswith("inf") == (task == "inference")]
+        for counter, metrics in COUNTERS.items():
+            some = [one for one in mine if one.metric in metrics]
+            fixed_alone = [one for one in some if not one.lengths_vary]
+            lines += headline_line(task, counter, some)
+            if len(fixed_alone) < len(some):
+                lines += headline_line(task, f"{counter}, one length", fixed_alone)
+    return lines
+
+
+def headline_line(task: str, counter: str, some: list[band.Residual]) -> list[tuple[str, ...]]:
+    if not some:
+        return []
+    sources: dict[str, list[float]] = {}
+    for one in some:
+        sources.setdefault(one.source, []).append(one.predicted / one.measured - 1)
+    errors = [error for each in sources.values() for error in each]
+    every, mean = figures(errors), averaged([figures(each)] for each in sources.values())
+    assert every is not None
+    assert mean is not None
+    deep = sum(error < -DEEP for error in errors) / len(errors)
+    shown = [report.share(one) for one in (mean.median, mean.p95, every.median, every.p95)]
+    counts = str(len(errors)), str(len(sources))
+    return [(task, counter, *counts, *shown, report.share(deep, 0), report.signed(every.deepest))]
+
+
 FIXED = """\
 ## By source, rows described completely, batches of one length
 
@@ -353,6 +413,7 @@ def page(data: dict[str, Any]) -> Iterator[str]:
     rows = residuals(data)
     yield PAGE.format(note=NOTE, summary=summary(data), legend=report.LEGEND)
     for heading, head, body in (
+        (HEADLINE, HEADLINE_HEAD, headline(rows)),
         ("By source, rows described completely", report.HEAD, by_source(certain(rows))),
         (FIXED, report.HEAD, by_source(fixed(certain(rows)))),
         ("By source", report.HEAD, by_source(rows)),
@@ -475,15 +536,22 @@ def far(rows: list[list[Any]]) -> list[tuple[str, ...]]:
     ]
 
 
+SHORT = (0, 1, 2, 3, 4, 5, 8)  # columns of the headline that README shows
+OTHERS_HEAD = ("tool", "cases", "its median error", "its worst", "memfit's median")
+
+
 def readme(text: str, rows: list[list[Any]], words: str) -> str:
-    """The text with the table between its marks."""
+    """The text with the tables between their marks."""
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)
-    head = ("source", "compared", "cases", "median", "p95", "worst")
-    body = [line[:6] for line in by_source(certain(rows))]
+    head = tuple(HEADLINE_HEAD[at] for at in SHORT)
+    body = [tuple(line[at] for at in SHORT) for line in headline(rows)]
+    others = [(row[0], row[2], row[3], row[5], row[7]) for row in peers(rows)]
     return (
         f"{before}{BEGIN}\n{words}\n\n"
-        + "\n".join(table(head, body, report.WORDS))
+        + "\n".join(table(head, body, frozenset({"task", "counter"})))
+        + "\n\nBeside other tools, on the cases that both answer:\n\n"
+        + "\n".join(table(OTHERS_HEAD, others, report.WORDS))
         + f"\n{END}{after}"
     )
 

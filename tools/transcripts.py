@@ -5,6 +5,7 @@ A block is a marker on a line of its own and a fenced code block right below it:
 
     <!-- run: memfit gpus -->              the command must exit with 0
     <!-- run exit=1 head=12: memfit … -->  it must exit with 1; only the first 12 lines are shown
+    <!-- run tail=2: memfit … -->          only the last 2 lines are shown
 
 Commands run offline, 80 columns wide, without colour and with empty caches, so that every machine
 prints the same. Only `memfit …` and `python …` are run, in the interpreter that runs this script.
@@ -46,6 +47,7 @@ class Block:
     command: str
     exit: int
     head: int
+    tail: int
     start: int
     end: int
 
@@ -68,6 +70,8 @@ class Block:
         ]
         if self.head and len(lines) > self.head:
             lines = [*lines[: self.head], "…"]
+        if self.tail and len(lines) > self.tail:
+            lines = ["…", *lines[-self.tail :]]
         return "".join(f"{line}\n" for line in [f"$ {self.command}", *lines])
 
 
@@ -120,7 +124,7 @@ def blocks(text: str) -> Iterator[Block]:
                 f"`{line[0]}` is no marker; write it like `<!-- run exit=1 head=12: memfit … -->`"
             )
         options = dict(option.split("=") for option in marker["options"].split())
-        unknown = set(options) - {"exit", "head"}
+        unknown = set(options) - {"exit", "head", "tail"}
         fence = FENCE.match(text, marker.end())
         if unknown or fence is None:
             raise Broken(
@@ -135,6 +139,7 @@ def blocks(text: str) -> Iterator[Block]:
             command=marker["command"],
             exit=int(options.get("exit", 0)),
             head=int(options.get("head", 0)),
+            tail=int(options.get("tail", 0)),
             start=fence.start("body"),
             end=fence.end("body"),
         )

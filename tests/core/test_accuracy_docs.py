@@ -75,6 +75,7 @@ def test_the_tables_of_the_docs_are_those_of_the_residuals() -> None:
     )
     words = made.report.WORDS
     assert "\n".join(table(made.report.HEAD, made.by_source(rows()), words)) in page
+    assert "\n".join(table(made.HEADLINE_HEAD, made.headline(rows()), words)) in page
     for known in (made.certain(rows()), made.fixed(made.certain(rows()))):
         assert "\n".join(table(made.report.HEAD, made.by_source(known), words)) in page
     assert (

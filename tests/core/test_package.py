@@ -98,6 +98,11 @@ def test_the_example_workflow_asks_what_memfit_answers() -> None:
     run(sys.executable, "-m", *asked[0].split(), "--offline")
 
 
+def test_the_readme_is_short_and_its_picture_is_a_real_answer() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+    run(sys.executable, ROOT / "tools" / "picture.py", "--check")
+
+
 def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
     pytest.importorskip("mkdocs")
     environment = {**CLEAN, "NO_MKDOCS_2_WARNING": "1"}
