@@ -243,7 +243,10 @@ def headline_line(task: str, counter: str, some: list[band.Residual]) -> list[tu
     for one in some:
         sources.setdefault(one.source, []).append(one.predicted / one.measured - 1)
     errors = [error for each in sources.values() for error in each]
-    every, mean = figures(errors), averaged([figures(each)] for each in sources.values())
+    every, mean = (
+        figures(errors),
+        averaged([one for one in (figures(each),) if one] for each in sources.values()),
+    )
     assert every is not None
     assert mean is not None
     deep = sum(error < -DEEP for error in errors) / len(errors)
