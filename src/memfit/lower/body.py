@@ -212,6 +212,7 @@ class Body:
             None,
         )
         ctx.results.clear()
+        ctx.shared = {}
         del held
         return x
 

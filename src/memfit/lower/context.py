@@ -57,6 +57,9 @@ class Context:
     results: list[Tensor] = field(
         default_factory=list
     )  # what layers return beside the hidden state; their loop keeps the last tuple
+    shared: dict[str, Tensor] = field(
+        default_factory=dict
+    )  # what a captured start hands to every layer, by name
     distances: Tensor | None = None  # added to the scores of every layer
     casts: dict[str, dict[int, Tensor]] = field(
         default_factory=dict

@@ -7,7 +7,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 
-from memfit.lower import versions
+from memfit.lower import captured, versions
 from memfit.lower.attention import ATTENTION
 from memfit.lower.attention.rotary import rotary
 from memfit.lower.layers import ORDERS, choices
@@ -48,6 +48,8 @@ def programs_of(program: Program) -> Programs:
     for one in overlays():
         if one.applies(program):
             programs = import_module(one.module).overlay(programs, program)
+    if own is None and program.model.graphs is not None:
+        programs = programs.replace(start=captured.start, layer=captured.layer)
     if own is None and versions.alone(program):
         programs = programs.replace(rotary=versions.with_own_tables(programs.rotary or rotary))
     return programs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memfit.formats import FP32
-from memfit.lower import ops
+from memfit.lower import captured, ops
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.engine import TAIL
@@ -11,7 +11,7 @@ from memfit.lower.lifetimes import Scope, Value, scoped
 from memfit.lower.linears import linear
 from memfit.lower.norms import norm
 from memfit.lower.tensors import Tensor
-from memfit.model.modules import Linear, Model, Norm
+from memfit.model.modules import Captured, Linear, Model, Norm
 from memfit.tape import Alloc, Part
 
 
@@ -22,6 +22,8 @@ def final(own: Scope, x: Value, model: Model, bound: Bound, ctx: Context) -> Val
             own.assign(x, norm, x, module, bound, ctx)
         elif isinstance(module, Linear):
             own.assign(x, linear, x, bound.linear(module), ctx)
+        elif isinstance(module, Captured):
+            own.assign(x, captured.final, x, module, bound, ctx)
     return x
 
 

@@ -339,6 +339,31 @@ class MoE(Module):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Loose(Module):
+    """Weights of a captured module that is neither a linear layer nor an embedding."""
+
+    held: tuple[Weight, ...] = ()
+
+    def own(self) -> Iterator[Weight]:
+        return iter(self.held)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Captured(Module):
+    """A piece of the model that runs by a captured graph: its modules in transformers' order, and
+    the graph's name among those of `Model.graphs`. `idle`: parameters that a token passes by."""
+
+    graph: str
+    parts: tuple[Module, ...]
+    idle: int = 0
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Linear]:
+        """Its linear layers, by name."""
+        return {one.name: one for one in self.linears()}
+
+
+@dataclass(frozen=True, kw_only=True)
 class Block(Module):
     """norm → mixer → post-norm → (scaled) → added to the residual. The name is empty: it adds no
     level to paths.
@@ -360,8 +385,9 @@ class Layer(Module):
     blocks read the same input and their results are added together (GPT-J, NeoX, Falcon)."""
 
     name: str = ""
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...] = ()
     parallel: bool = False
+    captured: Captured | None = None  # in place of blocks
 
     @cached_property
     def listed(self) -> tuple[Weight, ...]:
@@ -431,6 +457,7 @@ class Model:
     )  # exact blocks of a quantized file, in place of the weights below
     config: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
     origin: str = ""
+    graphs: Any = field(default=None, compare=False, repr=False)  # of captured pieces, by name
 
     def weights(self) -> Iterator[Weight]:
         """Every parameter once, named as transformers names it; a tied head is the embedding."""
@@ -511,6 +538,7 @@ class Model:
         """Parameters that one token passes through (routed experts counted as used)."""
         idle = self.idle
         for layer, times in self.kinds:
+            idle += times * (0 if layer.captured is None else layer.captured.idle)
             for block in layer.blocks:
                 if isinstance(block.mixer, MoE):
                     experts = sum(

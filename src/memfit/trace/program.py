@@ -99,6 +99,8 @@ class Options:
     spread: Spread = UNSPREAD
     sends: bool = True
     optimizer: Callable[[Any, Job], Any] = optimizer_of
+    recorder: type[Recorder] | None = None  # one that writes down more
+    perform: Callable[..., None] | None = None  # in place of the job's own loop
 
 
 def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
@@ -130,7 +132,8 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         with failing():
             kind, model = built(config, job, options)
         options = dataclasses.replace(options, strategy=zero.resolved(options.strategy, model))
-        recorder = recorder_of(options.strategy, job)(device, job.router_skew)
+        kind_of_recorder = options.recorder or recorder_of(options.strategy, job)
+        recorder = kind_of_recorder(device, job.router_skew)
         recorder.sends = options.sends
         if options.watch is not None:
             options.watch(recorder)
@@ -187,7 +190,10 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 options = dataclasses.replace(
                     options, spread=Spread(options.strategy, mesh, job.autocast, apart)
                 )
-                perform(recorder, model, job, options, plan)
+                if options.perform is not None:
+                    options.perform(recorder, model, options, plan)
+                else:
+                    perform(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {
         "torch": torch.__version__,

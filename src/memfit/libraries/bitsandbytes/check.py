@@ -31,7 +31,8 @@ def whole(model: Model) -> tuple[str, ...]:
     """The head, and the module of the model's last parameter: with a tied head, and a final norm
     that has none, that is a matrix of the last layer (transformers 5.23 quantizers/base.py
     get_keys_to_not_convert)."""
-    last = model.layers[-1].blocks[-1].mixer
+    blocks = model.layers[-1].blocks
+    last = blocks[-1].mixer if blocks else None
     if (
         not model.tied
         or any(True for module in model.final for _ in module.weights())

@@ -1,0 +1,49 @@
+"""Captured graphs as programs of `lower`: each operation becomes one of the small torch, so that
+adapters, packed weights, checkpoints and layouts meet the same `linear` as in written programs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memfit.lower.captured.run import Evaluation, evaluation
+from memfit.lower.tensors import Tensor
+from memfit.model.modules import Captured, Layer, Model
+
+if TYPE_CHECKING:
+    from memfit.lower.bound import Bound
+    from memfit.lower.context import Context
+
+
+def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
+    """The graph of this name with the dimensions of the pass."""
+    graphs = model.graphs
+    return evaluation(
+        graphs.graphs[name], {**graphs.dims, "batch": int(ctx.batch), "seq": int(ctx.tokens)}
+    )
+
+
+def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
+    """From token ids to the first layer's input; what every layer reads is left in the context."""
+    (module,) = (one for one in model.embed if isinstance(one, Captured))
+    found = evaluated("start", model, ctx).run({"ids": ids}, ctx, bound, module.by_name)
+    ctx.shared = {name: one for name, one in found.items() if name != "x"}
+    if model.graphs.holds:
+        ctx.shared["held"] = found["x"].detach()
+    return found["x"]
+
+
+def layer(x: Tensor, layer: Layer, bound: Bound, ctx: Context) -> Tensor:
+    """One layer by the graph of its kind."""
+    piece = layer.captured
+    assert piece is not None
+    run = evaluated(piece.graph, ctx.program.model, ctx)
+    return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
+
+
+def final(x: Tensor, piece: Captured, bound: Bound, ctx: Context) -> Tensor:
+    """From the last layer to the head."""
+    run = evaluated("final", ctx.program.model, ctx)
+    return run.run({"x": x, **ctx.shared}, ctx, bound, piece.by_name)["x"]
+
+
+__all__ = ["final", "layer", "start"]

@@ -1,0 +1,175 @@
+"""Runs a graph once its dimensions are numbers: sizes are worked out once per graph and set of
+dimensions, then every layer of the kind runs the same steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from memfit.formats import FORMATS, Format
+from memfit.graph import Dims, Graph, Op, evaluated
+from memfit.graph.layer import Template
+from memfit.lower.strides import normal
+from memfit.lower.tensors import Shape, Tensor
+
+if TYPE_CHECKING:
+    from memfit.lower.bound import Bound
+    from memfit.lower.context import Context
+    from memfit.model.modules import Linear
+
+Strides: TypeAlias = Shape | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Spec:
+    """A result as it was captured: its shape and layout in numbers, its format by name."""
+
+    shape: Shape
+    strides: Strides
+    format: str
+    view: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class Step:
+    """One operation with its sizes; `drops` are the values that go once it has run."""
+
+    op: Op
+    outs: tuple[Spec, ...]
+    drops: tuple[int, ...]
+    like: int | None  # the value whose format a cast goes back to
+    dims: Dims
+
+
+Run: TypeAlias = "Callable[[Step, list[Tensor | None], Frame], tuple[Tensor, ...]]"
+
+
+@dataclass(slots=True, kw_only=True)
+class Frame:
+    """Whose weights a graph runs on, and where."""
+
+    ctx: Context
+    bound: Bound
+    linears: Mapping[str, Linear]
+    env: dict[int, Tensor]
+
+    def format(self, name: str) -> Format:
+        return FORMATS[self.ctx.program.weights if name == "model" else name]
+
+
+class Evaluation:
+    """A graph with these dimensions, ready to run."""
+
+    def __init__(self, graph: Graph, dims: Dims) -> None:
+        self.graph, self.dims = graph, dims
+        values = {one.id: one for one in graph.values}
+        self.specs = {
+            one.id: Spec(
+                shape=(shape := tuple(evaluated(size, dims) for size in one.shape)),
+                strides=None
+                if one.strides is None
+                else normal(shape, tuple(evaluated(size, dims) for size in one.strides)),
+                format=one.format,
+                view=one.of is not None,
+            )
+            for one in graph.values
+        }
+        roots: dict[int, list[int]] = {}
+        for one in graph.values:
+            root = one
+            while root.of is not None:
+                root = values[root.of]
+            roots.setdefault(root.id, []).append(one.id)
+        until: dict[int, list[int]] = {}
+        given = set(graph.inputs.values())
+        for root_id, members in roots.items():
+            last = values[root_id].until
+            if last is not None and root_id not in given:
+                until.setdefault(last, []).extend(members)
+        wide = upcasts(graph)
+        self.steps = tuple(
+            Step(
+                op=op,
+                outs=tuple(self.specs[one] for one in op.outputs),
+                drops=tuple(until.get(number + 1, ())),
+                like=wide.get(number),
+                dims=dims,
+            )
+            for number, op in enumerate(graph.ops)
+        )
+
+    def run(
+        self,
+        given: Mapping[str, Tensor],
+        ctx: Context,
+        bound: Bound,
+        linears: Mapping[str, Linear],
+    ) -> dict[str, Tensor]:
+        """The values that leave the graph, by name."""
+        from memfit.lower.captured.operators import OPERATORS, other
+
+        env: dict[int, Tensor] = {
+            number: given[name] for name, number in self.graph.inputs.items() if name in given
+        }
+        frame = Frame(ctx=ctx, bound=bound, linears=linears, env=env)
+        r, made = ctx.r, frozenset(env)
+        for step in self.steps:
+            op = step.op
+            r.where = bound.path(op.where) if op.where else bound.prefix
+            results = OPERATORS.get(op.name, other)(
+                step,
+                [
+                    env.get(one)
+                    if type(one) is int
+                    else None
+                    if one is None
+                    else frame.bound.tensors.get(str(one)[1:])
+                    for one in op.inputs
+                ],
+                frame,
+            )
+            for number, tensor in zip(op.outputs, results, strict=True):
+                env[number] = tensor
+            del results
+            if "tensor" in locals():
+                del tensor
+            for number in step.drops:
+                env.pop(number, None)
+        del made
+        return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
+
+
+def upcasts(graph: Graph) -> dict[int, int]:
+    """For each cast back to the model's dtype, the value that was cast up before in the same
+    module: the code says `x.to(float32)` and later `.to(input_dtype)`."""
+    values = {one.id: one for one in graph.values}
+    found: dict[int, int] = {}
+    known: dict[str, int] = {}
+    for number, op in enumerate(graph.ops):
+        if op.name != "_to_copy" or not isinstance(op.inputs[0], int):
+            continue
+        source, target = values[op.inputs[0]].format, values[op.outputs[0]].format
+        if source == "model" and target == "float32":
+            known.setdefault(op.where, op.inputs[0])
+        elif source == "float32" and target == "model" and op.where in known:
+            found[number] = known[op.where]
+    return found
+
+
+_KNOWN: dict[tuple[int, tuple[tuple[str, int], ...]], tuple[Graph, Evaluation]] = {}
+LIMIT = 256
+
+
+def evaluation(graph: Graph, dims: Dims) -> Evaluation:
+    """The evaluation of a graph, from memory where it is known."""
+    key = (id(graph), tuple(sorted(dims.items())))
+    known = _KNOWN.get(key)
+    if known is None or known[0] is not graph:
+        if len(_KNOWN) > LIMIT:
+            _KNOWN.clear()
+        known = _KNOWN[key] = (graph, Evaluation(graph, dims))
+    return known[1]
+
+
+__all__ = ["Evaluation", "Frame", "Run", "Spec", "Step", "Template", "evaluation"]

@@ -1,0 +1,198 @@
+"""Families that run by captured graphs: a row says how a config becomes dimensions and kinds of
+layers; parameters and computation come from the graphs' file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from memfit.errors import InputError
+from memfit.graph import Graph, evaluated, graph_of
+from memfit.model.config import Fields
+from memfit.model.families import family
+from memfit.model.modules import Captured, Embedding, Layer, Linear, Loose, Model, Module, Role, Weight
+
+Dims = dict[str, int]
+HERE = "libraries/transformers/graphs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One family: `dims` and `kinds` read a config; `examples` are the configurations that it is
+    captured with, unrelated in all dimensions. `text`: the part of a config that they read."""
+
+    name: str
+    dims: Callable[[Fields], Dims]
+    kinds: Callable[[Fields], Sequence[str]]
+    examples: tuple[Mapping[str, Any], ...]
+    sizes: tuple[tuple[int, int], ...] = ((3, 88), (7, 104), (11, 152))  # (batch, sequence length)
+    active: Callable[[Fields], tuple[int, int]] | None = None  # (experts that run, experts)
+    tied: bool = False
+    positions: str = "max_position_embeddings"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Graphs:
+    """A family's graphs with the dimensions of one model."""
+
+    graphs: Mapping[str, Graph]
+    dims: Mapping[str, int]
+    holds: bool  # the start's result stays until the model returns
+
+
+ROWS: dict[str, Row] = {}
+
+
+def captured(row: Row) -> Row:
+    """Register a family that runs by graphs."""
+    ROWS[row.name] = row
+    family(row.name, examples=tuple(row.examples))(
+        lambda fields: model_of(row, fields, stored(row.name), graphs_of(row.name))
+    )
+    return row
+
+
+@cache
+def stored(name: str) -> Mapping[str, Any]:
+    """The file of a family's graphs."""
+    place = files("memfit").joinpath(HERE, f"{name}.json")
+    found: Mapping[str, Any] = json.loads(place.read_text(encoding="utf-8"))
+    return found
+
+
+@cache
+def graphs_of(name: str) -> Mapping[str, Graph]:
+    """A family's graphs, read once."""
+    return parsed(stored(name))
+
+
+def parsed(data: Mapping[str, Any]) -> Mapping[str, Graph]:
+    return {key: graph_of(one, data["origin"]) for key, one in data["graphs"].items()}
+
+
+def model_of(
+    row: Row, fields: Fields, data: Mapping[str, Any], graphs: Mapping[str, Graph]
+) -> Model:
+    """The model of a config: dimensions from the row, everything else from the file."""
+    dims, kinds = row.dims(fields), list(row.kinds(fields))
+    if fields.problems:
+        raise InputError(*fields.problems)
+    unlike(row, fields, data)
+    missing = sorted(set(kinds) - data["weights"]["layers"].keys())
+    if missing:
+        raise InputError.one(
+            f"no captured graph for layers of kind `{missing[0]}` of `{row.name}`",
+            where="config",
+            hint="`--by trace` runs the real code instead (extra `trace`)",
+        )
+    weights = data["weights"]
+    parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
+    share = row.active(fields) if row.active is not None else (1, 1)
+    layers = {
+        kind: Layer(captured=Captured(name="", graph=kind, parts=some, idle=idle(some, share)))
+        for kind, some in parts.items()
+    }
+    head = data["head"]
+    vocab, width = (evaluated(one, dims) for one in data["head_shape"])
+    return Model(
+        name=row.name,
+        family=row.name,
+        prefix=data["prefix"],
+        layers=tuple(layers[kind] for kind in kinds),
+        tied=fields.flag("tie_word_embeddings", default=row.tied),
+        vocab=vocab,
+        width=width,
+        embed=(Captured(name="", graph="start", parts=modules(weights["start"], dims)),),
+        final=(Captured(name="", graph="final", parts=modules(weights["final"], dims)),),
+        head=Linear(name=head, inputs=width, outputs=vocab),
+        positions=fields.count(row.positions, default=2048, high=2**40),
+        dtype=fields.dtype(),
+        buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
+        graphs=Graphs(
+            graphs=graphs, dims={**data["constants"], **dims}, holds=data["holds"]
+        ),
+    )
+
+
+def unlike(row: Row, fields: Fields, data: Mapping[str, Any]) -> None:
+    """A config that says otherwise than the captured ones, where the code may depend on it."""
+    for key, value in data["assumed"].items():
+        given = fields.config.get(key, value)
+        if given != value and given is not None:
+            raise InputError.one(
+                f"no captured graph of `{row.name}` with `{key}` = {json.dumps(given)[:40]}",
+                where=f"config.{key}",
+                hint="`--by trace` runs the real code instead (extra `trace`)",
+            )
+
+
+def modules(rows: Sequence[Sequence[Any]], dims: Mapping[str, int]) -> tuple[Module, ...]:
+    """Linear layers and embeddings as such, other weights as they are."""
+    found: list[Module] = []
+    known = {row[0] for row in rows}
+    for row in rows:
+        weight = weight_of(row, dims)
+        path, _, last = weight.name.rpartition(".")
+        if row[2] == "Linear" and last == "weight":
+            outputs, inputs = weight.shape
+            found.append(
+                Linear(name=path, inputs=inputs, outputs=outputs, bias=f"{path}.bias" in known)
+            )
+        elif row[2] == "Linear":
+            continue
+        elif row[2].endswith("Embedding") and last == "weight" and len(weight.shape) == 2:
+            found.append(Embedding(name=path, rows=weight.shape[0], width=weight.shape[1]))
+        else:
+            found.append(Loose(name=path, held=(weight,)))
+    return tuple(found)
+
+
+def weight_of(row: Sequence[Any], dims: Mapping[str, int]) -> Weight:
+    name, shape, kind, format, buffer = row
+    return Weight(
+        name=name,
+        shape=tuple(evaluated(one, dims) for one in shape),
+        role="buffer" if buffer else role_of(name, kind, len(shape)),
+        format="" if format == "model" else format,
+    )
+
+
+def role_of(name: str, kind: str, count: int) -> Role:
+    if kind == "Linear":
+        return "linear" if name.endswith("weight") else "bias"
+    if "Norm" in kind:
+        return "norm"
+    if count == 3 and "xpert" in kind:
+        return "expert"
+    if "Router" in kind or "Gate" in kind:
+        return "router"
+    return "embedding" if kind.endswith("Embedding") else "other"
+
+
+def idle(parts: Sequence[Module], share: tuple[int, int]) -> int:
+    """Parameters of experts that a token passes by."""
+    active, experts = share
+    held = sum(
+        weight.count for part in parts for weight in part.weights() if weight.role == "expert"
+    )
+    return held - held * active // experts
+
+
+def each(fields: Fields, *keys: str) -> Dims:
+    """These fields, by their own names."""
+    return {key: fields.count(key) for key in keys}
+
+
+__all__ = ["ROWS", "Graphs", "Row", "captured", "each", "field", "model_of", "replace"]
+
+
+def rows() -> Iterator[Row]:
+    """Every family that runs by graphs."""
+    from memfit.model.families import families
+
+    families()
+    return iter(ROWS.values())

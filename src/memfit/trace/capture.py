@@ -1,0 +1,277 @@
+"""Runs a model's own forward pass on fake tensors, without gradients, and writes down every
+operation with what it reads, makes and lets go.
+
+Without gradients a tensor lives as long as the model's own code refers to it; what autograd saves
+beside that follows from the operations and is added when a graph is evaluated.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from memfit.job import Job
+from memfit.trace import cuda, inputs, program, steps
+from memfit.trace.recorder import Block, Recorder, local
+
+# Arguments that say what an operation does beside the shapes of its results.
+TELLING = frozenset({"dim", "dim0", "dim1", "dims", "keepdim", "groups", "accumulate", "descending", "train", "p"})
+SKIPPED = frozenset({"aten::detach", "aten::_local_scalar_dense", "aten::lift_fresh"})
+
+
+class Ref(NamedTuple):
+    """A tensor as an operation sees it: its storage's block, and how it lies there."""
+
+    block: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    format: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Call:
+    """One operation that ran in the module at `where`. `sample` makes the same call again on fresh
+    tensors."""
+
+    name: str
+    where: str
+    inputs: tuple[Ref | None, ...]
+    outputs: tuple[Ref, ...]
+    attrs: Mapping[str, Any]
+    sample: Any = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Weight:
+    """A parameter or buffer of the model, in the model's order, with the class of its module."""
+
+    name: str
+    shape: tuple[int, ...]
+    format: str
+    module: str
+    buffer: bool
+
+
+@dataclass(kw_only=True)
+class Run:
+    """What one forward pass did: calls, and the blocks that were freed between them."""
+
+    log: list[Call | int] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)  # block -> weight
+    weights: list[Weight] = field(default_factory=list)
+    dtype: str = "bfloat16"
+    head: str = ""  # the module that makes logits
+    head_block: int = -1
+    cls: str = ""
+    file: str = ""
+
+
+class Writer(Recorder):
+    """A recorder that also writes down calls. What a collapsed function does inside is its own
+    business."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.run = Run()
+        self.inside = 0
+        self.writing = False
+
+    def dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
+        outer = self.writing and not self.inside
+        before = self.refs(args, kwargs) if outer else ()
+        self.inside += 1
+        try:
+            result = super().dispatch(func, args, kwargs)
+        finally:
+            self.inside -= 1
+        if outer:
+            self.wrote(named(func), before, result, telling(func, args, kwargs), (func, args, kwargs))
+        return result
+
+    def wrote(
+        self, name: str, before: tuple[Ref | None, ...], result: Any, attrs: Any, call: Any = None
+    ) -> None:
+        after = self.refs(result if isinstance(result, (tuple, list)) else (result,), {})
+        made = tuple(one for one in after if one is not None)
+        if name in SKIPPED or not made:
+            return
+        where = self.modules[-1] if self.modules else ""
+        sample = None if call is None else sampled(call)
+        self.run.log.append(
+            Call(name=name, where=where, inputs=before, outputs=made, attrs=attrs, sample=sample)
+        )
+
+    def refs(self, args: Any, kwargs: Any) -> tuple[Ref | None, ...]:
+        found: list[Ref | None] = []
+        for one in (*args, *kwargs.values()):
+            if isinstance(one, torch.Tensor):
+                found.append(self.ref(one))
+            elif isinstance(one, (tuple, list)):
+                found += [self.ref(item) for item in one if isinstance(item, torch.Tensor)]
+        return tuple(found)
+
+    def ref(self, tensor: torch.Tensor) -> Ref | None:
+        block = self.blocks.get(local(tensor).untyped_storage()._cdata)
+        if block is None:
+            return None
+        return Ref(
+            block.id,
+            tuple(tensor.shape),
+            tuple(tensor.stride()),
+            tensor.storage_offset(),
+            str(tensor.dtype)[6:],
+        )
+
+    def free(self, block: Block) -> None:
+        if block.alive and self.writing and not self.inside:
+            self.run.log.append(block.id)
+        super().free(block)
+
+
+def named(func: Any) -> str:
+    schema = func._schema
+    return f"{schema.name}.{schema.overload_name}" if schema.overload_name else str(schema.name)
+
+
+def telling(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Plain arguments that an evaluation needs to know."""
+    found = {
+        spec.name: value
+        for spec, value in zip(func._schema.arguments, args, strict=False)
+        if spec.name in TELLING and isinstance(value, (int, float, bool, list))
+    }
+    found |= {
+        name: value
+        for name, value in kwargs.items()
+        if name in TELLING and isinstance(value, (int, float, bool, list))
+    }
+    return {name: list(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def sampled(call: Any) -> Any:
+    """The call with descriptions in place of its tensors, so that it keeps none alive."""
+    func, args, kwargs = call
+    return func, described(args), {key: described(value) for key, value in kwargs.items()}
+
+
+class Like(NamedTuple):
+    """A tensor to be made anew for a sample of a call."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    real: bool
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Like(tuple(value.shape), tuple(value.stride()), value.dtype, not value.is_meta)
+    if isinstance(value, (tuple, list)):
+        return type(value)(described(one) for one in value)
+    return value
+
+
+@contextlib.contextmanager
+def collapsed(writer: Writer) -> Iterator[None]:
+    """Functions that stand as one operation, whatever they do inside: what replaces them (adapters,
+    packed weights, another kernel) then finds them."""
+    functional = torch.nn.functional
+    linear, attention = functional.linear, functional.scaled_dot_product_attention
+
+    def one_linear(input: Any, weight: Any, bias: Any = None) -> Any:
+        if writer.inside or not isinstance(weight, torch.nn.Parameter):
+            return linear(input, weight, bias)
+        before = writer.refs((input, weight, bias), {})
+        writer.inside += 1
+        try:
+            result = linear(input, weight, bias)
+        finally:
+            writer.inside -= 1
+        writer.wrote("linear", before, result, {})
+        return result
+
+    def one_attention(
+        query: Any,
+        key: Any,
+        value: Any,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Any = None,
+        enable_gqa: bool = False,
+    ) -> Any:
+        before = writer.refs((query, key, value, attn_mask), {})
+        writer.inside += 1
+        try:
+            result = attention(
+                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
+        finally:
+            writer.inside -= 1
+        attrs = {"p": dropout_p, "causal": is_causal, "gqa": enable_gqa}
+        writer.wrote("sdpa", before, result, attrs)
+        return result
+
+    changes = [
+        (functional, "linear", one_linear),
+        (functional, "scaled_dot_product_attention", one_attention),
+    ]
+    with cuda.patched(changes):
+        yield
+
+
+def forward_of(config: Mapping[str, Any], job: Job) -> Run:
+    """One training forward of the class that transformers has for `config`."""
+    held: list[Writer] = []
+
+    def perform(writer: Any, model: Any, options: program.Options, plan: inputs.Plan) -> None:
+        held.append(writer)
+        with program.module_stack(writer), collapsed(writer), writer:
+            model = steps.brought(writer, model, job, options.strategy, lambda one, on: one)
+            writer.names = {id(module): name for name, module in model.named_modules()}
+            described_weights(writer, model)
+            model.train()
+            model.config.use_cache = False
+            given = inputs.training(writer, model, job, plan, job.batch)
+            with torch.no_grad():
+                writer.writing = True
+                outputs = model(**given)
+                writer.writing = False
+            del outputs
+
+    program.run(config, job, program.Options(recorder=Writer, perform=perform))
+    return held[0].run
+
+
+def described_weights(writer: Writer, model: Any) -> None:
+    import inspect
+
+    run = writer.run
+    head = model.get_output_embeddings()
+    run.head = next((name for name, one in model.named_modules() if one is head), "")
+    block = writer.owned(head.weight) if head is not None else None
+    run.head_block = -1 if block is None else block.id
+    run.cls, run.file = type(model).__name__, inspect.getfile(type(model))
+    modules = dict(model.named_modules())
+    tensors = [(name, one, False) for name, one in model.named_parameters()]
+    tensors += [(name, one, True) for name, one in model.named_buffers()]
+    for name, tensor, buffer in tensors:
+        block = writer.owned(tensor)
+        if block is not None:
+            run.names.setdefault(block.id, name)
+        run.weights.append(
+            Weight(
+                name=name,
+                shape=tuple(tensor.shape),
+                format=str(tensor.dtype)[6:],
+                module=type(modules[name.rpartition(".")[0]]).__name__,
+                buffer=buffer,
+            )
+        )
+
+
+__all__ = ["Call", "Ref", "Run", "forward_of"]

@@ -1,0 +1,270 @@
+"""Captures a family: its graphs, one for each kind of layer, and its weights, as the JSON that is
+shipped with memfit."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from memfit.errors import InputError
+from memfit.graph import Graph, check, json_of
+from memfit.graph.solve import Solver, Unsolved
+from memfit.job import Job
+from memfit.model.config import Fields
+from memfit.model.families._captured import Row
+from memfit.trace import samples
+from memfit.trace.capture import Run, Weight, forward_of
+from memfit.trace.segments import (
+    FINAL,
+    START,
+    TAIL,
+    Piece,
+    Refused,
+    graph_from,
+    pieces,
+    relative,
+    shape_of,
+)
+
+# Fields of a config that no code of the layers depends on.
+SILENT = re.compile(
+    r".*_token_id|.*token_index|bos_|eos_|rope_.*|.*_eps|.*epsilon|initializer.*|.*_std|architectures|"
+    r"dtype|torch_dtype|_name_or_path|transformers_version|model_type|use_cache|return_dict|"
+    r"output_.*|id2label|label2id|num_labels|chunk_size_feed_forward|problem_type|is_encoder_decoder|"
+    r"max_position_embeddings|pretraining_tp|tie_word_embeddings|router_aux_loss_coef|time_step_.*|"
+    r"original_max_position.*|rescale.*|norm_epsilon|.*_multiplier|attention_multiplier|partial_rotary.*"
+)
+
+
+def family_file(row: Row) -> dict[str, Any]:
+    """The file of one family; raises InputError where a piece cannot be written exactly."""
+    runs, dims = [], []
+    for config, (batch, seq) in zip(row.examples, row.sizes, strict=False):
+        job = Job(task="pretrain", batch=batch, seq=seq)
+        runs.append(forward_of(dict(config), job))
+        fields = Fields(config)
+        dims.append({**row.dims(fields), "batch": batch, "seq": seq})
+    try:
+        return written(row, runs, dims)
+    except (Refused, Unsolved) as bad:
+        raise InputError.one(f"`{row.name}` cannot be captured: {bad}", where="model") from None
+
+
+def written(row: Row, runs: Sequence[Run], dims: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    solver = Solver(dims)
+    solver.check()
+    first = runs[0]
+    cut = [pieces(run, run.head) for run in runs]
+    prefix = prefix_of(cut[0])
+    kinds = list(row.kinds(Fields(row.examples[0])))
+    graphs, carried = layer_graphs(cut, prefix, kinds, solver, first.dtype)
+    graphs[START] = start_graph(cut, solver, first.dtype, carried)
+    graphs[FINAL] = final_graph(cut, solver, first.dtype, f"{prefix}.{len(kinds) - 1}")
+    names = set(dims[0])
+    for name, graph in graphs.items():
+        for problem in check(graph, names):
+            raise Refused(f"graph `{name}`: {problem.message} at {problem.where}")
+    graphs = samples.templated(graphs, cut, prefix, kinds, solver, first.dtype)
+    source = Path(first.file)
+    return {
+        "family": row.name,
+        "origin": {
+            "class": first.cls,
+            "file": "/".join(source.parts[-4:]),
+            "sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+            "transformers": transformers.__version__,
+            "torch": torch.__version__,
+        },
+        "prefix": prefix,
+        "head": first.head,
+        "head_shape": solved_shape(runs, first.head + ".weight", solver),
+        "holds": holds(cut[0], carried),
+        "constants": {name: dims[0][name] for name in solver.constant_names},
+        "assumed": assumed(row, dims[0]),
+        "weights": weights_of(runs, prefix, kinds, first, solver),
+        "graphs": {name: json_of(graph) for name, graph in graphs.items()},
+    }
+
+
+def prefix_of(cut: Mapping[str, Piece]) -> str:
+    layers = [name for name in cut if name not in (START, FINAL, TAIL)]
+    found = {name.rpartition(".")[0] for name in layers}
+    if len(found) != 1:
+        raise Refused(f"layers lie in {len(found)} lists: {', '.join(sorted(found)) or 'none'}")
+    return found.pop()
+
+
+def layer_graphs(
+    cut: Sequence[Mapping[str, Piece]],
+    prefix: str,
+    kinds: Sequence[str],
+    solver: Solver,
+    dtype: str,
+) -> tuple[dict[str, Graph], str]:
+    """One graph a kind, and which value of the start the first layer takes as its input."""
+    layers = [f"{prefix}.{number}" for number in range(len(kinds))]
+    for name in layers:
+        if any(name not in run for run in cut):
+            raise Refused(f"`{name}` does not run")
+    used = [set(run) - {START, FINAL, TAIL, *layers} for run in cut]
+    if any(used):
+        raise Refused(f"layers beside those of the config run: {sorted(used[0])[:3]}")
+    carried = carried_from_start(cut[0], layers)
+    found: dict[str, Graph] = {}
+    shapes: dict[str, tuple[str, Any]] = {}
+    for number, (name, kind) in enumerate(zip(layers, kinds, strict=True)):
+        before = layers[number - 1] if number else START
+        after = layers[number + 1] if number + 1 < len(layers) else FINAL
+        roles = roles_of(cut[0][name], before, carried, number)
+        leaving = leaving_of(cut[0], name, after)
+        shape = shape_of(cut[0][name], name), tuple(roles.values())
+        if kind in shapes:
+            if shapes[kind][1] != shape:
+                raise Refused(f"`{name}` differs from `{shapes[kind][0]}`, both of kind `{kind}`")
+            continue
+        shapes[kind] = name, shape
+        found[kind] = graph_from([run[name] for run in cut], name, solver, dtype, roles, leaving)
+    return found, carried
+
+
+def carried_from_start(run: Mapping[str, Piece], layers: Sequence[str]) -> str:
+    """The value of the start that the first layer reads and no other one."""
+    first = [title for title in run[layers[0]].given if title.startswith(f"{START}:")]
+    others = {title for name in (*layers[1:], FINAL) if name in run for title in run[name].given}
+    own = [title for title in first if title not in others]
+    if len(own) != 1:
+        raise Refused(f"the first layer takes {len(own)} values that no other layer reads")
+    return own[0]
+
+
+def roles_of(piece: Piece, before: str, carried: str, number: int) -> dict[str, str]:
+    roles: dict[str, str] = {}
+    for title in piece.given:
+        origin = title.rpartition(":")[0]
+        if title == carried or (number and origin == before):
+            roles[title] = "x"
+        elif origin != START:
+            raise Refused(f"`{piece.name}` reads what `{origin}` made")
+    if list(roles.values()).count("x") != 1:
+        raise Refused(f"`{piece.name}` takes {len(roles)} values of the layer before")
+    return roles
+
+
+def leaving_of(run: Mapping[str, Piece], name: str, after: str) -> dict[str, str]:
+    found = {title: "x" for title in run[name].left if title in run[after].given}
+    if len(found) != 1 or len(run[name].left) != 1:
+        raise Refused(f"`{name}` leaves {len(run[name].left)} values to others")
+    return found
+
+
+def start_graph(
+    cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, carried: str
+) -> Graph:
+    inputs = [title for title in cut[0][START].given if title.startswith("input:")]
+    if len(inputs) != 1:
+        raise Refused(f"the model reads {len(inputs)} inputs")
+    roles = {inputs[0]: "ids"}
+    return graph_from([run[START] for run in cut], "", solver, dtype, roles, {carried: "x"})
+
+
+def final_graph(
+    cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, last: str
+) -> Graph:
+    if any(FINAL not in run for run in cut):
+        raise Refused("nothing runs between the last layer and the head")
+    piece = cut[0][FINAL]
+    roles = {title: "x" for title in piece.given if title.startswith(f"{last}:")}
+    leaving = {title: "x" for title in piece.left if title in cut[0][TAIL].given}
+    if len(roles) != 1 or len(leaving) != 1:
+        raise Refused(f"the head takes {len(leaving)} values")
+    return graph_from([run[FINAL] for run in cut], "", solver, dtype, roles, leaving)
+
+
+def holds(run: Mapping[str, Piece], carried: str) -> bool:
+    """Whether the start's result is referred to until the model returns."""
+    value = run[START].values[run[START].left[carried]]
+    while value.of is not None:
+        value = run[START].values[value.of]
+    return value.gone in ("", FINAL, TAIL)
+
+
+def solved_shape(runs: Sequence[Run], name: str, solver: Solver) -> list[str | int]:
+    shapes = []
+    for run in runs:
+        known = {weight.name: weight for weight in run.weights}
+        weight = known.get(name) or known[run.names[run.head_block]]
+        shapes.append(weight.shape)
+    return [solver.solved(sizes) for sizes in zip(*shapes, strict=True)]
+
+
+def weights_of(
+    runs: Sequence[Run], prefix: str, kinds: Sequence[str], first: Run, solver: Solver
+) -> dict[str, Any]:
+    """Weights by the piece that holds them, relative to their layer."""
+    tables = [{weight.name: weight for weight in run.weights} for run in runs]
+    start: list[Any] = []
+    final: list[Any] = []
+    buffers: list[Any] = []
+    layers: dict[str, list[Any]] = {}
+    seen: dict[str, str] = {}
+    begun = False
+    for weight in first.weights:
+        shapes = [table[weight.name].shape for table in tables]
+        try:
+            shape = [solver.solved(sizes) for sizes in zip(*shapes, strict=True)]
+        except Unsolved as bad:
+            raise Refused(f"`{weight.name}`: {bad}") from None
+        format = "model" if weight.format == first.dtype else weight.format
+        number = layer_number(weight.name, prefix)
+        if number is not None:
+            begun = True
+            name = f"{prefix}.{number}"
+            kind = kinds[number]
+            if seen.setdefault(kind, name) == name:
+                layers.setdefault(kind, []).append(
+                    [relative(weight.name, name), shape, weight.module, format, weight.buffer]
+                )
+            continue
+        if weight.name.startswith(f"{first.head}."):
+            continue
+        row = [weight.name, shape, weight.module, format, weight.buffer]
+        (buffers if weight.buffer else final if begun else start).append(row)
+    return {"start": start, "layers": layers, "final": final, "buffers": buffers}
+
+
+def layer_number(name: str, prefix: str) -> int | None:
+    rest = name[len(prefix) + 1 :] if name.startswith(f"{prefix}.") else ""
+    head = rest.partition(".")[0]
+    return int(head) if head.isdigit() else None
+
+
+def assumed(row: Row, dims: Mapping[str, int]) -> dict[str, Any]:
+    """Plain values of the captured configuration that the code may depend on, as the class's own
+    defaults complete it."""
+    from memfit.trace.program import configuration
+
+    whole = configuration(row.examples[0], None).to_dict()
+    others = [configuration(one, None).to_dict() for one in row.examples[1:]]
+    return {
+        key: value
+        for key, value in whole.items()
+        if isinstance(value, (bool, str, float, int))
+        and key not in dims
+        and not SILENT.fullmatch(key)
+        and not key.startswith("_")
+        and all(other.get(key) == value for other in others)
+        and not key.startswith("num_hidden_layers")
+    }
+
+
+def unused(_: Weight) -> None:
+    """Weights are described by `capture`."""
+
+
+__all__ = ["family_file"]
