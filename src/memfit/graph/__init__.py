@@ -4,12 +4,14 @@ they read, save and allocate. Captured from a library's own code, checked, store
 from __future__ import annotations
 
 from memfit.graph.dims import Dims, Expression, evaluated, expression
-from memfit.graph.layer import Graph, Op, Template, Value, check, graph_of, json_of
+from memfit.graph.layer import Graph, Loop, Op, Template, Value, check, graph_of, json_of
+from memfit.graph.loops import unrolled
 
 __all__ = [
     "Dims",
     "Expression",
     "Graph",
+    "Loop",
     "Op",
     "Template",
     "Value",
@@ -18,4 +20,5 @@ __all__ = [
     "expression",
     "graph_of",
     "json_of",
+    "unrolled",
 ]

@@ -71,6 +71,16 @@ class Op:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Loop:
+    """`period` operations from `start` on, of which three iterations stand in the graph for
+    `count`."""
+
+    start: int
+    period: int
+    count: Size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Graph:
     """`inputs` are the values that come from outside, by name; `outputs` those that leave."""
 
@@ -78,6 +88,7 @@ class Graph:
     values: tuple[Value, ...]
     ops: tuple[Op, ...]
     outputs: Mapping[str, int]
+    loops: tuple[Loop, ...] = ()
     origin: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -168,6 +179,7 @@ def json_of(graph: Graph) -> dict[str, Any]:
         "outputs": dict(graph.outputs),
         "values": values,
         "ops": ops,
+        "loops": [[one.start, one.period, one.count] for one in graph.loops],
     }
 
 
@@ -204,6 +216,7 @@ def graph_of(data: Mapping[str, Any], origin: Mapping[str, str] | None = None) -
         values=values,
         ops=ops,
         outputs=data["outputs"],
+        loops=tuple(Loop(start=a, period=b, count=c) for a, b, c in data.get("loops", ())),
         origin=origin or {},
     )
 

@@ -8,12 +8,19 @@ from fractions import Fraction
 from itertools import combinations_with_replacement
 from math import prod
 
-from memfit.graph.dims import Dims, Term, evaluated, written
+from memfit.graph.dims import Dims, Term, evaluated, expression, written
 
 FACTORS = tuple(
-    Fraction(one) for one in (1, 2, 3, 4, 5, 6, 7, 8, 12, 16, "1/2", "1/4", "1/8", "1/3", "3/2", -1)
+    Fraction(one)
+    for one in (
+        *(1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64, 128, 256, 4096),
+        *("1/2", "1/4", "1/8", "1/3", "3/2", -1),
+    )
 )
+SCALE = 24  # makes every factor a whole number
 LARGEST = 4  # names in one product
+CONSTANTS = (*range(-8, 9), 64, -64, 128, -128)
+Sizes = tuple[int, ...]
 
 
 class Unsolved(Exception):
@@ -21,24 +28,30 @@ class Unsolved(Exception):
 
 
 class Solver:
-    """Finds expressions for sizes seen in runs with these dimensions, one mapping a run. `small`:
-    dimensions that are added or subtracted as they are (a kernel's width, a chunk)."""
+    """Finds expressions for sizes seen in runs with these dimensions, one mapping a run."""
 
     def __init__(self, runs: Sequence[Dims]) -> None:
         self.runs = tuple(runs)
-        self.known: dict[tuple[int, ...], str | int] = {}
+        self.known: dict[Sizes, str | int | None] = {}
         self.names = tuple(name for name in self.runs[0] if self._varied(name))
         self.constant_names = tuple(name for name in self.runs[0] if not self._varied(name))
-        self.products: dict[tuple[Fraction, ...], list[Term]] = {}
-        for names in self._monomials():
+        self.products: dict[Sizes, list[Term]] = {}
+        for names in self._monomials(LARGEST):
             values = [prod(run[name] for name in names) for run in self.runs]
             for factor in FACTORS:
-                key = tuple(factor * value for value in values)
+                scaled = int(factor * SCALE)
+                key = tuple(scaled * value for value in values)
                 self.products.setdefault(key, []).append((factor, names))
+        self.short = [
+            (term, self._values(term))
+            for names in self._monomials(2)
+            for factor in FACTORS[:2]
+            for term in [(factor, names)]
+        ]
 
     def check(self) -> None:
         """Two dimensions that no run tells apart would be taken for each other."""
-        known: dict[tuple[int, ...], str] = {}
+        known: dict[Sizes, str] = {}
         for name in self.names:
             values = tuple(run[name] for run in self.runs)
             if values in known:
@@ -48,8 +61,8 @@ class Solver:
     def _varied(self, name: str) -> bool:
         return len({run[name] for run in self.runs}) > 1
 
-    def _monomials(self) -> Iterator[tuple[str, ...]]:
-        for count in range(1, LARGEST + 1):
+    def _monomials(self, largest: int) -> Iterator[tuple[str, ...]]:
+        for count in range(1, largest + 1):
             for names in combinations_with_replacement(self.names, count):
                 if all(names.count(name) <= 2 for name in set(names)):
                     yield names
@@ -57,67 +70,65 @@ class Solver:
     def solved(self, sizes: Sequence[int]) -> str | int:
         """The expression of one size over all runs."""
         key = tuple(sizes)
-        found = self.known.get(key)
+        if key not in self.known:
+            self.known[key] = self._search(key)
+        found = self.known[key]
         if found is None:
-            found = self.known[key] = self._search(key)
-            assert all(
-                evaluated(found, run) == size for run, size in zip(self.runs, key, strict=True)
-            )
+            raise Unsolved(f"no exact expression gives {list(key)}")
+        assert all(evaluated(found, run) == size for run, size in zip(self.runs, key, strict=True))
         return found
 
-    def _search(self, sizes: tuple[int, ...]) -> str | int:
+    def _search(self, sizes: Sizes) -> str | int | None:
         if len(set(sizes)) == 1:
             return sizes[0]
-        product = self._product(tuple(map(Fraction, sizes)))
+        product = self._product(sizes)
         if product is not None:
             return written((product,))
-        for constant in (*range(-8, 9), 64, -64, 128, -128):
-            rest = tuple(Fraction(size - constant) for size in sizes)
-            if (found := self._product(rest)) is not None:
+        for constant in CONSTANTS:
+            found = self._product(tuple(size - constant for size in sizes))
+            if found is not None:
                 return written((found, (Fraction(constant), ())))
-        for first in self._short():
-            rest = tuple(
-                size - value for size, value in zip(sizes, self._values(first), strict=True)
-            )
-            if len(set(rest)) == 1:
-                return written((first, (rest[0], ())))
-            if (found := self._product(rest)) is not None:
-                return written(self._sorted(first, found))
-        for first in self._short():
-            left = tuple(
-                size - value for size, value in zip(sizes, self._values(first), strict=True)
-            )
-            for second in self._short():
-                rest = tuple(
-                    size - value for size, value in zip(left, self._values(second), strict=True)
-                )
-                if (found := self._product(rest)) is not None:
-                    return written(self._sorted(first, second, found))
-        raise Unsolved(f"no exact expression gives {list(sizes)}")
+        return self._sum(sizes) or self._divided(sizes)
 
-    def _product(self, sizes: tuple[Fraction, ...]) -> Term | None:
+    def _sum(self, sizes: Sizes) -> str | int | None:
+        """Of two products, of which one has at most two names. Sums of more would fit anything."""
+        for first, values in self.short:
+            found = self._product(
+                tuple(size - value for size, value in zip(sizes, values, strict=True))
+            )
+            if found is not None:
+                return written(_sorted(first, found))
+        return None
+
+    def _divided(self, sizes: Sizes) -> str | int | None:
+        """A dimension times a sum."""
+        for name in self.names:
+            parts = [divmod(size, run[name]) for size, run in zip(sizes, self.runs, strict=True)]
+            if any(left for _, left in parts) or min(size for size, _ in parts) < 2:
+                continue
+            try:
+                inner = self.solved([size for size, _ in parts])
+            except Unsolved:
+                continue
+            return written(tuple((factor, (*names, name)) for factor, names in expression(inner)))
+        return None
+
+    def _product(self, sizes: Sizes) -> Term | None:
         """The one product that gives these sizes; a plain one goes before one with a factor."""
-        found = self.products.get(sizes, [])
+        found = self.products.get(tuple(SCALE * size for size in sizes))
+        if found is None:
+            return None
         plain = [one for one in found if one[0] == 1] or found
-        shortest = min((len(names) for _, names in plain), default=0)
+        shortest = min(len(names) for _, names in plain)
         plain = [one for one in plain if len(one[1]) == shortest]
         if len(plain) > 1:
             texts = " or ".join(f"`{written((one,))}`" for one in plain[:3])
-            raise Unsolved(f"{[int(one) for one in sizes]} may be {texts}")
-        return plain[0] if plain else None
+            raise Unsolved(f"{list(sizes)} may be {texts}")
+        return plain[0]
 
-    def _short(self) -> Iterator[Term]:
-        """Products of one or two names with a small factor, for sums of products."""
-        for names in self._monomials():
-            if len(names) > 2:
-                return
-            for factor in FACTORS[:4]:
-                yield factor, names
+    def _values(self, term: Term) -> Sizes:
+        return tuple(int(term[0]) * prod(run[name] for name in term[1]) for run in self.runs)
 
-    def _values(self, term: Term) -> list[Fraction]:
-        return [term[0] * prod(run[name] for name in term[1]) for run in self.runs]
 
-    def _sorted(
-        self, *terms: Term
-    ) -> tuple[Term, ...]:
-        return tuple(sorted(terms, key=lambda term: (term[1], term[0])))
+def _sorted(*terms: Term) -> tuple[Term, ...]:
+    return tuple(sorted(terms, key=lambda term: (term[1], term[0])))

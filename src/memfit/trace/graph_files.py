@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ import torch
 import transformers
 
 from memfit.errors import InputError
-from memfit.graph import Graph, check, json_of
+from memfit.graph import Graph, Loop, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
-from memfit.model.families._captured import Row
+from memfit.model.families._captured import Row, completed
 from memfit.trace import samples
 from memfit.trace.capture import Run, Weight, forward_of
+from memfit.trace.loops import cut_down
 from memfit.trace.segments import (
     FINAL,
     START,
@@ -49,7 +51,7 @@ def family_file(row: Row) -> dict[str, Any]:
         job = Job(task="pretrain", batch=batch, seq=seq)
         runs.append(forward_of(dict(config), job))
         fields = Fields(config)
-        dims.append({**row.dims(fields), "batch": batch, "seq": seq})
+        dims.append(completed({**row.dims(fields), "batch": batch, "seq": seq}, row.derived))
     try:
         return written(row, runs, dims)
     except (Refused, Unsolved) as bad:
@@ -61,6 +63,8 @@ def written(row: Row, runs: Sequence[Run], dims: Sequence[Mapping[str, int]]) ->
     solver.check()
     first = runs[0]
     cut = [pieces(run, run.head) for run in runs]
+    counted = tuple(row.derived) + (("seq",) if row.token_loops else ())
+    loops = short_loops(cut, dims, counted)
     prefix = prefix_of(cut[0])
     kinds = list(row.kinds(Fields(row.examples[0])))
     graphs, carried = layer_graphs(cut, prefix, kinds, solver, first.dtype)
@@ -70,6 +74,7 @@ def written(row: Row, runs: Sequence[Run], dims: Sequence[Mapping[str, int]]) ->
     for name, graph in graphs.items():
         for problem in check(graph, names):
             raise Refused(f"graph `{name}`: {problem.message} at {problem.where}")
+    graphs = {name: replace(one, loops=loops.get(piece_of(name, prefix, kinds), ())) for name, one in graphs.items()}
     graphs = samples.templated(graphs, cut, prefix, kinds, solver, first.dtype)
     source = Path(first.file)
     return {
@@ -90,6 +95,26 @@ def written(row: Row, runs: Sequence[Run], dims: Sequence[Mapping[str, int]]) ->
         "weights": weights_of(runs, prefix, kinds, first, solver),
         "graphs": {name: json_of(graph) for name, graph in graphs.items()},
     }
+
+
+def piece_of(name: str, prefix: str, kinds: Sequence[str]) -> str:
+    return name if name in (START, FINAL) else f"{prefix}.{kinds.index(name)}"
+
+
+def short_loops(
+    cut: list[dict[str, Piece]], dims: Sequence[Mapping[str, int]], names: Sequence[str]
+) -> dict[str, tuple[Loop, ...]]:
+    """Cut every piece's loops down; returns them by piece."""
+    found: dict[str, tuple[Loop, ...]] = {}
+    counts = [[one[name] for name in names] for one in dims]
+    for name in cut[0]:
+        if name == TAIL or any(name not in run for run in cut):
+            continue
+        shorter, loops = cut_down([run[name] for run in cut], counts, names)
+        for run, piece in zip(cut, shorter, strict=True):
+            run[name] = piece
+        found[name] = tuple(Loop(start=a, period=b, count=c) for a, b, c in loops)
+    return found
 
 
 def prefix_of(cut: Mapping[str, Piece]) -> str:

@@ -99,9 +99,24 @@ class Builder:
         self.now = name
         piece = self.piece(name)
         reads = tuple(self.read(one, piece) for one in call.inputs)
+        makes = tuple(self.make(one, piece) for one in call.outputs)
+        if call.name == "aten::copy_" and isinstance(reads[0], int):
+            base = self.written_base(reads[0], piece)
+            if base is not None:
+                reads, makes = (*reads, base), (*makes, self.make(piece.values[base].ref, piece))
         piece.calls.append(call)
         piece.reads.append(reads)
-        piece.makes.append(tuple(self.make(one, piece) for one in call.outputs))
+        piece.makes.append(makes)
+
+    def written_base(self, view: int, piece: Piece) -> int | None:
+        """The tensor whose part is written: what reads it later sees another version of it."""
+        root = piece.values[view]
+        if root.of is None:
+            return None
+        while root.of is not None:
+            root = piece.values[root.of]
+        place = self.latest.get(key(root.ref))
+        return place[1] if place is not None and place[0] == piece.name else root.id
 
     def read(self, ref: Ref | None, piece: Piece) -> int | str | None:
         if ref is None:

@@ -252,6 +252,43 @@ def total(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, 
     return (frame.ctx.r.node("sum", out, (x,), moe.back_total, extra=(x.shape, dim, x.format)),)
 
 
+@operator("copy_")
+def copied(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
+    """`x[...] = y`. Into a part of a tensor, whose whole is the third operand, autograd writes a
+    node for the whole (torch/csrc/autograd/functions/tensor.cpp CopySlices, torch 2.13)."""
+    r = frame.ctx.r
+    given = tensors(args)
+    if len(given) < 3:
+        x, y = (given[0], given[-1])
+        out = x.view(*x.shape)
+        out.node, out.needs = None, False
+        extra = (y.shape, y.format)
+        return (r.node("copy", out, (y,), back_copied, extra=extra),)
+    part, y, whole = given
+    base = whole.view(*whole.shape)
+    base.node, base.needs = None, False
+    extra = (part.shape, (y.shape, y.format))
+    base = r.node("copy_slices", base, (whole, y), back_slices, extra=extra)
+    return views.seen(part, part.shape, part.strides), base
+
+
+def back_copied(r: Recorder, node: Node, g: Tensor) -> Grads:
+    return [ops.reduced(r, node, 0, g, *node.extra)]
+
+
+def back_slices(r: Recorder, node: Node, g: Tensor) -> Grads:
+    """The whole gradient is copied, its part once more; the part that was overwritten gets
+    zeros."""
+    shape, source = node.extra
+    whole = r.tensor(g.shape, g.format, "copy_slices")
+    part = r.tensor(shape, g.format, "clone")
+    if node.inputs[0] is not None:
+        zeros = r.tensor(shape, g.format, "zeros_like")
+        del zeros
+    to_source = ops.reduced(r, node, 1, part, *source) if node.inputs[1] is not None else None
+    return [whole if node.inputs[0] is not None else None, to_source]
+
+
 # ------------------------------------------------------------------------- products and attention
 @operator("linear")
 def linear(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from memfit.formats import FORMATS, Format
-from memfit.graph import Dims, Graph, Op, evaluated
+from memfit.graph import Dims, Graph, Op, evaluated, unrolled
 from memfit.graph.layer import Template
 from memfit.lower.strides import normal
 from memfit.lower.tensors import Shape, Tensor
@@ -62,6 +62,7 @@ class Evaluation:
     """A graph with these dimensions, ready to run."""
 
     def __init__(self, graph: Graph, dims: Dims) -> None:
+        graph = unrolled(graph, dims)
         self.graph, self.dims = graph, dims
         values = {one.id: one for one in graph.values}
         self.specs = {

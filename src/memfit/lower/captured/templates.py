@@ -49,8 +49,9 @@ def run(
             )
         else:
             play(r, event, blocks, step, frame)
+    outs += [fresh(step, args, frame, index) for index in range(len(outs), len(step.outs))]
     needs = [one for one in args if one is not None and one.needs]
-    if r.grad and needs:
+    if r.grad and needs and template.gradients:
         named = {f"i{number}": one for number, one in enumerate(args)}
         named |= {f"o{number}": one.detach() for number, one in enumerate(outs)}
         saved = tuple({**named, **blocks}.get(one) for one in template.saves)

@@ -32,6 +32,8 @@ class Row:
     sizes: tuple[tuple[int, int], ...] = ((3, 88), (7, 104), (11, 152))  # (batch, sequence length)
     active: Callable[[Fields], tuple[int, int]] | None = None  # (experts that run, experts)
     tied: bool = False
+    token_loops: bool = False  # its code goes through a sequence token by token
+    derived: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"
 
 
@@ -42,6 +44,17 @@ class Graphs:
     graphs: Mapping[str, Graph]
     dims: Mapping[str, int]
     holds: bool  # the start's result stays until the model returns
+    derived: Mapping[str, tuple[str, str]]  # name -> (length, step): how many steps, rounded up
+
+    def whole(self, batch: int, seq: int) -> Dims:
+        """All dimensions of a pass."""
+        return completed({**self.dims, "batch": batch, "seq": seq}, self.derived)
+
+
+def completed(dims: Dims, derived: Mapping[str, tuple[str, str]]) -> Dims:
+    for name, (length, step) in derived.items():
+        dims[name] = -(-evaluated(length, dims) // evaluated(step, dims))
+    return dims
 
 
 ROWS: dict[str, Row] = {}
@@ -113,7 +126,7 @@ def model_of(
         dtype=fields.dtype(),
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         graphs=Graphs(
-            graphs=graphs, dims={**data["constants"], **dims}, holds=data["holds"]
+            graphs=graphs, dims={**data["constants"], **dims}, holds=data["holds"], derived=row.derived
         ),
     )
 
@@ -185,6 +198,12 @@ def idle(parts: Sequence[Module], share: tuple[int, int]) -> int:
 def each(fields: Fields, *keys: str) -> Dims:
     """These fields, by their own names."""
     return {key: fields.count(key) for key in keys}
+
+
+def ratio(fields: Fields, dims: Dims, large: str, small: str) -> None:
+    """How many of the one come on each of the other, as `large_each`."""
+    fields.divides(dims[small], dims[large], small, f"`{large}`")
+    dims[f"{large}_each"] = dims[large] // dims[small]
 
 
 __all__ = ["ROWS", "Graphs", "Row", "captured", "each", "field", "model_of", "replace"]

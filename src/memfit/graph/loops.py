@@ -1,0 +1,163 @@
+"""Writes a graph's loops out: three captured iterations become as many as the sizes ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memfit.graph.dims import Dims, evaluated
+from memfit.graph.layer import Graph, Loop, Op, Value
+
+KEPT = 3
+
+
+def unrolled(graph: Graph, dims: Dims) -> Graph:
+    """The graph with every loop written out, the last one first."""
+    for loop in reversed(graph.loops):
+        graph = _unrolled(graph, loop, evaluated(loop.count, dims))
+    return replace(graph, loops=())
+
+
+def _unrolled(graph: Graph, loop: Loop, count: int) -> Graph:
+    return _Writer(graph, loop, count).graph()
+
+
+class _Writer:
+    """One loop of a graph, written `count` times. Values and operations of the iterations in
+    between are those of the second, each moved on."""
+
+    def __init__(self, graph: Graph, loop: Loop, count: int) -> None:
+        self.old, self.loop, self.count = graph, loop, count
+        self.end = loop.start + KEPT * loop.period
+        self.made: dict[int, int] = {}  # value -> operation
+        for number, op in enumerate(graph.ops):
+            self.made.update(dict.fromkeys(op.outputs, number))
+        self.next = 1 + max(value.id for value in graph.values)
+        self.ids: dict[tuple[int, int], int] = {}  # (value of the old graph, iteration) -> value
+        self.values = {value.id: value for value in graph.values}
+
+    def iteration(self, number: int) -> int:
+        """The old iteration that an operation lies in; -1 before the loop, KEPT behind it."""
+        if number < self.loop.start:
+            return -1
+        return min(KEPT, (number - self.loop.start) // self.loop.period)
+
+    def source(self, new: int) -> int:
+        """Which captured iteration stands for a new one."""
+        if new == 0:
+            return 0
+        return KEPT - 1 if new == self.count - 1 else 1
+
+    def graph(self) -> Graph:
+        loop, old = self.loop, self.old
+        ops: list[Op] = list(old.ops[: loop.start])
+        values: list[Value] = []
+        bodies = [
+            old.ops[loop.start + k * loop.period : loop.start + (k + 1) * loop.period]
+            for k in range(KEPT)
+        ]
+        for new in range(self.count):
+            source = self.source(new)
+            for op in bodies[source]:
+                ops.append(
+                    replace(
+                        op,
+                        inputs=tuple(self.read(one, source, new) for one in op.inputs),
+                        outputs=tuple(self.name(one, new) for one in op.outputs),
+                    )
+                )
+                values += [self.moved(one, source, new) for one in op.outputs]
+        for op in old.ops[self.end :]:
+            ops.append(replace(op, inputs=self.read_behind(op.inputs)))
+        outside = [
+            replace(value, until=self.moment(value.until, None, 0))
+            for value in old.values
+            if not 0 <= self.iteration(self.made.get(value.id, -1)) < KEPT
+        ]
+        outputs = {name: self.last(one) for name, one in old.outputs.items()}
+        return replace(
+            old, ops=tuple(ops), values=tuple(sorted([*outside, *values], key=lambda v: v.id)), outputs=outputs
+        )
+
+    def name(self, value: int, new: int) -> int:
+        key = value, new
+        if key not in self.ids:
+            self.ids[key] = self.next
+            self.next += 1
+        return self.ids[key]
+
+    def twin(self, value: int, wanted: int) -> int:
+        """The value that another captured iteration makes in the same place."""
+        number = self.made[value]
+        op = self.old.ops[number + (wanted - self.iteration(number)) * self.loop.period]
+        return op.outputs[self.old.ops[number].outputs.index(value)]
+
+    def read(self, one: int | str | None, source: int, new: int) -> int | str | None:
+        if not isinstance(one, int):
+            return one
+        at = self.iteration(self.made.get(one, -1))
+        if at < 0:
+            return one
+        behind = source - at  # how many iterations ago
+        before = new - behind
+        return self.name(self.twin(one, self.source(before)), before)
+
+    def last(self, one: int) -> int:
+        at = self.iteration(self.made.get(one, -1))
+        if not 0 <= at < KEPT:
+            return one
+        new = 0 if at == 0 and self.count > 1 else self.count - 1
+        return self.name(self.twin(one, self.source(new)), new)
+
+    def read_behind(self, inputs: tuple[int | str | None, ...]) -> tuple[int | str | None, ...]:
+        """What follows the loop reads the last iteration's values, or a list of all of them."""
+        found: list[int | str | None] = []
+        index = 0
+        while index < len(inputs):
+            one = inputs[index]
+            at = self.iteration(self.made.get(one, -1)) if isinstance(one, int) else -1
+            if not isinstance(one, int) or not 0 <= at < KEPT:
+                found.append(one)
+                index += 1
+                continue
+            three = inputs[index : index + KEPT]
+            if at == 0 and list(three) == [self.twin(one, k) for k in range(KEPT)]:
+                found += [
+                    self.name(self.twin(one, self.source(new)), new) for new in range(self.count)
+                ]
+                index += KEPT
+            else:
+                found.append(self.last(one))
+                index += 1
+        return tuple(found)
+
+    def moved(self, value: int, source: int, new: int) -> Value:
+        old = self.values[value]
+        of = old.of
+        if of is not None:
+            found = self.read(of, source, new)
+            of = found if isinstance(found, int) else None
+        return replace(
+            old, id=self.name(value, new), of=of, until=self.moment(old.until, source, new)
+        )
+
+    def moment(self, until: int | None, source: int | None, new: int) -> int | None:
+        """A point between operations in the graph as it becomes; those of an iteration's values are
+        as many iterations on."""
+        if until is None or until <= self.loop.start:
+            return until
+        if until > self.end:
+            return until + (self.count - KEPT) * self.loop.period
+        at, place = divmod(until - 1 - self.loop.start, self.loop.period)
+        target = (
+            new + at - source
+            if source is not None
+            else self.count - 1
+            if at == KEPT - 1
+            else min(at, self.count - 1)
+        )
+        if target >= self.count:
+            return self.loop.start + self.count * self.loop.period
+        return self.loop.start + target * self.loop.period + place + 1
+
+
+__all__ = ["unrolled"]
