@@ -24,7 +24,7 @@ from memfit.tape import PARTS
 # stay below its peak to have it at another moment.
 WORST, MEDIAN, PART, MOMENT = 0.02, 0.0005, 0.01, 0.005
 
-NAMES = sorted({one.name for one in families().values() if not one.brought})
+NAMES = sorted({one.name for one in families().values() if not (one.brought or one.graphs)})
 # transformers stops at these: it wants a `sliding_window` where a layer slides, though the config
 # may leave it out.
 REFUSED = {("gemma2", 3), ("gpt_oss", 2), ("ministral", 2), ("qwen2", 3)}

@@ -29,6 +29,8 @@ CASES = [
     for name, one in FAMILIES.items()
     for index in range(len(one.examples))
 ]
+# Those whose modules are written out; captured graphs have operations instead.
+WRITTEN = [case for case in CASES if not FAMILIES[case.values[0]].graphs]  # type: ignore[index]
 
 
 def config_of(name: str, index: int) -> dict[str, Any]:
@@ -92,7 +94,7 @@ def test_buffers(name: str, index: int) -> None:
     assert found == listed(theirs(name, index), theirs(name, index).named_buffers())
 
 
-@pytest.mark.parametrize(("name", "index"), CASES)
+@pytest.mark.parametrize(("name", "index"), WRITTEN)
 def test_equal_layers_are_one_value(name: str, index: int) -> None:
     layers = ours(name, index).layers
     assert len({id(layer) for layer in layers}) == len(set(layers))
@@ -108,7 +110,7 @@ def mixers(layer: Layer) -> tuple[Attention | Latent | None, MoE | None]:
     return attention, next((one for one in held if isinstance(one, MoE)), None)
 
 
-@pytest.mark.parametrize(("name", "index"), CASES)
+@pytest.mark.parametrize(("name", "index"), WRITTEN)
 def test_windows_and_dropouts(name: str, index: int) -> None:
     """A layer's window is an attribute of its attention where the config lists layer types, or one
     of the config for all; the dropout of the probabilities is an attribute."""
@@ -127,7 +129,7 @@ def test_windows_and_dropouts(name: str, index: int) -> None:
         assert (attention.window if isinstance(attention, Attention) else 0) == (window or 0)
 
 
-@pytest.mark.parametrize(("name", "index"), CASES)
+@pytest.mark.parametrize(("name", "index"), WRITTEN)
 def test_experts(name: str, index: int) -> None:
     model = ours(name, index)
     for mine, other in zip(
@@ -138,7 +140,7 @@ def test_experts(name: str, index: int) -> None:
         assert active == ({moe.active} if moe else set())
 
 
-@pytest.mark.parametrize(("name", "index"), CASES)
+@pytest.mark.parametrize(("name", "index"), WRITTEN)
 def test_attention_kernels(name: str, index: int) -> None:
     their = theirs(name, index)
     for layer in set(ours(name, index).layers):

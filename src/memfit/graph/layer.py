@@ -49,8 +49,8 @@ class Value:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Template:
     """What autograd does with one operation: `saves` names operands as `i0`, results as `o0`, its
-    own blocks as `n0`; `forward` and `backward` are lists of allocations and frees; `gradients` says
-    for each operand which block is its gradient (`g`: the one that came)."""
+    own blocks as `n0`; `forward` and `backward` list allocations and frees; `gradients` says which
+    block is each operand's gradient (`g`: the one that came)."""
 
     saves: tuple[str, ...] = ()
     forward: tuple[tuple[Any, ...], ...] = ()
@@ -157,7 +157,9 @@ def _root(one: int, values: Mapping[int, Value]) -> int:
 
 
 def _last_reads(graph: Graph) -> dict[int, int]:
-    return {one: number for number, op in enumerate(graph.ops) for one in op.inputs if type(one) is int}
+    return {
+        one: number for number, op in enumerate(graph.ops) for one in op.inputs if type(one) is int
+    }
 
 
 # -------------------------------------------------------------------------------------------- JSON

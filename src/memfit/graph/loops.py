@@ -66,8 +66,7 @@ class _Writer:
                     )
                 )
                 values += [self.moved(one, source, new) for one in op.outputs]
-        for op in old.ops[self.end :]:
-            ops.append(replace(op, inputs=self.read_behind(op.inputs)))
+        ops += [replace(op, inputs=self.read_behind(op.inputs)) for op in old.ops[self.end :]]
         outside = [
             replace(value, until=self.moment(value.until, None, 0))
             for value in old.values
@@ -75,7 +74,10 @@ class _Writer:
         ]
         outputs = {name: self.last(one) for name, one in old.outputs.items()}
         return replace(
-            old, ops=tuple(ops), values=tuple(sorted([*outside, *values], key=lambda v: v.id)), outputs=outputs
+            old,
+            ops=tuple(ops),
+            values=tuple(sorted([*outside, *values], key=lambda v: v.id)),
+            outputs=outputs,
         )
 
     def name(self, value: int, new: int) -> int:

@@ -18,7 +18,9 @@ from memfit.trace import cuda, inputs, program, steps
 from memfit.trace.recorder import Block, Recorder, local
 
 # Arguments that say what an operation does beside the shapes of its results.
-TELLING = frozenset({"dim", "dim0", "dim1", "dims", "keepdim", "groups", "accumulate", "descending", "train", "p"})
+TELLING = frozenset(
+    {"dim", "dim0", "dim1", "dims", "keepdim", "groups", "accumulate", "descending", "train", "p"}
+)
 SKIPPED = frozenset({"aten::detach", "aten::_local_scalar_dense", "aten::lift_fresh"})
 
 
@@ -89,7 +91,9 @@ class Writer(Recorder):
         finally:
             self.inside -= 1
         if outer:
-            self.wrote(named(func), before, result, telling(func, args, kwargs), (func, args, kwargs))
+            self.wrote(
+                named(func), before, result, telling(func, args, kwargs), (func, args, kwargs)
+            )
         return result
 
     def wrote(
@@ -149,7 +153,9 @@ def telling(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
         for name, value in kwargs.items()
         if name in TELLING and isinstance(value, (int, float, bool, list))
     }
-    return {name: list(value) if isinstance(value, list) else value for name, value in found.items()}
+    return {
+        name: list(value) if isinstance(value, list) else value for name, value in found.items()
+    }
 
 
 def sampled(call: Any) -> Any:
@@ -208,7 +214,14 @@ def collapsed(writer: Writer) -> Iterator[None]:
         writer.inside += 1
         try:
             result = attention(
-                query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                query,
+                key,
+                value,
+                attn_mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
             )
         finally:
             writer.inside -= 1

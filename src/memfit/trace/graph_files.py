@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 
+import torch
 from memfit.errors import InputError
 from memfit.graph import Graph, Loop, check, json_of
 from memfit.graph.solve import Solver, Unsolved
@@ -74,7 +74,10 @@ def written(row: Row, runs: Sequence[Run], dims: Sequence[Mapping[str, int]]) ->
     for name, graph in graphs.items():
         for problem in check(graph, names):
             raise Refused(f"graph `{name}`: {problem.message} at {problem.where}")
-    graphs = {name: replace(one, loops=loops.get(piece_of(name, prefix, kinds), ())) for name, one in graphs.items()}
+    graphs = {
+        name: replace(one, loops=loops.get(piece_of(name, prefix, kinds), ()))
+        for name, one in graphs.items()
+    }
     graphs = samples.templated(graphs, cut, prefix, kinds, solver, first.dtype)
     source = Path(first.file)
     return {
@@ -198,9 +201,7 @@ def start_graph(
     return graph_from([run[START] for run in cut], "", solver, dtype, roles, {carried: "x"})
 
 
-def final_graph(
-    cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, last: str
-) -> Graph:
+def final_graph(cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, last: str) -> Graph:
     if any(FINAL not in run for run in cut):
         raise Refused("nothing runs between the last layer and the head")
     piece = cut[0][FINAL]
@@ -279,7 +280,8 @@ def assumed(row: Row, dims: Mapping[str, int]) -> dict[str, Any]:
     return {
         key: value
         for key, value in whole.items()
-        if isinstance(value, (bool, str, float, int))
+        if (isinstance(value, (bool, str, float, int)) or value == [])
+        and key not in row.silent
         and key not in dims
         and not SILENT.fullmatch(key)
         and not key.startswith("_")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -110,9 +111,7 @@ def templates(
     return {mask: template(op, calls, mask, solver, dtype) for mask in masks}
 
 
-def template(
-    op: Op, calls: Sequence[Call], mask: str, solver: Solver, dtype: str
-) -> Template:
+def template(op: Op, calls: Sequence[Call], mask: str, solver: Solver, dtype: str) -> Template:
     seen = [Sample(call, mask).run() for call in calls]
     first = seen[0]
     for other in seen[1:]:
@@ -163,9 +162,21 @@ def gradients(runs: Sequence[list[Any]], solver: Solver) -> tuple[Any, ...]:
         names = {one[0] for one in some}
         if len(names) > 1:
             raise Unsolved("gradients differ by size")
-        strides = None if any(one[2] is None for one in some) else axes([one[2] for one in some], solver)
+        strides = (
+            None if any(one[2] is None for one in some) else axes([one[2] for one in some], solver)
+        )
         found.append([some[0][0], axes([one[1] for one in some], solver), strides])
     return tuple(found)
+
+
+def kept(into: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """A hook on what autograd saves that lists it."""
+    into.append(tensor)
+    return tensor
+
+
+def same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 class Sample:
@@ -196,12 +207,8 @@ class Sample:
                     self.names[block.id] = f"i{number}"
             packed: list[torch.Tensor] = []
 
-            def pack(tensor: torch.Tensor) -> torch.Tensor:
-                packed.append(tensor)
-                return tensor
-
             first = len(recorder.events)
-            with torch.autograd.graph.saved_tensors_hooks(pack, lambda one: one):
+            with torch.autograd.graph.saved_tensors_hooks(partial(kept, packed), same):
                 result = func(*args, **kwargs)
             outs = [
                 one
@@ -264,9 +271,10 @@ class Sample:
                 if not event.formula or "]" not in event.formula:
                     format, shape = "uint8", (event.size,)
                 found.append(("alloc", name, shape, format, event.op.partition(".")[0], None))
-            elif isinstance(event, Free) and event.id not in skipped and event.id in self.names:
-                if self.names[event.id][0] not in "io":
-                    found.append(("free", self.names[event.id]))
+            elif isinstance(event, Free) and event.id not in skipped:
+                name = self.names.get(event.id, "i")
+                if name[0] not in "io":
+                    found.append(("free", name))
         return found
 
     def name_of(self, recorder: Recorder, tensor: torch.Tensor) -> str:

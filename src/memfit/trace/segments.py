@@ -228,11 +228,7 @@ def graph_from(
             values.append(value_from(made, refs, solver, dtype, place in outside))
         except Unsolved as bad:
             maker = next(
-                (
-                    call
-                    for call, out in zip(first.calls, first.makes, strict=True)
-                    if place in out
-                ),
+                (call for call, out in zip(first.calls, first.makes, strict=True) if place in out),
                 None,
             )
             where = "an input" if maker is None else f"{maker.name} in {maker.where}"
@@ -255,9 +251,7 @@ def graph_from(
     )
 
 
-def value_from(
-    made: Made, refs: Sequence[Ref], solver: Solver, dtype: str, outside: bool
-) -> Value:
+def value_from(made: Made, refs: Sequence[Ref], solver: Solver, dtype: str, outside: bool) -> Value:
     shape = tuple(solver.solved(sizes) for sizes in zip(*(ref.shape for ref in refs), strict=True))
     strides = None
     if not all(dense(ref) for ref in refs):
@@ -289,12 +283,12 @@ def first_difference(one: Piece, other: Piece, prefix: str) -> str:
             return f"operation {number} is {a.name} in {a.where} or {b.name} in {b.where}"
     if len(one.calls) != len(other.calls):
         return f"{len(one.calls)} or {len(other.calls)} operations, by the sizes"
-    for number, (a, b) in enumerate(zip(one.reads, other.reads, strict=True)):
-        if a != b:
-            return f"operation {number}, {one.calls[number].name}, reads {a} or {b}"
-    for a, b in zip(one.values, other.values, strict=True):
-        if (a.of, a.until) != (b.of, b.until):
-            return f"value {a.id} lives until operation {a.until} or {b.until}"
+    for number, (own, others) in enumerate(zip(one.reads, other.reads, strict=True)):
+        if own != others:
+            return f"operation {number}, {one.calls[number].name}, reads {own} or {others}"
+    for left, right in zip(one.values, other.values, strict=True):
+        if (left.of, left.until) != (right.of, right.until):
+            return f"value {left.id} lives until operation {left.until} or {right.until}"
     return "values differ in format"
 
 

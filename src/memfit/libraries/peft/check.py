@@ -242,12 +242,19 @@ FUSED = {
     "minimax_m2": MIXTRAL,
     "deepseek_v2": QWEN2_MOE,
     "deepseek_v3": QWEN2_MOE,
+    "deepseek_v32": QWEN2_MOE,
     "dots1": QWEN2_MOE,
     "ernie4_5_moe": QWEN2_MOE,
+    "exaone_moe": QWEN2_MOE,
+    "flex_olmo": QWEN2_MOE,
     "glm4_moe": QWEN2_MOE,
     "glm4_moe_lite": QWEN2_MOE,
+    "glm_moe_dsa": QWEN2_MOE,
+    "hunyuan_v1_moe": QWEN2_MOE,
+    "minimax": MIXTRAL,
     "olmoe": QWEN2_MOE,
     "qwen3_moe": QWEN2_MOE,
+    "qwen3_next": QWEN2_MOE,
 }
 TUPLES = {"phimoe": "mlp.router"}  # transformers 5.23 modeling_phimoe.py PhimoeTopKRouter
 TECHNIQUE = Technique(

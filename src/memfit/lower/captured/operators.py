@@ -14,8 +14,8 @@ from memfit.lower.attention.sdpa import Call, sdpa
 from memfit.lower.captured import templates
 from memfit.lower.captured.run import Frame, Run, Spec, Step
 from memfit.lower.moe import ops as moe
-from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.lower.recorder import Recorder
+from memfit.lower.tensors import Grads, Node, Tensor
 
 OPERATORS: dict[str, Run] = {}
 FLOATS = frozenset({"model", "float32", "float64", "bfloat16", "float16"})
@@ -37,7 +37,9 @@ def format_of(spec: Spec, args: list[Tensor | None], frame: Frame) -> Format:
     """What the operands promote to; a fixed format where nothing of the model's dtype goes in."""
     if spec.format not in FLOATS:
         return frame.format(spec.format)
-    wide = [one.format for one in tensors(args) if one.shape and one.format.math[:2] in ("fp", "bf")]
+    wide = [
+        one.format for one in tensors(args) if one.shape and one.format.math[:2] in ("fp", "bf")
+    ]
     if spec.format != "model" or not wide:
         return frame.format(spec.format)
     return max(wide, key=lambda one: one.block_bytes)
@@ -54,16 +56,23 @@ def fresh(step: Step, args: list[Tensor | None], frame: Frame, index: int = 0) -
 # ------------------------------------------------------------------------------------------- views
 def viewed(step: Step, x: Tensor, index: int = 0) -> Tensor:
     spec = step.outs[index]
-    out = views.seen(x, spec.shape, spec.strides)
-    return out
+    return views.seen(x, spec.shape, spec.strides)
 
 
-@operator("view", "_unsafe_view", "unsqueeze", "squeeze.dim", "squeeze", "alias", "squeeze.dims", "view_as_real", "view_as_complex")
+@operator(
+    "view",
+    "_unsafe_view",
+    "unsqueeze",
+    "squeeze.dim",
+    "squeeze",
+    "alias",
+    "squeeze.dims",
+    "view_as_real",
+    "view_as_complex",
+)
 def view(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
     x = tensors(args)[0]
-    return (
-        frame.ctx.r.node("view", viewed(step, x), (x,), views.back_reshape, extra=x.shape),
-    )
+    return (frame.ctx.r.node("view", viewed(step, x), (x,), views.back_reshape, extra=x.shape),)
 
 
 @operator("transpose.int", "t", "permute", "numpy_T", "mT")
@@ -163,12 +172,22 @@ def mul(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ..
     op = step.op.name.partition(".")[0]
     if len(given) == 1:
         x = given[0]
-        return (r.node("scale" if op != "neg" else op, fresh(step, args, frame), (x,), ops.back_like, extra=x.shape),)
+        return (
+            r.node(
+                "scale" if op != "neg" else op,
+                fresh(step, args, frame),
+                (x,),
+                ops.back_like,
+                extra=x.shape,
+            ),
+        )
     a, b = given
     if op == "div":
         if not b.needs:
             extra = ((a.shape, a.format), (b.shape, b.format))
-            return (r.node("div", fresh(step, args, frame), (a, b), back_quotient, (None, b), extra),)
+            return (
+                r.node("div", fresh(step, args, frame), (a, b), back_quotient, (None, b), extra),
+            )
         return (moe.ratio(r, a, b),)
     out = fresh(step, args, frame)
     saved = (a if b.needs else None, b if a.needs else None)
@@ -190,9 +209,7 @@ def power(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, 
 @operator("mean.dim")
 def mean(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
     x = tensors(args)[0]
-    return (
-        frame.ctx.r.node("mean", fresh(step, args, frame), (x,), ops.back_like, extra=x.shape),
-    )
+    return (frame.ctx.r.node("mean", fresh(step, args, frame), (x,), ops.back_like, extra=x.shape),)
 
 
 @operator("rsqrt")
@@ -236,9 +253,7 @@ def cat(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ..
 def softmax(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor, ...]:
     x = tensors(args)[0]
     out = fresh(step, args, frame)
-    return (
-        frame.ctx.r.node("softmax", out, (x,), ops.back_softmax, (out.detach(),), x.format),
-    )
+    return (frame.ctx.r.node("softmax", out, (x,), ops.back_softmax, (out.detach(),), x.format),)
 
 
 @operator("sum.dim_IntList")
@@ -267,8 +282,8 @@ def copied(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor,
     part, y, whole = given
     base = whole.view(*whole.shape)
     base.node, base.needs = None, False
-    extra = (part.shape, (y.shape, y.format))
-    base = r.node("copy_slices", base, (whole, y), back_slices, extra=extra)
+    sizes = (part.shape, (y.shape, y.format))
+    base = r.node("copy_slices", base, (whole, y), back_slices, extra=sizes)
     return views.seen(part, part.shape, part.strides), base
 
 
@@ -297,8 +312,11 @@ def linear(step: Step, args: list[Tensor | None], frame: Frame) -> tuple[Tensor,
     assert x is not None
     module = frame.linears.get(weight.removesuffix(".weight"))
     if module is None:
-        found = frame.bound.tensors[weight]
-        return (linears.plain(x, found, args[2] if len(args) > 2 else None, found.shape[0], frame.ctx),)
+        found = args[1]
+        assert found is not None
+        return (
+            linears.plain(x, found, args[2] if len(args) > 2 else None, found.shape[0], frame.ctx),
+        )
     args.clear()
     return (linears.linear(x, frame.bound.linear(module), frame.ctx),)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from memfit.formats import FORMATS, Format
 from memfit.graph import Dims, Graph, Op, evaluated, unrolled
 from memfit.graph.layer import Template
+from memfit.lower.stacks import Replaced
 from memfit.lower.strides import normal
 from memfit.lower.tensors import Shape, Tensor
 
@@ -53,6 +54,22 @@ class Frame:
     bound: Bound
     linears: Mapping[str, Linear]
     env: dict[int, Tensor]
+    replaced: Replaced | None = None  # parameters with adapters of the module that runs
+    running: str = ""
+
+    def enter(self, module: str) -> None:
+        """Adapters of a module's own parameters replace them for as long as it runs."""
+        if self.replaced is not None and not f"{module}.".startswith(f"{self.running}."):
+            self.replaced = None
+        names = [name for name in self.bound.stacks if name.rpartition(".")[0] == module]
+        if names and self.replaced is None:
+            self.running = module
+            self.replaced = Replaced(sorted(names), self.bound, self.ctx)
+
+    def weight(self, name: str) -> Tensor | None:
+        if self.replaced is not None and name in self.replaced.factors:
+            return self.replaced[name]
+        return self.bound.tensors.get(name)
 
     def format(self, name: str) -> Format:
         return FORMATS[self.ctx.program.weights if name == "model" else name]
@@ -114,9 +131,13 @@ class Evaluation:
             number: given[name] for name, number in self.graph.inputs.items() if name in given
         }
         frame = Frame(ctx=ctx, bound=bound, linears=linears, env=env)
-        r, made = ctx.r, frozenset(env)
+        r = ctx.r
+        module = ""
         for step in self.steps:
             op = step.op
+            if bound.stacks and op.where != module:
+                module = op.where
+                frame.enter(module)
             r.where = bound.path(op.where) if op.where else bound.prefix
             results = OPERATORS.get(op.name, other)(
                 step,
@@ -125,7 +146,7 @@ class Evaluation:
                     if type(one) is int
                     else None
                     if one is None
-                    else frame.bound.tensors.get(str(one)[1:])
+                    else frame.weight(str(one)[1:])
                     for one in op.inputs
                 ],
                 frame,
@@ -137,7 +158,6 @@ class Evaluation:
                 del tensor
             for number in step.drops:
                 env.pop(number, None)
-        del made
         return {name: env[number] for name, number in self.graph.outputs.items() if number in env}
 
 

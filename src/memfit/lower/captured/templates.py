@@ -43,7 +43,7 @@ def run(
         if event[0] == "out":
             spec, index = step.outs[event[1]], event[1]
             outs.append(
-                views.seen(args[event[2]], spec.shape, spec.strides)  # type: ignore[arg-type]
+                views.seen(args[event[2]], spec.shape, spec.strides)
                 if len(event) > 2 and event[2] is not None
                 else fresh(step, args, frame, index)
             )
@@ -57,7 +57,9 @@ def run(
         saved = tuple({**named, **blocks}.get(one) for one in template.saves)
         inputs = tuple(one for one in args if one is not None)
         places = [number for number, one in enumerate(args) if one is not None]
-        first = next((n for n, spec in enumerate(step.outs) if spec.format in ("model", "float32")), 0)
+        first = next(
+            (n for n, spec in enumerate(step.outs) if spec.format in ("model", "float32")), 0
+        )
         back = Back(template, step, frame, places)
         r.node(step.op.name, outs[first], inputs, back, saved)
     blocks.clear()

@@ -23,20 +23,25 @@ Build = Callable[[Fields], Model]
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Family:
     """`example` is a small config of every kind the family knows, used by the conformance tests.
-    `brought`: whose code came with its checkpoints, and is not transformers'."""
+    `brought`: whose code came with its checkpoints, and is not transformers'. `graphs`: it runs by
+    captured graphs, which answer fewer jobs."""
 
     name: str
     model_types: tuple[str, ...]
     build: Build
     examples: tuple[Mapping[str, Any], ...]
     brought: bool = False
+    graphs: bool = False
 
 
 _FAMILIES: dict[str, Family] = {}
 
 
 def family(
-    *model_types: str, examples: tuple[Mapping[str, Any], ...], brought: bool = False
+    *model_types: str,
+    examples: tuple[Mapping[str, Any], ...],
+    brought: bool = False,
+    graphs: bool = False,
 ) -> Callable[[Build], Build]:
     """Decorator of a family's `build`: `@family("llama", examples=(…,))`."""
 
@@ -47,6 +52,7 @@ def family(
             build=build,
             examples=examples,
             brought=brought,
+            graphs=graphs,
         )
         for model_type in model_types:
             if model_type in _FAMILIES:

@@ -14,7 +14,17 @@ from memfit.errors import InputError
 from memfit.graph import Graph, evaluated, graph_of
 from memfit.model.config import Fields
 from memfit.model.families import family
-from memfit.model.modules import Captured, Embedding, Layer, Linear, Loose, Model, Module, Role, Weight
+from memfit.model.modules import (
+    Captured,
+    Embedding,
+    Layer,
+    Linear,
+    Loose,
+    Model,
+    Module,
+    Role,
+    Weight,
+)
 
 Dims = dict[str, int]
 HERE = "libraries/transformers/graphs"
@@ -32,6 +42,7 @@ class Row:
     sizes: tuple[tuple[int, int], ...] = ((3, 88), (7, 104), (11, 152))  # (batch, sequence length)
     active: Callable[[Fields], tuple[int, int]] | None = None  # (experts that run, experts)
     tied: bool = False
+    silent: tuple[str, ...] = ()  # fields that no code of these layers reads
     token_loops: bool = False  # its code goes through a sequence token by token
     derived: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"
@@ -45,6 +56,7 @@ class Graphs:
     dims: Mapping[str, int]
     holds: bool  # the start's result stays until the model returns
     derived: Mapping[str, tuple[str, str]]  # name -> (length, step): how many steps, rounded up
+    origin: Mapping[str, str]  # the class, its file and checksum, and the versions
 
     def whole(self, batch: int, seq: int) -> Dims:
         """All dimensions of a pass."""
@@ -63,7 +75,7 @@ ROWS: dict[str, Row] = {}
 def captured(row: Row) -> Row:
     """Register a family that runs by graphs."""
     ROWS[row.name] = row
-    family(row.name, examples=tuple(row.examples))(
+    family(row.name, examples=row.examples, graphs=True)(
         lambda fields: model_of(row, fields, stored(row.name), graphs_of(row.name))
     )
     return row
@@ -92,6 +104,9 @@ def model_of(
 ) -> Model:
     """The model of a config: dimensions from the row, everything else from the file."""
     dims, kinds = row.dims(fields), list(row.kinds(fields))
+    tied = fields.flag("tie_word_embeddings", default=row.tied)
+    positions = fields.count(row.positions, default=2048, high=2**40)
+    dtype, share = fields.dtype(), row.active(fields) if row.active is not None else (1, 1)
     if fields.problems:
         raise InputError(*fields.problems)
     unlike(row, fields, data)
@@ -104,7 +119,6 @@ def model_of(
         )
     weights = data["weights"]
     parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
-    share = row.active(fields) if row.active is not None else (1, 1)
     layers = {
         kind: Layer(captured=Captured(name="", graph=kind, parts=some, idle=idle(some, share)))
         for kind, some in parts.items()
@@ -116,17 +130,21 @@ def model_of(
         family=row.name,
         prefix=data["prefix"],
         layers=tuple(layers[kind] for kind in kinds),
-        tied=fields.flag("tie_word_embeddings", default=row.tied),
+        tied=tied,
         vocab=vocab,
         width=width,
         embed=(Captured(name="", graph="start", parts=modules(weights["start"], dims)),),
         final=(Captured(name="", graph="final", parts=modules(weights["final"], dims)),),
         head=Linear(name=head, inputs=width, outputs=vocab),
-        positions=fields.count(row.positions, default=2048, high=2**40),
-        dtype=fields.dtype(),
+        positions=positions,
+        dtype=dtype,
         buffers=tuple(weight_of(one, dims) for one in weights["buffers"]),
         graphs=Graphs(
-            graphs=graphs, dims={**data["constants"], **dims}, holds=data["holds"], derived=row.derived
+            graphs=graphs,
+            dims={**data["constants"], **dims},
+            holds=data["holds"],
+            derived=row.derived,
+            origin=data["origin"],
         ),
     )
 

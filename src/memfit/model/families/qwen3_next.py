@@ -100,6 +100,7 @@ captured(
         kinds=kinds,
         examples=(EXAMPLE, *({**EXAMPLE, **other} for other in OTHERS)),
         active=lambda fields: (fields.count("num_experts_per_tok"), fields.count("num_experts")),
+        silent=("intermediate_size",),
         sizes=((3, 184), (7, 248), (11, 424)),
         derived={
             "chunks": ("seq", "64"),

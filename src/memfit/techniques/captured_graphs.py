@@ -1,0 +1,55 @@
+"""What captured graphs answer: training in the dtype of the weights with SDPA attention. Everything
+else goes to the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memfit.errors import Problem
+from memfit.program import Program
+from memfit.techniques.base import TRACE, Technique
+
+PRECISIONS = ("bf16", "fp16", "fp32", "bf16-master")
+ATTENTION = ("sdpa", "flash", "efficient", "math", "cudnn")
+
+
+def check(program: Program) -> Iterator[Problem]:
+    graphs = program.model.graphs
+    if graphs is None:
+        return
+    for what, where in unanswered(program):
+        message = f"no captured graph of `{program.model.family}` {what}"
+        yield Problem(message=message, where=where, hint=TRACE)
+
+
+def unanswered(program: Program) -> Iterator[tuple[str, str]]:
+    """What a job asks for that was not captured, and the option that asks."""
+    job, strategy = program.job, program.strategy
+    if job.framework != "transformers":
+        yield f"as `{job.framework}` runs it", "job.framework"
+    if not job.training:
+        yield "for inference", "job.task"
+    if job.precision not in PRECISIONS:
+        yield f"in `{job.precision}`", "job.precision"
+    if job.attention not in ATTENTION:
+        yield f"with `{job.attention}` attention", "job.attention"
+    if not job.packing:
+        yield "for padded batches", "job.packing"
+    if job.liger or job.unsloth:
+        yield "with other kernels", "job.liger" if job.liger else "job.unsloth"
+    if strategy:
+        yield "on several GPUs", "use"
+    captured = tuple(int(one) for one in program.model.graphs.origin["transformers"].split(".")[:2])
+    if job.version("transformers") != captured:
+        version = ".".join(map(str, job.version("transformers")))
+        yield f"of transformers {version}", "job.versions"
+
+
+TECHNIQUE = Technique(
+    name="captured_graphs",
+    order=240,
+    cite="transformers 5.23, captured",
+    wanted=lambda job: True,
+    apply=lambda program: program,
+    check=check,
+)

@@ -1,0 +1,57 @@
+"""Every family that runs by captured graphs: peaks equal to the trace's on sizes that no
+graph was captured with. (Parameters are held to transformers' own in `test_families.py`.)"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from memfit.graph import check, json_of
+from memfit.job import Job
+from memfit.lower import lower
+from memfit.model.families import build
+from memfit.model.families._captured import Row, graphs_of, rows, stored
+from memfit.simulate.memory import memory
+from memfit.tape import check as legal
+from memfit.trace import trace_config
+
+ROWS = {row.name: row for row in rows()}
+WORST = 0.005  # of the peak that the trace has
+CASES: tuple[dict[str, Any], ...] = (
+    {"batch": 2, "seq": 200},
+    {"batch": 1, "seq": 331, "checkpointing": "full", "optimizer": "adamw"},
+    {"batch": 2, "seq": 200, "method": "lora"},
+    {"batch": 3, "seq": 72, "method": "qlora", "checkpointing": "full"},
+)
+
+
+def unseen(row: Row) -> dict[str, Any]:
+    """A configuration that is none of those captured: the first one with another vocabulary and
+    twice as many layers, so that every kind comes again."""
+    config = {**row.examples[0], "dtype": "bfloat16"}
+    config["vocab_size"] += 136
+    config["num_hidden_layers"] *= 2
+    if isinstance(config.get("layer_types"), list):
+        config["layer_types"] = config["layer_types"] * 2
+    return config
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_peaks_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
+    config, job = unseen(ROWS[name]), Job(**{"optimizer": "sgd", **case})
+    tape = lower(build(config), job)
+    legal(tape)
+    ours, theirs = memory(tape).allocated, memory(trace_config(config, job)).allocated
+    assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
+
+
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_graphs_are_legal(name: str) -> None:
+    data = stored(name)
+    known = build(ROWS[name].examples[0]).graphs.whole(2, 64)
+    for key, graph in graphs_of(name).items():
+        assert check(graph, known) == []
+        assert json.loads(json.dumps(json_of(graph))) == data["graphs"][key]
