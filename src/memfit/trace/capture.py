@@ -241,7 +241,7 @@ def forward_of(config: Mapping[str, Any], job: Job) -> Run:
     """One training forward of the class that transformers has for `config`."""
     held: list[Writer] = []
 
-    def perform(writer: Any, model: Any, options: program.Options, plan: inputs.Plan) -> None:
+    def perform(writer: Any, model: Any, job: Job, options: Any, plan: inputs.Plan) -> None:
         held.append(writer)
         with program.module_stack(writer), collapsed(writer), writer:
             model = steps.brought(writer, model, job, options.strategy, lambda one, on: one)

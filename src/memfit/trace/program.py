@@ -132,8 +132,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
         with failing():
             kind, model = built(config, job, options)
         options = dataclasses.replace(options, strategy=zero.resolved(options.strategy, model))
-        kind_of_recorder = options.recorder or recorder_of(options.strategy, job)
-        recorder = kind_of_recorder(device, job.router_skew)
+        recorder = (options.recorder or recorder_of(options.strategy, job))(device, job.router_skew)
         recorder.sends = options.sends
         if options.watch is not None:
             options.watch(recorder)
@@ -190,10 +189,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                 options = dataclasses.replace(
                     options, spread=Spread(options.strategy, mesh, job.autocast, apart)
                 )
-                if options.perform is not None:
-                    options.perform(recorder, model, options, plan)
-                else:
-                    perform(recorder, model, job, options, plan)
+                (options.perform or perform)(recorder, model, job, options, plan)
         label.settle(recorder, versions.vocabulary(model.config))
     used = {
         "torch": torch.__version__,
