@@ -57,6 +57,7 @@ class Adapter:
         tuple[str, int], ...
     ] = ()  # ends of names of parameters outside linear layers, and the rank of theirs
     everywhere: bool = False  # every linear layer but the head is meant
+    excluded: tuple[str, ...] = ()  # ends of paths that `everywhere` leaves out
     saved: tuple[str, ...] = ()  # ends of paths of modules that are trained whole, as copies
     scaling: float = 1.0
     narrow: bool = False  # all that is trained is in `format`, whatever it stands beside
@@ -227,7 +228,7 @@ class Program:
         if adapter is None or (adapter.saved and adapter.saves(linear.name)):
             return False
         if adapter.everywhere:
-            return linear is not self.model.head
+            return linear is not self.model.head and not linear.name.endswith(adapter.excluded)
         return any(linear.name == one or linear.name.endswith(f".{one}") for one in adapter.targets)
 
     def quantized(self, linear: Linear, path: str) -> bool:

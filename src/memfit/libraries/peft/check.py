@@ -35,6 +35,7 @@ def apply(program: Program) -> Program:
         targets=targets,
         parameters=parameters,
         everywhere=job.targets == "all-linear" and not parameters,
+        excluded=(".out_proj",) if program.model.family in MAMBA else (),
         saved=names(job.modules_to_save),
         scaling=job.alpha / (job.rank**0.5 if job.rslora else job.rank),
     )
@@ -228,6 +229,9 @@ def whole(path: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
 
 
+# Their kernels read this matrix themselves (peft 0.21 tuners/tuners_utils.py
+# _check_lora_target_modules_mamba).
+MAMBA = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"})
 MIXTRAL = {"gate": "gate.weight", "w1": "gate_up_proj", "w3": "gate_up_proj", "w2": "down_proj"}
 QWEN2_MOE = {
     "gate": "gate.weight",

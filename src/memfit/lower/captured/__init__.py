@@ -22,7 +22,7 @@ def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:
     """From token ids to the first layer's input; what every layer reads is left in the context."""
-    (module,) = (one for one in model.embed if isinstance(one, Captured))
+    module = next(one for one in model.embed if isinstance(one, Captured))
     found = evaluated("start", model, ctx).run({"ids": ids}, ctx, bound, module.by_name)
     ctx.shared = {name: one for name, one in found.items() if name != "x"}
     if model.graphs.holds:

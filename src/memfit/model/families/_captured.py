@@ -27,6 +27,9 @@ from memfit.model.modules import (
 )
 
 Dims = dict[str, int]
+TRACE = "`--by trace` runs the real code instead (extra `trace`)"
+# Kernels of attention pad other heads, and what follows then copies (aten attention.cpp).
+HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
 HERE = "libraries/transformers/graphs"
 
 
@@ -109,13 +112,13 @@ def model_of(
     dtype, share = fields.dtype(), row.active(fields) if row.active is not None else (1, 1)
     if fields.problems:
         raise InputError(*fields.problems)
-    unlike(row, fields, data)
+    unlike(row, fields, data, dims)
     missing = sorted(set(kinds) - data["weights"]["layers"].keys())
     if missing:
         raise InputError.one(
             f"no captured graph for layers of kind `{missing[0]}` of `{row.name}`",
             where="config",
-            hint="`--by trace` runs the real code instead (extra `trace`)",
+            hint=TRACE,
         )
     weights = data["weights"]
     parts = {kind: modules(weights["layers"][kind], dims) for kind in dict.fromkeys(kinds)}
@@ -133,7 +136,7 @@ def model_of(
         tied=tied,
         vocab=vocab,
         width=width,
-        embed=(Captured(name="", graph="start", parts=modules(weights["start"], dims)),),
+        embed=start_of(modules(weights["start"], dims)),
         final=(Captured(name="", graph="final", parts=modules(weights["final"], dims)),),
         head=Linear(name=head, inputs=width, outputs=vocab),
         positions=positions,
@@ -149,15 +152,27 @@ def model_of(
     )
 
 
-def unlike(row: Row, fields: Fields, data: Mapping[str, Any]) -> None:
+def start_of(parts: tuple[Module, ...]) -> tuple[Module, ...]:
+    """The token embedding by itself, which a tied head shares, and what else runs first."""
+    return parts[0], Captured(name="", graph="start", parts=parts[1:])
+
+
+def unlike(row: Row, fields: Fields, data: Mapping[str, Any], dims: Mapping[str, int]) -> None:
     """A config that says otherwise than the captured ones, where the code may depend on it."""
+    for key in HEADS:
+        if dims.get(key, EIGHT) % EIGHT:
+            raise InputError.one(
+                f"no captured graph of `{row.name}` for heads of {dims[key]} values",
+                where="config",
+                hint=TRACE,
+            )
     for key, value in data["assumed"].items():
         given = fields.config.get(key, value)
         if given != value and given is not None:
             raise InputError.one(
                 f"no captured graph of `{row.name}` with `{key}` = {json.dumps(given)[:40]}",
                 where=f"config.{key}",
-                hint="`--by trace` runs the real code instead (extra `trace`)",
+                hint=TRACE,
             )
 
 
@@ -216,6 +231,28 @@ def idle(parts: Sequence[Module], share: tuple[int, int]) -> int:
 def each(fields: Fields, *keys: str) -> Dims:
     """These fields, by their own names."""
     return {key: fields.count(key) for key in keys}
+
+
+def variants(
+    base: Mapping[str, Any], sizes: Mapping[str, Sequence[int]], *others: Mapping[str, Any]
+) -> tuple[Mapping[str, Any], ...]:
+    """A configuration for each column of `sizes`; `others` are what the columns have beside."""
+    count = len(next(iter(sizes.values())))
+    return tuple(
+        {
+            **base,
+            **{key: values[number] for key, values in sizes.items()},
+            **(others[number] if number < len(others) else {}),
+        }
+        for number in range(count)
+    )
+
+
+def alternating(fields: Fields, every: int, first: str, last: str) -> list[str]:
+    """The kinds that `layer_types` lists, or `last` for each `every`th layer."""
+    count = fields.layers()
+    default = [last if (number + 1) % every == 0 else first for number in range(count)]
+    return [str(one) for one in fields.listing("layer_types", count, default)]
 
 
 def ratio(fields: Fields, dims: Dims, large: str, small: str) -> None:
