@@ -28,14 +28,9 @@ CASES: tuple[dict[str, Any], ...] = (
 
 
 def unseen(row: Row) -> dict[str, Any]:
-    """A configuration that is none of those captured: the first one with another vocabulary and
-    twice as many layers, so that every kind comes again."""
+    """A configuration that is none of those captured: the first one with another vocabulary."""
     config = {**row.examples[0], "dtype": "bfloat16"}
-    config["vocab_size"] += 136
-    config["num_hidden_layers"] *= 2
-    if isinstance(config.get("layer_types"), list):
-        config["layer_types"] = config["layer_types"] * 2
-    return config
+    return {**config, "vocab_size": config["vocab_size"] + 136}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -1,7 +1,7 @@
-"""Runs a model's own forward pass on fake tensors, without gradients, and writes down every
-operation with what it reads, makes and lets go.
+"""Runs a model's own forward pass on fake tensors, of which none needs a gradient, and writes down
+every operation with what it reads, makes and lets go.
 
-Without gradients a tensor lives as long as the model's own code refers to it; what autograd saves
+So a tensor lives as long as the model's own code refers to it; what autograd saves
 beside that follows from the operations and is added when a graph is evaluated.
 """
 
@@ -104,6 +104,8 @@ class Writer(Recorder):
         if name in SKIPPED or not made:
             return
         where = self.modules[-1] if self.modules else ""
+        if not torch.is_grad_enabled():
+            attrs = {**attrs, "no_grad": True}
         sample = None if call is None else sampled(call)
         self.run.log.append(
             Call(name=name, where=where, inputs=before, outputs=made, attrs=attrs, sample=sample)
@@ -250,10 +252,11 @@ def forward_of(config: Mapping[str, Any], job: Job) -> Run:
             model.train()
             model.config.use_cache = False
             given = inputs.training(writer, model, job, plan, job.batch)
-            with torch.no_grad():
-                writer.writing = True
-                outputs = model(**given)
-                writer.writing = False
+            for parameter in model.parameters():
+                parameter.requires_grad_(False)
+            writer.writing = True
+            outputs = model(**given)
+            writer.writing = False
             del outputs
 
     program.run(config, job, program.Options(recorder=Writer, perform=perform))

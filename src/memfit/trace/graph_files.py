@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from memfit.graph import Graph, Loop, check, json_of
 from memfit.graph.solve import Solver, Unsolved
 from memfit.job import Job
 from memfit.model.config import Fields
-from memfit.model.families._captured import Row, completed
+from memfit.model.families._captured import ALONE, Row, bounded, completed
 from memfit.trace import samples
 from memfit.trace.capture import Run, Weight, forward_of
 from memfit.trace.loops import cut_down
@@ -44,41 +44,83 @@ SILENT = re.compile(
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A family captured at some sizes: what ran, and the graphs that say it exactly."""
+
+    runs: Sequence[Run]
+    dims: Sequence[Mapping[str, int]]
+    solver: Solver
+    cut: Sequence[Mapping[str, Piece]]
+    kinds: Sequence[str]
+    prefix: str
+    carried: str
+    graphs: Mapping[str, Graph]
+
+
 def family_file(row: Row) -> dict[str, Any]:
     """The file of one family; raises InputError where a piece cannot be written exactly."""
-    runs, dims = [], []
-    for config, (batch, seq) in zip(row.examples, row.sizes, strict=False):
-        job = Job(task="pretrain", batch=batch, seq=seq)
-        runs.append(forward_of(dict(config), job))
-        fields = Fields(config)
-        dims.append(completed({**row.dims(fields), "batch": batch, "seq": seq}, row.derived))
     try:
-        return written(row, runs, dims)
+        general = setting(row, row.sizes)
+        single = setting(row, [(1, seq) for _, seq in row.sizes])
+        graphs = dict(general.graphs)
+        for name, graph in single.graphs.items():
+            if outline(graph) != outline(graphs[name]):
+                graphs[f"{name}{ALONE}"] = graph
+        return written(row, general, graphs)
     except (Refused, Unsolved) as bad:
         raise InputError.one(f"`{row.name}` cannot be captured: {bad}", where="model") from None
 
 
-def written(row: Row, runs: Sequence[Run], dims: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+def outline(graph: Graph) -> Any:
+    """What a graph does, whatever the sizes: strides of a dimension of one say nothing."""
+    ops = [(op.name, op.inputs, op.outputs, op.where, op.templates.keys()) for op in graph.ops]
+    return ops, [(one.of, one.until, one.format) for one in graph.values], graph.loops
+
+
+def setting(row: Row, sizes: Sequence[tuple[int, int]]) -> Setting:
+    """Run the examples at these (batch, sequence length), and write the graphs."""
+    runs: list[Run] = []
+    dims: list[dict[str, int]] = []
+    kept_out = bounded(row.derived)
+    for config, (batch, seq) in zip(row.examples, sizes, strict=False):
+        runs.append(forward_of(dict(config), Job(task="pretrain", batch=batch, seq=seq)))
+        found = {**row.dims(Fields(config)), "batch": batch, "seq": seq}
+        found = completed(found, row.derived)
+        dims.append({key: size for key, size in found.items() if key not in kept_out})
     solver = Solver(dims)
     solver.check()
-    first = runs[0]
     cut = [pieces(run, run.head) for run in runs]
     counted = tuple(row.derived) + (("seq",) if row.token_loops else ())
     loops = short_loops(cut, dims, counted)
     prefix = prefix_of(cut[0])
     kinds = list(row.kinds(Fields(row.examples[0])))
-    graphs, carried = layer_graphs(cut, prefix, kinds, solver, first.dtype)
-    graphs[START] = start_graph(cut, solver, first.dtype, carried)
-    graphs[FINAL] = final_graph(cut, solver, first.dtype, f"{prefix}.{len(kinds) - 1}")
-    names = set(dims[0])
+    dtype = runs[0].dtype
+    graphs, carried = layer_graphs(cut, prefix, kinds, solver, dtype)
+    graphs[START] = start_graph(cut, solver, dtype, carried)
+    graphs[FINAL] = final_graph(cut, solver, dtype, f"{prefix}.{len(kinds) - 1}")
     for name, graph in graphs.items():
-        for problem in check(graph, names):
+        for problem in check(graph, set(dims[0])):
             raise Refused(f"graph `{name}`: {problem.message} at {problem.where}")
     graphs = {
         name: replace(one, loops=loops.get(piece_of(name, prefix, kinds), ()))
         for name, one in graphs.items()
     }
-    graphs = samples.templated(graphs, cut, prefix, kinds, solver, first.dtype)
+    return Setting(
+        runs=runs,
+        dims=dims,
+        solver=solver,
+        cut=cut,
+        kinds=kinds,
+        prefix=prefix,
+        carried=carried,
+        graphs=samples.templated(graphs, cut, prefix, kinds, solver, dtype),
+    )
+
+
+def written(row: Row, found: Setting, graphs: Mapping[str, Graph]) -> dict[str, Any]:
+    """As JSON, with the weights and where it is from."""
+    first, solver = found.runs[0], found.solver
     source = Path(first.file)
     return {
         "family": row.name,
@@ -89,13 +131,13 @@ def written(row: Row, runs: Sequence[Run], dims: Sequence[Mapping[str, int]]) ->
             "transformers": transformers.__version__,
             "torch": torch.__version__,
         },
-        "prefix": prefix,
+        "prefix": found.prefix,
         "head": first.head,
-        "head_shape": solved_shape(runs, first.head + ".weight", solver),
-        "holds": holds(cut[0], carried),
-        "constants": {name: dims[0][name] for name in solver.constant_names},
-        "assumed": assumed(row, dims[0]),
-        "weights": weights_of(runs, prefix, kinds, first, solver),
+        "head_shape": solved_shape(found.runs, first.head + ".weight", solver),
+        "holds": holds(found.cut[0], found.carried),
+        "constants": {name: found.dims[0][name] for name in solver.constant_names},
+        "assumed": assumed(row, found.dims[0]),
+        "weights": weights_of(found.runs, found.prefix, found.kinds, first, solver),
         "graphs": {name: json_of(graph) for name, graph in graphs.items()},
     }
 
@@ -277,7 +319,10 @@ def assumed(row: Row, dims: Mapping[str, int]) -> dict[str, Any]:
 
     whole = configuration(row.examples[0], None).to_dict()
     others = [configuration(one, None).to_dict() for one in row.examples[1:]]
-    return {
+    rope = whole.get("rope_parameters") or {}
+    turned = rope.get("partial_rotary_factor") if isinstance(rope, dict) else None
+    found = {} if turned is None else {"partial_rotary_factor": turned}
+    return found | {
         key: value
         for key, value in whole.items()
         if (isinstance(value, (bool, str, float, int)) or value == [])

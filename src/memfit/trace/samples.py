@@ -88,10 +88,13 @@ def wanted(graph: Graph) -> list[set[str]]:
                     else False
                     for one in op.inputs
                 ]
+                if op.attrs.get("no_grad"):
+                    mask = [False]
                 if any(mask):
                     found[number].add("".join("1" if one else "0" for one in mask))
                 for one in op.outputs:
                     needs[one] = (any(mask) or op.name == "linear") and formats[one] in FLOATS
+                    needs[one] = needs[one] and not op.attrs.get("no_grad")
                     needs[one] = needs[one] and not op.name.startswith(UNTOUCHED)
     _MASKS[id(graph)] = graph, found
     return found

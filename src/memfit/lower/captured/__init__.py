@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 def evaluated(name: str, model: Model, ctx: Context) -> Evaluation:
     """The graph of this name with the dimensions of the pass."""
     graphs = model.graphs
-    return evaluation(graphs.graphs[name], graphs.whole(int(ctx.batch), int(ctx.tokens)))
+    batch, tokens = int(ctx.batch), int(ctx.tokens)
+    return evaluation(graphs.of(name, batch), graphs.whole(batch, tokens))
 
 
 def start(ids: Tensor, model: Model, bound: Bound, ctx: Context) -> Tensor:

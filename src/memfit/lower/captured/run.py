@@ -139,6 +139,8 @@ class Evaluation:
                 module = op.where
                 frame.enter(module)
             r.where = bound.path(op.where) if op.where else bound.prefix
+            before = r.grad
+            r.grad = before and not op.attrs.get("no_grad", False)
             results = OPERATORS.get(op.name, other)(
                 step,
                 [
@@ -151,6 +153,7 @@ class Evaluation:
                 ],
                 frame,
             )
+            r.grad = before
             for number, tensor in zip(op.outputs, results, strict=True):
                 env[number] = tensor
             del results

@@ -30,6 +30,7 @@ Dims = dict[str, int]
 TRACE = "`--by trace` runs the real code instead (extra `trace`)"
 # Kernels of attention pad other heads, and what follows then copies (aten attention.cpp).
 HEADS, EIGHT = ("head_dim", "hidden_size_each"), 8
+ALONE = "@1"  # ends the names of graphs of batches of one sequence, where they differ
 HERE = "libraries/transformers/graphs"
 
 
@@ -47,7 +48,7 @@ class Row:
     tied: bool = False
     silent: tuple[str, ...] = ()  # fields that no code of these layers reads
     token_loops: bool = False  # its code goes through a sequence token by token
-    derived: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # as of `Graphs`
+    derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"
 
 
@@ -58,18 +59,31 @@ class Graphs:
     graphs: Mapping[str, Graph]
     dims: Mapping[str, int]
     holds: bool  # the start's result stays until the model returns
-    derived: Mapping[str, tuple[str, str]]  # name -> (length, step): how many steps, rounded up
+    derived: Mapping[str, tuple[str, ...]]
     origin: Mapping[str, str]  # the class, its file and checksum, and the versions
+
+    def of(self, name: str, batch: int) -> Graph:
+        """The graph of this name for a batch of this size."""
+        alone = self.graphs.get(f"{name}{ALONE}") if batch == 1 else None
+        return self.graphs[name] if alone is None else alone
 
     def whole(self, batch: int, seq: int) -> Dims:
         """All dimensions of a pass."""
         return completed({**self.dims, "batch": batch, "seq": seq}, self.derived)
 
 
-def completed(dims: Dims, derived: Mapping[str, tuple[str, str]]) -> Dims:
-    for name, (length, step) in derived.items():
-        dims[name] = -(-evaluated(length, dims) // evaluated(step, dims))
+def completed(dims: Dims, derived: Mapping[str, tuple[str, ...]]) -> Dims:
+    """With the dimensions that follow from a pass: (length, step) is how many steps it takes,
+    rounded up; (a, b, "min") the smaller of two, which stands for the first one then."""
+    for name, (first, second, *how) in derived.items():
+        one, other = evaluated(first, dims), evaluated(second, dims)
+        dims[name] = min(one, other) if how else -(-one // other)
     return dims
+
+
+def bounded(derived: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    """Dimensions that occur as the smaller of themselves and another one alone."""
+    return frozenset(first for first, _, *how in derived.values() if how)
 
 
 ROWS: dict[str, Row] = {}
@@ -152,6 +166,13 @@ def model_of(
     )
 
 
+def given_of(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    """A field of a config, or of its rope parameters."""
+    rope = config.get("rope_parameters")
+    inner = rope.get(key) if isinstance(rope, Mapping) else None
+    return config.get(key, default if inner is None else inner)
+
+
 def start_of(parts: tuple[Module, ...]) -> tuple[Module, ...]:
     """The token embedding by itself, which a tied head shares, and what else runs first."""
     return parts[0], Captured(name="", graph="start", parts=parts[1:])
@@ -166,8 +187,15 @@ def unlike(row: Row, fields: Fields, data: Mapping[str, Any], dims: Mapping[str,
                 where="config",
                 hint=TRACE,
             )
+    for key, value in data["constants"].items():
+        if dims.get(key, value) != value:
+            raise InputError.one(
+                f"no captured graph of `{row.name}` with `{key}` = {dims[key]}",
+                where=f"config.{key}",
+                hint=TRACE,
+            )
     for key, value in data["assumed"].items():
-        given = fields.config.get(key, value)
+        given = given_of(fields.config, key, value)
         if given != value and given is not None:
             raise InputError.one(
                 f"no captured graph of `{row.name}` with `{key}` = {json.dumps(given)[:40]}",

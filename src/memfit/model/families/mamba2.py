@@ -45,7 +45,7 @@ captured(
             "states": ("chunks + 1", "1"),
             "conv_length": ("seq + 3", "1"),
         },
-        silent=("expand", "time_step_rank"),
+        silent=("time_step_rank",),
         positions="max_position_embeddings",
     )
 )
