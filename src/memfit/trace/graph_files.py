@@ -97,8 +97,9 @@ def setting(row: Row, sizes: Sequence[tuple[int, int]]) -> Setting:
     kinds = list(row.kinds(Fields(row.examples[0])))
     dtype = runs[0].dtype
     graphs, carried = layer_graphs(cut, prefix, kinds, solver, dtype)
-    graphs[START] = start_graph(cut, solver, dtype, carried)
-    graphs[FINAL] = final_graph(cut, solver, dtype, f"{prefix}.{len(kinds) - 1}")
+    shared = shared_names(cut[0][START], carried)
+    graphs[START] = start_graph(cut, solver, dtype, {carried: "x", **shared})
+    graphs[FINAL] = final_graph(cut, solver, dtype, f"{prefix}.{len(kinds) - 1}", shared)
     for name, graph in graphs.items():
         for problem in check(graph, set(dims[0])):
             raise Refused(f"graph `{name}`: {problem.message} at {problem.where}")
@@ -186,14 +187,18 @@ def layer_graphs(
     if any(used):
         raise Refused(f"layers beside those of the config run: {sorted(used[0])[:3]}")
     carried = carried_from_start(cut[0], layers)
+    shared = shared_names(cut[0][START], carried)
     found: dict[str, Graph] = {}
     shapes: dict[str, tuple[str, Any]] = {}
     for number, (name, kind) in enumerate(zip(layers, kinds, strict=True)):
         before = layers[number - 1] if number else START
         after = layers[number + 1] if number + 1 < len(layers) else FINAL
-        roles = roles_of(cut[0][name], before, carried, number)
+        roles = roles_of(cut[0][name], before, carried, number) | shared
         leaving = leaving_of(cut[0], name, after)
-        shape = shape_of(cut[0][name], name), tuple(roles.values())
+        shape = (
+            shape_of(cut[0][name], name),
+            tuple(roles.get(one, one) for one in cut[0][name].given),
+        )
         if kind in shapes:
             if shapes[kind][1] != shape:
                 raise Refused(f"`{name}` differs from `{shapes[kind][0]}`, both of kind `{kind}`")
@@ -211,6 +216,13 @@ def carried_from_start(run: Mapping[str, Piece], layers: Sequence[str]) -> str:
     if len(own) != 1:
         raise Refused(f"the first layer takes {len(own)} values that no other layer reads")
     return own[0]
+
+
+def shared_names(start: Piece, carried: str) -> dict[str, str]:
+    """Names for what every layer may read, the same whatever comes before them."""
+    others = [title for title in start.left if title != carried]
+    others.sort(key=lambda title: start.left[title])
+    return {title: f"shared{number}" for number, title in enumerate(others)}
 
 
 def roles_of(piece: Piece, before: str, carried: str, number: int) -> dict[str, str]:
@@ -234,16 +246,22 @@ def leaving_of(run: Mapping[str, Piece], name: str, after: str) -> dict[str, str
 
 
 def start_graph(
-    cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, carried: str
+    cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, leaving: Mapping[str, str]
 ) -> Graph:
     inputs = [title for title in cut[0][START].given if title.startswith("input:")]
     if len(inputs) != 1:
         raise Refused(f"the model reads {len(inputs)} inputs")
     roles = {inputs[0]: "ids"}
-    return graph_from([run[START] for run in cut], "", solver, dtype, roles, {carried: "x"})
+    return graph_from([run[START] for run in cut], "", solver, dtype, roles, leaving)
 
 
-def final_graph(cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, last: str) -> Graph:
+def final_graph(
+    cut: Sequence[Mapping[str, Piece]],
+    solver: Solver,
+    dtype: str,
+    last: str,
+    shared: Mapping[str, str],
+) -> Graph:
     if any(FINAL not in run for run in cut):
         raise Refused("nothing runs between the last layer and the head")
     piece = cut[0][FINAL]
@@ -251,7 +269,7 @@ def final_graph(cut: Sequence[Mapping[str, Piece]], solver: Solver, dtype: str, 
     leaving = {title: "x" for title in piece.left if title in cut[0][TAIL].given}
     if len(roles) != 1 or len(leaving) != 1:
         raise Refused(f"the head takes {len(leaving)} values")
-    return graph_from([run[FINAL] for run in cut], "", solver, dtype, roles, leaving)
+    return graph_from([run[FINAL] for run in cut], "", solver, dtype, {**roles, **shared}, leaving)
 
 
 def holds(run: Mapping[str, Piece], carried: str) -> bool:
