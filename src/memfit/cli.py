@@ -567,6 +567,18 @@ def caching(verb: Verb) -> click.Command:
     )
 
 
+def capturing(verb: Verb) -> click.Command:
+    from memfit import cli_capture
+
+    return click.Command(
+        "capture",
+        callback=cli_capture.run,
+        params=[*cli_capture.PARAMETERS, *output(explain=False)],
+        help=cli_capture.HELP.format(help=sentence(verb)),
+        short_help=verb.help,
+    )
+
+
 BUILD: dict[str, Callable[[Verb], click.Command]] = {
     "estimate": estimating,
     "card": carding,
@@ -578,6 +590,7 @@ BUILD: dict[str, Callable[[Verb], click.Command]] = {
     "accuracy": judging,
     "report": reporting,
     "cache": caching,
+    "capture": capturing,
 }
 
 

@@ -22,6 +22,7 @@ from memfit.lazy_dataclass import dataclass
 from memfit.strategy import ONE, Strategy
 from memfit.units import parse_seconds
 from memfit.uses import strategy_from
+from memfit.verb_capture import capture
 from memfit.verb_card import card
 from memfit.verb_plan import plan
 from memfit.verb_report import cache_state, report_of
@@ -851,6 +852,11 @@ VERBS: dict[str, Verb] = {
             name="cache",
             help="show or clear the cache of traces",
             function=cache_state,
+        ),
+        Verb(
+            name="capture",
+            help="graphs of a model family from transformers' own layers, as memfit ships them",
+            function=capture,
         ),
     )
 }

@@ -50,3 +50,28 @@ def test_graphs_are_legal(name: str) -> None:
     for key, graph in graphs_of(name).items():
         assert check(graph, known) == []
         assert json.loads(json.dumps(json_of(graph))) == data["graphs"][key]
+
+
+def test_the_command_captures_what_is_shipped() -> None:
+    """As the library that is installed has it: a new version shows here what changed."""
+    from memfit.verb_capture import capture
+
+    assert capture("lfm2").same
+
+
+def test_an_unknown_family_is_refused_with_the_nearest_name() -> None:
+    from memfit.errors import InputError
+    from memfit.verb_capture import capture
+
+    with pytest.raises(InputError, match="qwen3_nex"):
+        capture("qwen3_nex")
+
+
+def test_what_was_not_captured_goes_to_the_trace() -> None:
+    from memfit.errors import InputError
+    from memfit.estimate import estimate
+
+    config = unseen(ROWS["lfm2"])
+    for option in ({"precision": "autocast-bf16"}, {"packing": False}, {"attention": "eager"}):
+        with pytest.raises(InputError, match="no captured graph"):
+            estimate(build(config), Job(batch=2, seq=64, **option))
