@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from memfit.errors import InputError
+from memfit.estimate import estimate
 from memfit.graph import check, json_of
 from memfit.job import Job
 from memfit.lower import lower
@@ -15,7 +17,9 @@ from memfit.model.families import build
 from memfit.model.families._captured import Row, graphs_of, rows, stored
 from memfit.simulate.memory import memory
 from memfit.tape import check as legal
+from memfit.techniques.captured_graphs import stands_still
 from memfit.trace import trace_config
+from memfit.uses import strategy_from
 
 ROWS = {row.name: row for row in rows()}
 WORST = 0.005  # of the peak that the trace has
@@ -43,6 +47,20 @@ def test_peaks_are_those_of_the_trace(name: str, case: dict[str, Any]) -> None:
     assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
 
 
+@pytest.mark.parametrize("use", ["ddp=4", "fsdp=4"])
+@pytest.mark.parametrize("name", sorted(ROWS))
+def test_a_rank_of_several_has_the_peak_of_the_trace(name: str, use: str) -> None:
+    config, strategy = unseen(ROWS[name]), strategy_from([use], None)
+    job = Job(batch=2, seq=200, optimizer="sgd", checkpointing="full")
+    if use == "ddp=4" and any(map(stands_still, graphs_of(name).values())):
+        with pytest.raises(InputError, match="without a gradient"):
+            estimate(build(config), job, strategy=strategy)
+        return
+    ours = memory(lower(build(config), job, strategy)).allocated
+    theirs = memory(trace_config(config, job, strategy=strategy)).allocated
+    assert abs(ours - theirs) <= WORST * theirs, f"{ours / theirs - 1:+.2%}"
+
+
 @pytest.mark.parametrize("name", sorted(ROWS))
 def test_graphs_are_legal(name: str) -> None:
     data = stored(name)
@@ -60,7 +78,6 @@ def test_the_command_captures_what_is_shipped() -> None:
 
 
 def test_an_unknown_family_is_refused_with_the_nearest_name() -> None:
-    from memfit.errors import InputError
     from memfit.verb_capture import capture
 
     with pytest.raises(InputError, match="qwen3_nex"):
@@ -68,9 +85,6 @@ def test_an_unknown_family_is_refused_with_the_nearest_name() -> None:
 
 
 def test_what_was_not_captured_goes_to_the_trace() -> None:
-    from memfit.errors import InputError
-    from memfit.estimate import estimate
-
     config = unseen(ROWS["lfm2"])
     for option in ({"precision": "autocast-bf16"}, {"packing": False}, {"attention": "eager"}):
         with pytest.raises(InputError, match="no captured graph"):

@@ -1,15 +1,17 @@
-"""What captured graphs answer: training in the dtype of the weights with SDPA attention. Everything
-else goes to the trace."""
+"""What captured graphs answer: training in the dtype of the weights with SDPA attention, on one
+GPU or with data spread over several. Everything else goes to the trace."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from memfit.errors import Problem
+from memfit.graph import Graph
 from memfit.program import Program
 from memfit.techniques.base import TRACE, Technique
 
 PRECISIONS = ("bf16", "fp16", "fp32", "bf16-master")
+LAYOUTS = ("ddp", "fsdp", "zero")  # whole layers stay on every rank, or are gathered whole
 ATTENTION = ("sdpa", "flash", "efficient", "math", "cudnn")
 
 
@@ -37,12 +39,29 @@ def unanswered(program: Program) -> Iterator[tuple[str, str]]:
         yield "for padded batches", "job.packing"
     if job.liger or job.unsloth:
         yield "with other kernels", "job.liger" if job.liger else "job.unsloth"
-    if strategy:
-        yield "on several GPUs", "use"
+    for name, layout in strategy.uses():
+        if layout.size > 1 and name not in LAYOUTS:
+            yield f"with `{name}`", f"use {name}"
+    if strategy.size("ddp") > 1 and any(map(stands_still, graphs_of(program))):
+        yield "with `ddp`, which stops at weights without a gradient", "use ddp"
+    if strategy.zero is not None and strategy.zero.stage == 3:
+        yield "with ZeRO-3", "use zero.stage"
     captured = tuple(int(one) for one in program.model.graphs.origin["transformers"].split(".")[:2])
     if job.version("transformers") != captured:
         version = ".".join(map(str, job.version("transformers")))
         yield f"of transformers {version}", "job.versions"
+
+
+def graphs_of(program: Program) -> Iterator[Graph]:
+    return iter(program.model.graphs.graphs.values())
+
+
+def stands_still(graph: Graph) -> bool:
+    """Whether it reads weights under `no_grad`, as indexers of sparse attention do."""
+    return any(
+        op.attrs.get("no_grad") and any(isinstance(one, str) for one in op.inputs)
+        for op in graph.ops
+    )
 
 
 TECHNIQUE = Technique(
