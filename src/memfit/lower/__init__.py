@@ -11,7 +11,7 @@ from memfit.hardware import Cluster
 from memfit.job import Job
 from memfit.lower.body import runs_sdpa
 from memfit.lower.compact import Notes, repeats
-from memfit.lower.engines import foldable, passing, scripted, steady, told_apart
+from memfit.lower.engines import distinct_ranks, foldable, passing, scripted, steady
 from memfit.lower.expand import expanded
 from memfit.lower.frameworks import programs_of
 from memfit.lower.recorder import Recorder
@@ -59,7 +59,9 @@ def distinct(
     if not job.training:
         return strategy.distinct()
     return (
-        told_apart(strategy, lambda: programmed(model, job, cluster, strategy, True), every=every)
+        distinct_ranks(
+            strategy, lambda: programmed(model, job, cluster, strategy, True), every=every
+        )
         or strategy.distinct()
     )
 

@@ -114,7 +114,7 @@ class Engine:
             r.ready = self.ready
 
     @staticmethod
-    def apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
+    def distinct_ranks(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
         """(rank, how many are like it) of the ranks that hold different amounts, the worst among
         them; not `every`: the one that is likely the worst. None: they are alike but for what the
         strategy says itself."""

@@ -34,47 +34,47 @@ class Hooked(Engine):
         """Weights of products whose input is saved in any case."""
         return frozenset()
 
-    def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
+    def notify(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
         """A module runs (`before`, `after`: units by name; `enter`, `leave`: modules by
         parameters), or its backward does."""
 
     def before(self, name: str, x: Tensor) -> Tensor:
         if not self.gates:
             return x
-        self.told("before", name)
-        return gate(self.r, x, lambda: self.told(f"before{PAST}", name))
+        self.notify("before", name)
+        return gate(self.r, x, lambda: self.notify(f"before{PAST}", name))
 
     def after(self, name: str, out: Tensor) -> Tensor:
         if not self.gates or name == EMBED:
             return out
-        self.told("after", name)
-        return gate(self.r, out, lambda: self.told(f"after{PAST}", name))
+        self.notify("after", name)
+        return gate(self.r, out, lambda: self.notify(f"after{PAST}", name))
 
     def enter(self, leaves: Leaves, x: Tensor) -> Tensor:
         if not self.gates:
             return x
-        self.told("enter", leaves=leaves)
+        self.notify("enter", leaves=leaves)
         frozen = any(
             leaf is not None and not leaf.needs and id(leaf) in self.products for leaf in leaves
         )
-        return gate(self.r, x, lambda: self.told(f"enter{PAST}", leaves=leaves), keeps=frozen)
+        return gate(self.r, x, lambda: self.notify(f"enter{PAST}", leaves=leaves), keeps=frozen)
 
     def leave(self, leaves: Leaves, out: Tensor) -> Tensor:
         if not self.gates:
             return out
         where, frame = self.r.where, self.r.frame
-        self.told(
+        self.notify(
             "leave" if frame is None or not frame.replaying else f"leave{AGAIN}", leaves=leaves
         )
 
         def back() -> None:
             self.r.where = where
-            self.told(f"leave{PAST}", leaves=leaves)
+            self.notify(f"leave{PAST}", leaves=leaves)
 
         return gate(self.r, out, back)
 
 
-class Teller(Hooked):
+class Notifier(Hooked):
     """Stands in for such an engine: the same hooks, each of which leaves a word. Gradients go as
     they come, but for what else holds them; with `added`, parameters have gradients already, to
     which they are added."""
@@ -98,7 +98,7 @@ class Teller(Hooked):
             leaf.grad = Tensor(leaf.shape, leaf.format, None)
         self.products = self.engine.saves(body)
 
-    def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
+    def notify(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
         self.write(
             Notice(
                 act,
@@ -121,4 +121,4 @@ class Teller(Hooked):
         self.write(Notice("finish", self.r.where))
 
 
-__all__ = ["PAST", "Hooked", "Teller"]
+__all__ = ["PAST", "Hooked", "Notifier"]

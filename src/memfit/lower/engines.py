@@ -18,13 +18,13 @@ from memfit.techniques.base import TRACE
 
 def engine_of(r: Recorder, program: Program) -> Engine:
     """The engine that spreads this program's data; each module calls its own `ENGINE`."""
-    return kind(program.engine or named(program.strategy) + ("_joint" if program.joint else ""))(
-        r, program
-    )
+    return engine_class(
+        program.engine or engine_name(program.strategy) + ("_joint" if program.joint else "")
+    )(r, program)
 
 
-def named(strategy: Strategy) -> str:
-    """The engine that the first layout with one chooses."""
+def engine_name(strategy: Strategy) -> str:
+    """The name of the engine that the first layout with one chooses."""
     for layout, one in engines():
         if layout and strategy.engages(layout):
             return one.choose(strategy)
@@ -37,7 +37,7 @@ def modules() -> dict[str, str]:
     return {"base": "memfit.lower.engine", **known}
 
 
-def kind(name: str) -> type[Engine]:
+def engine_class(name: str) -> type[Engine]:
     if name not in modules():
         raise InputError.one(f"no formula yet for {name}", where="use", hint=TRACE)
     engine: type[Engine] = import_module(modules()[name]).ENGINE
@@ -49,28 +49,32 @@ def foldable(strategy: Strategy) -> bool:
     than those of activations: then a layer's graph goes with that of the layers behind it."""
     if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
         return False
-    return kind(named(strategy)).foldable(strategy)
+    return engine_class(engine_name(strategy)).foldable(strategy)
 
 
-def told_apart(
+def distinct_ranks(
     strategy: Strategy, program: Callable[[], Program], *, every: bool
 ) -> tuple[tuple[int, int], ...] | None:
-    """Ranks that the engine tells apart, where it does (see `Engine.apart`)."""
-    engine = kind(named(strategy))
-    return None if engine.apart is Engine.apart else engine.apart(program(), every=every)
+    """Ranks that hold different amounts, of an engine that says so (`Engine.distinct_ranks`)."""
+    engine = engine_class(engine_name(strategy))
+    return (
+        None
+        if engine.distinct_ranks is Engine.distinct_ranks
+        else engine.distinct_ranks(program(), every=every)
+    )
 
 
 def steady(strategy: Strategy) -> bool:
     """May that layer be written out for all of them, for the allocator too?"""
-    return kind(named(strategy)).steady
+    return engine_class(engine_name(strategy)).steady
 
 
 def scripted(strategy: Strategy) -> bool:
     """May the passes be walked with that layer, and the engine act on what they tell, layer by
     layer?"""
-    return kind(named(strategy)).scripted
+    return engine_class(engine_name(strategy)).scripted
 
 
 def passing(strategy: Strategy) -> Strategy:
     """The layout as far as the passes of a model depend on it, of engines that have them played."""
-    return kind(named(strategy)).passing(strategy)
+    return engine_class(engine_name(strategy)).passing(strategy)

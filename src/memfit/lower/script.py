@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias, cast
 from memfit.lower.body import Body
 from memfit.lower.compact import repeats
 from memfit.lower.engine import parameters
-from memfit.lower.engine_hooks import Hooked, Teller
+from memfit.lower.engine_hooks import Hooked, Notifier
 from memfit.lower.expand import expanded
 from memfit.lower.layout_notice import Line, Notice, Place
 from memfit.lower.recorder import Recorder, Standing
@@ -117,7 +117,7 @@ class Player:
 
     def written(self, tokens: int, added: bool) -> Script:
         r, folded = self.r.beside(), self.folded
-        teller = Teller(r, folded, self.engine, added)
+        teller = Notifier(r, folded, self.engine, added)
         body = Body(r, folded, teller)
         teller.load(body)
         self.walk(r, folded, body, 0, tokens)
@@ -168,7 +168,7 @@ class Player:
         else:
             if told.leaves not in self.found:
                 self.found[told.leaves] = tuple(map(self.leaf, told.leaves))
-            engine.told(told.act, told.name, self.found[told.leaves])
+            engine.notify(told.act, told.name, self.found[told.leaves])
 
 
 __all__ = ["Keep", "Player", "Script"]

@@ -101,7 +101,7 @@ def groups_of(program: Program) -> Iterator[list[int]]:
             yield group
 
 
-def told_apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...]:
+def distinct_ranks(program: Program, *, every: bool) -> tuple[tuple[int, int], ...]:
     """(rank, how many are like it): ranks among which the worst is, and the one with the least; or
     the one that is likely the worst."""
     zero = program.strategy.zero
@@ -137,4 +137,4 @@ def told_apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...]:
     return tuple((share.first, share.alike) for share in sorted(chosen))
 
 
-__all__ = ["Share", "heaviest", "part_of", "shares", "told_apart"]
+__all__ = ["Share", "heaviest", "part_of", "shares", "distinct_ranks"]

@@ -181,7 +181,7 @@ class ZeRO3(ZeRO):
     def saves(self, body: Body) -> frozenset[int]:
         return products(body)
 
-    def told(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
+    def notify(self, act: str, name: str = "", leaves: Leaves = ()) -> None:
         """A module gathers what it needs before it runs, forward or backward, and gives it up when
         it has."""
         if name == ROOT and act == "before":

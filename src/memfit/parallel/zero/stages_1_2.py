@@ -27,7 +27,7 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.shards import COMPUTE, REDUCE, settle, settled
 from memfit.lower.tensors import Storage, Tensor
 from memfit.parallel.zero.engine import ZeRO, norm, overlap, stepper_of
-from memfit.parallel.zero.partitions import part_of, told_apart
+from memfit.parallel.zero.partitions import distinct_ranks, part_of
 from memfit.program import Program
 from memfit.strategy import Strategy
 from memfit.tape import Trim
@@ -84,8 +84,8 @@ class ZeRO12(ZeRO):
         )
 
     @staticmethod
-    def apart(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
-        return None if program.strategy.partitions == 1 else told_apart(program, every=every)
+    def distinct_ranks(program: Program, *, every: bool) -> tuple[tuple[int, int], ...] | None:
+        return None if program.strategy.partitions == 1 else distinct_ranks(program, every=every)
 
     # ----------------------------------------------------------------------------------- the start
     def load(self, body: Body) -> None:
