@@ -512,6 +512,11 @@ def _verdict(band: Band, room: tuple[int, int] | None, limited: Replay | None) -
     return "fits" if band.high <= room[0] else "tight"
 
 
+def verdict_of(band: Band, room: tuple[int, int] | None) -> str | None:
+    """What a band says of a GPU, without a replay of the allocator."""
+    return _verdict(band, room, None)
+
+
 def _advice(
     tape: Tape,
     job: Job,
@@ -669,4 +674,5 @@ __all__ = [
     "surplus",
     "trainable",
     "uncollected",
+    "verdict_of",
 ]

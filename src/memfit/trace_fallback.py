@@ -4,14 +4,14 @@ cannot."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memfit.errors import InputError, Problem
-from memfit.model.equivalents import EQUIVALENTS
+from memfit.model.equivalents import converted
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
@@ -21,14 +21,14 @@ TABLES = ("configuration_auto.py", "auto_mappings.py")  # the latter since trans
 LIKE = "`--like NAME` takes the formulas of a family that you name"
 
 
-def missing(reasons: Sequence[Problem], kind: str) -> Iterable[Problem]:
+def missing(reasons: Sequence[Problem], config: Mapping[str, Any]) -> Iterable[Problem]:
     """The reasons as errors, each with what to do, where no trace can run: the packages are not
-    installed, or transformers has no code for the model type `kind`."""
+    installed, or transformers has no code for the model type."""
     if not all(find_spec(name) for name in PACKAGES):
         hint = (
             f"`pip install 'memfit[trace]'`: the same command then traces the real code; or {LIKE}"
         )
-    elif not in_transformers(kind):
+    elif not in_transformers(str(converted(config).get("model_type"))):
         hint = f"transformers has no code for it, either; {LIKE}"
     else:
         return ()
@@ -38,7 +38,6 @@ def missing(reasons: Sequence[Problem], kind: str) -> Iterable[Problem]:
 def in_transformers(kind: str) -> bool:
     """Whether the installed transformers lists the model type; its tables are read as text, which
     takes milliseconds where an import takes seconds."""
-    kind = EQUIVALENTS[kind].like if kind in EQUIVALENTS else kind
     found = find_spec("transformers")
     folder = Path(found.origin).parent if found is not None and found.origin else None
     places = [] if folder is None else [folder / "models" / "auto" / name for name in TABLES]

@@ -154,8 +154,11 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
             reasons += filter(traced, wrong)
             built = unbuilt(built.config, built.name, built.origin)
     if reasons and ask.by == "auto":
-        ask = dataclasses.replace(ask, by="trace")
-        problems += trace_fallback.missing(reasons, built.family if built else "")
+        lacking = tuple(trace_fallback.missing(reasons, built.config if built else {}))
+        counted = source is not None and bool(source.parameters)
+        ask = dataclasses.replace(ask, by="bound" if lacking and counted else "trace")
+        reasons = [*lacking] or reasons
+        problems += () if counted else lacking
     else:
         reasons = []
     problems += conflicts(ask, job, values)
@@ -497,6 +500,12 @@ def simulated(
 
     if producer is not None:
         return run(producer), asked
+    if asked.ask.by == "bound":
+        from memfit.rough_bound import bound, remark
+
+        found = bound(model, job, cluster, asked.strategy, total or 0)
+        noted = (remark(model, asked.reasons), *problems, *found.problems)
+        return dataclasses.replace(found, problems=tuple(dict.fromkeys(noted))), asked
     if asked.ask.by == "trace":
         name = estimate_cache.key(model, job, cluster, asked.strategy, total, problems)
         make = lambda: run(tracer(asked, progress))  # noqa: E731
@@ -508,7 +517,7 @@ def simulated(
     except InputError as bad:
         if asked.ask.by != "auto" or not all(map(traced, bad.problems)):
             raise
-        raise_errors(trace_fallback.missing(bad.problems, model.family))
+        raise_errors(trace_fallback.missing(bad.problems, model.config))
         by_trace = dataclasses.replace(
             asked,
             ask=dataclasses.replace(asked.ask, by="trace"),

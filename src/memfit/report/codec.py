@@ -125,7 +125,7 @@ FIELDS: tuple[tuple[str, str, str], ...] = (
     ("parameters.total", "integer", "of the model, without adapters"),
     ("parameters.trainable", "integer", "that get gradients, adapters included"),
     ("parameters.active", "integer", "of the total, that one token passes through"),
-    ("source", "formula|trace|measured|handwritten?", "what the answer was computed from"),
+    ("source", "formula|trace|measured|handwritten|bound?", "what the answer was computed from"),
     ("versions", "{}string", "of the libraries that were asked"),
     ("timeline", "[]object", "the peaks of every phase, in order"),
     ("timeline[].moment", "string", ", ".join(MOMENTS)),

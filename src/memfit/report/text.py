@@ -197,6 +197,7 @@ def source_words(estimate: Estimate) -> str:
         "formula": "formulas",
         "trace": "a trace of the real code",
         "measured": "a measured run",
+        "bound": "a range over known families: its own code is not known",
     }.get(estimate.source, estimate.source)
     versions = ", ".join(f"{name} {version}" for name, version in estimate.versions.items())
     return how + (f" ({versions})" if versions else "")
