@@ -15,6 +15,7 @@ from memfit.model.equivalents import converted
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
+    from memfit.job import Job
 
 PACKAGES = ("torch", "transformers")
 TABLES = ("configuration_auto.py", "auto_mappings.py")  # the latter since transformers 5
@@ -47,6 +48,25 @@ def in_transformers(kind: str) -> bool:
     return not texts or any(word in text for text in texts for word in quoted)
 
 
+def within_positions(job: Job, config: Mapping[str, Any]) -> Job:
+    """With the longest sequence of a power of two that the model has positions for, where its
+    config counts them and the default is longer."""
+    known = config.get("max_position_embeddings")
+    more = 0 if job.training else job.new_tokens
+    if (
+        not isinstance(known, int)
+        or isinstance(known, bool)
+        or not more + 1 < known < job.seq + more
+    ):
+        return job
+    return job.replace(seq=1 << ((known - more).bit_length() - 1))
+
+
+def no_checkpoints(bad: InputError) -> bool:
+    """Whether the class that is traced refuses gradient checkpointing."""
+    return any(one.where == "job.checkpointing" for one in bad.problems)
+
+
 @contextmanager
 def joined(reasons: Sequence[Problem]) -> Iterator[None]:
     """Where the trace fails, too, its problems stand behind those that led to it."""
@@ -74,4 +94,4 @@ def explained(estimate: Estimate, reasons: Sequence[Problem], cached: bool) -> E
     return dataclasses.replace(estimate, problems=(note, *estimate.problems))
 
 
-__all__ = ["explained", "joined", "missing"]
+__all__ = ["explained", "joined", "missing", "no_checkpoints", "within_positions"]

@@ -159,6 +159,8 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
         ask = dataclasses.replace(ask, by="bound" if lacking and counted else "trace")
         reasons = [*lacking] or reasons
         problems += () if counted else lacking
+        if built is not None and "seq" not in named:
+            job = trace_fallback.within_positions(job, built.config)
     else:
         reasons = []
     problems += conflicts(ask, job, values)
@@ -509,8 +511,13 @@ def simulated(
     if asked.ask.by == "trace":
         name = estimate_cache.key(model, job, cluster, asked.strategy, total, problems)
         make = lambda: run(tracer(asked, progress))  # noqa: E731
-        with trace_fallback.joined(asked.reasons):
-            found, old = estimate_cache.remembered(name, model, job, cluster, make)
+        try:
+            with trace_fallback.joined(asked.reasons):
+                found, old = estimate_cache.remembered(name, model, job, cluster, make)
+        except InputError as bad:
+            if "checkpointing" in asked.assumed and trace_fallback.no_checkpoints(bad):
+                return simulated(without_checkpoints(asked), None, progress)
+            raise
         return trace_fallback.explained(found, asked.reasons, old), asked
     try:
         return run(None), asked
@@ -525,6 +532,18 @@ def simulated(
             reasons=bad.problems,
         )
         return simulated(by_trace, None, progress)
+
+
+def without_checkpoints(asked: Question) -> Question:
+    """The question for a class that has no gradient checkpointing, which nobody asked for."""
+    left = {name: value for name, value in asked.assumed.items() if name != "checkpointing"}
+    note = Problem(
+        message="this class has no gradient checkpointing, so none is assumed",
+        where="job.checkpointing",
+        level="note",
+    )
+    job = asked.job.replace(checkpointing="none")
+    return dataclasses.replace(asked, job=job, assumed=left, notes=(*asked.notes, note))
 
 
 def tracer(asked: Question, progress: Progress | None) -> Producer:

@@ -255,3 +255,13 @@ def test_what_is_unpacked_as_it_is_loaded_is_traced_unpacked() -> None:
         memfit.estimate(stored, **job).memory.allocated
         == memfit.estimate(config, **job).memory.allocated
     )
+
+
+def test_defaults_that_a_class_does_not_take_are_left_out() -> None:
+    """Nobody asked for checkpoints or for so long a sequence."""
+    found = memfit.estimate(JAPANESE, gpu="t4")
+    assert found.job.checkpointing == "none"
+    assert found.job.seq == 128
+    assert any("no gradient checkpointing" in one.message for one in found.problems)
+    with pytest.raises(memfit.InputError, match="does not support"):
+        memfit.estimate(JAPANESE, gpu="t4", seq=64, checkpointing="full")
