@@ -16,6 +16,7 @@ from memfit.job import Job
 from memfit.model.families import families
 from memfit.model.likeness import build_like
 from memfit.model.modules import Model
+from memfit.model.source import Source
 from memfit.strategy import Strategy
 
 FEWEST = 3  # families; of fewer a range says nothing
@@ -88,6 +89,16 @@ def _sized(
         yield Sized(sum(parts.values()), parts, found)
 
 
+def counted(source: Source | None) -> int:
+    """The model's parameters: those on record, else those of its file's headers, where they are
+    not packed; 0 where nobody knows."""
+    if source is None:
+        return 0
+    if source.parameters or source.tensors is None or source.config.get("quantization_config"):
+        return source.parameters or 0
+    return sum(one.count for one in source.tensors)
+
+
 def remark(model: Model, reasons: tuple[Problem, ...]) -> Problem:
     """What such an answer is."""
     why = reasons[0]
@@ -100,4 +111,4 @@ def remark(model: Model, reasons: tuple[Problem, ...]) -> Problem:
     )
 
 
-__all__ = ["bound", "remark"]
+__all__ = ["bound", "counted", "remark"]

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from memfit.tape import Tape
 
 STEP = 64  # sequences of a step, where nobody says
+PLACE = ("gpu", "use", "offline", "like", "prune")  # of `Ask`: where, and of which model
 WITHOUT = (
     "largest_batch",
     "longest_seq",
@@ -102,7 +103,11 @@ def plan(
         problems,
     )
     ask = ask_from(
-        {name: values[name] for name in ("gpu", "use", "offline", "like") if name in values},
+        {
+            name: values[name]
+            for name in ("gpu", "use", "offline", "like", "prune")
+            if name in values
+        },
         problems,
     )
     market = ask.gpu.strip().lower() == WORD

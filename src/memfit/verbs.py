@@ -155,10 +155,10 @@ def question(model: Any, given: Mapping[str, Any], problems: list[Problem]) -> Q
             built = unbuilt(built.config, built.name, built.origin)
     if reasons and ask.by == "auto":
         lacking = tuple(trace_fallback.missing(reasons, built.config if built else {}))
-        counted = source is not None and bool(source.parameters)
+        counted = bool(lacking) and rough_bound_counts(source) > 0
         ask = dataclasses.replace(ask, by="bound" if lacking and counted else "trace")
         reasons = [*lacking] or reasons
-        problems += () if counted else lacking
+        problems += () if counted else lacking  # without a count there is no range, either
         if built is not None and "seq" not in named:
             job = trace_fallback.within_positions(job, built.config)
     else:
@@ -505,7 +505,7 @@ def simulated(
     if asked.ask.by == "bound":
         from memfit.rough_bound import bound, remark
 
-        found = bound(model, job, cluster, asked.strategy, total or 0)
+        found = bound(model, job, cluster, asked.strategy, rough_bound_counts(source))
         noted = (remark(model, asked.reasons), *problems, *found.problems)
         return dataclasses.replace(found, problems=tuple(dict.fromkeys(noted))), asked
     if asked.ask.by == "trace":
@@ -532,6 +532,13 @@ def simulated(
             reasons=bad.problems,
         )
         return simulated(by_trace, None, progress)
+
+
+def rough_bound_counts(source: Source | None) -> int:
+    """Parameters that a rough bound may rest on; 0 for none."""
+    from memfit.rough_bound import counted
+
+    return counted(source)
 
 
 def without_checkpoints(asked: Question) -> Question:

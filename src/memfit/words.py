@@ -66,6 +66,12 @@ class Ask:
         "use this model's formulas with the sizes of the given config",
         group="question",
     )
+    prune: str = option(
+        "",
+        "what stays of the model: `layers=24`, or shares like `layers=0.5,ffn=0.75`; also "
+        "heads, experts, vocab",
+        group="question",
+    )
     offline: bool = option(False, "do not use the network", group="question")
     largest_batch: bool = option(False, "find the largest batch that fits", group="question")
     longest_seq: bool = option(
@@ -399,13 +405,17 @@ def model_of(
     from memfit.model.modules import Model
 
     if isinstance(subject, Model):
+        if ask.prune:
+            message = "a built Model cannot be pruned"
+            raise InputError.one(message, where="prune", hint="pass its config, or its name")
         return None, subject
     if ask.like:
         from memfit.model.likeness import build_like
 
         build = partial(build_like, ask.like)
     if isinstance(subject, Mapping):
-        return None, otherwise(ask, subject, ("", ""), lambda: build(subject), reasons)
+        config = cut_config(subject, ask)
+        return None, otherwise(ask, config, ("", ""), lambda: build(config), reasons)
     if not isinstance(subject, (str, os.PathLike)):
         raise InputError.one(
             f"`{str(subject)[:60]}` is not a model",
@@ -415,8 +425,25 @@ def model_of(
     from memfit.model.source import read
 
     source = read(subject, offline=ask.offline)
+    if ask.prune:
+        source = dataclasses.replace(
+            source,
+            config=cut_config(source.config, ask),
+            origin=f"{source.origin}, pruned: {ask.prune}",
+            parameters=None,
+            tensors=None,
+        )
     made = lambda: exact(source, build(source.config, name=source.name, origin=source.origin))  # noqa: E731
     return source, otherwise(ask, source.config, (source.name, source.origin), made, reasons)
+
+
+def cut_config(config: Mapping[str, Any], ask: Ask) -> Mapping[str, Any]:
+    """What `--prune` leaves of a config."""
+    if not ask.prune:
+        return config
+    from memfit.model.pruning import pruned
+
+    return pruned(config, ask.prune)
 
 
 def planned_model(subject: Any, ask: Ask) -> Model:

@@ -301,6 +301,7 @@ SAMPLES = {
     "memory": "3GiB",
     "use": "fsdp=8,reshard=no",
     "like": "llama",
+    "prune": "layers=0.5",
     "optimizer": "sgd",
     "unsloth": "norms",
     "targets": "q_proj",

@@ -166,14 +166,15 @@ def test_images_are_told() -> None:
         True: "every sequence has an image of 32 x 32 pixels, 16 of its 64 tokens",
         False: "sequences are 64 tokens of text without an image",
     }
-    found = {seen: memfit.estimate(LLAVA, by="trace", seq=64, images=int(seen)) for seen in told}
+    plain: dict[str, Any] = {"by": "trace", "seq": 64, "framework": "transformers"}
+    found = {seen: memfit.estimate(LLAVA, images=int(seen), **plain) for seen in told}
     for seen, message in told.items():
         assert message in [problem.message for problem in found[seen].problems]
     assert found[True].memory.allocated > found[False].memory.allocated
     with pytest.raises(
         memfit.InputError, match="images take 128 tokens, which are more than the 64"
     ):
-        memfit.estimate(LLAVA, by="trace", seq=64, images=8)
+        memfit.estimate(LLAVA, images=8, **plain)
 
 
 def test_experts_of_a_model_without_formulas_are_balanced_or_skewed() -> None:
@@ -209,12 +210,24 @@ def test_liger_is_run_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(
         memfit.InputError, match="runs the Python code of `liger-kernel`, which is not installed"
     ):
-        memfit.estimate({**LLAMA, "model_type": "llama"}, by="trace", seq=32, loss="liger")
+        memfit.estimate(
+            {**LLAMA, "model_type": "llama"},
+            by="trace",
+            seq=32,
+            loss="liger",
+            framework="transformers",
+        )
 
 
 def test_losses_that_transformers_has_not_are_refused() -> None:
     with pytest.raises(memfit.InputError, match="a chunked loss is torchtune's and TRL's"):
-        memfit.estimate({**LLAMA, "model_type": "llama"}, by="trace", seq=32, loss="chunked")
+        memfit.estimate(
+            {**LLAMA, "model_type": "llama"},
+            by="trace",
+            seq=32,
+            loss="chunked",
+            framework="transformers",
+        )
 
 
 @pytest.mark.parametrize(
