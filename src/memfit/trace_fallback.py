@@ -74,7 +74,8 @@ def joined(reasons: Sequence[Problem]) -> Iterator[None]:
         yield
     except InputError as bad:
         first = (dataclasses.replace(one, hint="") for one in reasons)
-        raise InputError(*first, *bad.problems) from bad
+        errors = (one for one in bad.problems if one.level == "error")
+        raise InputError(*first, *errors) from bad
 
 
 def explained(estimate: Estimate, reasons: Sequence[Problem], cached: bool) -> Estimate:
