@@ -68,8 +68,7 @@ class Ask:
     )
     prune: str = option(
         "",
-        "what stays of the model: `layers=24`, or shares like `layers=0.5,ffn=0.75`; also "
-        "heads, experts, vocab",
+        "cut the model: `layers=24`, or shares like `layers=0.5,ffn=0.75`",
         group="question",
     )
     offline: bool = option(False, "do not use the network", group="question")
