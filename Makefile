@@ -21,7 +21,7 @@ PIP    := $(BIN)/python $(INSTALL)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help core setup test older lint format types layers docs site bench size tapes check pins clean
+.PHONY: help core setup test whole older lint format types layers docs site bench size tapes check pins clean
 
 help:      ## this list
 	@sed -n 's/^\([a-z]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -48,6 +48,9 @@ setup: $(VENV)/.setup  ## the virtual environment of all tasks below, with torch
 
 test: setup            ## all tests; ARGS="-k allocator" narrows
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
+whole: setup           ## the fuzzer and the product of everything at full length: minutes to hours
+	MEMFIT_CASES=200000 $(BIN)/python -m pytest -s tests/core/test_fuzz.py $(ARGS)
 
 $(CACHE)/%/.setup: .ci/older/%.txt
 	$(PYTHON) -m venv $(@D)

@@ -89,4 +89,6 @@ def build_ministral(fields: Fields) -> Model:
 def build_ministral3(fields: Fields) -> Model:
     """Queries are scaled by position (Llama 4's temperature), one product more."""
     fields.assume(num_key_value_heads=8, head_dim=128)
-    return model(fields, [fields.optional("sliding_window")] * fields.layers(), style="ministral3")
+    windows = [fields.optional("sliding_window")] * fields.layers()
+    # A family of its own: other frameworks' code for Mistral has no such product
+    return replace(model(fields, windows, style="ministral3"), family="ministral3")
