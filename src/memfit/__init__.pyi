@@ -230,6 +230,7 @@ def trace(
     show_output: bool = ...,
     network: bool = ...,
     keep_env: bool = ...,
+    assume: Literal["false", "true"] = ...,
     isolation: Literal["auto", "namespaces", "landlock", "none"] = ...,
     gpu: str = ...,
     memory: str = ...,

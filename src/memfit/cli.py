@@ -41,7 +41,7 @@ from memfit.terminal import (
 from memfit.verb_plan import WITHOUT
 from memfit.verb_serving import Answering
 from memfit.verbs import VERBS, Verb, estimate, gpus, models
-from memfit.words import Measuring, Planning, Run, Studying, offer, one_model, options
+from memfit.words import Measuring, Planning, Run, Studying, is_program, offer, one_model, options
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
@@ -153,7 +153,9 @@ class Tracing(TraceCommand, Sections):
     """Both: words that may be a script's, and headings."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        ours = cli_arguments.read(args, self.params, "trace", lambda word: word.endswith(".py"))
+        ours = cli_arguments.read(
+            args, self.params, "trace", lambda word: word == "-m" or is_program(word)
+        )
         return TraceCommand.parse_args(self, ctx, ours)
 
 

@@ -24,8 +24,10 @@ def complain(problems: Iterable[Problem]) -> None:
 
 def wants_json(words: Sequence[str]) -> bool:
     """Whether the words of a command line ask for JSON; behind a script they are the script's."""
+    from memfit.words import is_program
+
     for place, word in enumerate(words):
-        if word == "--" or (words[0] == "trace" and word.endswith(".py")):
+        if word == "--" or (words[0] == "trace" and is_program(word)):
             return False
         if word in FORMATS or (word == "--format" and words[place + 1 : place + 2] == ["json"]):
             return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 import time
@@ -15,20 +14,13 @@ import click
 from memfit.errors import InputError, Problem
 from memfit.output_files import unwritable
 from memfit.terminal import escaped, put
-from memfit.words import Run, options
+from memfit.words import is_program
 
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
 
 OFTEN, SELDOM = 0.1, 10.0  # seconds between two signs of life: on a terminal, elsewhere
 PICTURES = (".svg", ".png", ".html")
-OF_SCRIPT = (
-    "gpu",
-    "memory",
-    "offline",
-    "alloc_conf",
-    *(one.name for one in dataclasses.fields(Run)),
-)
 
 
 class Words(NamedTuple):
@@ -39,10 +31,10 @@ class Words(NamedTuple):
     arguments: list[str]
 
 
-def split(words: Sequence[str], valued: Mapping[str, bool], script_flags: frozenset[str]) -> Words:
+def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
     """`valued`: every flag of ours, and whether a value follows. Before a script all flags are
-    ours; behind it those among `script_flags`, everything else is its own; behind `--` all is. A
-    model may stand anywhere among flags."""
+    ours, and behind it everything is its own, as behind `--`. A model may stand anywhere among
+    flags. `-m package.module` is a script as it is to Python."""
     ours: list[str] = []
     arguments: list[str] = []
     subject, script = "", False
@@ -53,14 +45,20 @@ def split(words: Sequence[str], valued: Mapping[str, bool], script_flags: frozen
         if word == "--":
             arguments += rest
             break
-        if word.startswith("-") and word != "-" and not (script and name not in script_flags):
+        if script:
+            arguments += [word, *rest]
+            break
+        if word == "-m" and not subject and rest:
+            subject, script = f"-m {rest.pop(0)}", True
+            continue
+        if word.startswith("-") and word != "-":
             ours.append(word)
             if valued.get(name) and "=" not in word and rest:
                 ours.append(rest.pop(0))
         elif subject:
             arguments.append(word)
         else:
-            subject, script = word, word.endswith(".py")
+            subject, script = word, is_program(word)
     return Words(subject, ours, arguments)
 
 
@@ -160,17 +158,7 @@ class TraceCommand(click.Command):
             for name in (*one.opts, *one.secondary_opts)
         }
         valued |= {"--help": False}
-        of_script = [
-            one
-            for one in self.params
-            if isinstance(one, click.Option)
-            and (one.name in OF_SCRIPT or one.name not in options())
-        ]
-        words = split(
-            args,
-            valued,
-            frozenset(name for one in of_script for name in (*one.opts, *one.secondary_opts)),
-        )
+        words = split(args, valued)
         left = super().parse_args(ctx, words.ours)
         ctx.params["words"] = words
         return left
@@ -194,8 +182,9 @@ FLAGS = (
 HELP = """\
 {help}.
 
-SCRIPT.py runs unmodified as on that GPU: a few optimizer steps, no weights, no writes. Options
-before SCRIPT.py are memfit's; those after it are the script's.
+SCRIPT.py runs unmodified as on that GPU: a few optimizer steps, no weights, no writes. So do `-m
+package.module` and NOTEBOOK.ipynb. Options before the script are memfit's; those after it are the
+script's.
 
 Exit code: 0 fits or may fit, 1 does not fit, 2 unusable input.
 """

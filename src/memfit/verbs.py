@@ -37,6 +37,7 @@ from memfit.words import (
     compared,
     gather,
     gpu_notes,
+    is_program,
     job_file,
     job_of,
     matches,
@@ -222,7 +223,7 @@ def trace(
     run = read_into(
         Run, {name: given.pop(name) for name in Run.__dataclass_fields__ if name in given}, problems
     )
-    if isinstance(subject, (str, os.PathLike)) and os.fspath(subject).endswith(".py"):
+    if isinstance(subject, (str, os.PathLike)) and is_program(os.fspath(subject)):
         return script(os.fspath(subject), arguments, run, given, problems, progress)
     if arguments:
         listed = ", ".join(f"`{one[:40]}`" for one in arguments[:4])
@@ -288,7 +289,8 @@ def script(
     cluster = gather(problems, lambda: None, lambda: cluster_of(ask.gpu, ask.memory))
     conf = str(given.get("alloc_conf", ""))
     gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
-    if not Path(path).is_file():
+    module = path.removeprefix("-m ") if path.startswith("-m ") else ""
+    if not module and not Path(path).is_file():
         problems.append(Problem(message=f"`{path}` is no file", where="script"))
     if problems:
         raise InputError(*problems)
@@ -298,6 +300,8 @@ def script(
         "arguments": list(arguments),
         "steps": run.steps,
         "alloc_conf": conf,
+        "module": module,
+        "truth": run.assume == "true",
         "isolation": run.isolation,
         "network": run.network,
         "keep_env": run.keep_env,

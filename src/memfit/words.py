@@ -140,6 +140,12 @@ class Run:
     keep_env: bool = option(
         False, "let a script see tokens and passwords of your environment", group="trace"
     )
+    assume: str = option(
+        "false",
+        "what a script reads for a condition that only a GPU could compute, like `loss < best`",
+        choices=("false", "true"),
+        group="trace",
+    )
     isolation: str = option(
         "auto",
         "how a script is kept from changing files",
@@ -540,6 +546,11 @@ def unbuilt(config: Mapping[str, Any], name: str, origin: str) -> Model:
         config=config,
         origin=origin,
     )
+
+
+def is_program(subject: str) -> bool:
+    """Whether it is a script, a notebook or a module (`-m package.module`), and no model."""
+    return subject.endswith((".py", ".ipynb")) or subject.startswith("-m ")
 
 
 def script_model(path: str) -> Model:

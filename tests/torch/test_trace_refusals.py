@@ -67,7 +67,8 @@ def refused(folder: Path, program: str, *arguments: str, **given: Any) -> Proble
     with pytest.raises(InputError) as caught:
         trace(script, *arguments, **given)
     assert {one: one.stat().st_mtime_ns for one in folder.rglob("*")} == before
-    (problem,) = caught.value.problems
+    problem, *words = caught.value.problems
+    assert all("the script's last lines" in one.message for one in words)
     return problem
 
 

@@ -33,12 +33,35 @@ def largest(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool
     return True, (values, torch.zeros(indices.shape, dtype=torch.int64))
 
 
+EVERYTHING = "a mask whose values only a GPU could compute is taken to select everything"
+
+
+def places(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """`nonzero`, `torch.where(mask)`: every place there is."""
+    if not args[0].is_meta:
+        return NO
+    recorder.assume("mask", EVERYTHING)
+    shape = (args[0].numel(), args[0].dim())
+    return True, torch.empty(shape, dtype=torch.int64, device="meta")
+
+
+def taken(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
+    """`masked_select`: every value there is."""
+    if not any(one.is_meta for one in args[:2]):
+        return NO
+    recorder.assume("mask", EVERYTHING)
+    count = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()
+    return True, torch.empty(count, dtype=args[0].dtype, device="meta")
+
+
 ASSUMED: dict[Any, Callable[[Any, Any, Any, Any], tuple[bool, Any]]] = {
     aten.argmax.default: argmax,
     aten.argmin.default: argmax,
     aten.max.dim: largest,
     aten.min.dim: largest,
     aten.mode.default: largest,
+    aten.nonzero.default: places,
+    aten.masked_select.default: taken,
 }
 
 

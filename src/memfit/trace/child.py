@@ -213,6 +213,8 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         arguments=tuple(request["arguments"]),
         device=device_of(Options(gpu=Given(request["gpu"]))),
         steps=request["steps"],
+        truth=request["truth"],
+        module=request["module"],
         seconds=request["seconds"],
         scratch="" if request["sandbox"].level == "namespaces" else request["scratch"],
         alloc_conf=request["alloc_conf"],

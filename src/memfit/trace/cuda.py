@@ -101,6 +101,14 @@ def pretended(device: Device) -> Iterator[None]:
             return TRUE_TO(self, *args, **kwargs)
         if args and isinstance(args[0], torch.Tensor):
             args = (args[0].device, args[0].dtype, *args[1:])
+        if device.claimed and TRUE_DEVICE.__get__(self).type == "cpu" and device.owns(self):
+            # Real and on the GPU: told to go where it is, it would come back to the CPU
+            if args and stays(args[0], self):
+                args = args[1:]
+            elif stays(kwargs.get("device"), self):
+                kwargs = {key: one for key, one in kwargs.items() if key != "device"}
+            if not args and not {*kwargs} - {"non_blocking"}:
+                return self
         args = tuple(local(one, device, self) for one in args)
         if kwargs.get("device") is not None:
             kwargs = {**kwargs, "device": local(kwargs["device"], device, self)}
@@ -134,6 +142,14 @@ def pretended(device: Device) -> Iterator[None]:
             yield
     finally:
         torch._C._set_only_lift_cpu_tensors(lifted)
+
+
+def stays(value: Any, tensor: torch.Tensor) -> bool:
+    """Whether a device argument names the one where the tensor is."""
+    if isinstance(value, bool) or not isinstance(value, (int, str, torch.device)):
+        return False
+    kind = tensor.device.type
+    return isinstance(value, int) or torch.device(value).type == kind
 
 
 def local(value: Any, device: Device, tensor: torch.Tensor) -> Any:

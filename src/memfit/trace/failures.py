@@ -93,7 +93,7 @@ def ended(bad: BaseException, script: str) -> Told:
     )
     return (
         f"`{script}` ends {how} before it has trained a step",
-        "does it lack an argument? They stand behind the script, or behind `--`",
+        "its arguments stand behind the script, memfit's own options before it",
     )
 
 

@@ -129,6 +129,12 @@ class Word:
     def __or__(self, _: Any) -> Any:
         return self
 
+    def __instancecheck__(self, _: Any) -> bool:
+        """Where it stands for a type: nothing is one."""
+        return False
+
+    __subclasscheck__ = __instancecheck__
+
     __ror__ = __or__
 
     def __mro_entries__(self, _: Any) -> tuple[type, ...]:
@@ -198,6 +204,15 @@ def contents(launches: Launches) -> dict[str, Any]:
     }
 
 
+# Types that libraries ask for by `isinstance`.
+TYPES: dict[str, dict[str, Any]] = {
+    "triton": {"JITFunction": Kernel},
+    "triton.runtime": {"JITFunction": Kernel, "Autotuner": Tuned},
+    "triton.runtime.jit": {"JITFunction": Kernel, "KernelInterface": Kernel},
+    "triton.runtime.autotuner": {"Autotuner": Tuned},
+}
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds `triton` and every module below it."""
 
@@ -223,6 +238,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         vars(module)["__getattr__"] = missing
         if module.__name__ == "triton":
             vars(module).update(contents(self.launches))
+        vars(module).update(TYPES.get(module.__name__, {}))
 
 
 @contextlib.contextmanager

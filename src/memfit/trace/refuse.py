@@ -36,6 +36,7 @@ class Watcher(Sides):
     def __init__(self, device: Any, skew: float = 1.0) -> None:
         super().__init__(device, skew)
         self.notes: dict[str, Problem] = {}
+        self.truth = False  # of a condition whose value nobody knows
 
     def note(self, kind: str, message: str, hint: str = "") -> None:
         """The first of its kind is told."""
@@ -77,13 +78,22 @@ class Watcher(Sides):
                     ),
                 )
             return 1.0
-        if kind == torch.bool and not reader_is_user():
-            return False
-        what = "a truth value" if kind == torch.bool else "a whole number"
+        if kind == torch.bool:
+            return self.condition() if reader_is_user() else False
         raise CannotFollow(
-            f"the script depends on {what} that only a GPU could compute",
+            "the script depends on a whole number that only a GPU could compute",
             "what follows may need other memory either way",
         )
+
+    def condition(self) -> bool:
+        """The answer to a condition whose value nobody knows."""
+        answer = "true" if self.truth else "false"
+        message = (
+            f"conditions that only a GPU could compute are taken as {answer} where the script "
+            "reads them"
+        )
+        self.note("truth", message, "`--assume true` or `--assume false` says which")
+        return self.truth
 
     def constant(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
         """Beside filled tensors: losses are taken to be finite."""
@@ -192,7 +202,22 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
             self, **{**given, **{key: value for key, value in ALONE.items() if key in given}}
         )
 
+    def equal(true: Any) -> Any:
+        """A comparison whose answer is a Python value."""
+
+        def compare(one: torch.Tensor, other: torch.Tensor, *args: Any, **given: Any) -> Any:
+            if not (one.is_meta or other.is_meta):
+                return true(one, other, *args, **given)
+            return one is other or recorder.condition()
+
+        return compare
+
     found = [
+        *(
+            (owner, name, equal(getattr(owner, name)))
+            for owner in (torch, torch.Tensor)
+            for name in ("allclose", "equal")
+        ),
         (torch, "compile", compiled),
         (torch.nn.Module, "compile", lambda self, *_, **__: compiled(self) and None),
         (torch.utils.data.DataLoader, "__init__", loader),

@@ -85,7 +85,7 @@ for base, kind in (
 
 
 @contextlib.contextmanager
-def on(_: Any = None) -> Any:
+def on(_: Any = None, **__: Any) -> Any:
     """`torch.cuda.stream(s)`, `torch.cuda.device(0)`: a context that changes nothing."""
     yield STREAM
 
@@ -143,6 +143,16 @@ def device_type() -> Any:
     )
 
 
+def placed(value: Any) -> Any:
+    """A device argument; the GPU with its index, for which torch would ask the driver."""
+    if is_index(value):
+        return TRUE_KIND("cuda", value)
+    if isinstance(value, (str, TRUE_KIND)):
+        found = TRUE_KIND(value)
+        return TRUE_KIND("cuda", 0) if found.type == "cuda" and found.index is None else found
+    return value
+
+
 def is_index(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -154,8 +164,8 @@ def constructors() -> list[tuple[Any, str, Any]]:
     def indexed(true: Any) -> Any:
         @functools.wraps(true)
         def make(*args: Any, **given: Any) -> Any:
-            if is_index(given.get("device")):
-                given["device"] = TRUE_KIND("cuda", given["device"])
+            if given.get("device") is not None:
+                given["device"] = placed(given["device"])
             return true(*args, **given)
 
         return make
@@ -275,6 +285,12 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
             )
         return true["numpy"](self, **given)
 
+    def new_tensor(self: torch.Tensor, data: Any, **given: Any) -> torch.Tensor:
+        """On the side of this tensor; the dispatcher sees only the data's."""
+        where = {"device": self.device, "dtype": self.dtype}
+        chosen = {key: one for key, one in given.items() if one is not None}
+        return torch.tensor(data, **{**where, **chosen})
+
     def tolist(self: torch.Tensor) -> Any:
         return true["tolist"](self.detach().to("cpu") if self.is_cuda else self)
 
@@ -302,6 +318,7 @@ def tensor_methods() -> list[tuple[Any, str, Any]]:
     return [
         (torch.Tensor, "cpu", cpu),
         (torch.Tensor, "numpy", numpy),
+        (torch.Tensor, "new_tensor", new_tensor),
         (torch.Tensor, "tolist", tolist),
         (torch.Tensor, "__format__", formatted),
         (

@@ -4,10 +4,12 @@ allocates there."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import runpy
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +56,8 @@ class Request:
     seconds: float = 0
     scratch: str
     alloc_conf: str = ""
+    truth: bool = False
+    module: str = ""  # run as `python -m`
     watch: Callable[[Watcher], None] = field(default=lambda _: None)
     leave: Callable[[Follower], None] = field(default=lambda _: None)
 
@@ -66,13 +70,14 @@ def follow(request: Request) -> Follower:
     """Run the program until it has shown enough. What the follower holds then is the answer; see
     `answer`."""
     script = Path(request.script)
-    if not script.is_file():
+    if not request.module and not script.is_file():
         raise InputError.one(f"`{request.script}` is no file", where="script")
     device = request.device
     learn(Watcher(device))
     kernels_of.install(device)
     assume.install()
     recorder = Watcher(device)
+    recorder.truth = request.truth
     live = Live(recorder, Settings.parse(request.alloc_conf, where="job.alloc_conf"), device.memory)
     follower = Follower(recorder, request.steps, leave=lambda: request.leave(follower))
     request.watch(recorder)
@@ -126,10 +131,33 @@ def changes(recorder: Watcher) -> dict[str, imports.Change]:
 
 
 def execute(script: Path, request: Request) -> None:
-    """As `python script.py arguments` would."""
+    """As `python script.py arguments` would, or `python -m module arguments`."""
     sys.argv = [request.script, *request.arguments]
+    if request.module:
+        sys.path.insert(0, os.getcwd())
+        runpy.run_module(request.module, run_name="__main__", alter_sys=True)
+        return
     sys.path.insert(0, str(script.resolve().parent))
-    runpy.run_path(request.script, run_name="__main__")
+    runpy.run_path(
+        notebook(script) if script.suffix == ".ipynb" else request.script, run_name="__main__"
+    )
+
+
+def notebook(path: Path) -> str:
+    """Its cells of code as one script, without what only a notebook understands."""
+    try:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        code = ["".join(one["source"]) for one in cells if one["cell_type"] == "code"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise InputError.one(f"`{path}` is no notebook", where="script") from None
+    plain = [
+        f"pass  # {line}" if line.lstrip().startswith(("%", "!")) else line
+        for cell in code
+        for line in (*cell.splitlines(), "")
+    ]
+    made = Path(tempfile.mkdtemp()) / f"{path.stem}.py"
+    made.write_text("\n".join(plain), encoding="utf-8")
+    return str(made)
 
 
 def judged(follower: Follower, request: Request, run: Callable[[], None]) -> None:
