@@ -23,6 +23,17 @@ OFTEN, SELDOM = 0.1, 10.0  # seconds between two signs of life: on a terminal, e
 PICTURES = (".svg", ".png", ".html")
 
 
+# Programs that start a script several times, and their options for how often on a machine.
+LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "python", "python3")
+COUNTS = (
+    "--nproc-per-node",
+    "--nproc_per_node",
+    "--num_processes",
+    "--num_gpus",
+)
+NODES = ("--nnodes", "--num_nodes")
+
+
 class Words(NamedTuple):
     """A command line taken apart: the model or script, what is memfit's, what is the script's."""
 
@@ -43,6 +54,9 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
         word = rest.pop(0)
         name = word.partition("=")[0]
         if word == "--":
+            if not subject and rest and Path(rest[0]).name in LAUNCHERS:
+                subject, count, rest = launched(rest)
+                ours += ["--ranks", count] if count else []
             arguments += rest
             break
         if script:
@@ -60,6 +74,33 @@ def split(words: Sequence[str], valued: Mapping[str, bool]) -> Words:
         else:
             subject, script = word, is_program(word)
     return Words(subject, ours, arguments)
+
+
+def launched(words: Sequence[str]) -> tuple[str, str, list[str]]:
+    """The script that a launcher's words start, as how many ranks (empty: one), and its own
+    words."""
+    counts, nodes = "1", "1"
+    rest = list(words[1:])
+    while rest:
+        word = rest.pop(0)
+        name, equals, text = word.partition("=")
+        if word in ("-m", "--module") and rest and Path(words[0]).name != "deepspeed":
+            module = rest.pop(0)
+            if module in ("torch.distributed.run", "torch.distributed.launch"):
+                continue
+            return f"-m {module}", ranks_of(counts, nodes), rest
+        if name in (*COUNTS, *NODES):
+            value = text if equals else rest.pop(0) if rest else ""
+            counts, nodes = (value, nodes) if name in COUNTS else (counts, value)
+        elif word.endswith(".py"):
+            return word, ranks_of(counts, nodes), rest
+    return "", "", []
+
+
+def ranks_of(counts: str, nodes: str) -> str:
+    """Empty where it is one, or not said in numbers."""
+    number = int(counts) * int(nodes) if counts.isdecimal() and nodes.isdecimal() else 1
+    return str(number) if number > 1 else ""
 
 
 class Life:

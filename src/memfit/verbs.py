@@ -292,6 +292,13 @@ def script(
     module = path.removeprefix("-m ") if path.startswith("-m ") else ""
     if not module and not Path(path).is_file():
         problems.append(Problem(message=f"`{path}` is no file", where="script"))
+    if run.ranks > 1 and cluster is not None and cluster.gpus == 1:
+        # One GPU was named: each rank has one like it, eight to a machine
+        each = 8 if run.ranks % 8 == 0 else run.ranks
+        cluster = dataclasses.replace(cluster, gpus_per_node=each, nodes=run.ranks // each)
+    if run.rank >= run.ranks:
+        message = f"there is no rank {run.rank} among {run.ranks}"
+        problems.append(Problem(message=message, where="rank", hint="ranks are counted from 0"))
     if problems:
         raise InputError(*problems)
     request = {
@@ -301,6 +308,8 @@ def script(
         "steps": run.steps,
         "alloc_conf": conf,
         "module": module,
+        "rank": run.rank,
+        "world": run.ranks,
         "truth": run.assume == "true",
         "isolation": run.isolation,
         "network": run.network,
@@ -313,6 +322,7 @@ def script(
         script_model(path),
         job,
         cluster,
+        of_ranks(run),
         producer=lambda *_: told.tape,
         problems=told.notes,
         total=int(facts["parameters"]),
@@ -334,6 +344,14 @@ def script(
         ),
         host=Host(size=int(facts["host"]), why="tensors that the script has on the CPU"),
     )
+
+
+def of_ranks(run: Run) -> Strategy:
+    """The group of all ranks, whose connections NCCL keeps memory for; how a script spreads its
+    work over them is in its tape."""
+    if run.ranks == 1:
+        return ONE
+    return dataclasses.replace(strategy_from((f"ddp={run.ranks}",), None), rank=run.rank)
 
 
 def launched(

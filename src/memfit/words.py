@@ -140,6 +140,14 @@ class Run:
     keep_env: bool = option(
         False, "let a script see tokens and passwords of your environment", group="trace"
     )
+    ranks: int = option(
+        1,
+        "run a script as one rank of so many, as `torchrun` would start it on as many GPUs",
+        low=1,
+        high=2**20,
+        group="trace",
+    )
+    rank: int = option(0, "which rank of them is followed", low=0, high=2**20, group="trace")
     assume: str = option(
         "false",
         "what a script reads for a condition that only a GPU could compute, like `loss < best`",

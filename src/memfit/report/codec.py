@@ -275,7 +275,9 @@ def to_dict(estimate: Estimate, *, explain: bool = False) -> dict[str, Any]:
         if gpu is None or usable is None
         else {"id": gpu.id, "name": gpu.name, "usable_low": usable[0], "usable_high": usable[1]},
         "gpus": estimate.strategy.ranks,
-        "layouts": {name: dataclasses.asdict(layout) for name, layout in estimate.strategy.uses()},
+        "layouts": {}  # a script's are its own
+        if estimate.script is not None
+        else {name: dataclasses.asdict(layout) for name, layout in estimate.strategy.uses()},
         "rank": estimate.strategy.rank,
         "ranks": [dataclasses.asdict(one) for one in estimate.ranks],
         "memory": {

@@ -144,7 +144,10 @@ def subject(estimate: Estimate) -> Iterator[str]:
         yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
         if estimate.assumed:
             yield f"{'assumed':<{MARGIN}}{assumed_words(estimate)}"
-    if estimate.strategy:
+    if estimate.script is not None and estimate.strategy.ranks > 1:
+        which = f"rank {estimate.strategy.rank} of {estimate.strategy.ranks} is followed"
+        yield f"{'ranks':<{MARGIN}}{which}"
+    elif estimate.strategy:
         yield f"{'layout':<{MARGIN}}{layout_words(estimate)}"
     yield f"{'by':<{MARGIN}}{source_words(estimate)}"
 

@@ -214,6 +214,8 @@ def of_script(request: dict, channel: Channel) -> tuple:  # type: ignore[type-ar
         device=device_of(Options(gpu=Given(request["gpu"]))),
         steps=request["steps"],
         truth=request["truth"],
+        rank=request["rank"],
+        world=request["world"],
         module=request["module"],
         seconds=request["seconds"],
         scratch="" if request["sandbox"].level == "namespaces" else request["scratch"],

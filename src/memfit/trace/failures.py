@@ -109,7 +109,7 @@ def several(bad: BaseException, script: str) -> Told:
     if isinstance(bad, KeyError) and bad.args and bad.args[0] in SPREAD:
         return (
             f"`{script}` wants to be started as several processes: `{bad.args[0]}` is not set",
-            "so far memfit follows one process on one GPU",
+            "`--ranks N` runs it as one of N, or `memfit trace -- torchrun …`",
         )
     return None
 

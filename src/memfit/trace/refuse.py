@@ -230,7 +230,10 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
             (
                 torch.distributed,
                 "init_process_group",
-                refusing("the script joins a group of processes", several),
+                refusing(
+                    "the script joins a group of processes",
+                    "`--ranks N` runs it as one process of N, or `memfit trace -- torchrun …`",
+                ),
             )
         )
     return found

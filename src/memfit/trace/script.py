@@ -27,6 +27,7 @@ from memfit.trace import (
     failures,
     imports,
     kernels_of,
+    launched_ranks,
     launches,
     lines,
     pretrained,
@@ -57,6 +58,8 @@ class Request:
     scratch: str
     alloc_conf: str = ""
     truth: bool = False
+    rank: int = 0
+    world: int = 1
     module: str = ""  # run as `python -m`
     watch: Callable[[Watcher], None] = field(default=lambda _: None)
     leave: Callable[[Follower], None] = field(default=lambda _: None)
@@ -76,7 +79,7 @@ def follow(request: Request) -> Follower:
     learn(Watcher(device))
     kernels_of.install(device)
     assume.install()
-    recorder = Watcher(device)
+    recorder = (launched_ranks.RankWatcher if request.world > 1 else Watcher)(device)
     recorder.truth = request.truth
     live = Live(recorder, Settings.parse(request.alloc_conf, where="job.alloc_conf"), device.memory)
     follower = Follower(recorder, request.steps, leave=lambda: request.leave(follower))
@@ -111,6 +114,8 @@ def prepare(stack: contextlib.ExitStack, follower: Follower, live: Live, request
     stack.enter_context(imports.changing({**changes(recorder), **launched.changes()}))
     stack.enter_context(autocast.emulated())
     stack.enter_context(follower.following())
+    if request.world > 1:
+        stack.enter_context(launched_ranks.followed(recorder, request.rank, request.world))
     stack.enter_context(limited(request.seconds))
     stack.enter_context(recorder)
 
