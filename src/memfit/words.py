@@ -487,12 +487,21 @@ def otherwise(
         if (
             not may
             or not config.get("model_type")
-            or not all(traced(problem) for problem in bad.problems)
+            or not (all(traced(problem) for problem in bad.problems) or by_graphs(config))
         ):
             raise
         if reasons is not None:
             reasons += bad.problems
         return unbuilt(config, *named)
+
+
+def by_graphs(config: Mapping[str, Any]) -> bool:
+    """Whether captured graphs answer for this type: their map of sizes may not read what its own
+    class reads (a default, a list under an older name), so that a trace has the last word."""
+    from memfit.model.families import families
+
+    known = families().get(str(config.get("model_type")))
+    return known is not None and known.graphs
 
 
 def traced(problem: Problem) -> bool:

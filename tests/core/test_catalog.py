@@ -165,3 +165,13 @@ def test_looking_up_a_name_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_config_of_the_catalog_is_refused_for_good() -> None:
+    """What a family cannot read is left to a trace; any other problem is an error of ours."""
+    from memfit.errors import Problem
+    from memfit.words import Ask, model_of
+
+    for name in catalog.names():
+        reasons: list[Problem] = []
+        model_of(f"catalog:{name}", Ask(), reasons)
