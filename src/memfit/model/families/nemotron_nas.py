@@ -71,7 +71,8 @@ def build(fields: Fields) -> Model:
     blocks = fields.value("block_configs", default=[])
     count = fields.layers()
     if not isinstance(blocks, list) or len(blocks) != count:
-        fields.blame("block_configs", f"`block_configs` needs {count} entries, one a layer")
+        message = f"`block_configs` needs {count} entries, one a layer"
+        fields.blame("block_configs", message, of=(count,))
         blocks = []
     activation = fields.activation("hidden_act", default="silu")
 
