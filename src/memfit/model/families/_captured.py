@@ -124,9 +124,9 @@ def model_of(
     tied = fields.flag("tie_word_embeddings", default=row.tied)
     positions = fields.count(row.positions, default=2048, high=2**40)
     dtype, share = fields.dtype(), row.active(fields) if row.active is not None else (1, 1)
+    unlike(row, fields, data, dims)
     if fields.problems:
         raise InputError(*fields.problems)
-    unlike(row, fields, data, dims)
     missing = sorted(set(kinds) - data["weights"]["layers"].keys())
     if missing:
         raise InputError.one(
@@ -181,27 +181,24 @@ def start_of(parts: tuple[Module, ...]) -> tuple[Module, ...]:
 def unlike(row: Row, fields: Fields, data: Mapping[str, Any], dims: Mapping[str, int]) -> None:
     """A config that says otherwise than the captured ones, where the code may depend on it."""
     for key in HEADS:
-        if dims.get(key, EIGHT) % EIGHT:
-            raise InputError.one(
-                f"no captured graph of `{row.name}` for heads of {dims[key]} values",
-                where="config",
-                hint=TRACE,
-            )
+        if dims.get(key, EIGHT) % EIGHT and not fields.problems:
+            message = f"no captured graph of `{row.name}` for heads of {dims[key]} values"
+            fields.blame("head_dim" if key == "head_dim" else "hidden_size", message, TRACE)
     for key, value in data["constants"].items():
-        if dims.get(key, value) != value:
-            raise InputError.one(
-                f"no captured graph of `{row.name}` with `{key}` = {dims[key]}",
-                where=f"config.{key}",
-                hint=TRACE,
+        if dims.get(key, value) != value and not fields.doubts(key):
+            fields.blame(
+                key, f"no captured graph of `{row.name}` with `{key}` = {dims[key]}", TRACE
             )
     for key, value in data["assumed"].items():
         given = given_of(fields.config, key, value)
-        if given != value and given is not None:
-            raise InputError.one(
-                f"no captured graph of `{row.name}` with `{key}` = {json.dumps(given)[:40]}",
-                where=f"config.{key}",
-                hint=TRACE,
-            )
+        if (given != value or type(given) is not type(value)) and given is not None:
+            text = json.dumps(given, default=str)[:40] if not big(given) else "a huge number"
+            fields.blame(key, f"no captured graph of `{row.name}` with `{key}` = {text}", TRACE)
+
+
+def big(value: Any) -> bool:
+    """Python refuses to print integers of more than 4300 digits."""
+    return isinstance(value, int) and value.bit_length() > 200
 
 
 def modules(rows: Sequence[Sequence[Any]], dims: Mapping[str, int]) -> tuple[Module, ...]:

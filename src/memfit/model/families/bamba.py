@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memfit.model.config import Fields
 from memfit.model.families._captured import Dims, Row, captured, each, ratio, variants
-from memfit.model.families.granitemoehybrid import ATTENTION, DERIVED, MAMBA, mamba
+from memfit.model.families._mamba_sizes import ATTENTION, DERIVED, MAMBA, mamba
 
 DENSE = {"intermediate_size": (200, 312, 184)}
 BASE = {

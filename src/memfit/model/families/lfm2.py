@@ -39,7 +39,9 @@ def dims(fields: Fields) -> Dims:
 
 
 def kinds(fields: Fields) -> list[str]:
-    return [str(one) for one in fields.listing("layer_types", fields.layers())]
+    places = fields.integers("full_attn_idxs")
+    default = ["full_attention" if one in places else "conv" for one in range(fields.layers())]
+    return [str(one) for one in fields.listing("layer_types", fields.layers(), default)]
 
 
 captured(

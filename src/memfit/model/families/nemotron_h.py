@@ -40,7 +40,10 @@ NAMES = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 def dims(fields: Fields) -> Dims:
+    fields.assume(head_dim=fields.config.get("attention_head_dim", 128))
     found = each(fields, *SIZES)
+    if fields.config.get("num_hidden_layers") is not None:
+        fields.layers()  # the pattern says how many there are
     for key in EXPERTS:  # of dense models they say nothing
         found[key] = fields.count(key, default=8)
     ratio(fields, found, "num_attention_heads", "num_key_value_heads")
@@ -85,6 +88,7 @@ captured(
             "routed_scaling_factor",
             "num_nextn_predict_layers",
             "use_mamba_kernels",
+            "moe_shared_expert_overlap",
         ),
     )
 )
