@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from memfit.errors import InputError
 from memfit.formats import FORMATS
 from memfit.model import catalog
 from memfit.model.families import build, families
@@ -18,18 +19,23 @@ def known(name: str) -> Model:
     return build(catalog.entry(name).config(), name=name)
 
 
-# Stored by a mixture of formats that memfit does not read yet; its type answers by captured graphs.
-UNREAD = {"nvidia/NVIDIA-Nemotron-3.5-Lightning-30B-A3B-NVFP4"}
+def answered(entry: catalog.Entry) -> bool:
+    """Whether a formula answers: of a type with captured graphs some configurations were not
+    captured, and say so."""
+    family = families().get(entry.model_type)
+    if family is None or not family.graphs:
+        return family is not None
+    try:
+        known(entry.name)
+    except InputError as bad:
+        return not any(word in str(bad) for word in ("no captured graph", "modelopt"))
+    return True
 
 
 def test_catalog() -> None:
     """Every entry that has a family counts as transformers 5.23 did on the meta device
     (`built_with`)."""
-    counted = [
-        entry
-        for entry in catalog.entries()
-        if entry.model_type in families() and entry.parameters and entry.name not in UNREAD
-    ]
+    counted = [entry for entry in catalog.entries() if entry.parameters and answered(entry)]
     wrong = {
         entry.name: (count, entry.parameters)
         for entry in counted
@@ -41,7 +47,7 @@ def test_catalog() -> None:
 
 def test_every_family_of_the_catalog_can_be_built() -> None:
     for entry in catalog.entries():
-        if entry.model_type in families() and entry.name not in UNREAD:
+        if answered(entry):
             assert known(entry.name).layers
 
 

@@ -47,6 +47,7 @@ class Row:
     active: Callable[[Fields], tuple[int, int]] | None = None  # (experts that run, experts)
     tied: bool = False
     silent: tuple[str, ...] = ()  # fields that no code of these layers reads
+    absent: tuple[str, ...] = ()  # fields that bring code which was not captured
     token_loops: bool = False  # its code goes through a sequence token by token
     derived: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # as of `Graphs`
     positions: str = "max_position_embeddings"
@@ -184,6 +185,10 @@ def unlike(row: Row, fields: Fields, data: Mapping[str, Any], dims: Mapping[str,
         if dims.get(key, EIGHT) % EIGHT and not fields.problems:
             message = f"no captured graph of `{row.name}` for heads of {dims[key]} values"
             fields.blame("head_dim" if key == "head_dim" else "hidden_size", message, TRACE)
+    for key in row.absent:
+        given = fields.config.get(key)
+        if given and not (isinstance(given, list) and set(map(str, given)) == {"full"}):
+            fields.blame(key, f"no captured graph of `{row.name}` with `{key}`", TRACE)
     for key, value in data["constants"].items():
         if dims.get(key, value) != value and not fields.doubts(key):
             fields.blame(

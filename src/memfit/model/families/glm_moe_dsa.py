@@ -70,6 +70,7 @@ captured(
             {**base("glm_moe_dsa"), "mlp_layer_types": ["dense", "sparse", "sparse"]}, SIZES
         ),
         active=active,
+        absent=("indexer_types",),
         silent=SILENT,
         derived=DERIVED,
     )

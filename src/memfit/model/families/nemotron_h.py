@@ -82,6 +82,7 @@ captured(
             "states": ("chunks + 1", "1"),
             "conv_length": ("seq + 3", "1"),
         },
+        absent=("moe_latent_size",),
         silent=(
             "expand",
             "num_logits_to_keep",
