@@ -385,7 +385,7 @@ def test_the_picture_shows_each_case_once() -> None:
     drawn = ElementTree.fromstring(svg(found))
     titles = [one.text or "" for one in drawn.iter("{http://www.w3.org/2000/svg}title")]
     assert len(titles) == 2
-    assert any("b<: m" in one and "predicted 20.00" in one for one in titles)
+    assert any("b<: m" in one and "predicted 20.0" in one for one in titles)
     places = {float(one.attrib["cx"]) for one in drawn.iter("{http://www.w3.org/2000/svg}circle")}
     assert all(70 <= place <= 860 for place in places)
 

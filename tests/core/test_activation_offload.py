@@ -21,7 +21,7 @@ from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Node
 from memfit.model.catalog import entry
 from memfit.model.families import build
-from memfit.plan.advice import advice, training
+from memfit.plan.advice import advice, changes
 from memfit.plan.bounds import Bounds, Like
 from memfit.plan.memory_lower_bounds import Walked, passing
 from memfit.report.plan import flags
@@ -182,7 +182,7 @@ def test_it_is_advised_where_a_framework_has_it() -> None:
     ):
         offered = [
             one.changes["activation_offload"]
-            for one in training(Job(framework=framework))
+            for one in changes(Job(framework=framework))
             if "activation_offload" in one.changes
         ]
         assert offered == ([kind] if kind else [])
@@ -196,7 +196,8 @@ def test_advice_on_a_long_sequence() -> None:
     found = advice(
         build(entry("meta-llama/Llama-3.1-8B").config()), job, cluster, Strategy(fsdp=FSDP(size=8))
     )
-    assert [rung.name for rung in found.rungs] == ["--activation-offload streams"]
+    hosts = [one for one in found.ways if one.kind == "host"]
+    assert [one.names for one in hosts] == [("--activation-offload streams",)]
 
 
 def test_a_plan_that_nothing_else_makes_fit() -> None:

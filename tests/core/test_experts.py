@@ -32,7 +32,7 @@ OSS = {**SMALL, "model_type": "gpt_oss"}
 
 
 def said(config: dict[str, Any], **options: Any) -> dict[str, tuple[str, str]]:
-    answer = estimate(config, gpu="h100-sxm", seq=64, **options)
+    answer = estimate(config, gpu="h100-sxm", seq=64, framework="transformers", **options)
     return {problem.where: (problem.level, problem.message) for problem in answer.problems}
 
 

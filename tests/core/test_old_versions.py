@@ -19,6 +19,7 @@ def test_every_family_is_answered_or_refused(version: str) -> None:
                     seq=16,
                     new_tokens=2,
                     task=task,
+                    framework="transformers",
                 )
             except InputError as bad:
                 refused.add((name, bad.problems[0].message.partition(" for ")[0]))
@@ -36,7 +37,9 @@ def test_layers_pick_from_tables_of_their_own_before_4_45(family: str) -> None:
     """Peaks of transformers 4.40.2 with torch 2.4.1 under the trace: 25,981,440 and 24,303,104
     bytes."""
     config = dict(families()[family].examples[0])
-    found = estimate(config, versions="transformers=4.40,torch=2.4", seq=256, batch=2)
+    found = estimate(
+        config, versions="transformers=4.40,torch=2.4", seq=256, batch=2, framework="transformers"
+    )
     assert found.memory.allocated == pytest.approx(
         {"phi": 25_981_440, "stablelm": 24_303_104}[family], rel=2e-3
     )
@@ -69,7 +72,14 @@ def test_groups_are_repeated_for_flash_attn(family: str) -> None:
         {} if family in ("llama", "qwen2") else {"sliding_window": None}
     )
     versions = "transformers=4.47.1,accelerate=1.2.1,peft=0.14.0,trl=0.13.0"
-    step = estimate(config, versions=versions, attention="flash-attn-2", batch=2, seq=512)
+    step = estimate(
+        config,
+        versions=versions,
+        attention="flash-attn-2",
+        batch=2,
+        seq=512,
+        framework="transformers",
+    )
     answer = estimate(
         config,
         versions=versions,

@@ -93,6 +93,7 @@ def test_full_training_as_ms_swift_measured_it(seq: int, gib: float) -> None:
         packing=False,
         gpu="a100-sxm-80gb",
         versions="transformers=4.36,torch=2.1",
+        framework="transformers",
         **FULL,
     )
     assert found.memory.reserved / 2**30 == pytest.approx(gib, rel=0.02)

@@ -178,11 +178,9 @@ def test_what_ran_out_of_memory_does_not_fit() -> None:
 
 def test_tensors_pass_the_host_one_at_a_time() -> None:
     """The largest is the embedding."""
-    assert estimate(LLAMA, gpu="2xl4", use="split=2", batch=2, seq=128).host.size == 2 * 4000 * 256
-    assert (
-        estimate(LLAMA, gpu="2xl4", use="ddp=2", batch=2, seq=128).host.size
-        == 2 * build(LLAMA).parameters
-    )
+    job = {"gpu": "2xl4", "batch": 2, "seq": 128, "framework": "transformers"}
+    assert estimate(LLAMA, use="split=2", **job).host.size == 2 * 4000 * 256
+    assert estimate(LLAMA, use="ddp=2", **job).host.size == 2 * build(LLAMA).parameters
 
 
 def test_a_plan_may_take_it() -> None:

@@ -119,6 +119,7 @@ def test_a_small_step_takes_as_long_as_was_published():
             precision="bf16",
             checkpointing="full",
             optimizer="adamw",
+            framework="transformers",
             offline=True,
         ).time
         for name, seq in (("meta-llama/Llama-3.2-1B", 512), ("meta-llama/Llama-3.1-8B", 8192))
@@ -162,6 +163,7 @@ def test_weights_that_are_not_trained_need_no_gradient(checkpointing):
         checkpointing=checkpointing,
         batch=1,
         seq=2048,
+        framework="transformers",
         offline=True,
     )
     assert found.time is not None
@@ -629,8 +631,8 @@ def test_a_time_that_is_not_told_has_a_reason(name, asked, word):
     assert bool(found.untimed) is bool(word)
     assert not word or (found.time is None and found.generation is None)
     if word:
-        assert f"how long it takes is not told: {found.untimed}" in " ".join(write(found).split())
-        assert f"How long it takes is not told: {found.untimed}." in write(found, "markdown")
+        assert f"time is not known: {found.untimed}" in " ".join(write(found).split())
+        assert f"Time is not known: {found.untimed}." in write(found, "markdown")
     assert json.loads(write(found, "json"))["untimed"] == (found.untimed or None)
 
 
@@ -712,7 +714,13 @@ def test_without_a_switch_a_group_has_the_links_between_its_own_gpus():
 
 def test_the_working_in_words():
     found = ask(
-        "meta-llama/Llama-3.2-1B", gpu="8xh100-sxm", use="fsdp=8", batch=1, seq=2048, offline=True
+        "meta-llama/Llama-3.2-1B",
+        gpu="8xh100-sxm",
+        use="fsdp=8",
+        batch=1,
+        seq=2048,
+        framework="transformers",
+        offline=True,
     )
     told = write(found, "text", explain=True)
     one = next(

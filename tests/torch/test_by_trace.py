@@ -38,7 +38,9 @@ def test_a_model_that_no_family_knows(tmp_path: Any) -> None:
     import torch
 
     (tmp_path / "config.json").write_text(json.dumps(JAPANESE))
-    found = memfit.estimate(tmp_path / "config.json", gpu="t4", seq=64, by="trace")
+    found = memfit.estimate(
+        tmp_path / "config.json", gpu="t4", seq=64, by="trace", framework="transformers"
+    )
     assert (found.source, found.verdict, found.model.family) == (
         "trace",
         "fits",
@@ -101,7 +103,9 @@ def test_a_configuration_that_no_family_knows_is_traced_at_once(
     assert "the nearest known is `gpt_neox`" in text
     assert "--by trace" in text
     monkeypatch.setenv("MEMFIT_CACHE", str(tmp_path))
-    first, again = (memfit.estimate(JAPANESE, seq=64, gpu="t4") for _ in range(2))
+    first, again = (
+        memfit.estimate(JAPANESE, seq=64, gpu="t4", framework="transformers") for _ in range(2)
+    )
     assert first.source == again.source == "trace"
     assert first.memory.allocated == again.memory.allocated
     assert "a trace of the real code answers" in first.problems[0].message
@@ -118,7 +122,9 @@ def test_both_refusals_are_told_where_the_trace_fails_too() -> None:
 
 
 def test_a_search_by_trace_looks_at_small_batches_only() -> None:
-    found = memfit.estimate(JAPANESE, by="trace", seq=64, memory="3GiB", largest_batch=True)
+    found = memfit.estimate(
+        JAPANESE, by="trace", seq=64, memory="3GiB", largest_batch=True, framework="transformers"
+    )
     assert found.answers[0].value
     assert found.answers[0].value <= 2**20 // 64
 
@@ -196,8 +202,8 @@ def test_experts_of_a_model_without_formulas_are_balanced_or_skewed() -> None:
         "mamba_d_state": 4,
         "mamba_dt_rank": 4,
     }
-    even = memfit.estimate(jamba, by="trace", seq=32)
-    skewed = memfit.estimate(jamba, by="trace", seq=32, router_skew=1.5)
+    even = memfit.estimate(jamba, by="trace", seq=32, framework="transformers")
+    skewed = memfit.estimate(jamba, by="trace", seq=32, framework="transformers", router_skew=1.5)
     message = "every expert is taken to get an equal share of the tokens"
     assert [message in [one.message for one in found.problems] for found in (even, skewed)] == [
         True,
