@@ -164,7 +164,7 @@ def test_interrupted(matrix: Matrix) -> None:
     some = study(matrix, stop)
     assert not some.whole
     assert len(some.panels[0].cells) == 5
-    assert "interrupted" in report.text(some, {})
+    assert "Ctrl-C stopped the study" in report.text(some, {})
 
 
 def test_measured_figures_stand_beside() -> None:

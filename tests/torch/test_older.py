@@ -109,7 +109,15 @@ def test_arguments_of_tuned_kernels_by_name_and_by_place() -> None:
 @pytest.mark.parametrize("job", JOBS)
 @pytest.mark.parametrize("python", ENVIRONMENTS)
 def test_every_way_of_working_runs_there(python: str, job: str) -> None:
-    found = trace(CONFIG, seq=64, new_tokens=20, gpu="a100-sxm-80gb", python=python, **JOBS[job])
+    found = trace(
+        CONFIG,
+        framework="transformers",
+        seq=64,
+        new_tokens=20,
+        gpu="a100-sxm-80gb",
+        python=python,
+        **JOBS[job],
+    )
     assert found.memory.allocated > 0
 
 
@@ -192,6 +200,7 @@ def test_padding_goes_out_and_comes_back() -> None:
 def test_flash_attn_runs_there_as_the_formulas_say(python: str) -> None:
     """Not where transformers is older than the formulas are."""
     job = {"batch": 2, "seq": 128, "attention": "flash-attn-2", "gpu": "a100-sxm-80gb"}
+    job |= {"framework": "transformers"}
     real = trace(CONFIG, python=python, **job)
     asked = ",".join(f"{name}={version}" for name, version in real.versions.items())
     ours = estimate(CONFIG, **job, versions=asked)

@@ -41,7 +41,13 @@ CONFIG: dict[str, Any] = {
 @pytest.fixture(scope="module", params=["", "expandable_segments:True"])
 def found(request: pytest.FixtureRequest) -> Estimate:
     return memfit.estimate(
-        CONFIG, gpu="a100-sxm-80gb", by="trace", seq=256, batch=4, alloc_conf=request.param
+        CONFIG,
+        gpu="a100-sxm-80gb",
+        by="trace",
+        seq=256,
+        batch=4,
+        framework="transformers",
+        alloc_conf=request.param,
     )
 
 

@@ -107,8 +107,10 @@ def test_a_script_has_the_packages_of_the_environment_that_is_named(
 
 
 def test_a_model_is_traced_there_to_the_same_byte(other: Path) -> None:
-    found = trace(CONFIG, gpu="a100-sxm-80gb", seq=64, python=str(other))
-    here = memfit.estimate(CONFIG, gpu="a100-sxm-80gb", seq=64, by="trace")
+    found = trace(CONFIG, gpu="a100-sxm-80gb", seq=64, framework="transformers", python=str(other))
+    here = memfit.estimate(
+        CONFIG, gpu="a100-sxm-80gb", seq=64, framework="transformers", by="trace"
+    )
     assert (found.memory.allocated, found.memory.reserved, found.memory.parts) == (
         here.memory.allocated,
         here.memory.reserved,
@@ -141,6 +143,10 @@ def test_operators_that_an_older_torch_lacks_are_not_needed(
     folder = environment(tmp_path / "venv", *packages())
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "sitecustomize.py").write_text(OLDER)
-    found = trace(CONFIG, gpu="a100-sxm-80gb", seq=64, python=str(folder), **job)
-    here = memfit.estimate(CONFIG, gpu="a100-sxm-80gb", seq=64, by="trace", **job)
+    found = trace(
+        CONFIG, gpu="a100-sxm-80gb", seq=64, framework="transformers", python=str(folder), **job
+    )
+    here = memfit.estimate(
+        CONFIG, gpu="a100-sxm-80gb", seq=64, framework="transformers", by="trace", **job
+    )
     assert found.memory.allocated == here.memory.allocated

@@ -37,6 +37,7 @@ ALONE: Mapping[str, str] = {"one GPU": "", **OFFLOAD}
 # share of a step's time within which two ways are as quick as each other, and the smaller one is
 # preferred
 CLOSE = 0.02
+WORTH = 0.1  # share of the GPU that offload has to free to be worth its traffic
 LONG = 4096  # tokens from which a context is called long
 
 
@@ -250,19 +251,22 @@ SITUATIONS: Mapping[str, Situation] = {
 
 
 def defaults(panels: Sequence[Panel], methods: Sequence[str]) -> Iterator[Default]:
-    """For each situation that was studied, of all methods and of each."""
+    """For each situation that was studied, of all methods and of each. Situations with the same
+    cases are one."""
+    seen: list[list[Panel]] = []
     for name, belongs in SITUATIONS.items():
         cases = [panel for panel in panels if belongs(panel)]
         several = [panel for panel in cases if panel.cluster.gpus > 1]
         cases = several or cases  # one GPU has layouts of its own, and a situation named for it
-        if not cases:
+        if not cases or cases in seen:
             continue
+        seen.append(cases)
         for method in ("", *methods) if len(methods) > 1 else methods:
             yield default(name, cases, method)
 
 
 def default(situation: str, panels: Sequence[Panel], method: str) -> Default:
-    found = [scored(way, panels) for way in ways_of(panels) if method in ("", way.method)]
+    found = [scored(way, panels, method) for way in ways_of(panels) if method in ("", way.method)]
     best = min(found, key=lambda one: one.rank, default=None)
     if best is None or not best.fits:
         return Default(situation=situation, method=method, cases=len(panels), way=None)
@@ -272,7 +276,7 @@ def default(situation: str, panels: Sequence[Panel], method: str) -> Default:
         if one.fits == best.fits and one.slower is not None and best.slower is not None
     ]
     near = [one for one in near if (one.slower or 0) <= (best.slower or 0) + CLOSE] or [best]
-    chosen = min(near, key=lambda one: one.memory)
+    chosen = min(near, key=lambda one: one.memory + WORTH * (one.way.layout in OFFLOAD))
     return Default(
         situation=situation,
         method=method,
@@ -313,9 +317,9 @@ def fused(way: Way) -> Way:
     )
 
 
-def scored(way: Way, panels: Sequence[Panel]) -> Score:
+def scored(way: Way, panels: Sequence[Panel], method: str) -> Score:
     """How much slower: the geometric mean over the cases in which it fits, each beside the quickest
-    that fits there."""
+    of the same methods that fits there."""
     fits, ratios, shares = 0, [], []
     known = True
     for panel in panels:
@@ -324,7 +328,8 @@ def scored(way: Way, panels: Sequence[Panel]) -> Score:
             continue
         fits += 1
         shares.append(mine.device / panel.usable)
-        best = min((one.seconds for one in panel.cells if one.fits and one.seconds), default=None)
+        alike = [one for one in panel.cells if one.fits and method in ("", one.way.method)]
+        best = min((one.seconds for one in alike if one.seconds), default=None)
         if mine.seconds and best:
             ratios.append(math.log(mine.seconds / best))
         known = known and bool(mine.seconds)

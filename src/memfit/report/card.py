@@ -79,7 +79,7 @@ def named(row: Row) -> str:
 
 def highlights(best: list[Row]) -> Iterator[str]:
     words = [
-        f"{row.longest:,} tokens of context, or {row.most:,} users at {CONTEXT:,}"
+        f"{row.longest:,} tokens of context, or {row.most:,} x {CONTEXT:,}"
         if row.use.answers
         else f"{row.use.title} up to {row.most:,} x {row.job.seq:,} tokens, or 1 x {row.longest:,}"
         for row in best

@@ -9,7 +9,6 @@ from memfit.report.figures import count, gib, percent
 from memfit.report.pace import pace
 from memfit.report.text import (
     WHAT,
-    answer_line,
     device_words,
     host_words,
     job_words,
@@ -33,7 +32,6 @@ def markdown(estimate: Estimate) -> str:
         *_parts(estimate),
         *_moments(estimate),
     ]
-    lines += [f"- {escape(answer_line(answer))}" for answer in estimate.answers]
     lines += [f"- {escape(line.strip())}" for line in ladder(estimate)]
     if estimate.problems:
         lines += ["", *(f"> {escape(line)}  " for line in remarks(estimate.problems))]

@@ -35,7 +35,7 @@ def text(found: Study, beside: Measured, *, width: int = 80) -> str:
             )
         )
     if not found.whole:
-        blocks.append("interrupted: this is what was found by then")
+        blocks.append("Ctrl-C stopped the study: it has the cells computed so far")
     return "\n\n".join(blocks)
 
 
@@ -178,8 +178,11 @@ def default_words(one: Default) -> str:
 
 
 def default_lines(found: Sequence[Default], width: int) -> Iterator[str]:
-    situation = ""
+    """Of each method: what they learn differs, and so they are not compared with each other."""
+    situation, several = "", len({one.method for one in found}) > 1
     for one in found:
+        if several and not one.method:
+            continue
         if one.situation != situation:
             situation = one.situation
             yield f"{situation}, {one.cases} case{'' if one.cases == 1 else 's'}"

@@ -68,7 +68,7 @@ def text(estimate: Estimate, *, width: int = 80, colour: bool = False, exact: bo
         exact_sizes(estimate) if exact else (),
     )
     lines: list[str] = []
-    for section in (*sections, answers(estimate), ladder(estimate), remarks(estimate.problems)):
+    for section in (*sections, ladder(estimate), remarks(estimate.problems)):
         found = [folded for line in section for folded in fold(line, width)]
         lines += ["", *found] if lines and found else found
     return "\n".join(
@@ -82,7 +82,10 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     if estimate.gpu is None or estimate.usable is None:
         yield f"needs {device} GiB of GPU memory"
         yield likely(estimate)
-        yield "next step: add --gpu NAME for a verdict, or --smallest-gpu"
+        if estimate.answers:
+            yield from answers(estimate)
+        else:
+            yield "next step: add --gpu NAME for a verdict, or --smallest-gpu"
         return
     room, spare = gib(estimate.usable[0]), estimate.usable[0] - estimate.device
     name, listed = VERDICTS[estimate.verdict], estimate.gpu.id != "custom"
@@ -95,6 +98,7 @@ def verdict(estimate: Estimate) -> Iterator[str]:
     else:
         yield f"{name}: {device} GiB of {room} GiB{on}, {gib(spare)} GiB headroom"
     yield likely(estimate)
+    yield from answers(estimate)
     yield from next_step(estimate)
     if estimate.failure is not None:
         asked, left = with_unit(estimate.failure.asked), with_unit(estimate.failure.left)
