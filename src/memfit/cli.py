@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return PIPE_CLOSED
         except Undelivered as error:
             message = f"the answer cannot be written to stdout: {error}"
-            complain((Problem(message=message, hint="the answer itself was found"),))
+            complain((Problem(message=message, hint="the answer was computed"),))
             return NOT_WRITTEN
         except KeyboardInterrupt:
             return INTERRUPTED
@@ -99,7 +99,7 @@ def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
         return UNUSABLE, "", (problem_of(error),)
     except (click.Abort, KeyboardInterrupt) as end:
         number = end.number if isinstance(end, Ended) else INTERRUPTED - 128
-        return 128 + number, "", (Problem(message="interrupted: there is no answer"),)
+        return 128 + number, "", (Problem(message="interrupted"),)
     except BrokenPipeError:  # click's own help pages
         silence(1)
         return PIPE_CLOSED, "", ()
@@ -108,7 +108,7 @@ def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
             return defect(error)
         silence(1)  # what is left of a help page
         at = f": `{error.filename}`" if error.filename else ""
-        message = f"nothing can be written{at}: {(error.strerror or 'unknown failure').lower()}"
+        message = f"cannot write{at}: {(error.strerror or 'unknown failure').lower()}"
         return NOT_WRITTEN, "", (Problem(message=message),)
     # Shown in full, under a code that no script takes for an answer
     except Exception as error:  # noqa: BLE001
@@ -117,7 +117,7 @@ def outcome(words: list[str]) -> tuple[int, str, tuple[Problem, ...]]:
 
 def defect(error: Exception) -> tuple[int, str, tuple[Problem, ...]]:
     say("".join(traceback.format_exception(error)).rstrip())
-    message = f"this is a defect of memfit, not of your input: {type(error).__name__}"
+    message = f"this is a bug in memfit, not in your input: {type(error).__name__}"
     return BROKEN, "", (Problem(message=message, hint="please report it with the lines above"),)
 
 
@@ -381,7 +381,7 @@ class Commands(click.Group):
 
             close = offer(nearest(args[0], VERBS))
             raise InputError.one(
-                f"no command `{args[0][:60]}`", hint=close or "see `memfit --help`"
+                f"unknown command `{args[0][:60]}`", hint=close or "see `memfit --help`"
             )
         return super().resolve_command(ctx, args)
 

@@ -59,7 +59,7 @@ def run(
             Problem(
                 message=f"`{plot[:200]}` cannot be drawn",
                 where="plot",
-                hint="name it *.svg",
+                hint="name a file *.svg",
             )
         )
     wrong += unwritable(plot, "plot")

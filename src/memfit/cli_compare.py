@@ -53,7 +53,7 @@ def runner(flags: Sequence[click.Parameter]) -> Callable[..., tuple[int, str]]:
                 Problem(
                     message=message,
                     where="with",
-                    hint='name each, like `--with "--use fsdp" --with "--use ddp"`; 2 to 26',
+                    hint='give 2 to 26, like `--with "--use fsdp" --with "--use ddp"`',
                 )
             )
         if wrong:
@@ -79,9 +79,7 @@ def variant(reader: click.Command, text: str, wrong: list[Problem]) -> dict[str,
             error.format_message() if isinstance(error, click.ClickException) else str(error)
         ).rstrip(".")
         message = f"`{text[:60]}`: {said[:1].lower()}{said[1:200]}"
-        wrong.append(
-            Problem(message=message, where="with", hint="flags as `memfit estimate` takes them")
-        )
+        wrong.append(Problem(message=message, where="with", hint="use flags of `memfit estimate`"))
         return {}
     except InputError as bad:
         wrong += [dataclasses.replace(one, where="with") for one in bad.problems]

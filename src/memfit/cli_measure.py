@@ -31,14 +31,14 @@ def run(
     from memfit.verbs import measure, planned
 
     stray = [
-        Problem(message=f"`--{name}` is for a campaign", where=name)
+        Problem(message=f"`--{name}` applies to campaigns only", where=name)
         for name, told in (("only", only), ("list", listed))
         if told
     ]
     if campaign:
         stray = [
             Problem(
-                message=f"`{word[:60]}` is no option, and a campaign names its models itself",
+                message=f"unexpected `{word[:60]}`: the campaign's file names the models",
                 where="model",
             )
             for word in words

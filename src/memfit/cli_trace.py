@@ -139,7 +139,7 @@ def outputs_wrong(timeline: str, snapshot: str) -> list[Problem]:
     if timeline and Path(timeline).suffix.lower() not in PICTURES:
         found.append(
             Problem(
-                message=f"`{timeline}` is no picture that can be drawn",
+                message=f"`{timeline}` cannot be drawn",
                 where="timeline",
                 hint="name it *.svg, *.png or *.html",
             )
@@ -167,9 +167,10 @@ def traced(
     wrong = outputs_wrong(timeline, snapshot)
     if not words.subject:
         hint = (
-            "a hub id, a path, a name from `memfit models`, a job file (*.yaml) or a script (*.py)"
+            "give a hub id, a path, a name from `memfit models`, a job file (*.yaml) "
+            "or a script (*.py)"
         )
-        wrong.append(Problem(message="no model and no script is named", where="model", hint=hint))
+        wrong.append(Problem(message="no model or script is given", where="model", hint=hint))
     if wrong:
         raise InputError(*wrong)
     life = Life()

@@ -387,8 +387,8 @@ def _simulated(
             else None
         )
     if run is not None and run.oom is not None:
-        asked = f"it asks for {run.oom.asked} bytes at once, which no device has"
-        raise InputError.one(asked, where="job", hint="a smaller `batch` or `seq`")
+        asked = f"one allocation of {run.oom.asked} bytes is larger than any device"
+        raise InputError.one(asked, where="job", hint="use a smaller `batch` or `seq`")
     return settings, tape, memory(tape, run)
 
 
@@ -438,13 +438,13 @@ def _counted(cluster: Cluster | None, strategy: Strategy) -> None:
     gpus = strategy.ranks if cluster is None else cluster.gpus
     if gpus != strategy.ranks:
         message = (
-            f"the layouts are for {strategy.ranks} ranks, and there "
+            f"the layout has {strategy.ranks} ranks, but there "
             f"{'is 1 GPU' if gpus == 1 else f'are {gpus} GPUs'}"
         )
         raise InputError.one(
             message,
             where="use",
-            hint="count the GPUs like `--gpu 8xh100-sxm`, and share them out with `--use fsdp=8`",
+            hint="give both the GPUs and the layout, like `--gpu 8xh100-sxm --use fsdp=8`",
         )
 
 
@@ -456,7 +456,7 @@ def _tape(model: Model, job: Job, place: Place, producer: Producer | None, preci
         return lower(model, job, strategy, cluster, compact=not precise)
     except NotImplementedError as missing:
         raise InputError.one(
-            f"no formula yet for {str(missing).partition('(')[0][:80] or 'this job'}",
+            f"not supported yet: {str(missing).partition('(')[0][:80] or 'this job'}",
             where="job",
             hint=TRACE,
         ) from missing
@@ -468,9 +468,9 @@ def _total(settings: Settings, gpu: GPU | None) -> int | None:
         return None
     if gpu is None:
         raise InputError.one(
-            "a memory fraction needs a GPU to be a fraction of",
+            "a memory fraction needs a GPU",
             where="job.alloc_conf",
-            hint="name one with `--gpu`",
+            hint="add `--gpu`",
         )
     return gpu.memory
 
@@ -482,8 +482,8 @@ def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
     low = round(said.low * found.allocated) + outside.low
     off = f"{100 * said.low - 100:+.0f} to {100 * said.high - 100:+.0f} %"
     origin = (
-        f"of {said.cases} published peaks of {said.sources} sources, each weighed alike, "
-        f"nine tenths are {off} from what memfit says of them"
+        f"90 % of {said.cases} published peaks ({said.sources} sources, weighted "
+        f"equally) are {off} from the prediction"
     )
     if found.reserved is None:
         passing = sum(found.parts.get(part, 0) for part in PASSING)
@@ -491,10 +491,7 @@ def _band(found: Memory, outside: Span, limited: Replay | None) -> Band:
         return Band(
             low=low,
             high=high,
-            origin=(
-                f"{origin}; live peak only: and a quarter of what comes and goes, for the "
-                "allocator's gaps"
-            ),
+            origin=(f"{origin}; plus a quarter of the temporary memory for allocator gaps"),
         )
     held = found.reserved if limited is None or limited.oom else limited.peak_reserved
     return Band(
@@ -612,8 +609,7 @@ def _remarks(program: Program) -> list[Problem]:
     found = list(remarks(job))
     if paged(program):
         message = (
-            "paged optimizer states count as the host's: the GPU holds them too as long as "
-            "it has room, outside torch's allocator"
+            "paged optimizer states count as CPU memory; the GPU also keeps them while it has room"
         )
         found.append(Problem(message=message, where="job.optimizer", level="note"))
     if job.training and (told := OPTIMIZERS[job.optimizer].assumes):
@@ -622,26 +618,26 @@ def _remarks(program: Program) -> list[Problem]:
                 message=told,
                 where="job.optimizer",
                 level="note",
-                hint="without them the step holds that much less",
+                hint="without them, the step needs less memory",
             )
         )
     if gpu is None:
-        message = "no GPU is named: kernels are those of an A100, and there is no verdict"
+        message = "no GPU given: kernels are those of an A100, and there is no verdict"
         found.append(
             Problem(
                 message=message,
                 where="gpu",
-                hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`",
+                hint="add `--gpu rtx-4090`, or `--memory 24GiB`",
                 level="note",
             )
         )
     elif "memory" in gpu.unchecked:
-        message = f"the memory of {gpu.name} is on record without proof"
+        message = f"the memory size of {gpu.name} is not verified"
         found.append(
             Problem(
                 message=message,
                 where="gpu",
-                hint="`--memory` takes what the driver reports",
+                hint="pass what the driver reports with `--memory`",
                 level="warning",
             )
         )
@@ -649,9 +645,7 @@ def _remarks(program: Program) -> list[Problem]:
         found += vendor_remarks(gpu)
     tokens = job.reach if job.training else job.seq + job.new_tokens
     if model.positions and tokens > model.positions:
-        message = (
-            f"{tokens} tokens are more than the {model.positions} positions that the model knows"
-        )
+        message = f"{tokens} tokens exceed the model's {model.positions} positions"
         found.append(Problem(message=message, where="job.seq", level="warning"))
     return found
 

@@ -75,20 +75,19 @@ OPTIMIZERS: Registry[Optimizer] = Registry("optimizer", where="job.optimizer")
 # Names that torch and transformers know, and why there is no answer.
 REFUSED = {
     "sparse_adam": (
-        "SparseAdam refuses dense gradients, and a language model has no others (torch 2.13 "
-        "optim/sparse_adam.py)"
+        "SparseAdam needs sparse gradients, which language models do not have "
+        "(torch 2.13 optim/sparse_adam.py)"
     ),
     "lbfgs": (
-        "L-BFGS runs the model again inside its step, as often as its line search asks "
+        "L-BFGS is not supported: it runs the model several times per step "
         "(torch 2.13 optim/lbfgs.py)"
     ),
-    "galore_adafactor_layerwise": "the Trainer cannot make `galore_adafactor_layerwise`: it "
-    "leaves the "
-    "relative step "
-    "on beside a learning rate "
-    "(transformers 5.23 trainer_optimizer.py)",
-    "adamw_torch_xla": "`adamw_torch_xla` runs on a TPU, which is no GPU",
-    "adamw_torch_npu_fused": "`adamw_torch_npu_fused` runs on an NPU, which is no GPU",
+    "galore_adafactor_layerwise": (
+        "the Trainer cannot create `galore_adafactor_layerwise` (transformers "
+        "5.23 trainer_optimizer.py)"
+    ),
+    "adamw_torch_xla": "`adamw_torch_xla` runs on TPUs only",
+    "adamw_torch_npu_fused": "`adamw_torch_npu_fused` runs on NPUs only",
 }
 
 
@@ -285,10 +284,7 @@ _simple(
 # was run, and for an A100, whose code was made without one: a reduction and a product read each
 # average, which are kept in fp32 between two kernels; codes of 4 bits stand in int64 beside them,
 # because packing reads every second one.
-_AO_TOLD = (
-    "what torchao's compiled step holds is that of the kernels which inductor writes in "
-    "torch 2.13; other versions may write others"
-)
+_AO_TOLD = "torchao's compiled step is that of torch 2.13's inductor; other versions may differ"
 _AO_STEPS = {
     "8bit": "{average:fp32 square:fp32 -average -square}",
     "4bit": "{average:fp32 square:fp32 codes:int64 others:int64 -average -square -codes -others}",

@@ -42,7 +42,7 @@ def write_text(path: str, text: str, where: str) -> None:
         beside.replace(target)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        reason = (error.strerror or "unknown failure").lower()
+        reason = (error.strerror or "unknown error").lower()
         raise InputError.one(f"`{path[:200]}` cannot be written: {reason}", where=where) from None
 
 

@@ -17,7 +17,7 @@ NAMES = {"": "", "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}  # of
 class Layout:
     """One technique over `size` ranks."""
 
-    size: int = option(0, "ranks; 0: all that the others leave", low=0, high=2**24)
+    size: int = option(0, "ranks; 0 means all remaining ranks", low=0, high=2**24)
     alone: ClassVar[bool] = False  # it is something on one rank, too
 
 
@@ -27,7 +27,7 @@ class DDP(Layout):
     DistributedDataParallel)."""
 
     bucket_mb: int = option(
-        0, "`bucket_cap_mb`; 0: torch's own, 1 MiB and then 25", low=0, high=2**20
+        0, "`bucket_cap_mb`; 0 means torch's default (1 MiB, then 25)", low=0, high=2**20
     )
     bucket_view: bool = option(
         False, "`gradient_as_bucket_view`: gradients are views of the buckets", tries=(False, True)
@@ -37,8 +37,8 @@ class DDP(Layout):
     distributed: bool = option(
         False,
         (
-            "Megatron's `--use-distributed-optimizer`: fp32 copies and states are shared out "
-            "over the replicas"
+            "Megatron's `--use-distributed-optimizer`: shard fp32 master weights and "
+            "states over replicas"
         ),
         tries=(False, True),
     )
@@ -58,85 +58,81 @@ class FSDP(Layout):
     )
     reshard: bool = option(
         True,
-        "`reshard_after_forward`; no: weights stay gathered until backward (FSDP1: SHARD_GRAD_OP)",
+        (
+            "`reshard_after_forward`; no keeps weights gathered until the backward "
+            "(FSDP1: SHARD_GRAD_OP)"
+        ),
         tries=(True, False),
     )
     reshard_to: int = option(
         0,
-        (
-            "an int of `reshard_after_forward`: ranks that the weights are sharded over "
-            "after the forward"
-        ),
+        ("integer `reshard_after_forward`: ranks to shard the weights over after the forward"),
         low=0,
         high=2**20,
     )
     param_dtype: str = option(
         "",
-        "what the mixed precision policy computes in; empty: autocast's dtype, or as stored",
+        ("compute dtype of the mixed precision policy; empty means autocast's, or as stored"),
         choices=("", "bf16", "fp16", "fp32"),
     )
     reduce_dtype: str = option(
         "",
-        "what gradients are reduced in; empty: as the framework has it",
+        "dtype of gradient reduction; empty means the framework's default",
         choices=("", "bf16", "fp16", "fp32"),
     )
     wrap: str = option(
         "auto",
         (
-            "units beside the root: layers, layers and the ends (embedding; final norm and "
-            "head), none; auto: as the framework has it"
+            "wrapped units: layers, layers and ends (embedding, final norm and "
+            "head), none; auto means the framework's default"
         ),
         choices=("auto", "layers", "ends", "none"),
     )
     prefetch: int = option(
         0,
-        "groups gathered ahead by hand (`set_modules_to_forward_prefetch`); 0: torch's own way",
+        (
+            "units to prefetch explicitly (`set_modules_to_forward_prefetch`); 0 "
+            "means torch's default"
+        ),
         low=0,
         high=64,
     )
     backward_prefetch: str = option(
         "auto",
-        "FSDP1: when the backward gathers the next unit; auto: as the framework has it",
+        "FSDP1: backward prefetch; auto means the framework's default",
         choices=("auto", "pre", "post", "none"),
     )
-    forward_prefetch: bool = option(
-        False, "FSDP1's `forward_prefetch`: the next unit is gathered before this one runs"
-    )
-    orig_params: bool = option(
-        True, "FSDP1's `use_orig_params` (no: all of a unit is trained, or nothing)"
-    )
+    forward_prefetch: bool = option(False, "FSDP1's `forward_prefetch`")
+    orig_params: bool = option(True, "FSDP1's `use_orig_params`")
     adapters: str = option(
         "auto",
         (
-            "FSDP1: adapters are units of their own (`fsdp_auto_wrap_policy` of PEFT, which "
-            "the Trainer takes), part of their layer's, or ignored"
+            "FSDP1: adapters as separate units (PEFT's `fsdp_auto_wrap_policy`), "
+            "inside their layer, or ignored"
         ),
         choices=("auto", "units", "layer", "ignored"),
     )
     checkpoint_inside: bool = option(
         False,
         (
-            "FSDP1: `checkpoint_wrapper` within units (`fsdp_activation_checkpointing`); "
-            "transformers from 4.52 on does so anyway"
+            "FSDP1: `checkpoint_wrapper` inside units "
+            "(`fsdp_activation_checkpointing`); always on from transformers 4.52"
         ),
     )
-    shard: bool = option(True, "FSDP1: no is NO_SHARD, whole flat weights on every rank")
+    shard: bool = option(True, "FSDP1: no means NO_SHARD (unsharded weights on every rank)")
     packed: bool = option(
         True,
-        (
-            "4-bit weights are sharded (`bnb_4bit_quant_storage` a float); no: bytes, which "
-            "every rank holds"
-        ),
+        ("shard 4-bit weights (float `bnb_4bit_quant_storage`); no replicates them"),
     )
     offload: bool = option(
         False,
-        "`CPUOffloadPolicy`: weights, gradients and states live on the host",
+        "`CPUOffloadPolicy`: keep weights, gradients and states in CPU memory",
         tries=(False, True),
     )
     sync: bool = option(
         True,
         (
-            "gradients are reduced after every micro-batch (no: "
+            "reduce gradients after every micro-batch (no: "
             "`set_requires_gradient_sync(False)` until the last)"
         ),
     )
@@ -149,66 +145,66 @@ class ZeRO(Layout):
     alone: ClassVar[bool] = True
     stage: int = option(
         2,
-        "what is sharded: states (1), gradients too (2), weights too (3)",
+        "ZeRO stage: shard states (1), also gradients (2), also weights (3)",
         low=1,
         high=3,
         tries=(1, 2, 3),
     )
-    reduce_bucket: int = option(500_000_000, "`reduce_bucket_size`, values", low=1, high=2**40)
+    reduce_bucket: int = option(500_000_000, "`reduce_bucket_size` in values", low=1, high=2**40)
     allgather_bucket: int = option(
-        500_000_000, "`allgather_bucket_size`, values", low=1, high=2**40
+        500_000_000, "`allgather_bucket_size` in values", low=1, high=2**40
     )
     overlap: bool = option(False, "`overlap_comm`")
     contiguous: bool = option(True, "`contiguous_gradients`")
     round_robin: bool = option(False, "`round_robin_gradients`")
     auto: bool = option(
         False,
-        (
-            "bucket sizes and threshold as transformers fills them in for `auto`, from the "
-            "model's width"
-        ),
+        ("bucket sizes and threshold as transformers sets them for `auto`"),
         tries=(True,),
     )
     prefetch_bucket: int = option(
-        50_000_000, "`stage3_prefetch_bucket_size`, values", low=0, high=2**40
+        50_000_000, "`stage3_prefetch_bucket_size` in values", low=0, high=2**40
     )
-    max_live: int = option(1_000_000_000, "`stage3_max_live_parameters`, values", low=0, high=2**48)
-    max_reuse: int = option(1_000_000_000, "`stage3_max_reuse_distance`, values", low=0, high=2**48)
+    max_live: int = option(
+        1_000_000_000, "`stage3_max_live_parameters` in values", low=0, high=2**48
+    )
+    max_reuse: int = option(
+        1_000_000_000, "`stage3_max_reuse_distance` in values", low=0, high=2**48
+    )
     sub_group: int = option(
         1_000_000_000,
-        "`sub_group_size`, values of a rank that are stepped together (stage 3)",
+        "`sub_group_size` in values (stage 3)",
         low=1,
         high=2**48,
     )
     persistence: int = option(
-        100_000, "`stage3_param_persistence_threshold`, values", low=0, high=2**40
+        100_000, "`stage3_param_persistence_threshold` in values", low=0, high=2**40
     )
-    hpz: int = option(
-        1, "`zero_hpz_partition_size`: ranks of the secondary shard of ZeRO++", low=1, high=1024
-    )
+    hpz: int = option(1, "`zero_hpz_partition_size` of ZeRO++, in ranks", low=1, high=1024)
     qwz: bool = option(False, "`zero_quantized_weights` of ZeRO++")
     qgz: bool = option(False, "`zero_quantized_gradients` of ZeRO++")
     offload_optimizer: str = option(
-        "none", "where the states live", choices=("none", "cpu", "nvme"), tries=("none", "cpu")
+        "none",
+        "place of the optimizer states",
+        choices=("none", "cpu", "nvme"),
+        tries=("none", "cpu"),
     )
     offload_param: str = option(
         "none",
-        "where the weights live (stage 3)",
+        "place of the weights (stage 3)",
         choices=("none", "cpu", "nvme"),
         tries=("none", "cpu"),
     )
     optimizer_buffers: int = option(
-        4, "`offload_optimizer.buffer_count`: pinned buffers on the way to NVMe", low=1, high=1024
+        4, "`offload_optimizer.buffer_count`: pinned buffers for NVMe", low=1, high=1024
     )
-    param_buffers: int = option(
-        5, "`offload_param.buffer_count`, on the way to NVMe", low=1, high=1024
-    )
+    param_buffers: int = option(5, "`offload_param.buffer_count`, for NVMe", low=1, high=1024)
     param_buffer: int = option(
-        100_000_000, "`offload_param.buffer_size`, values", low=1, high=2**40
+        100_000_000, "`offload_param.buffer_size` in values", low=1, high=2**40
     )
     max_in_cpu: int = option(
         1_000_000_000,
-        "`offload_param.max_in_cpu`: values of a rank that stay on the host, not on NVMe",
+        ("`offload_param.max_in_cpu`: values per rank kept in CPU memory instead of NVMe"),
         low=0,
         high=2**48,
     )
@@ -223,28 +219,27 @@ class Gemini(Layout):
     alone: ClassVar[bool] = True
     placement: str = option(
         "cuda",
-        "`placement_policy` (the plugin's own default is `cpu`; `auto` moves by what it measures)",
+        "`placement_policy` (the plugin's default is `cpu`)",
         choices=("cuda", "cpu", "auto", "const"),
     )
     search_range: int = option(
         32,
-        "`search_range_mb`: how far above the least chunk size the search goes, Mi values",
+        "`search_range_mb`: range of the chunk size search, in Mi values",
         low=0,
         high=2**20,
     )
-    interval: int = option(1024, "`hidden_dim`: the search's step, values", low=1, high=2**30)
+    interval: int = option(
+        1024, "`hidden_dim`: step of the chunk size search, in values", low=1, high=2**30
+    )
     min_chunk: int = option(
         32,
-        "`min_chunk_size_mb`: the least chunk size, Mi values; fewer weights stay gathered",
+        "`min_chunk_size_mb`: minimum chunk size, in Mi values",
         low=1,
         high=2**20,
     )
     keep_single: bool = option(
         False,
-        (
-            "weights without replicas stay gathered (LLMem's patch); no: they are copied out "
-            "of their chunk and back (0.3.0)"
-        ),
+        ("keep weights without replicas gathered (LLMem's patch); no copies them per use (0.3.0)"),
     )
 
 
@@ -254,17 +249,17 @@ class TP(Layout):
 
     style: str = option(
         "auto",
-        "whose code; auto: the framework's own",
+        "implementation; auto means the framework's own",
         choices=("auto", "dtensor", "megatron", "transformers", "colossalai"),
     )
     sequence: bool = option(
         False,
-        "sequence parallelism: norms and residuals split along the sequence",
+        "sequence parallelism: shard norms and residuals along the sequence",
         tries=(False, True),
     )
-    vocabulary: bool = option(True, "the embedding and the head are split along the vocabulary")
+    vocabulary: bool = option(True, "shard the embedding and the head along the vocabulary")
     parallel_loss: bool = option(
-        False, "the loss on split logits (`loss_parallel`; Megatron always)"
+        False, "loss on sharded logits (`loss_parallel`; always on in Megatron)"
     )
 
 
@@ -274,7 +269,7 @@ class CP(Layout):
 
     style: str = option(
         "ring",
-        "how keys and values travel (`ulysses`: Megatron's, or DeepSpeed's beside `zero`)",
+        ("communication of keys and values (`ulysses`: Megatron's, or DeepSpeed's with `zero`)"),
         choices=("ring", "allgather", "ulysses"),
     )
 
@@ -290,21 +285,19 @@ class PP(Layout):
     schedule: str = option(
         "1f1b",
         (
-            "order of the micro-batches (torch's: `bfs` is LoopedBFS, `zero-bubble` "
+            "pipeline schedule (torch: `bfs` is LoopedBFS, `zero-bubble` "
             "InterleavedZeroBubble, `zbv` ZBVZeroBubble)"
         ),
         choices=("1f1b", "gpipe", "interleaved", "bfs", "zero-bubble", "zbv"),
         tries=("1f1b", "interleaved"),
     )
     micro_batches: int = option(
-        0, "micro-batches of a step; 0: as many as stages", low=0, high=2**20
+        0, "micro-batches per step; 0 means one per stage", low=0, high=2**20
     )
     virtual: int = option(
-        1, "stages on each rank, where the schedule takes several", low=1, high=1024, tries=(1, 2)
+        1, "stages per rank, for schedules with several", low=1, high=1024, tries=(1, 2)
     )
-    stages: str = option(
-        "", "layers of each stage, with slashes, like `9/10/10/3`; empty: as evenly as may be"
-    )
+    stages: str = option("", "layers per stage, like `9/10/10/3`; empty splits them evenly")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,40 +306,30 @@ class EP(Layout):
     other layouts within a stage (transformers: of `fsdp`). One rank (`ep=1`) leaves the settings to
     say how Megatron sends tokens to their experts."""
 
-    capacity: float = option(
-        0.0, "capacity factor; 0: tokens are never dropped", low=0.0, high=1000.0
-    )
+    capacity: float = option(0.0, "capacity factor; 0 never drops tokens", low=0.0, high=1000.0)
     padded: bool = option(
         False,
-        "every expert gets as many rows as its capacity (`--moe-pad-expert-input-to-capacity`)",
+        "pad every expert to its capacity (`--moe-pad-expert-input-to-capacity`)",
     )
     imbalance: float = option(
-        1.0, "tokens of the busiest rank over the balanced share", low=1.0, high=1024.0
+        1.0, "tokens of the busiest rank over the average", low=1.0, high=1024.0
     )
     tensor: int = option(
         0,
-        (
-            "ranks that share the matrices of an expert (`--expert-tensor-parallel-size`); "
-            "0: as `tp` does"
-        ),
+        ("tensor parallel size of the experts (`--expert-tensor-parallel-size`); 0 means `tp`"),
         low=0,
         high=1024,
     )
     dispatcher: str = option(
         "alltoall",
-        (
-            "how tokens get to their experts (`--moe-token-dispatcher-type`; Megatron's own "
-            "default is `allgather`)"
-        ),
+        ("token dispatcher (`--moe-token-dispatcher-type`; Megatron's default is `allgather`)"),
         choices=("alltoall", "allgather", "flex"),
     )
-    fused: bool = option(
-        False, "permutation by Transformer Engine's kernels (`--moe-permute-fusion`)"
-    )
-    aux_loss: bool = option(True, "the router's loss that balances the experts")
+    fused: bool = option(False, "fused permutation (`--moe-permute-fusion`)")
+    aux_loss: bool = option(True, "load balancing loss of the router")
     router_dtype: str = option(
         "",
-        "of the router's scores (`--moe-router-dtype`); empty: as activations",
+        ("dtype of the router (`--moe-router-dtype`); empty means that of the activations"),
         choices=("", "fp32"),
     )
 
@@ -356,9 +339,7 @@ class Split(Layout):
     """One process deals the layers out to its GPUs, which work one after the other
     (`device_map="auto"` of transformers and accelerate)."""
 
-    layers: str = option(
-        "", "layers of each GPU, with slashes, like `20/20`; empty: as accelerate deals them"
-    )
+    layers: str = option("", "layers per GPU, like `20/20`; empty splits them as accelerate does")
 
 
 ORDER = (

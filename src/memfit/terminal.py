@@ -101,7 +101,7 @@ def deliver(text: str) -> None:
     except (OSError, ValueError) as error:
         silence(1)
         reason = error.strerror if isinstance(error, OSError) else "it is closed"
-        raise Undelivered((reason or "unknown failure").lower()) from None
+        raise Undelivered((reason or "unknown error").lower()) from None
 
 
 def say(text: str) -> None:

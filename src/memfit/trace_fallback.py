@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "transformers")
 TABLES = ("configuration_auto.py", "auto_mappings.py")  # the latter since transformers 5
-LIKE = "`--like NAME` takes the formulas of a family that you name"
+LIKE = "`--like NAME` uses the formulas of another family"
 
 
 def missing(reasons: Sequence[Problem], config: Mapping[str, Any]) -> Iterable[Problem]:
@@ -30,7 +30,7 @@ def missing(reasons: Sequence[Problem], config: Mapping[str, Any]) -> Iterable[P
             f"`pip install 'memfit[trace]'`: the same command then traces the real code; or {LIKE}"
         )
     elif not in_transformers(str(converted(config).get("model_type"))):
-        hint = f"transformers has no code for it, either; {LIKE}"
+        hint = f"transformers does not support it, either; {LIKE}"
     else:
         return ()
     return tuple(dataclasses.replace(one, hint=hint) for one in reasons)
@@ -84,7 +84,9 @@ def explained(estimate: Estimate, reasons: Sequence[Problem], cached: bool) -> E
         return estimate
     why = " and ".join(dict.fromkeys(one.message.partition(";")[0] for one in reasons))
     how = (
-        "an earlier trace answers, from the cache" if cached else "a trace of the real code answers"
+        "the answer is from a cached trace"
+        if cached
+        else "the answer is from a trace of the real code"
     )
     note = Problem(
         message=f"{why}, so {how}",

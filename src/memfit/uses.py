@@ -27,7 +27,7 @@ def strategy_from(words: Iterable[str], gpus: int | None) -> Strategy:
                 Problem(
                     message=f"`{name}` is given twice",
                     where="use",
-                    hint="name each layout once",
+                    hint="give each layout once",
                 )
             )
         else:
@@ -79,7 +79,7 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
                 Problem(
                     message=f"`{key}` is given twice",
                     where=where,
-                    hint="name each setting once",
+                    hint="give each setting once",
                 )
             )
             continue
@@ -91,9 +91,9 @@ def layout_from(name: str, word: str, problems: list[Problem]) -> Layout:
         if key == "size" and value == 0:
             wrong = [
                 Problem(
-                    message="no ranks at all",
+                    message="a layout must have at least 1 rank",
                     where=where,
-                    hint="leave the number away to take what the others leave",
+                    hint="omit the size to use the remaining GPUs",
                 )
             ]
         problems += wrong
@@ -117,13 +117,13 @@ def idle(key: str, where: str) -> Problem:
     """transformers 5.23, accelerate 1.15, PEFT 0.21 and TRL 1.16 checkpoint with
     torch.utils.checkpoint; none of them calls DeepSpeed's own."""
     message = (
-        f"`{key}` changes nothing: transformers' checkpoints are torch's, and only models "
-        "that call `deepspeed.checkpointing` read that section"
+        f"`{key}` has no effect: transformers uses torch's checkpointing, and "
+        "only models that call `deepspeed.checkpointing` read that section"
     )
     return Problem(
         message=message,
         where=where,
-        hint="`--checkpointing full`, and `--activation-offload` for the host",
+        hint="use `--checkpointing full`, and `--activation-offload` for CPU memory",
     )
 
 
@@ -149,13 +149,17 @@ def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Str
     for name, layout in strategy.uses():
         known *= layout.size or 1 if name != "ep" else 1
     if len(left_open) > 1:
-        message = f"`{left_open[0]}` and `{left_open[1]}` both leave their size open"
-        problems.append(Problem(message=message, where="use", hint="one of them may"))
+        message = f"`{left_open[0]}` and `{left_open[1]}` both have no size"
+        problems.append(Problem(message=message, where="use", hint="give one of them a size"))
         return strategy
     if gpus is None and left_open:
-        message = f"how many ranks `{left_open[0]}` has cannot be told without GPUs"
+        message = f"`{left_open[0]}` has no size and there are no GPUs to take it from"
         problems.append(
-            Problem(message=message, where="use", hint=f"`{left_open[0]}=8`, or `--gpu 8xh100-sxm`")
+            Problem(
+                message=message,
+                where="use",
+                hint=f"write `{left_open[0]}=8`, or `--gpu 8xh100-sxm`",
+            )
         )
         return strategy
     gpus = known if gpus is None else gpus
@@ -180,22 +184,22 @@ def filled(strategy: Strategy, gpus: int | None, problems: list[Problem]) -> Str
     elif rest > 1:
         message = f"the layouts take {known} of {gpus} GPUs"
         problems.append(
-            Problem(message=message, where="use", hint="leave one size away: it takes the rest")
+            Problem(message=message, where="use", hint="omit one size: that layout takes the rest")
         )
     if strategy.fsdp is not None and strategy.zero is not None:
         problems.append(
             Problem(
-                message="FSDP and ZeRO both shard the same weights",
+                message="FSDP and ZeRO cannot shard the same weights",
                 where="use",
-                hint="one of `fsdp` and `zero`",
+                hint="use `fsdp` or `zero`",
             )
         )
     if strategy.ddp is not None and strategy.zero is not None and strategy.ddp.size > 1:
         problems.append(
             Problem(
-                message="ZeRO replicates by itself",
+                message="ZeRO already covers data parallelism",
                 where="use",
-                hint="`zero` over all ranks (MiCS is not known)",
+                hint="use `zero` on all ranks (MiCS is not supported)",
             )
         )
     return strategy if strategy.ep is None or problems else spread(strategy, strategy.ep, problems)

@@ -71,7 +71,7 @@ def card(
         return cards.shelf(some, cluster, job_of, served)
     _, found = model_of(model, dataclasses.replace(ask, by="auto"), reasons := list[Problem]())
     if not found.layers:
-        why = reasons[0].message if reasons else f"no formulas for `{found.family}`"
+        why = reasons[0].message if reasons else f"`{found.family}` has no formulas"
         if cluster is None:
             return cards.Smallests(model=found, rows=(), unknown=why)
         return cards.Card(model=found, cluster=cluster, strategies={}, rows=(), unknown=why)

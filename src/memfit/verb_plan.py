@@ -92,9 +92,9 @@ def plan(
         if values.pop(name, None):
             problems.append(
                 Problem(
-                    message=f"`{name.replace('_', '-')}` is no question to a plan",
+                    message=f"`{name.replace('_', '-')}` does not apply to a plan",
                     where=name,
-                    hint="leave it away",
+                    hint="remove it",
                 )
             )
     wanted = read_into(
@@ -112,11 +112,9 @@ def plan(
     )
     market = ask.gpu.strip().lower() == WORD
     if market and (wanted.price or ask.use.strip()):
-        message = f"`{WORD}` chooses among machines by their public prices, with a layout for each"
+        message = f"`{WORD}` chooses the machine and its layout by public prices"
         problems.append(
-            Problem(
-                message=message, where="gpu", hint="leave `price` and `use` away, or name the GPUs"
-            )
+            Problem(message=message, where="gpu", hint="remove `price` and `use`, or name the GPUs")
         )
     gpus = next(machines())[1].gpu.id if market else NO_GPUS.sub(r"\g<rest>", ask.gpu)
     cluster = gather(problems, lambda: None, lambda: gpus_of(gpus, wanted.network))
@@ -138,9 +136,7 @@ def plan(
         )
     raise_errors(problems)
     if built is None or cluster is None:
-        raise InputError.one(
-            "a plan needs a GPU", where="gpu", hint="name them like `--gpus 8xh100-sxm`"
-        )
+        raise InputError.one("a plan needs a GPU", where="gpu", hint="add `--gpus 8xh100-sxm`")
     work = work or work_of(
         built, job.replace(**first(axes, job)), axes, (wanted, ask.use, batches), cluster
     )
@@ -199,12 +195,12 @@ def measurable(cluster: Cluster) -> None:
     from memfit.hardware import auto_gpu
     from memfit.measure.run import device_here
 
-    hint = "`--verify` asks the trace, which needs no GPU"
+    hint = "`--verify` checks by a trace, without a GPU"
     if device_here() != "cuda":
-        raise InputError.one("there is no GPU here to measure on", where="measure", hint=hint)
+        raise InputError.one("this machine has no GPU to measure on", where="measure", hint=hint)
     if (here := auto_gpu()).id != cluster.gpu.id:
         raise InputError.one(
-            f"the GPU here is {here.name}, and the plan is for {cluster.gpu.name}",
+            f"this machine has {here.name}, but the plan is for {cluster.gpu.name}",
             where="measure",
             hint=hint,
         )
@@ -319,9 +315,9 @@ def work_of(
     wanted, use, batches = asked
     if not model.layers:
         raise InputError.one(
-            f"no formulas for `{model.family}`, and a plan rests on them",
+            f"a plan needs formulas, and `{model.family}` has none",
             where="model",
-            hint="a model of a known family",
+            hint="use a model of a known family",
         )
     sequences = wanted.global_batch or -(-wanted.tokens_per_step // job.seq)
     if not sequences:

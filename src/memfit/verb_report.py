@@ -97,10 +97,10 @@ def write_report(found: Report, path: Path, command: str) -> None:
             file.write(text + "\n")
     except FileExistsError:
         raise InputError.one(
-            f"`{path}` exists already", where="out", hint="name another file with `--out`"
+            f"`{path}` already exists", where="out", hint="name another file with `--out`"
         ) from None
     except OSError as error:
-        why = (error.strerror or "unknown failure").lower()
+        why = (error.strerror or "unknown error").lower()
         raise InputError.one(f"`{path}` cannot be written: {why}", where="out") from None
 
 
@@ -149,7 +149,7 @@ def cache_state(*, clear: bool = False) -> CacheState:
             else:
                 size += path.stat().st_size
         except OSError as error:
-            why = (error.strerror or "unknown failure").lower()
+            why = (error.strerror or "unknown error").lower()
             raise InputError.one(f"`{path}` cannot be removed: {why}", where="cache") from None
     return CacheState(folder=where, entries=0 if clear else len(files), size=size, removed=removed)
 

@@ -41,7 +41,7 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
         name: value for name, value in given.items() if name not in Studying.__dataclass_fields__
     }
     problems += [
-        Problem(message=f"`{name}` is what a study goes through", where=name, hint="leave it away")
+        Problem(message=f"`{name}` is varied by the study itself", where=name, hint="remove it")
         for name in AXES
         if name in rest
     ]
@@ -71,9 +71,9 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
         if not some:
             problems.append(
                 Problem(
-                    message="a study of nothing: none is named",
+                    message="`{}` is empty",
                     where=name,
-                    hint="several stand with commas, models as words",
+                    hint="give at least one; separate several by commas",
                 )
             )
     raise_errors(problems)
@@ -100,9 +100,9 @@ def known_model(name: Any, offline: bool, problems: list[Problem]) -> list[Model
     if not model.layers:
         problems.append(
             Problem(
-                message=f"no formulas for `{model.family}`",
+                message=f"`{model.family}` has no formulas",
                 where="model",
-                hint="a study is made by formulas",
+                hint="a study needs formulas",
             )
         )
     return [model]
@@ -133,7 +133,7 @@ def recorded(folder: Path) -> list[Case]:
     found = records(folder)
     if not found:
         raise InputError.one(
-            f"there are no records in `{str(folder)[:200]}`",
+            f"`{str(folder)[:200]}` has no records",
             where="records",
             hint="`memfit measure --out FOLDER` writes them",
         )

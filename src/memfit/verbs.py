@@ -229,9 +229,9 @@ def trace(
         listed = ", ".join(f"`{one[:40]}`" for one in arguments[:4])
         problems.append(
             Problem(
-                message=f"a model takes no arguments: {listed}",
+                message=f"unexpected arguments after the model: {listed}",
                 where="arguments",
-                hint="a script does (`*.py`)",
+                hint="only a script (`*.py`) takes arguments",
             )
         )
     asked = question(subject, {**given, "by": "trace"}, problems)
@@ -271,7 +271,7 @@ def script(
         if name not in SCRIPT_OPTIONS:
             known = name in options()
             message = (
-                f"`{name}` says what the script says itself"
+                f"`{name}` is set by the script itself"
                 if known
                 else f"unknown option `{name[:60]}`"
             )
@@ -279,7 +279,7 @@ def script(
                 Problem(
                     message=message,
                     where=name,
-                    hint="a script takes "
+                    hint="options for a script: "
                     + ", ".join((*SCRIPT_OPTIONS, *Run.__dataclass_fields__)),
                 )
             )
@@ -291,14 +291,14 @@ def script(
     gather(problems, Settings, lambda: Settings.parse(conf, where="alloc_conf"))
     module = path.removeprefix("-m ") if path.startswith("-m ") else ""
     if not module and not Path(path).is_file():
-        problems.append(Problem(message=f"`{path}` is no file", where="script"))
+        problems.append(Problem(message=f"`{path}` is not a file", where="script"))
     if run.ranks > 1 and cluster is not None and cluster.gpus == 1:
         # One GPU was named: each rank has one like it, eight to a machine
         each = 8 if run.ranks % 8 == 0 else run.ranks
         cluster = dataclasses.replace(cluster, gpus_per_node=each, nodes=run.ranks // each)
     if run.rank >= run.ranks:
-        message = f"there is no rank {run.rank} among {run.ranks}"
-        problems.append(Problem(message=message, where="rank", hint="ranks are counted from 0"))
+        message = f"rank {run.rank} does not exist: the layout has {run.ranks} ranks"
+        problems.append(Problem(message=message, where="rank", hint="ranks start at 0"))
     if problems:
         raise InputError(*problems)
     request = {
@@ -342,7 +342,7 @@ def script(
             trainable=int(facts["trainable"]),
             active=int(facts["parameters"]),
         ),
-        host=Host(size=int(facts["host"]), why="tensors that the script has on the CPU"),
+        host=Host(size=int(facts["host"]), why="CPU tensors of the script"),
     )
 
 
@@ -413,28 +413,27 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
         gather(found, Settings, lambda: Settings.parse(text, where="job.alloc_conf"))
     yield from found
     if ask.by == "trace" and job.batch * job.beams * job.reach > TRACED_TOKENS:
-        message = (
-            f"{job.batch * job.beams * job.reach} tokens are too many to trace: their "
-            "numbers would be real"
-        )
+        message = f"{job.batch * job.beams * job.reach} tokens are too many for a trace"
         yield Problem(
-            message=message, where="by", hint=f"at most {TRACED_TOKENS}; the formulas have no limit"
+            message=message,
+            where="by",
+            hint=f"use at most {TRACED_TOKENS}, or `--by formula`, which has no limit",
         )
     if ask.dataset_tokens and ask.examples:
         yield Problem(
-            message="a dataset is either so many tokens or so many examples",
+            message="`dataset_tokens` and `examples` both set the size of the dataset",
             where="examples",
-            hint="leave one away",
+            hint="remove one of them",
         )
     if (ask.dataset_tokens or ask.examples) and not job.training:
         yield Problem(
-            message="hours of a dataset are told of training",
+            message="`dataset_tokens` and `examples` apply to training only",
             where="job.task",
-            hint="`--task finetune` or `pretrain`",
+            hint="use `--task finetune` or `pretrain`",
         )
     if (ask.dataset_tokens or ask.examples) and ask.by == "trace":
         yield Problem(
-            message="a trace predicts no time, and so no hours of a dataset",
+            message="a trace does not predict time",
             where="by",
             hint="omit `dataset_tokens` and `examples`; only formulas predict time",
         )
@@ -448,11 +447,11 @@ def conflicts(ask: Ask, job: Job, values: Mapping[str, Any]) -> Iterator[Problem
             "examples",
         ):
             if getattr(ask, name):
-                message = f"`{name}` depends on the GPU, and none is named"
+                message = f"`{name}` needs a GPU"
                 yield Problem(
                     message=message,
                     where=name,
-                    hint="name one like `--gpu rtx-4090`, or its memory like `--memory 24GiB`",
+                    hint="add `--gpu rtx-4090`, or `--memory 24GiB`",
                 )
 
 
@@ -688,12 +687,18 @@ def accuracy(
         problems.append(unknown("producer", by, "by", PRODUCERS))
     if rows.limit < 0:
         problems.append(
-            Problem(message=f"`{rows.limit}` cases are none", where="limit", hint="0 means all")
+            Problem(
+                message=f"`{rows.limit}` is not a number of cases",
+                where="limit",
+                hint="0 means all",
+            )
         )
     if processes < 1:
         problems.append(
             Problem(
-                message=f"`{processes}` processes do no work", where="processes", hint="1 or more"
+                message=f"`{processes}` is not a number of processes",
+                where="processes",
+                hint="1 or more",
             )
         )
     if problems:
@@ -748,9 +753,9 @@ def _unread(path: str | os.PathLike[str], rows: Rows) -> Iterator[Problem]:
     if rows.confidence and rows.confidence not in CONFIDENCES:
         yield unknown("confidence", rows.confidence, "confidence", CONFIDENCES)
     if path and not Path(path).is_file():
-        what = "is a folder" if Path(path).is_dir() else "is no file"
+        what = "is a folder" if Path(path).is_dir() else "is not a file"
         yield Problem(
-            message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="name a .jsonl file"
+            message=f"`{os.fspath(path)[:200]}` {what}", where="path", hint="give a .jsonl file"
         )
 
 
@@ -775,7 +780,7 @@ def measure(
     budget = gather(problems, lambda: 0.0, lambda: parse_seconds(how.budget, "budget"))
     if campaign:
         problems += [
-            Problem(message=f"`{name}` stands in the campaign's file", where=name)
+            Problem(message=f"`{name}` is set by the campaign's file", where=name)
             for name in values
         ]
         nothing: list[Case] = []
@@ -799,7 +804,7 @@ def measure(
     if how.use and how.world > 1:
         problems.append(
             Problem(
-                message="`--world` and `--use` both say how the work is spread",
+                message="`--world` and `--use` both set the layout",
                 where="world",
                 hint="one of them",
             )
@@ -808,9 +813,9 @@ def measure(
     if how.rank >= strategy.ranks:
         problems.append(
             Problem(
-                message=f"there is no rank {how.rank} among {strategy.ranks}",
+                message=f"rank {how.rank} does not exist: the layout has {strategy.ranks} ranks",
                 where="rank",
-                hint="ranks are counted from 0",
+                hint="ranks start at 0",
             )
         )
     raise_errors(problems)

@@ -203,11 +203,11 @@ def test_a_broken_line_among_rows_is_counted_and_named(tmp_path: Path) -> None:
 
 
 def test_a_picture_needs_the_name_of_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no name of a picture" in said(capsys, "--plot", "x.png")
+    assert "` cannot be drawn" in said(capsys, "--plot", "x.png")
 
 
 def test_a_negative_limit_is_refused_in_python() -> None:
-    with pytest.raises(InputError, match="cases are none"):
+    with pytest.raises(InputError, match="` is not a number of cases"):
         verb(limit=-1)
 
 

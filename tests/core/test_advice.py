@@ -107,7 +107,7 @@ def test_the_next_step_is_a_command_that_fits(words, capsys):
 def test_by_the_verb():
     found = ask(MODEL, gpu="rtx-4090", batch=4, advise=True, offline=True)
     assert found.advice is not None
-    with pytest.raises(InputError, match="depends on the GPU"):
+    with pytest.raises(InputError, match="`advise` needs a GPU"):
         ask(MODEL, advise=True, offline=True)
 
 

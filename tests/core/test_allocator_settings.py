@@ -84,10 +84,10 @@ def test_every_problem_at_once_with_the_nearest_names() -> None:
     assert found == {
         ("PYTORCH_ALLOC_CONF", "unknown option `expandable_segment`"),
         ("PYTORCH_ALLOC_CONF.max_split_size_mb", "`128MB` must be an integer"),
-        ("PYTORCH_ALLOC_CONF.backend", "the backend `cudaMallocAsync` is not simulated"),
-        ("PYTORCH_ALLOC_CONF", "an option without a name"),
+        ("PYTORCH_ALLOC_CONF.backend", "backend `cudaMallocAsync` is not supported"),
+        ("PYTORCH_ALLOC_CONF", "an option has no name"),
         ("PYTORCH_ALLOC_CONF.pinned_free_catch_all", "`yes` is neither `True` nor `False`"),
-        ("allocator.garbage_collection_threshold", "`1.5` is unusable"),
+        ("allocator.garbage_collection_threshold", "`1.5` is not valid"),
     }
     assert all(problem.hint for problem in caught.value.problems)
     assert "`expandable_segments`" in caught.value.problems[0].hint

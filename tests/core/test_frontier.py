@@ -119,7 +119,11 @@ def test_money_brings_fewer_gpus_in():
 
 def test_it_is_written_in_every_form(answered):
     lines = text(answered).splitlines()
-    start = next(at for at, line in enumerate(lines) if line.startswith("of all candidates"))
+    start = next(
+        at
+        for at, line in enumerate(lines)
+        if line.startswith("best trade-offs of time, memory and cost among all candidates")
+    )
     letters = [line[0] for line in lines[start:] if line[1:3] == "  " and line[0].isalpha()]
     assert letters[: len(answered.frontier)] == list("abcdefghijklm"[: len(answered.frontier)])
     assert max(map(len, lines)) <= 80

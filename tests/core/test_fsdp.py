@@ -258,8 +258,8 @@ def test_ten_thousand_ranks_are_one_tape(model: Model) -> None:
     [
         (FSDP(size=8), {"task": "inference"}, "inference with FSDP"),
         (FSDP(size=8), {"quant": "int8", "method": "lora"}, "stored as bytes"),
-        (FSDP(size=8, reshard_to=3), {}, "3 ranks to reshard to, of 8"),
-        (FSDP(size=8), {"optimizer": "adafactor"}, "mixes tensors and DTensors"),
+        (FSDP(size=8, reshard_to=3), {}, "`reshard_to=3` does not divide 8 ranks"),
+        (FSDP(size=8), {"optimizer": "adafactor"}, "hint: use another `--optimizer`"),
         (FSDP(size=8), {"framework": "megatron"}, "under megatron"),
         (FSDP(size=8), {"precision": "bf16-master"}, "fp32 copies of shards"),
     ],

@@ -101,7 +101,7 @@ def at_once(tape: Tape, size: int) -> int:
         (
             {"method": "lora"},
             {"adapters": "layer", "orig_params": False},
-            "share no flat parameter",
+            "adapters and frozen weights cannot share a flat parameter",
         ),
     ],
 )

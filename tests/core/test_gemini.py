@@ -291,14 +291,18 @@ def test_the_cache_is_emptied_where_the_loop_empties_it() -> None:
 @pytest.mark.parametrize(
     ("words", "changes", "message"),
     [
-        (["gemini=4"], {"accumulate": 2}, "overwrite the weights"),
-        (["gemini=4"], {"precision": "fp32"}, "fp16 or bf16"),
+        (
+            ["gemini=4"],
+            {"accumulate": 2},
+            "3 stores gradients in place of weights and cannot accumulate",
+        ),
+        (["gemini=4"], {"precision": "fp32"}, "hint: use `fp16` or `bf16`"),
         (["gemini=4"], {"optimizer": "sgd"}, "HybridAdam"),
         (["gemini=4"], {"method": "lora"}, "frozen"),
-        (["gemini=4,placement=auto"], {}, "by what it measures"),
+        (["gemini=4,placement=auto"], {}, "`auto` moves chunks by measurements at run time"),
         (["gemini=2", "cp=2"], {}, "beside `cp`"),
         (["gemini=2", "tp=2,sequence"], {}, "tensor parallelism"),
-        (["gemini=4", "fsdp=1"], {"task": "inference"}, "for training"),
+        (["gemini=4", "fsdp=1"], {"task": "inference"}, "Gemini supports training only"),
     ],
 )
 def test_what_gemini_cannot_do_is_refused(

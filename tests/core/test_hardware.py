@@ -288,9 +288,9 @@ def test_custom_memory_out_of_range(memory: int) -> None:
         custom_gpu(memory)
     assert problems(error) == [
         (
-            f"`{memory}` bytes is no amount of GPU memory",
+            f"`{memory}` bytes is not a valid GPU memory",
             "memory",
-            "more than 0 and at most 1024 PiB",
+            "must be more than 0 and at most 1024 PiB",
         )
     ]
 
@@ -483,11 +483,11 @@ PER_NODE, NODES = "an integer from 1 to 1024", "an integer from 1 to 100000"
                 ("`0` is not a valid number of GPUs per node", PER_NODE),
             ],
         ),
-        ("2x3x4xh200", [("`2x3x4xh200` names no GPU", FORM)]),
-        ("8x", [("`8x` names no GPU", FORM)]),
-        ("", [("`` names no GPU", FORM)]),
-        ("   ", [("`   ` names no GPU", FORM)]),
-        ("1x" * 500_000, [(f"`{'1x' * 20}` names no GPU", FORM)]),
+        ("2x3x4xh200", [("`2x3x4xh200` does not name a GPU", FORM)]),
+        ("8x", [("`8x` does not name a GPU", FORM)]),
+        ("", [("`` does not name a GPU", FORM)]),
+        ("   ", [("`   ` does not name a GPU", FORM)]),
+        ("1x" * 500_000, [(f"`{'1x' * 20}` does not name a GPU", FORM)]),
         ("8x?", [("unknown GPU `?`", BY_MEMORY)]),
     ],
 )
@@ -709,7 +709,10 @@ def test_auto_asks_the_driver() -> None:
     assert usable(gpu) == gpu.free
     assert gpu.rates == find_gpu("rtx-4090").rates
     assert gpu.status["memory"] == "log"
-    assert gpu.cites["memory"] == "NVML, driver 580.65.06: 24564 MiB, less 484 MiB that it reserves"
+    assert (
+        gpu.cites["memory"]
+        == "NVML, driver 580.65.06: 24564 MiB, minus 484 MiB that the driver reserves"
+    )
     assert nvml.open == 0
 
 
@@ -764,7 +767,7 @@ def test_auto_with_memory_that_nobody_knows() -> None:
     with pytest.raises(InputError) as error:
         auto_gpu(FakeNVML([card(name="NVIDIA Thor", total=0)]), environ={})
     [(message, where, hint)] = problems(error)
-    assert (message, where) == ("the driver does not say how much memory `NVIDIA Thor` has", "gpu")
+    assert (message, where) == ("the driver does not report the memory of `NVIDIA Thor`", "gpu")
     assert "--memory 24GiB" in hint
 
 
@@ -788,7 +791,7 @@ def test_auto_with_several_gpus_takes_the_first_visible() -> None:
         assert [gpu.id for gpu in auto_gpus(nvml, environ={"CUDA_VISIBLE_DEVICES": visible})] == ids
     with pytest.raises(InputError) as error:
         auto_gpu(nvml, index=3, environ={})
-    assert problems(error) == [("no GPU has the index `3`", "gpu", "from 0 to 2")]
+    assert problems(error) == [("no GPU has index 3", "gpu", "from 0 to 2")]
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "9", "GPU-zz"])
@@ -796,7 +799,7 @@ def test_auto_with_every_gpu_hidden(visible: str) -> None:
     with pytest.raises(InputError) as error:
         auto_gpu(FakeNVML([card()]), environ={"CUDA_VISIBLE_DEVICES": visible})
     assert problems(error) == [
-        (f"`CUDA_VISIBLE_DEVICES={visible}` hides every GPU of this machine (1)", "gpu", "unset it")
+        (f"`CUDA_VISIBLE_DEVICES={visible}` hides all 1 GPUs of this machine", "gpu", "unset it")
     ]
 
 
@@ -818,7 +821,7 @@ def test_auto_sees_mig_slices_as_gpus() -> None:
         14,
         {},
     )
-    assert first.note == "a MIG slice: its bandwidth and rates are unknown"
+    assert first.note == "MIG slice: bandwidth and compute rates are unknown"
     assert second.sms is None
     assert auto_gpus(FakeNVML([whole]), environ={"CUDA_VISIBLE_DEVICES": "MIG-2"}) == (second,)
 
@@ -827,16 +830,16 @@ def test_auto_with_no_driver_no_gpu_or_a_failing_driver() -> None:
     for nvml, message in (
         (
             FakeNVML(broken="Driver Not Loaded"),
-            "no NVIDIA driver answers on this machine (Driver Not Loaded)",
+            "this machine has no working NVIDIA driver (Driver Not Loaded)",
         ),
-        (FakeNVML(), "the NVIDIA driver shows no GPU on this machine"),
+        (FakeNVML(), "the NVIDIA driver reports no GPU on this machine"),
         (
             FakeNVML([card(slices=[])]),
-            "the NVIDIA driver shows no GPU on this machine",
+            "the NVIDIA driver reports no GPU on this machine",
         ),  # MIG mode without a slice
         (
             FakeNVML([card()], failing="GPU is lost"),
-            "the NVIDIA driver failed to answer (GPU is lost)",
+            "the NVIDIA driver failed (GPU is lost)",
         ),
     ):
         with pytest.raises(InputError) as error:

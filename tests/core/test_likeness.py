@@ -41,7 +41,7 @@ def test_the_answer_says_whose_formulas_it_uses() -> None:
 
 
 def test_a_family_that_nobody_knows() -> None:
-    with pytest.raises(memfit.InputError, match="no family `lama`"):
+    with pytest.raises(memfit.InputError, match="unknown family `lama`"):
         memfit.estimate(OWN, like="lama")
 
 

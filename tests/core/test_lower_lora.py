@@ -84,7 +84,7 @@ def test_all_linear() -> None:
 )
 def test_targets_are_ends_of_paths(targets: str, paths: set[str]) -> None:
     if not paths:
-        assert "no linear layer is called `proj`" in problems(method="lora", targets=targets)
+        assert "no linear layer is named `proj`" in problems(method="lora", targets=targets)
         return
     made_for = {
         block.where
@@ -195,13 +195,17 @@ def test_a_replaced_stack_is_made_twice_and_kept_once() -> None:
 @pytest.mark.parametrize(
     ("config", "job", "text"),
     [
-        (LLAMA, {"targets": "qproj"}, "no linear layer is called `qproj`"),
+        (LLAMA, {"targets": "qproj"}, "no linear layer is named `qproj`"),
         (LLAMA, {"targets": "embed_tokens"}, "adapter on the embedding `embed_tokens`"),
         (LLAMA, {"targets": "layers.1.self_attn.q_proj"}, "names one layer"),
         (LLAMA, {"modules_to_save": "lm_haed"}, "no module's path ends with `lm_haed`"),
         (LLAMA, {"modules_to_save": "layers"}, "`layers` is the model itself"),
-        (MIXTRAL, {"dropout": 0.1}, "no dropout before adapters of stacked experts"),
-        (MIXTRAL, {"targets": "q_proj,w1"}, "lie in one stack"),
+        (MIXTRAL, {"dropout": 0.1}, "PEFT does not support dropout on adapters of stacked experts"),
+        (
+            MIXTRAL,
+            {"targets": "q_proj,w1"},
+            "`w1` and `w3` are stored in one stack, `gate_up_proj`, and",
+        ),
     ],
 )
 def test_refused(config: dict[str, Any], job: dict[str, Any], text: str) -> None:

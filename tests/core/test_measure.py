@@ -125,8 +125,8 @@ def test_lists_multiply_and_alternatives_do_not() -> None:
     ("text", "said"),
     [
         ("", "has no cases"),
-        ("[[cases]", "no TOML"),
-        ("[[cases]]\nvalue = 1", "names its `models`"),
+        ("[[cases]", "` is not valid TOML:"),
+        ("[[cases]]\nvalue = 1", "table needs a list `models`"),
         ('[[cases]]\nmodels = ["m"]\nvalu = 1', "unknown key `valu`"),
         ('[[cases]]\nmodels = ["m"]\njob = { bach = 1 }', "unknown option `bach`"),
         ('[[cases]]\nmodels = ["m"]\njob = { seq = -1 }', "`-1` is out of range"),
@@ -222,11 +222,11 @@ def test_ranks_are_counted_from_nought(capsys: pytest.CaptureFixture[str]) -> No
     for words, said in (
         (
             ["measure", "openai-community/gpt2", "--world", "4", "--rank", "4"],
-            "there is no rank 4 among 4",
+            "rank 4 does not exist: the layout has 4 ranks",
         ),
         (
             ["measure", "openai-community/gpt2", "--world", "4", "--use", "tp=2"],
-            "both say how the work is spread",
+            "`--world` and `--use` both set the layout",
         ),
         (["measure", "openai-community/gpt2", "--use", "tpp=2"], "unknown layout `tpp`"),
         (["measure", "openai-community/gpt2", "--framework", "vllm"], "vllm"),
@@ -269,11 +269,11 @@ def test_a_cpu_that_is_full_is_out_of_memory_too() -> None:
     [
         ("vlm", {}, "unknown engine `vlm`"),
         ("vllm,gpu_memory_utilisation=1", {}, "did you mean `gpu_memory_utilization`"),
-        ("vllm,gpu_memory_utilization=7", {}, "`7.0` is no share of a GPU"),
-        ("vllm,enforce_eager=perhaps", {}, "`perhaps` is no value"),
-        ("vllm", {"task": "finetune"}, "does not train"),
-        ("vllm", {"beams": 4, "precision": "autocast-bf16"}, "serves no `autocast-bf16`"),
-        ("vllm", {}, "on a GPU alone"),
+        ("vllm,gpu_memory_utilization=7", {}, "`7.0` must be between 0 and 1"),
+        ("vllm,enforce_eager=perhaps", {}, "`perhaps` is not a valid value"),
+        ("vllm", {"task": "finetune"}, "`engine` applies to inference only"),
+        ("vllm", {"beams": 4, "precision": "autocast-bf16"}, "does not support `autocast-bf16`"),
+        ("vllm", {}, "can only be measured on a GPU"),
     ],
 )
 def test_an_engine_is_asked_for_in_words(engine: str, job: dict[str, Any], said: str) -> None:
@@ -299,22 +299,22 @@ def test_steps_are_summed_over_their_phases() -> None:
 
 def test_times_are_read() -> None:
     assert [parse_seconds(text) for text in ("25m", "540s", "1.5h", "90")] == [1500, 540, 5400, 90]
-    with pytest.raises(InputError, match="no time"):
+    with pytest.raises(InputError, match="`soon` is not a duration"):
         parse_seconds("soon", "budget")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["measure", "tiny", "--only", "x"], "`--only` is for a campaign"),
-        (["measure", "tiny", "--list"], "`--list` is for a campaign"),
-        (["measure", "tiny", "--campaign", str(BENCH)], "names its models itself"),
+        (["measure", "tiny", "--only", "x"], "`--only` applies to campaigns only"),
+        (["measure", "tiny", "--list"], "`--list` applies to campaigns only"),
+        (["measure", "tiny", "--campaign", str(BENCH)], "`: the campaign's file names the models"),
         (
             ["measure", "--campaign", str(BENCH), "--seq", "9"],
-            "`seq` stands in the campaign's file",
+            "`seq` is set by the campaign's file",
         ),
-        (["measure", "--campaign", str(BENCH), "--budget", "soon"], "is no time"),
-        (["measure"], "no model is named"),
+        (["measure", "--campaign", str(BENCH), "--budget", "soon"], "`soon` is not a duration"),
+        (["measure"], "no model is given"),
     ],
 )
 def test_words_that_make_no_sense_are_told(

@@ -109,7 +109,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
     said = capsys.readouterr()
     assert said.out == ""
     for part in (
-        "`many` is not a whole number",
+        "`many` is not an integer",
         "`-1` is not a number",
         "`guess` is not one of cuda, profiler",
         "unknown field `what`",
@@ -120,7 +120,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path, capsys: pytest.CaptureFix
         "`lunch` is not one of load",
         "phases[0].allocated",
         "b.json",
-        "`NaN` is no number",
+        "`NaN` is not a number",
         "d.json",
         "e.json",
     ):
@@ -141,13 +141,13 @@ def test_a_cut_off_record_is_one_message(tmp_path: Path) -> None:
 def test_a_rank_that_is_none_is_refused() -> None:
     assert record_of(good(use=["tp=2"], rank=1, world=2), "r").world == 2
     for change in ({"rank": 2, "world": 2}, {"rank": 0, "world": 4}):
-        with pytest.raises(InputError, match="none of 2"):
+        with pytest.raises(InputError, match="is not a rank of 2"):
             record_of(good(use=["tp=2"], **change), "r")
 
 
 def test_no_folder_and_an_empty_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["accuracy", str(tmp_path)]) == 2
-    assert "there are no records" in capsys.readouterr().err
+    assert "` has no records" in capsys.readouterr().err
     assert main(["accuracy", str(tmp_path / "none.json")]) == 2
     assert "cannot be read" in capsys.readouterr().err
 

@@ -352,14 +352,14 @@ def test_built_blocks_serve_what_comes_after() -> None:
         (
             {"ep": EP(size=2, padded=True, capacity=1.0, imbalance=2.0), "ddp": DDP(size=2)},
             MLA,
-            "all get the same rows",
+            "padded experts all get the same number of rows",
         ),
         (
             {"ep": EP(size=2, tensor=3), "ddp": DDP(size=6)},
             MLA,
             "3 ranks do not divide 64 values of an expert",
         ),
-        ({"tp": TP(size=2)}, MLA, "with a split sequence alone"),
+        ({"tp": TP(size=2)}, MLA, "only with sequence parallelism"),
         ({"cp": CP(size=2)}, MLA, "context parallelism of latent attention"),
     ],
 )
@@ -381,7 +381,7 @@ def test_a_model_without_experts_is_told() -> None:
         },
         name="llama",
     )
-    with pytest.raises(InputError, match="no experts to spread"):
+    with pytest.raises(InputError, match="`llama` has no experts"):
         program(dense, Strategy(ddp=DDP(size=2), ep=EP(size=2)))
 
 
@@ -394,7 +394,7 @@ def test_a_balanced_share_is_said() -> None:
         weights=which.dtype,
         strategy=Strategy(ddp=DDP(size=2), ep=EP(size=2)),
     )
-    assert any("equal share" in problem.message for problem in marked(start)[1])
+    assert any("equal tokens" in problem.message for problem in marked(start)[1])
 
 
 # --------------------------------------------------------------------------------- measured stages

@@ -148,8 +148,8 @@ def test_the_distributed_optimizer_shares_copies_and_states_out() -> None:
             {"num_key_value_heads": 1, "intermediate_size": 1023},
             "2 ranks do not divide 1023 values",
         ),
-        ({"size": 2, "style": "dtensor"}, {}, "megatron splits a model its own way"),
-        ({"size": 2, "vocabulary": False}, {}, "Megatron always splits the vocabulary"),
+        ({"size": 2, "style": "dtensor"}, {}, "hint: use `megatron`, or remove it"),
+        ({"size": 2, "vocabulary": False}, {}, "Megatron always shards the vocabulary"),
     ],
 )
 def test_splits_that_cannot_be_are_told(
@@ -167,7 +167,9 @@ def test_tokens_that_the_ranks_do_not_divide_are_told() -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy(fsdp=FSDP(size=4)), Strategy(zero=ZeRO(size=4))])
 def test_data_parallelism_of_others_is_told(strategy: Strategy) -> None:
-    with pytest.raises(InputError, match="megatron has data parallelism of its own"):
+    with pytest.raises(
+        InputError, match="megatron has its own data parallelism and does not support"
+    ):
         program(strategy)
 
 
@@ -211,34 +213,42 @@ def test_transformers_own_plan_as_the_trace_has_it(
         (
             {"attention": "eager"},
             {"size": 2, "sequence": True},
-            "attention that needs a mask stops where the sequence is split",
+            "attention with a mask fails with sequence parallelism:",
         ),
-        ({}, {"size": 2, "style": "transformers", "sequence": True}, "which its own plan has not"),
+        (
+            {},
+            {"size": 2, "style": "transformers", "sequence": True},
+            "tensor parallelism with `sequence` or `parallel_loss`,",
+        ),
         ({"method": "lora"}, {"size": 2}, "stops at adapters of layers split by rows"),
         (
             {"method": "lora", "targets": "q_proj"},
             {"size": 2, "style": "dtensor"},
-            "PEFT knows transformers' own plan alone",
+            "s layers; PEFT supports transformers",
         ),
         (
             {"method": "qlora", "targets": "q_proj"},
             {"size": 2},
-            "which lack the constants that unpack them",
+            "hint: use `zero,stage=3` or `fsdp` to shard quantized",
         ),
         ({"versions": "transformers=4.57"}, {"size": 2}, "before 5.17"),
-        ({"loss": "liger"}, {"size": 2}, "torch stops at a product of a tensor and a DTensor"),
-        ({"liger": True}, {"size": 2, "sequence": True}, "the residual has another length then"),
+        (
+            {"loss": "liger"},
+            {"size": 2},
+            "s fused loss fails under tensor parallelism, where the head",
+        ),
+        ({"liger": True}, {"size": 2, "sequence": True}, "hint: remove it, or `sequence`"),
         (
             {"framework": "trl"},
             {"size": 2, "sequence": True},
-            "torch stops where the states are a DTensor",
+            "s head fails with sequence parallelism, where the hidden",
         ),
         (
             {"framework": "trl", "versions": "trl=1.6"},
             {"size": 2},
-            "TRL before 1.7 multiplies plain states",
+            "TRL before 1",
         ),
-        ({"framework": "litgpt"}, {"size": 2}, "no formula yet for tensor parallelism of litgpt"),
+        ({"framework": "litgpt"}, {"size": 2}, "not supported yet: tensor parallelism of litgpt"),
     ],
 )
 def test_what_transformers_plan_is_not_known_for(
@@ -251,13 +261,21 @@ def test_what_transformers_plan_is_not_known_for(
 @pytest.mark.parametrize(
     ("fields", "use", "said"),
     [
-        ({}, {"size": 2, "style": "dtensor"}, "torch's styles give each rank a part of the heads"),
+        (
+            {},
+            {"size": 2, "style": "dtensor"},
+            "s parallel styles shard the heads, so norms over all heads",
+        ),
         (
             {},
             {"size": 2, "parallel_loss": True},
-            "torch's styles give each rank a part of the heads",
+            "s parallel styles shard the heads, so norms over all heads",
         ),
-        ({"method": "lora", "targets": "q_proj,up_proj"}, {"size": 2}, "torch stops .*: `q_proj`"),
+        (
+            {"method": "lora", "targets": "q_proj,up_proj"},
+            {"size": 2},
+            "hint: use `gate_proj` and `up_proj` if the model has them",
+        ),
         ({}, {"size": 3}, "3 ranks do not divide 256 values of the heads"),
     ],
 )

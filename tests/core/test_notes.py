@@ -70,12 +70,9 @@ def test_packed_weights_are_not_trained(settings: dict[str, Any], more: dict[str
 def test_what_modelopt_stores_is_for_other_engines() -> None:
     for settings in (NVFP4, UNNAMED):
         for method in ("full", "lora"):
-            assert (
-                "no code for weights stored by modelopt"
-                in refused(settings, **TRAINING, method=method)[0].message
-            )
+            assert "modelopt" in refused(settings, **TRAINING, method=method)[0].message
         (warning,) = found(asked(settings, **INFERENCE, gpu="b200"), "warning")
-        assert "no code for weights stored by modelopt" in warning
+        assert "modelopt" in warning
 
 
 @pytest.mark.parametrize("settings", [FP8, GPTQ, AWQ, NVFP4])
@@ -83,7 +80,8 @@ def test_nothing_is_packed_twice(settings: dict[str, Any]) -> None:
     for options in ({**TRAINING, "method": "qlora"}, {**INFERENCE, "quant": "int8"}):
         problems = refused(settings, **options)
         assert any(
-            "stored by" in problem.message and problem.where == "job.quant" for problem in problems
+            "already quantized" in problem.message and problem.where == "job.quant"
+            for problem in problems
         )
 
 
@@ -92,7 +90,7 @@ def test_fp8_is_trained_in_16_bits_and_says_so() -> None:
     assert answer.memory.allocated == plain.memory.allocated
     assert answer.parameters == plain.parameters
     (note,) = found(answer, "note")
-    assert "fp8 cannot be trained, so they are loaded in 16 bits" in note
+    assert "fp8 cannot be trained, so they are dequantized to 16 bits" in note
 
 
 def test_adapters_stand_beside_fp8_from_the_version_on_that_trains_them() -> None:
@@ -121,7 +119,7 @@ def test_fp8_without_its_kernels_is_16_bits() -> None:
         == unnamed.memory.parts["weights"]
         == PRODUCTS + PRODUCTS // 4096 + 2 * REST
     )
-    assert "no kernels for weights stored in fp8" in found(old, "warning")[0]
+    assert "no kernels for fp8 weights" in found(old, "warning")[0]
     assert found(new, "warning") == []
     assert (
         "before 5.0"
@@ -162,7 +160,8 @@ def test_paged_states_are_the_host_s() -> None:
     small = asked(None, **TRAINING, optimizer="paged_adamw_8bit", load="device_map")
     assert small.host.size == 2 * (PRODUCTS + head) + 8 * table
     assert any(
-        "paged optimizer states count as the host's" in note for note in found(small, "note")
+        "paged optimizer states count as CPU memory; the GPU also keeps them wh" in note
+        for note in found(small, "note")
     )
     plain = asked(None, **TRAINING, optimizer="adamw_8bit", load="device_map")
     assert plain.host.size == 2 * 1024 * 2048
@@ -187,7 +186,7 @@ def test_text_markdown_and_json_show_them() -> None:
     (problem,) = json.loads(write(answer, "json"))["problems"]
     assert (problem["level"], problem["where"]) == ("warning", "config.quantization_config")
     named = write(asked(None, **TRAINING, method="lora", targets="q_proj,nonesuch"))
-    assert "\nwarning: no linear layer is called `nonesuch` @ job.targets" in named
+    assert "\nwarning: no linear layer is named `nonesuch` @ job.targets" in named
 
 
 def test_the_command_refuses_with_a_reason(
@@ -198,4 +197,4 @@ def test_the_command_refuses_with_a_reason(
     assert main(["estimate", str(path), "--gpu", "h100-sxm", "--batch", "none"]) == 2
     err = capsys.readouterr().err
     assert "error: `none` must be an integer @ job.batch" in err
-    assert "error: weights stored by gptq cannot be trained @ job.method" in err
+    assert "error: weights quantized by gptq cannot be trained @ job.method" in err

@@ -233,7 +233,7 @@ def test_a_name_that_several_cards_have_is_the_smallest_and_said_so() -> None:
         ({"value": "about 20"}, "case"),
         ({"value": -3, "value_gib": None}, "the unit or the value is not settled"),
         ({"value": 1e300, "value_gib": None}, "the unit or the value is not settled"),
-        ({"extra": {"lora_dropout": "much"}}, "the dropout of the adapters is no number"),
+        ({"extra": {"lora_dropout": "much"}}, "the dropout of the adapters is not a number"),
         ({"extra": {"lora_dropout": 7}}, "the options contradict each other"),
     ],
 )

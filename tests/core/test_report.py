@@ -92,9 +92,7 @@ def variants() -> Iterator[Estimate]:
     )
     answers = (
         Answer(question="largest_batch", value=None),
-        Answer(
-            question="longest_seq", value=77, device=GIB, limit="the model has no more positions"
-        ),
+        Answer(question="longest_seq", value=77, device=GIB, limit="the model's maximum length"),
         Answer(
             question="cheapest_precision",
             value="bf16",
@@ -266,7 +264,7 @@ def test_the_working_reads_like_the_sum_it_is() -> None:
     ) in shown
     assert "a trace saw it = 100 B" in shown
     assert "rounding  412 B" in shown
-    assert re.search(r"^context  .* GiB\n  the middle of", shown, re.MULTILINE)
+    assert re.search(r"^context  .* GiB\n  middle of", shown, re.MULTILINE)
 
 
 def test_packed_values_are_no_product() -> None:
@@ -283,7 +281,7 @@ def test_one_function_writes_every_format() -> None:
         == f"{text(answer, width=100)}\n\n{working(answer, width=100)}"
     )
     assert write(answer, "markdown", explain=True).startswith(
-        markdown(answer) + "\n\n```\nthe working"
+        markdown(answer) + "\n\n```\nevery part in detail"
     )
     assert json.loads(write(answer, "json", explain=True))["workings"]
     with pytest.raises(InputError, match="`yaml`"):

@@ -62,7 +62,7 @@ def test_formats_below_a_byte(tmp_path: Path) -> None:
         ("F6_E2M3", 3),
     ]
     header["six"]["shape"] = [3]
-    assert "says 2 and a fraction" in flaws(tmp_path, packed(header))[0]
+    assert "of F6_E2M3 needs 2 and a fraction" in flaws(tmp_path, packed(header))[0]
 
 
 def test_every_dtype_with_a_row_in_formats_has_its_bytes() -> None:
@@ -110,24 +110,24 @@ def test_no_more_than_the_header_is_read(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (b"", "is empty"),
-        (b"\x01\x02", "is 2 bytes, too short"),
-        (bytes(8), "a header of 0 bytes, fewer than the 2"),
+        (b"\x01\x02", "has 2 bytes, too few for a safetensors file"),
+        (bytes(8), "declares a header of 0 bytes, fewer than the"),
         (
             (2**31).to_bytes(8, "little") + b"{}",
-            "a header of 2147483648 bytes, more than the 100000000 the format allows",
+            "a header of 2147483648 bytes, more than the format's limit of 100000000",
         ),
-        ((2**63).to_bytes(8, "little"), "more than the 100000000"),
-        (b"\xff" * 8, "more than the 100000000"),
+        ((2**63).to_bytes(8, "little"), "limit of 100000000"),
+        (b"\xff" * 8, "limit of 100000000"),
         (
             (1000).to_bytes(8, "little") + b"{}",
             "a header of 1000 bytes, more than the file has (10)",
         ),
         (packed(b"[]", 0), "does not start with a brace"),
-        (packed(b"{,}", 0), "is no valid JSON"),
+        (packed(b"{,}", 0), "` is not valid JSON:"),
         (packed(b"\x00" * 64, 0), "does not start with a brace"),
         (packed(b'{"a": \xff}', 0), "is not UTF-8 text: byte 0xff"),
-        (packed(b'{"a":' * 5000, 0), "nests too deeply"),
-        (packed(b'{"a":1,"a":2}', 0), "key `a` stands twice"),
+        (packed(b'{"a":' * 5000, 0), "` is nested too deeply: more than"),
+        (packed(b'{"a":1,"a":2}', 0), "key `a` is given twice in one object"),
         (packed(b'{"a":' + b"9" * 5000 + b"}", 0), "too many digits"),
     ],
 )
@@ -147,23 +147,23 @@ def entry(**changed: Any) -> dict[str, Any]:
         (entry(dtype="F31"), "unknown dtype `F31`"),
         (entry(dtype=None), "unknown dtype `None`"),
         (entry(dtype=["F32"]), "unknown dtype"),
-        (entry(shape=[-2]), "no list of sizes"),
-        (entry(shape=[2.0]), "no list of sizes"),
-        (entry(shape=[True, 2]), "no list of sizes"),
-        (entry(shape="2"), "no list of sizes"),
-        (entry(shape=[1] * 33), "no list of sizes"),
-        (entry(shape=[2**63]), "no list of sizes"),
-        (entry(shape=[2**61, 2**61]), "says more than 2^62"),
-        (entry(shape=[3]), "has 8 bytes of data, but its shape [3] of F32 says 12"),
-        (entry(data_offsets=[0]), "no rising pair"),
-        (entry(data_offsets=[8, 0]), "no rising pair"),
-        (entry(data_offsets=[-8, 0]), "no rising pair"),
-        (entry(data_offsets=[0, 8, 16]), "no rising pair"),
+        (entry(shape=[-2]), "has a shape that is not a list of sizes"),
+        (entry(shape=[2.0]), "has a shape that is not a list of sizes"),
+        (entry(shape=[True, 2]), "has a shape that is not a list of sizes"),
+        (entry(shape="2"), "has a shape that is not a list of sizes"),
+        (entry(shape=[1] * 33), "has a shape that is not a list of sizes"),
+        (entry(shape=[2**63]), "has a shape that is not a list of sizes"),
+        (entry(shape=[2**61, 2**61]), "of F32 needs more than 2"),
+        (entry(shape=[3]), "has 8 bytes of data, but shape [3] of F32 needs 12"),
+        (entry(data_offsets=[0]), "has `data_offsets` that are not an increasing pair"),
+        (entry(data_offsets=[8, 0]), "has `data_offsets` that are not an increasing pair"),
+        (entry(data_offsets=[-8, 0]), "has `data_offsets` that are not an increasing pair"),
+        (entry(data_offsets=[0, 8, 16]), "has `data_offsets` that are not an increasing pair"),
         (entry(extra=1), "exactly `dtype`, `shape` and `data_offsets`"),
         ({"w": [1, 2]}, "exactly `dtype`"),
         ({"w": None}, "exactly `dtype`"),
-        ({"__metadata__": {"a": 1}}, "no object of strings"),
-        ({"\ud800": entry()["w"]}, "half of a character"),
+        ({"__metadata__": {"a": 1}}, "`__metadata__` must be an object of strings"),
+        ({"\ud800": entry()["w"]}, "` has an invalid character in its name"),
     ],
 )
 def test_a_bad_entry_is_named(tmp_path: Path, header: dict[str, Any], said: str) -> None:
@@ -174,11 +174,11 @@ def test_a_bad_entry_is_named(tmp_path: Path, header: dict[str, Any], said: str)
 
 def test_tensors_that_overlap_leave_holes_or_leave_the_file(tmp_path: Path) -> None:
     overlapping = {**entry(), "v": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}
-    assert "`v` overlaps the one before it by 4 bytes" in flaws(tmp_path, packed(overlapping))[0]
+    assert "`v` overlaps the previous one by 4 bytes" in flaws(tmp_path, packed(overlapping))[0]
     holed = {**entry(), "v": {"dtype": "F32", "shape": [2], "data_offsets": [16, 24]}}
-    assert "`v` leaves a hole of 8 bytes" in flaws(tmp_path, packed(holed))[0]
+    assert "`v` leaves a gap of 8 bytes" in flaws(tmp_path, packed(holed))[0]
     assert flaws(tmp_path, packed(entry(), data=7)) == [
-        "the file is cut short: its tensors take 8 bytes, and 7 follow the header"
+        "the file is truncated: its tensors take 8 bytes, and 7 follow the header"
     ]
     assert flaws(tmp_path, packed(entry(), data=9)) == [
         "the file is longer than its header says: its tensors take 8 bytes, and 9 follow the header"
@@ -193,7 +193,7 @@ def test_all_flaws_come_at_once_and_a_flood_of_them_is_counted(tmp_path: Path) -
     }
     messages = flaws(tmp_path, packed(header, 0))
     assert len(messages) == 21
-    assert messages[-1] == "and 980 more flaws of this kind"
+    assert messages[-1] == "and 980 more problems like this"
 
 
 @pytest.mark.parametrize(
@@ -264,14 +264,14 @@ def test_a_tensor_in_two_shards_or_not_where_the_index_says_is_an_error(tmp_path
     with pytest.raises(
         SourceError,
         match=(
-            r"`layer\.0` lies in `model-00000\.safetensors` and again in "
+            r"`layer\.0` is in both `model-00000\.safetensors` and "
             r"`model-00001\.safetensors`"
         ),
     ):
         safetensors.read_index(path)
     path = sharded(tmp_path)
     (tmp_path / "model-00001.safetensors").write_bytes(packed({}))
-    with pytest.raises(SourceError, match=r"do not hold what the index says they do: `layer\.1`"):
+    with pytest.raises(SourceError, match=r"the files do not match the index: `layer\.1`"):
         safetensors.read_index(path)
 
 
@@ -292,7 +292,7 @@ def test_a_tensor_in_two_shards_or_not_where_the_index_says_is_an_error(tmp_path
 def test_an_index_cannot_lead_out_of_its_folder(tmp_path: Path, name: Any) -> None:
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": {"w": name}}))
-    with pytest.raises(SourceError, match=r"no plain `\*\.safetensors` names"):
+    with pytest.raises(SourceError, match=r"they must be next to the index"):
         safetensors.read_index(path)
 
 

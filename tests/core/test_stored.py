@@ -115,6 +115,6 @@ def test_files_and_formulas_are_compared_name_by_name() -> None:
     odd = [*all_there[1:], TensorInfo(name="model.extra", shape=(1,), format="bfloat16", bytes=2)]
     messages = [problem.message for problem in doubts(model, odd)]
     assert messages == [
-        "the file holds tensors that the formulas do not know: `model.extra`",
-        "the formulas expect tensors that the file lacks: `model.embed_tokens.weight`",
+        "the file has tensors that the formulas do not expect: `model.extra`",
+        "the file lacks tensors that the formulas expect: `model.embed_tokens.weight`",
     ]

@@ -193,7 +193,7 @@ def test_measured_figures_stand_beside() -> None:
 def test_reports(found: Study) -> None:
     text = report.text(found, {})
     assert max(map(len, text.splitlines())) <= 80
-    assert "what to begin with" in text
+    assert "recommendations" in text
     told = report.data(found, {})
     assert json.loads(json.dumps(told))["panels"][0]["cells"][0]["method"] == "full"
     assert "begin with" in report.markdown(found, {})
@@ -208,8 +208,8 @@ def test_reports(found: Study) -> None:
         ({"lengths": "0,abc"}, "abc"),
         ({"methods": "prompt"}, "prompt"),
         ({"layouts": "DDP,gemini"}, "gemini"),
-        ({"attention": "eager"}, "`attention` is what a study goes through"),
-        ({"lengths": ""}, "none is named"),
+        ({"attention": "eager"}, "`attention` is varied by the study itself"),
+        ({"lengths": ""}, "` is empty"),
         ({"batch": -1}, "batch"),
     ],
 )

@@ -97,11 +97,11 @@ def test_every_choice_is_a_row_that_goes_and_comes_back() -> None:
 @pytest.mark.parametrize(
     ("use", "options", "said"),
     [
-        ("fsdp=16", {}, "whose rows torchtitan cuts"),
-        ("tp=2", {}, "beside `tp`"),
-        ("ddp=4 ep=4", {}, "beside FSDP2"),
+        ("fsdp=16", {}, "not supported yet: 16 ranks for fewer experts in torchtitan"),
+        ("tp=2", {}, "hint: use `fsdp` and `ep`"),
+        ("ddp=4 ep=4", {}, "s expert parallelism without FSDP2"),
         ("fsdp=4 ep=2,fused", {}, "is Megatron's"),
-        ("fsdp=2", {"checkpointing": "selective"}, "selective checkpoints keep of experts"),
+        ("fsdp=2", {"checkpointing": "selective"}, "s selective checkpointing of experts"),
     ],
 )
 def test_what_has_no_formula_is_told(use: str, options: dict[str, Any], said: str) -> None:

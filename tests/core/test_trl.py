@@ -90,12 +90,15 @@ def test_heads_take_less_than_all_logits() -> None:
     [
         (
             {"framework": "transformers", "loss": "chunked"},
-            "a chunked loss is torchtune's and TRL's",
+            "transformers has no chunked loss; torchtune and TRL have one",
         ),
         ({"versions": "trl=1.3", "loss": "chunked"}, "no chunked loss before 1.4"),
-        ({"loss": "liger"}, "which replaces Liger's loss"),
-        ({"method": "lora", "targets": "lm_head"}, "an adapter there would not be trained"),
-        ({"method": "qlora", "quant_skip": "q_proj"}, "which is packed"),
+        ({"loss": "liger"}, "s loss"),
+        (
+            {"method": "lora", "targets": "lm_head"},
+            "s weight directly, so an adapter on it would not be trained",
+        ),
+        ({"method": "qlora", "quant_skip": "q_proj"}, "hint: add `lm_head`"),
     ],
 )
 def test_what_no_head_can_do_is_said(options: dict[str, Any], message: str) -> None:

@@ -90,18 +90,26 @@ def test_compact_tapes_agree(stage: int, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("use", "options", "said"),
     [
-        ("cp=2,style=ulysses fsdp=2", {}, "DeepSpeed's, beside ZeRO alone"),
-        ("cp=2,style=ulysses zero=2,stage=3", {"attention": "eager"}, "refuses eager attention"),
+        ("cp=2,style=ulysses fsdp=2", {}, "s and needs ZeRO"),
+        (
+            "cp=2,style=ulysses zero=2,stage=3",
+            {"attention": "eager"},
+            "hint: use `--attention sdpa` or `flash-attn-2`",
+        ),
         (
             "cp=2,style=ulysses zero=2,stage=3",
             {"attention": "math"},
-            "known of SDPA and flash-attn",
+            "Ulysses attention supports SDPA and flash-attn only",
         ),
-        ("cp=2,style=ulysses zero=2,stage=3", {"task": "inference"}, "training alone"),
+        (
+            "cp=2,style=ulysses zero=2,stage=3",
+            {"task": "inference"},
+            "Ulysses attention supports training only",
+        ),
         (
             "cp=8,style=ulysses zero=1,stage=3",
             {"evaluate": True},
-            "8 ranks leave one query head to a group",
+            "evaluation fails: 8 ranks leave one query head per group,",
         ),
         ("cp=2,style=ulysses zero=2,stage=3", {"seq": 63}, "2 ranks do not divide 63 tokens"),
         (
@@ -112,7 +120,7 @@ def test_compact_tapes_agree(stage: int, options: dict[str, Any]) -> None:
         (
             "cp=2,style=ulysses zero=2,stage=3",
             {"framework": "torchtitan"},
-            "no formula yet for Ulysses attention of torchtitan",
+            "not supported yet: Ulysses attention of torchtitan",
         ),
         ("cp=2 zero=2,stage=3", {}, "beside `cp`"),
     ],

@@ -149,8 +149,8 @@ def test_states_in_eight_bits(optimizer: str, precision: str) -> None:
     ("options", "said"),
     [
         ({"loss": "liger"}, "Triton"),
-        ({"use": "cp=2 fsdp=2"}, "no context parallelism on a CPU"),
-        ({"use": "fsdp=2,version=1"}, "FSDP1 does not run on a CPU"),
+        ({"use": "cp=2 fsdp=2"}, "torch does not support context parallelism on the CPU"),
+        ({"use": "fsdp=2,version=1"}, "FSDP1 does not run on the CPU"),
         ({"attention": "efficient"}, "no attention kernel `efficient`"),
         ({"unsloth": "norms"}, "Unsloth"),
         ({"optimizer": "grokadamw"}, "cannot be measured yet"),

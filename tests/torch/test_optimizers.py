@@ -95,7 +95,10 @@ def test_what_cannot_be_answered_is_said(name: str) -> None:
     ("job", "message"),
     [
         ({"optimizer": "lorafa"}, "for adapters"),
-        ({"optimizer": "apollo_adamw_layerwise", "accumulate": 2}, "accumulates no gradients"),
+        (
+            {"optimizer": "apollo_adamw_layerwise", "accumulate": 2},
+            "` steps during the backward pass and cannot accumulate gradients",
+        ),
     ],
 )
 def test_what_does_not_go_with_the_rest_is_said(job: dict[str, Any], message: str) -> None:

@@ -115,5 +115,5 @@ def test_nothing_is_measured_without_a_gpu():
     if torch.cuda.is_available():
         pytest.skip("this machine has a GPU")
     for asked in (LEAN, ANSWERS):
-        with pytest.raises(InputError, match="no GPU here to measure on"):
+        with pytest.raises(InputError, match="this machine has no GPU to measure on"):
             plan("gpt2", gpu="1xl4", measure=1, **asked)

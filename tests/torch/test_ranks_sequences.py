@@ -52,10 +52,22 @@ def test_keys_and_values_travel(style: str, op: str) -> None:
 @pytest.mark.parametrize(
     ("use", "job", "part"),
     [
-        ("cp=2", {}, "beside FSDP2 alone"),
-        ("cp=2,style=ulysses fsdp=2", {}, "beside ZeRO alone"),
-        ("cp=2 fsdp=2", {"attention": "eager"}, "with SDPA attention alone"),
-        ("cp=2 fsdp=2", {"attention": "math"}, "its math has no ring"),
+        ("cp=2", {}, "a trace supports context parallelism with FSDP2 only"),
+        (
+            "cp=2,style=ulysses fsdp=2",
+            {},
+            "transformers' Ulysses attention is DeepSpeed's and needs ZeRO",
+        ),
+        (
+            "cp=2 fsdp=2",
+            {"attention": "eager"},
+            "the Trainer supports context parallelism with SDPA attention only",
+        ),
+        (
+            "cp=2 fsdp=2",
+            {"attention": "math"},
+            "torch's context parallelism needs causal SDPA, without the math kernel",
+        ),
         ("cp=2 fsdp=2", {"seq": 30}, "4 chunks do not divide 30"),
     ],
 )

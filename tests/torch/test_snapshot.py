@@ -112,7 +112,7 @@ def test_its_sums_are_the_reports(found: Estimate, snapshot: dict[str, Any]) -> 
     assert held == found.memory.reserved
     assert highest == pytest.approx(
         found.memory.allocated, rel=0.01
-    )  # without what the allocator adds by rounding up
+    )  # without rounding by the allocator
     assert highest <= found.memory.allocated
     assert reserved == sum(segment["total_size"] for segment in snapshot["segments"])
     active = {

@@ -127,7 +127,7 @@ def test_an_environment_that_lacks_what_it_takes_is_told(tmp_path: Path) -> None
     assert "has no `torch`" in problem.message
     assert problem.where == "python"
     for named in (str(tmp_path / "nothing"), str(Path(__file__))):
-        with pytest.raises(InputError, match="neither an interpreter nor a virtual environment"):
+        with pytest.raises(InputError, match="` is not an interpreter or a virtual environment"):
             trace(CONFIG, python=named)
 
 

@@ -307,7 +307,7 @@ def test_an_unknown_model_type_is_said() -> None:
 
 
 def test_the_programs_own_failure_is_an_input_error() -> None:
-    with pytest.raises(InputError, match="the program stops with"):
+    with pytest.raises(InputError, match="the model's code failed with"):
         traced({**LLAMA, "num_key_value_heads": 3})
 
 

@@ -28,9 +28,9 @@ THERE = find_spec("deepspeed") is not None
 @pytest.mark.parametrize(
     ("use", "options", "told"),
     [
-        ("zero=4,stage=3,qgz", {}, "no kernels that quantize gradients"),
-        ("zero=4,stage=3", {"method": "qlora"}, "cannot cut quantized weights"),
-        ("zero=4,stage=2", {"optimizer": "lomo"}, "steps while backward runs"),
+        ("zero=4,stage=3,qgz", {}, "a trace does not support quantized gradients"),
+        ("zero=4,stage=3", {"method": "qlora"}, "a trace cannot shard quantized weights"),
+        ("zero=4,stage=2", {"optimizer": "lomo"}, "steps during the backward pass"),
         ("zero=2,stage=2 tp=2", {}, "ZeRO alone, not beside `tp`"),
     ],
 )

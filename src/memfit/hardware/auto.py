@@ -46,7 +46,7 @@ def _opened(nvml: Any) -> Iterator[None]:
         nvml.nvmlInit()
     except (nvml.NVMLError, OSError) as error:
         raise InputError.one(
-            f"no NVIDIA driver answers on this machine ({str(error)[:80]})",
+            f"this machine has no working NVIDIA driver ({str(error)[:80]})",
             where="gpu",
             hint=_OTHERWISE,
         ) from None
@@ -90,7 +90,7 @@ def _read(nvml: Any, handle: Any, parent: Any, driver: str) -> GPU:
         known = variants(name)
         if len(known) != 1:
             raise InputError.one(
-                f"the driver does not say how much memory `{name[:80]}` has",
+                f"the driver does not report the memory of `{name[:80]}`",
                 where="gpu",
                 hint=_OTHERWISE,
             )
@@ -102,7 +102,7 @@ def _read(nvml: Any, handle: Any, parent: Any, driver: str) -> GPU:
     if reserved is not None:
         memory, how, status = (
             total - reserved,
-            f"less {reserved / MIB:.0f} MiB that it reserves",
+            f"minus {reserved / MIB:.0f} MiB that the driver reserves",
             "log",
         )
     elif row.smi and abs(total - row.smi) < total / 200:
@@ -114,7 +114,7 @@ def _read(nvml: Any, handle: Any, parent: Any, driver: str) -> GPU:
     else:
         memory, how, status = (
             total - reserve(total).high,
-            f"less what it may reserve: {reserve(total).cite}",
+            f"minus what the driver may reserve: {reserve(total).cite}",
             "derived",
         )
     sm = row.sm or tuple(nvml.nvmlDeviceGetCudaComputeCapability(parent))
@@ -155,7 +155,7 @@ def _slice(nvml: Any, handle: Any, parent: Any, driver: str) -> GPU:
         sms: int | None = int(nvml.nvmlDeviceGetAttributes(handle).multiprocessorCount)
     except nvml.NVMLError:
         sms = None
-    return replace(gpu, sms=sms, note="a MIG slice: its bandwidth and rates are unknown")
+    return replace(gpu, sms=sms, note="MIG slice: bandwidth and compute rates are unknown")
 
 
 def _devices(nvml: Any) -> list[_Seen]:
@@ -209,20 +209,20 @@ def auto_gpus(nvml: Any = None, *, environ: Mapping[str, str] | None = None) -> 
             seen = _devices(nvml)
         except nvml.NVMLError as error:
             raise InputError.one(
-                f"the NVIDIA driver failed to answer ({str(error)[:80]})",
+                f"the NVIDIA driver failed ({str(error)[:80]})",
                 where="gpu",
                 hint=_OTHERWISE,
             ) from None
     if not seen:
         raise InputError.one(
-            "the NVIDIA driver shows no GPU on this machine", where="gpu", hint=_OTHERWISE
+            "the NVIDIA driver reports no GPU on this machine", where="gpu", hint=_OTHERWISE
         )
     chosen = _visible(seen, wanted)
     if not chosen:
         raise InputError.one(
             (
-                f"`CUDA_VISIBLE_DEVICES={str(wanted)[:40]}` hides every GPU of this machine "
-                f"({len(seen)})"
+                f"`CUDA_VISIBLE_DEVICES={str(wanted)[:40]}` hides all {len(seen)} GPUs of "
+                "this machine"
             ),
             where="gpu",
             hint="unset it",
@@ -236,6 +236,6 @@ def auto_gpu(nvml: Any = None, *, index: int = 0, environ: Mapping[str, str] | N
     gpus = auto_gpus(nvml, environ=environ)
     if not 0 <= index < len(gpus):
         raise InputError.one(
-            f"no GPU has the index `{index}`", where="gpu", hint=f"from 0 to {len(gpus) - 1}"
+            f"no GPU has index {index}", where="gpu", hint=f"from 0 to {len(gpus) - 1}"
         )
     return gpus[index]

@@ -104,7 +104,7 @@ def parse_cluster(text: str, *, network: str | None = None, where: str = "gpu") 
     More SXM boards than one machine carries are split into nodes of 8."""
     counts, name = _split(text[:200])
     if not name or len(counts) > 2 or len(text) > 200:
-        raise InputError.one(f"`{text[:40]}` names no GPU", where=where, hint=_HINT)
+        raise InputError.one(f"`{text[:40]}` does not name a GPU", where=where, hint=_HINT)
     machine = find_machine(name)
     if machine is not None and len(counts) < 2:
         counts, name = [*(counts or ["1"]), str(machine.count)], machine.gpu

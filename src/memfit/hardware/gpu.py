@@ -260,9 +260,9 @@ def custom_gpu(memory: int, *, where: str = "memory") -> GPU:
     """A device of which only the usable memory is known: exactly `memory` bytes."""
     if not 0 < memory <= LARGEST:
         raise InputError.one(
-            f"`{memory}` bytes is no amount of GPU memory",
+            f"`{memory}` bytes is not a valid GPU memory",
             where=where,
-            hint="more than 0 and at most 1024 PiB",
+            hint="must be more than 0 and at most 1024 PiB",
         )
     told = {"memory": "given by the user"}
     return GPU(

@@ -39,7 +39,7 @@ def modules() -> dict[str, str]:
 
 def engine_class(name: str) -> type[Engine]:
     if name not in modules():
-        raise InputError.one(f"no formula yet for {name}", where="use", hint=TRACE)
+        raise InputError.one(f"not supported yet: {name}", where="use", hint=TRACE)
     engine: type[Engine] = import_module(modules()[name]).ENGINE
     return engine
 

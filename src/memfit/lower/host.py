@@ -34,24 +34,24 @@ def host(program: Program, total: int, parked: int = 0, here: int = 1) -> Host:
     width, states = FORMATS[program.weights].block_bytes, paged(program)
     if program.job.mapped or program.strategy.split is not None:
         largest = max((weight.count for weight in program.model.weights()), default=0)
-        loading, why = largest * width, "the largest tensor on its way to the GPU"
+        loading, why = largest * width, "the largest tensor while it is copied to the GPU"
     else:
         loading, why = (
             total * width,
-            "a copy of the weights while they are loaded without a device_map",
+            "a copy of the weights while they load without a device_map",
         )
     offloaded = offload(program)
     pinned = parked + offloaded
     if pinned > max(states, loading):
-        whose = "activations that wait there for the backward" if parked else ""
+        whose = "offloaded activations" if parked else ""
         what = " and ".join(
-            filter(None, (whose, "what this rank's offload keeps there" if offloaded else ""))
+            filter(None, (whose, "this rank's offloaded tensors" if offloaded else ""))
         )
         return Host(size=pinned, why=f"{what}, pinned", node=pinned * here)
     if states > loading:
         return Host(
             size=states,
-            why="paged optimizer states, where the GPU has no room for them",
+            why="paged optimizer states that do not fit on the GPU",
             node=pinned * here,
         )
     return Host(size=loading, why=why, node=pinned * here)

@@ -21,9 +21,9 @@ def windows(model: Model, *, asked: bool = False) -> tuple[int, ...]:
     """
     if None in model.masks:
         raise InputError.one(
-            "the code of this family stops without a `sliding_window`",
+            "this family's code needs a `sliding_window`",
             where="config.sliding_window",
-            hint="give the window",
+            hint="add it to the config",
         )
     made = set() if asked else {window for window in model.masks if window is not None}
     mixers = (block.mixer for layer, _ in model.kinds for block in layer.blocks)

@@ -84,8 +84,8 @@ class Stepper:
         ]
         if self.optimizer.flat and deep:
             message = (
-                f"optimizer `{self.optimizer.name}` cannot step `{deep[0]}`, which has three "
-                "dimensions"
+                f"optimizer `{self.optimizer.name}` does not support `{deep[0]}`, which "
+                "has three dimensions"
             )
             raise InputError.one(message, where="job.optimizer", hint="use `lomo`")
 

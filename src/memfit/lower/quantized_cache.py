@@ -50,20 +50,22 @@ def check(program: Program) -> None:
     if job.cache_bits not in (2, 4):
         found.append(
             Problem(
-                message=f"a quantized cache has 2 or 4 bits, not {job.cache_bits}",
+                message=f"a quantized KV cache needs 2 or 4 bits, not {job.cache_bits}",
                 where="job.cache_bits",
             )
         )
     mixers = [block.mixer for layer, _ in program.model.kinds for block in layer.blocks]
     if any(getattr(mixer, "window", 0) for mixer in mixers):
-        message = "a quantized cache is for models whose layers all attend to every token"
-        found.append(Problem(message=message, where="job.cache", hint="use `dynamic` or `static`"))
+        message = "a quantized KV cache needs full attention in every layer"
+        found.append(
+            Problem(message=message, where="job.cache", hint="use `--cache dynamic` or `static`")
+        )
     if job.beams > 1:
         found.append(
             Problem(
-                message="no formula yet for beams over a quantized cache",
+                message="not supported yet: beams over a quantized cache",
                 where="job.beams",
-                hint="1, or another `--cache`",
+                hint="use `--beams 1`, or another `--cache`",
             )
         )
     raise_errors(found)

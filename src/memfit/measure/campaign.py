@@ -40,7 +40,7 @@ def read(path: Path, configs: Configs) -> list[Case]:
             where="campaign",
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as bad:
-        raise InputError.one(f"`{path}` is no TOML: {bad}"[:300], where="campaign") from None
+        raise InputError.one(f"`{path}` is not valid TOML: {bad}"[:300], where="campaign") from None
     problems: list[Problem] = []
     planned: list[Planned] = []
     for number, table in enumerate(tables.get("cases", ())):
@@ -51,7 +51,9 @@ def read(path: Path, configs: Configs) -> list[Case]:
     if not planned and not problems:
         problems.append(
             Problem(
-                message=f"`{path}` has no cases", where="campaign", hint="tables named [[cases]]"
+                message=f"`{path}` has no cases",
+                where="campaign",
+                hint="add tables named [[cases]]",
             )
         )
     if problems:
@@ -69,7 +71,7 @@ def cases(table: Mapping[str, Any], configs: Configs, where: str) -> Iterator[Pl
             raise InputError.one(f"unknown key `{key[:60]}`", where=where, hint=hint)
     models = table.get("models")
     if not isinstance(models, list) or not models:
-        raise InputError.one("a table of cases names its `models`, a list", where=where)
+        raise InputError.one("every [[cases]] table needs a list `models`", where=where)
     for model, alternative in itertools.product(models, table.get("jobs", [{}])):
         options = {**table.get("job", {}), **alternative}
         lists = {
@@ -94,9 +96,9 @@ def cases(table: Mapping[str, Any], configs: Configs, where: str) -> Iterator[Pl
 
 def no_rank(case: Case) -> Problem:
     return Problem(
-        message=f"there is no rank {case.rank} among {case.strategy.ranks}",
+        message=(f"rank {case.rank} does not exist: the layout has {case.strategy.ranks} ranks"),
         where="rank",
-        hint="ranks are counted from 0",
+        hint="ranks start at 0",
     )
 
 

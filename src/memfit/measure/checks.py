@@ -65,8 +65,8 @@ def whole(value: Any) -> bool:
 # For each field what it must be: a test of its value, and how to say so.
 TEXT, COUNT, AMOUNT = (
     (text, "text"),
-    (count, "a whole number that is not negative"),
-    (amount, "a number that is not negative"),
+    (count, "an integer of at least 0"),
+    (amount, "a number of at least 0"),
 )
 COUNT_OR_NONE, AMOUNT_OR_NONE = (
     (maybe(count), COUNT[1] + ", or null"),
@@ -130,7 +130,8 @@ def problems(values: Mapping[str, Any], record: type[Any], peak: type[Any]) -> I
             if values.get("rank", 0) >= ranks or values.get("world", ranks) != ranks:
                 yield Problem(
                     message=(
-                        f"rank {values.get('rank', 0)} of {values.get('world')} is none of {ranks}"
+                        f"rank {values.get('rank', 0)} of {values.get('world')} is not a rank of "
+                        f"{ranks}"
                     ),
                     where="rank",
                 )

@@ -94,7 +94,7 @@ def of_folder(
     found = records(path)
     if not found:
         raise InputError.one(
-            f"there are no records in `{path}`",
+            f"`{path}` has no records",
             where="records",
             hint="`memfit measure --out FOLDER` writes them",
         )

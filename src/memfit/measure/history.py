@@ -135,9 +135,7 @@ def read(path: Path) -> Tape:
             where="events",
         ) from None
     except (EOFError, zlib.error, UnicodeDecodeError, RecursionError, TypeError, TapeError) as bad:
-        raise InputError.one(
-            f"`{path.name}` holds no events: {bad}"[:300], where="events"
-        ) from None
+        raise InputError.one(f"`{path.name}` has no events: {bad}"[:300], where="events") from None
     return tape
 
 

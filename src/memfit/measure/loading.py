@@ -75,9 +75,7 @@ def arrive(model: Any, job: Job, device: torch.device) -> None:
                 known[id(one)] = arrived(one, DTYPES[job.precision], device, name == "weight")
             module._parameters[name] = known[id(one)]
         if any(one is not None and one.device.type == "meta" for one in module._buffers.values()):
-            raise InputError.one(
-                f"`{path}` has a buffer without data, which nobody could fill", where="model.config"
-            )
+            raise InputError.one(f"`{path}` has a buffer without data", where="model.config")
 
 
 def arrived(

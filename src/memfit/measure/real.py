@@ -79,7 +79,7 @@ def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
     job = case.job
     if not job.hugging:
         yield Problem(
-            message=f"measuring runs transformers' code, not `{job.framework}`",
+            message=f"`memfit measure` runs transformers' code, not `{job.framework}`",
             where="job.framework",
             hint="use `transformers`",
         )
@@ -94,17 +94,19 @@ def refusals(case: Case, device: torch.device) -> Iterator[Problem]:
         yield Problem(
             message="Unsloth's kernels cannot be measured yet",
             where="job.unsloth",
-            hint="leave it away, or an estimate",
+            hint="remove it, or use `memfit estimate`",
         )
     there_is = device.type == "cuda" and torch.cuda.is_available()
     if name := stored.kept(
         case.config, job, torch.cuda.get_device_capability(device) if there_is else None
     ):
-        message = f"weights stored by `{name[:40]}` cannot be measured: random ones are in 16 bits"
+        message = (
+            f"weights quantized by `{name[:40]}` cannot be measured: random weights are 16-bit"
+        )
         yield Problem(
             message=message,
             where="config.quantization_config",
-            hint="`--quant nf4` and `int8` can, or an estimate",
+            hint="use `--quant nf4` or `int8`, or `memfit estimate`",
         )
     if job.quantization != "none" and not there("bitsandbytes"):
         yield missing("quantized weights are", "bitsandbytes", "bitsandbytes", "job.quant")
@@ -132,11 +134,11 @@ def trained(job: Job, device: torch.device) -> Iterator[Problem]:
         yield Problem(
             message=f"optimizer `{job.optimizer}` cannot be measured yet",
             where="job.optimizer",
-            hint="one of torch's, transformers', PEFT's or bitsandbytes'",
+            hint="use an optimizer of torch, transformers, PEFT or bitsandbytes",
         )
     if name in TORCHAO and device.type == "cpu":
         yield Problem(
-            message=f"optimizer `{job.optimizer}` is compiled, which is measured on a GPU alone",
+            message=f"optimizer `{job.optimizer}` can only be measured on a GPU",
             where="job.optimizer",
             hint="`adamw`",
         )
@@ -145,11 +147,11 @@ def trained(job: Job, device: torch.device) -> Iterator[Problem]:
     if liger.wanted(job):
         where = "job.liger" if job.liger else "job.loss"
         if device.type == "cpu":
-            message = "Liger's kernels are Triton's, which needs a GPU"
+            message = "Liger's Triton kernels need a GPU"
             yield Problem(
                 message=message,
                 where=where,
-                hint="loss `plain`, or TRL's `chunked` (`--framework trl --loss chunked`)",
+                hint="use `--loss plain`, or `--framework trl --loss chunked`",
             )
         elif not there("liger_kernel"):
             yield missing("Liger's kernels are", "liger-kernel", "liger-kernel", where)
@@ -159,7 +161,7 @@ def missing(what: str, whose: str, package: str, where: str) -> Problem:
     return Problem(
         message=f"{what} {whose}'s, which is not installed",
         where=where,
-        hint=f"pip install {package}, or an estimate",
+        hint=f"run `pip install {package}`, or use `memfit estimate`",
     )
 
 
@@ -172,9 +174,9 @@ def attending(job: Job, device: torch.device) -> Iterator[Problem]:
         )
     elif device.type == "cpu" and job.attention in ("efficient", "cudnn", *FLASH):
         yield Problem(
-            message=f"a CPU has no attention kernel `{job.attention}`",
+            message=f"the CPU has no attention kernel `{job.attention}`",
             where="job.attention",
-            hint="`sdpa`, `math` or `eager`",
+            hint="use `sdpa`, `math` or `eager`",
         )
     elif job.attention in FLASH and not there(FLASH[job.attention]):
         yield missing(
@@ -187,13 +189,13 @@ def spread(case: Case, device: torch.device) -> Iterator[Problem]:
     strategy = case.strategy
     if device.type == "cpu" and strategy.fsdp is not None and strategy.fsdp.version == 1:
         yield Problem(
-            message="FSDP1 does not run on a CPU",
+            message="FSDP1 does not run on the CPU",
             where="use fsdp.version",
-            hint="`fsdp` is FSDP2, which does",
+            hint="use FSDP2 (`fsdp`)",
         )
     if device.type == "cpu" and strategy.cp is not None:
         yield Problem(
-            message="torch has no context parallelism on a CPU",
+            message="torch does not support context parallelism on the CPU",
             where="use cp",
             hint="measure it on a GPU, or trace it",
         )

@@ -21,7 +21,7 @@ from memfit.uses import strategy_from
 
 SCHEMA = 2
 LARGEST_FILE = 2**24  # bytes: configs are of some thousand, phases of some hundred each
-HINT = "records are what `memfit measure` writes"
+HINT = "give a file that `memfit measure` wrote"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def parsed(path: Path) -> Any:
             text = file.read(LARGEST_FILE + 1)
         if len(text) > LARGEST_FILE:
             raise InputError.one(
-                f"this is no record: it has more than {LARGEST_FILE} bytes",
+                f"this is not a record: it has more than {LARGEST_FILE} bytes",
                 where=str(path)[:200],
                 hint=HINT,
             )
@@ -153,18 +153,20 @@ def parsed(path: Path) -> Any:
         ) from None
     except (ValueError, RecursionError) as bad:
         raise InputError.one(
-            f"this is no JSON: {bad}"[:200], where=str(path)[:200], hint=HINT
+            f"this is not JSON: {bad}"[:200], where=str(path)[:200], hint=HINT
         ) from None
 
 
 def nothing(name: str) -> Any:
-    raise ValueError(f"`{name}` is no number")
+    raise ValueError(f"`{name}` is not a number")
 
 
 def record_of(values: Any, where: str) -> Record:
     """A record of this schema; anything else is bad input, told with all that is wrong with it."""
     if not isinstance(values, dict) or values.get("schema") != SCHEMA:
-        raise InputError.one(f"this is no record of schema {SCHEMA}", where=where[:200], hint=HINT)
+        raise InputError.one(
+            f"this is not a record of schema {SCHEMA}", where=where[:200], hint=HINT
+        )
     problems = [
         Problem(
             message=one.message, where=f"{where[:200]}: {one.where}".rstrip(": "), hint=one.hint

@@ -68,7 +68,7 @@ def finished(asked: Mapping[str, Any], alloc_conf: str, limit: float) -> dict[st
     except subprocess.TimeoutExpired:
         return {
             "result": "timeout",
-            "error": f"not done after {limit:.0f} s",
+            "error": f"not finished after {limit:.0f} s",
             "by": COUNTED[asked["device"]],
         }
     lines = [line for line in done.stdout.splitlines() if line.startswith(PREFIX)]

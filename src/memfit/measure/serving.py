@@ -66,14 +66,14 @@ def engine_from(text: str) -> tuple[str, dict[str, Any]]:
             found[key] = SETTINGS[key](value)
         except (ValueError, KeyError):
             problems.append(
-                Problem(message=f"`{value[:60]}` is no value of `{key}`", where="engine")
+                Problem(message=f"`{value[:60]}` is not a valid value of `{key}`", where="engine")
             )
     if not 0 < found.get("gpu_memory_utilization", 0.9) <= 1:
         problems.append(
             Problem(
-                message=f"`{found['gpu_memory_utilization']}` is no share of a GPU",
+                message=f"`{found['gpu_memory_utilization']}` must be between 0 and 1",
                 where="engine",
-                hint="0.9 is vLLM's own",
+                hint="vLLM's default is 0.9",
             )
         )
     raise_errors(problems)
@@ -89,39 +89,39 @@ def refusals(case: Case, kind: str) -> Iterator[Problem]:
         return
     if job.training:
         yield Problem(
-            message="an engine serves, it does not train",
+            message="`engine` applies to inference only",
             where="job.task",
-            hint="`--task inference`",
+            hint="use `--task inference`",
         )
     if case.use:
         yield Problem(
-            message="ranks of an engine are not measured one by one",
+            message="`engine` and `use` cannot be combined",
             where="use",
-            hint="leave it away",
+            hint="remove it",
         )
     if job.precision not in DTYPES:
         yield Problem(
-            message=f"vLLM serves no `{job.precision}`",
+            message=f"vLLM does not support `{job.precision}`",
             where="job.precision",
             hint="one of " + ", ".join(DTYPES),
         )
     if job.quantization != "none" or job.beams > 1 or job.cache != "dynamic":
         yield Problem(
-            message="an engine has its own cache and weights",
+            message="an engine has its own cache and weight formats",
             where="job",
-            hint="leave `quant`, `beams` and `cache` away",
+            hint="remove `quant`, `beams` and `cache`",
         )
     if job.new_tokens < 1:
         yield Problem(
-            message="an engine answers with a token at least",
+            message="an engine generates at least 1 token",
             where="job.new_tokens",
             hint="1 or more",
         )
     if kind == "cpu":
         yield Problem(
-            message="vLLM is measured on a GPU alone",
+            message="vLLM can only be measured on a GPU",
             where="engine",
-            hint="leave it away: transformers' `generate` runs here, too",
+            hint="remove `engine` to measure transformers' `generate`",
         )
     elif importlib.util.find_spec("vllm") is None:
         yield Problem(message="vLLM is not installed", where="engine", hint="pip install vllm")

@@ -139,12 +139,14 @@ class Fields:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.blame(self.key(keys), f"`{shown(value)}` is no whole number")
+            self.blame(self.key(keys), f"`{shown(value)}` must be an integer")
             return StandIn(max(low, 2))
         if isinstance(high, StandIn):
             return value
         if not low <= value <= high:
-            self.blame(self.key(keys), f"`{shown(value)}` is out of range", f"from {low} to {high}")
+            self.blame(
+                self.key(keys), f"`{shown(value)}` is out of range", f"must be from {low} to {high}"
+            )
             return StandIn(max(low, 2))
         return value
 
@@ -154,7 +156,7 @@ class Fields:
     def number(self, *keys: str, default: float) -> float:
         value = self.value(*keys, default=default)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value:
-            self.blame(self.key(keys), f"`{shown(value)}` is no number")
+            self.blame(self.key(keys), f"`{shown(value)}` must be a number")
             return default
         if abs(value) > LARGEST_NUMBER:
             self.blame(self.key(keys), f"`{shown(value)}` is out of range")
@@ -164,14 +166,14 @@ class Fields:
     def flag(self, *keys: str, default: bool) -> bool:
         value = self.value(*keys, default=default)
         if not isinstance(value, bool):
-            self.blame(self.key(keys), f"`{shown(value)}` is neither true nor false")
+            self.blame(self.key(keys), f"`{shown(value)}` must be true or false")
             return default
         return value
 
     def text(self, *keys: str, default: str) -> str:
         value = self.value(*keys, default=default)
         if not isinstance(value, str):
-            self.blame(self.key(keys), f"`{shown(value)}` is no text")
+            self.blame(self.key(keys), f"`{shown(value)}` must be text")
             return default
         return value
 
@@ -181,7 +183,7 @@ class Fields:
         if value is None and default is not None:
             return default
         if not isinstance(value, list) or len(value) != length:
-            self.blame(key, f"`{key}` needs {length} entries, one a layer", of=(length,))
+            self.blame(key, f"`{key}` needs {length} entries, one per layer", of=(length,))
             return default if default is not None else [None] * length
         return value
 
@@ -191,7 +193,7 @@ class Fields:
         if value is None:
             return frozenset()
         if not isinstance(value, list) or not all(isinstance(item, int) for item in value):
-            self.blame(key, f"`{key}` is no list of whole numbers")
+            self.blame(key, f"`{key}` must be a list of integers")
             return frozenset()
         return frozenset(value)
 
@@ -201,7 +203,7 @@ class Fields:
         if value is None:
             return {}
         if not isinstance(value, Mapping):
-            self.blame(key, f"`{key}` is no object")
+            self.blame(key, f"`{key}` must be an object")
             return {}
         return value
 

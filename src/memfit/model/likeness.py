@@ -25,9 +25,11 @@ def family_named(name: str) -> Family:
         return known[kind]
     close = ", ".join(f"`{one}`" for one in nearest(kind, known))
     raise InputError.one(
-        f"no family `{name[:60]}`",
+        f"unknown family `{name[:60]}`",
         where="like",
-        hint=f"did you mean {close}?" if close else "a model_type, like `llama` or `qwen3_moe`",
+        hint=f"did you mean {close}?"
+        if close
+        else "give a model_type, like `llama` or `qwen3_moe`",
     )
 
 
@@ -53,7 +55,7 @@ def remarks(like: str, model: Model, total: int | None) -> Iterator[Problem]:
     yield Problem(
         message=f"`{model.name}` is estimated by the formulas of `{model.family}`{counted}",
         where="like",
-        hint="its own layers may keep more or less than these; a trace runs the real code",
+        hint="its own layers may use more or less memory; a trace runs the real code",
         level="warning",
     )
 

@@ -202,8 +202,8 @@ def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
             return f"{name}-{bits}bit-gall"
         fields.blame(
             "quantization_config",
-            f"{name} with {bits} bits in groups of {group} is not known",
-            "known: 4 bits, gptq also 8, in groups of 128, 64 or 32; gptq also without (-1)",
+            f"{name} with {bits} bits and group size {group} is not supported yet",
+            ("supported: 4 bits (gptq also 8) with group size 128, 64 or 32 (gptq also -1)"),
         )
         return ""
     if name == "compressed-tensors" and (found := format_at("layers.0.mlp", settings)):
@@ -212,12 +212,14 @@ def stored_format(settings: Mapping[str, Any], fields: Fields) -> str:
         return "nvfp4" if str(settings["quant_algo"]).upper() == "NVFP4" else "float8_e4m3fn"
     told = str(settings.get("quant_method", name))
     where = (
-        "`--quant` of the job says how bitsandbytes quantizes"
+        "use `--quant` for bitsandbytes"
         if told in BY_JOB
-        else "known: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors"
+        else "supported: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors"
     )
     fields.blame(
-        "quantization_config.quant_method", f"weights stored by `{told[:40]}` are not known", where
+        "quantization_config.quant_method",
+        f"weights quantized by `{told[:40]}` are not supported yet",
+        where,
     )
     return ""
 
@@ -228,8 +230,8 @@ def block_format(settings: Mapping[str, Any], fields: Fields) -> str:
         return "fp8-block128" if block else "float8_e4m3fn"
     fields.blame(
         "quantization_config.weight_block_size",
-        f"fp8 in blocks of {str(block)[:40]} is not known",
-        "known: [128, 128], or none",
+        f"fp8 with blocks of {str(block)[:40]} is not supported yet",
+        "supported: [128, 128], or none",
     )
     return ""
 

@@ -51,9 +51,9 @@ def read(
     spec = spec.strip()
     if not spec or len(spec) > LONGEST or not spec.isprintable():
         raise SourceError.one(
-            "no model is named" if not spec else f"`{shown(spec)}` is no name of a model",
+            "no model is given" if not spec else f"`{shown(spec)}` is not the name of a model",
             where="model",
-            hint="name a hub id, a path or a catalog name",
+            hint="give a hub id, a path or a catalog name",
         )
     if spec.startswith("catalog:"):
         _no_revision(spec, revision)
@@ -81,7 +81,7 @@ def read(
             raise unknown(name)
     elif not (_HUB_ID.fullmatch(name) or _BARE.fullmatch(name)):
         raise SourceError.one(
-            f"`{shown(name)}` is no hub id",
+            f"`{shown(name)}` is not a hub id",
             where="model",
             hint="write it like `org/name` or `org/name@revision`",
         )
@@ -102,9 +102,9 @@ def _local(path: Path, revision: str | None) -> Source:
 def _no_revision(spec: str, revision: str | None) -> None:
     if revision:
         raise SourceError.one(
-            f"`{shown(spec)}` has no revisions, so `{shown(revision)}` cannot be had",
+            (f"`{shown(spec)}` has no revisions, so `{shown(revision)}` is not available"),
             where="model",
-            hint="only models of the hub have them: `hub:org/name`",
+            hint="only models of the hub have revisions: `hub:org/name`",
         )
 
 
@@ -172,9 +172,9 @@ def _refuse_paths(spec: str, name: str) -> None:
     )
     if "://" in spec:
         raise SourceError.one(
-            f"`{shown(spec)}` is no address that can be read",
+            f"`{shown(spec)}` is not an address that memfit can read",
             where="model",
-            hint="download the file, or name `org/name` on the hub",
+            hint="download the file, or give `org/name` on the hub",
         )
     if looks and (not _HUB_ID.fullmatch(name) or spec.lower().endswith(_FILES[:3])):
         try:
@@ -183,5 +183,5 @@ def _refuse_paths(spec: str, name: str) -> None:
             raise unreadable(spec, error) from None
         except RuntimeError:
             raise SourceError.one(
-                f"`{shown(spec)}` starts with the home folder of nobody known", where="model"
+                f"`{shown(spec)}` starts with the home folder of an unknown user", where="model"
             ) from None

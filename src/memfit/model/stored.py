@@ -43,8 +43,8 @@ def doubts(model: Model, tensors: Iterable[Tensor]) -> Iterator[Problem]:
     theirs = {one.name for one in tensors}
     ours = {weight.name for weight in model.weights()}
     for names, message in (
-        (theirs - ours, "the file holds tensors that the formulas do not know"),
-        (ours - theirs, "the formulas expect tensors that the file lacks"),
+        (theirs - ours, "the file has tensors that the formulas do not expect"),
+        (ours - theirs, "the file lacks tensors that the formulas expect"),
     ):
         if names:
             some = ", ".join(f"`{name}`" for name in sorted(names)[:SHOWN])

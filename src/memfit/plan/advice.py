@@ -153,7 +153,7 @@ def advice(model: Model, job: Job, cluster: Cluster, strategy: Strategy = ONE) -
     """By formulas, whatever answers the job itself."""
     if not model.layers:
         raise InputError.one(
-            f"no formulas for `{model.family}`, and advice rests on them",
+            f"`--advise` needs formulas, and `{model.family}` has none",
             where="advise",
             hint="remove `--advise`",
         )

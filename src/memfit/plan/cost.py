@@ -34,12 +34,12 @@ class Cost:
 def paid(cluster: Cluster, dollars: float | None) -> Paid:
     known = price(cluster.gpu)
     if dollars is not None:
-        return Paid(dollars=dollars, origin="a price given by the user")
+        return Paid(dollars=dollars, origin="price given by the user")
     if known is None:
-        return Paid(dollars=None, origin="no price on record (`--price`)")
+        return Paid(dollars=None, origin="price unknown (pass `--price`)")
     return Paid(
         dollars=known.dollars,
-        origin=f"${known.dollars:g} an hour of a GPU on {known.date}: {known.cite}",
+        origin=f"${known.dollars:g} per GPU-hour on {known.date}: {known.cite}",
     )
 
 

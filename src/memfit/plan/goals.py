@@ -47,13 +47,13 @@ class Limits:
         """(what, how much it is, what is allowed)."""
         for what, seconds, most in (
             ("an answer", found.seconds, self.answer),
-            ("the first token", found.first, self.first),
+            ("time to first token", found.first, self.first),
             ("a token", found.token, self.token),
         ):
             if most and seconds > most:
                 yield what, seconds, most
         if found.tokens_per_second < self.tokens_per_second:
-            yield "tokens a second", found.tokens_per_second, self.tokens_per_second
+            yield "tokens per second", found.tokens_per_second, self.tokens_per_second
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +69,14 @@ GOALS: Registry[Goal] = Registry("goal")
 for _goal in (
     Goal(
         name="latency",
-        help="the least seconds of a whole answer",
+        help="shortest time per request",
         key=lambda one: (one.seconds, -one.tokens_per_second),
         figure=lambda one: one.seconds,
         unit="s an answer",
     ),
     Goal(
         name="throughput",
-        help="the most tokens a second of the whole machine",
+        help="highest throughput in tokens per second",
         key=lambda one: (-one.tokens_per_second, one.seconds),
         figure=lambda one: one.tokens_per_second,
         unit="tokens/s",

@@ -117,10 +117,8 @@ class Ways:
                 if not wrong and weights.stored and becomes_plain(model, job, cluster):
                     wrong = (
                         Problem(
-                            message=(
-                                "this GPU has no kernels for such weights, so they become 16 "
-                                "bits as they are loaded"
-                            )
+                            message="this GPU has no kernels for these weights: "
+                            "they are dequantized to 16 bits"
                         ),
                     )
                 if wrong:
@@ -257,7 +255,9 @@ class Serving:
 
     def slow(self, found: Pace) -> Iterator[str]:
         """The limits that more sequences at once break, too."""
-        return (what for what, _, _ in self.asked.limits.broken(found) if what != "tokens a second")
+        return (
+            what for what, _, _ in self.asked.limits.broken(found) if what != "tokens per second"
+        )
 
     def told(self) -> None:
         if self.progress is not None:

@@ -53,12 +53,12 @@ def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) ->
             return replace(
                 found,
                 dropped=tuple(passed),
-                reason="interrupted before any machine was found on which it fits",
+                reason="interrupted before any fitting machine was found",
             )
         passed.append(
             Dropped(
                 layout=cluster.name,
-                refused=f"${dollars:,.2f} an hour: {found.reason or 'no way was found that fits'}",
+                refused=f"${dollars:,.2f} per hour: {found.reason or 'no way was found that fits'}",
             )
         )
     assert found is not None  # there is a machine of one GPU
@@ -66,7 +66,7 @@ def cheapest(work: Work, network: Link | None, wish: Wish, once: Once = once) ->
         found,
         rows=(),
         dropped=tuple(passed),
-        reason="none of the machines with a public price does it",
+        reason="no machine with a public price is enough",
     )
 
 

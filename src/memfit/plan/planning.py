@@ -157,7 +157,7 @@ def none_at_all(
         found,
         rows=(),
         dropped=(),
-        reason="no GPUs run nothing",
+        reason="the number of GPUs must be at least 1",
         nearest=found if found.fits else found.nearest,
     )
 
@@ -198,7 +198,7 @@ def searched(work: Work, cluster: Cluster, wish: Wish) -> Plan:
         dropped=() if search is None else tuple(dropped(space, search)),
         counted=Counted() if search is None else search.counted,
         policy=wish.policy,
-        reason="interrupted before anything was found that fits"
+        reason="interrupted before any plan that fits was found"
         if interrupted and not rows
         else "",
     )
@@ -215,7 +215,7 @@ def judged(found: Plan, count: int, judge: Callable[[Row], Checked]) -> Plan:
         Dropped(
             layout=row.kind.layout,
             method=row.kind.method,
-            refused=f"{told.by}: it does not fit{f', {told.why}' if told.why else ''}",
+            refused=f"{told.by}: does not fit{f', {told.why}' if told.why else ''}",
         )
         for row in rows
         if not (told := row.checked[-1]).fits
@@ -224,7 +224,7 @@ def judged(found: Plan, count: int, judge: Callable[[Row], Checked]) -> Plan:
     reason = (
         found.reason
         if left or not rows
-        else f"nothing that the formulas chose fits: {out[0].refused}"
+        else f"none of the chosen plans fits when checked: {out[0].refused}"
     )
     return replace(found, rows=left, dropped=(*out, *found.dropped), reason=reason)
 
@@ -238,8 +238,7 @@ def in_time(found: Plan, hours: float) -> Plan:
     least = min(known, key=lambda row: row.cost.hours if row.cost is not None else 0.0)
     assert least.cost is not None
     reason = (
-        f"the quickest way that fits takes {least.cost.hours:.3g} hours, and the budget is "
-        f"{hours:.3g}"
+        f"the fastest plan that fits takes {least.cost.hours:.3g} hours; the budget is {hours:.3g}"
     )
     return replace(found, rows=(), reason=reason, nearest=replace(found, rows=(least,)))
 
@@ -254,11 +253,11 @@ def afforded(found: Plan, budget: float) -> Plan:
         return replace(
             found,
             rows=(),
-            reason="what an hour of this GPU costs is not on record: `--price` says it",
+            reason="the price of this GPU is unknown; pass `--price`",
             nearest=found,
         )
     reason = (
-        f"the cheapest way that fits costs ${dollars(least):,.2f}, and the budget is ${budget:,.2f}"
+        f"the cheapest plan that fits costs ${dollars(least):,.2f}; the budget is ${budget:,.2f}"
     )
     return replace(found, rows=(), reason=reason, nearest=replace(found, rows=(least,)))
 
@@ -313,7 +312,7 @@ def why(found: Plan) -> str:
     if needs:
         return "nothing fits"
     refused = [one.refused for one in found.dropped if one.refused]
-    return refused[0] if refused else "there is nothing to choose from"
+    return refused[0] if refused else "there are no candidates"
 
 
 def nearest(work: Work, cluster: Cluster, wish: Wish) -> Plan | None:

@@ -31,13 +31,13 @@ def fastest(search: Search) -> Sequence[Found]:
 
 POLICIES.add(
     "fastest",
-    Policy(name="fastest", help="least time of a step that fits: exact, by bounds", solve=fastest),
+    Policy(name="fastest", help="shortest step time that fits (exact)", solve=fastest),
 )
 POLICIES.add(
     "llmem",
     Policy(
         name="llmem",
-        help="the most sequences at once that get through, as LLMem's Algorithm 1 counts them",
+        help="largest batch that fits, by LLMem's Algorithm 1",
         solve=llmem.solve,
     ),
 )

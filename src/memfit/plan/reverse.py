@@ -61,7 +61,7 @@ def longest_seq(
     best, found, said = _largest(
         _Search(model, job, _named(cluster), strategy, producer, "seq"), top
     )
-    limit = "the model has no more positions" if best == top and model.positions else said
+    limit = "the model's maximum length" if best == top and model.positions else said
     return Answer(
         question="longest_seq",
         value=best,
@@ -86,7 +86,7 @@ def smallest_gpu(
     return Answer(
         question="smallest_gpu",
         value=None,
-        limit=f"no {'single ' if strategy.ranks == 1 else ''}NVIDIA GPU on record is enough",
+        limit=f"no known {'single ' if strategy.ranks == 1 else ''}NVIDIA GPU is enough",
     )
 
 
@@ -107,7 +107,7 @@ def cheapest_gpu(
     if gpu is not None and found is not None:
         one = known[gpu.id]
         limit = (
-            f"{gpu.name}, ${one.dollars:.2f} an hour{' each' if strategy.ranks > 1 else ''} "
+            f"{gpu.name}, ${one.dollars:.2f} per hour{' each' if strategy.ranks > 1 else ''} "
             f"on {one.date}"
         )
         return Answer(question="cheapest_gpu", value=gpu.id, device=found.device, limit=limit)
@@ -185,9 +185,9 @@ def _precisions(job: Job) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _named(cluster: Cluster | None) -> Cluster:
     if cluster is None:
         raise InputError.one(
-            "what fits depends on the GPU, and none is named",
+            "this question needs a GPU",
             where="gpu",
-            hint="name one like `--gpu rtx-4090`",
+            hint="add `--gpu rtx-4090`",
         )
     return cluster
 
@@ -287,9 +287,9 @@ def _largest(search: _Search, top: int) -> tuple[int | None, Estimate | None, st
     if not best:
         return None, None, ""
     said = (
-        "the allocator's gaps are uneven: some smaller ones do not fit"
+        "fragmentation varies: some smaller ones do not fit"
         if search.uneven(best)
-        else f"a trace looks no further than {TRACED_TOKENS} tokens"
+        else f"a trace stops at {TRACED_TOKENS} tokens"
         if best == limit < top
         else ""
     )

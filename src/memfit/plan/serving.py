@@ -54,7 +54,7 @@ def once(work: Work, cluster: Cluster, wish: Wish) -> Plan:
         dropped=tuple(dropped(search, rows)),
         counted=search.counted,
         policy=asked.goal,
-        reason="interrupted before anything was found that fits"
+        reason="interrupted before any plan that fits was found"
         if interrupted and not rows
         else "",
     )
@@ -124,16 +124,16 @@ def why(found: Plan, close: Plan | None, limits: Limits) -> str:
         else close.rows[0].pace
     )
     for what, much, allowed in limits.broken(pace) if pace is not None else ():
-        if what == "tokens a second":
-            return f"the best way that fits makes {much:,.4g} {what}, and {allowed:,.4g} are wanted"
+        if what == "tokens per second":
+            return f"the best plan that fits reaches {much:,.4g} {what}; the goal is {allowed:,.4g}"
         return (
-            f"the quickest way that fits takes {much:.3g} s for {what}, and {allowed:.3g} s "
-            "are allowed"
+            f"the fastest plan that fits takes {much:.3g} s for {what}; the limit is "
+            f"{allowed:.3g} s"
         )
     if any(one.needs is not None for one in found.dropped):
         return "nothing fits"
     refused = [one.refused for one in found.dropped if one.refused]
-    return refused[0] if refused else "there is nothing to choose from"
+    return refused[0] if refused else "there are no candidates"
 
 
 def nearest(work: Work, cluster: Cluster, wish: Wish, limits: Limits) -> Plan | None:

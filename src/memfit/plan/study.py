@@ -238,7 +238,7 @@ SITUATIONS: Mapping[str, Situation] = {
     "one GPU": lambda panel: panel.cluster.gpus == 1,
     "a few GPUs (2 to 8)": lambda panel: 1 < panel.cluster.gpus <= 8,
     "many GPUs": lambda panel: panel.cluster.gpus > 8,
-    "scarce memory (16-bit weights take over half of a GPU)": lambda panel: (
+    "little memory (16-bit weights take over half of a GPU)": lambda panel: (
         4 * panel.parameters > panel.usable
     ),
     f"long context ({LONG} tokens and more)": lambda panel: panel.seq >= LONG,

@@ -13,33 +13,33 @@ from memfit.techniques.framework import facts_of
 Row: TypeAlias = "tuple[Callable[[Job, Strategy], bool], str]"
 GIVES: tuple[Row, ...] = (
     (lambda job, one: job.method == "lora", "only adapters are trained"),
-    (lambda job, one: job.method == "qlora", "only adapters are trained, over weights in 4 bits"),
+    (lambda job, one: job.method == "qlora", "only adapters are trained, on 4-bit weights"),
     (lambda job, one: narrow(job, one), "weights are updated in 16 bits"),
-    (lambda job, one: "8bit" in job.optimizer, "optimizer states in 8 bits"),
+    (lambda job, one: "8bit" in job.optimizer, "8-bit optimizer states"),
     (
         lambda job, one: not job.training and job.cache == "quantized",
-        "keys and values in few bits, all but the last 128 tokens",
+        "quantized KV cache, except the last 128 tokens",
     ),
-    (lambda job, one: job.checkpointing != "none", "activations computed again"),
+    (lambda job, one: job.checkpointing != "none", "activations are recomputed"),
     (
         lambda job, one: job.activation_offload != "none",
-        "host memory for activations, and copies over PCIe",
+        "CPU memory for activations, and copies over PCIe",
     ),
     (lambda job, one: job.loss == "liger" or job.liger, "needs liger-kernel"),
     (lambda job, one: job.attention.startswith("flash-attn"), "needs flash-attn"),
     (lambda job, one: one.zero is not None and one.zero.size > 1, "needs deepspeed"),
     (
         lambda job, one: one.fsdp is not None and one.fsdp.size > 1,
-        "checkpoints in shards, merged for use",
+        "sharded checkpoints, to be merged for use",
     ),
     (
         lambda job, one: one.zero is not None and one.zero.stage == 3,
-        "checkpoints in shards, merged for use",
+        "sharded checkpoints, to be merged for use",
     ),
-    (lambda job, one: one.offloads, "host memory, and copies over PCIe"),
+    (lambda job, one: one.offloads, "CPU memory, and copies over PCIe"),
     (
         lambda job, one: job.training and one.size("tp") * one.size("pp") * one.size("ep") > 1,
-        "checkpoints split by layer or matrix",
+        "checkpoints sharded by layer or matrix",
     ),
 )
 

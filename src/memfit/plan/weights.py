@@ -31,38 +31,38 @@ class Weights:
     stored: Mapping[str, Any] = field(default_factory=dict)
 
 
-WEIGHTS: Registry[Weights] = Registry("form of weights", where="weights")
+WEIGHTS: Registry[Weights] = Registry("weight format", where="weights")
 for _row in (
     Weights(name=OWN),
     Weights(
         name="int8",
         quant="int8",
-        gives_up="weights and inputs of products in 8 bits (bitsandbytes)",
+        gives_up="8-bit weights and activations (bitsandbytes)",
     ),
     Weights(
         name="nf4",
         quant="nf4",
-        gives_up="weights in 4 bits, rounded without looking at data (bitsandbytes)",
+        gives_up="4-bit weights, quantized without calibration (bitsandbytes)",
     ),
     Weights(
         name="gptq-8bit",
         stored={"quant_method": "gptq", "bits": 8, "group_size": 128},
-        gives_up="weights in 8 bits: a checkpoint made by GPTQ in groups of 128",
+        gives_up="8-bit weights: a GPTQ checkpoint with group size 128",
     ),
     Weights(
         name="gptq-4bit",
         stored={"quant_method": "gptq", "bits": 4, "group_size": 128},
-        gives_up="weights in 4 bits: a checkpoint made by GPTQ in groups of 128",
+        gives_up="4-bit weights: a GPTQ checkpoint with group size 128",
     ),
     Weights(
         name="awq-4bit",
         stored={"quant_method": "awq", "bits": 4, "group_size": 128},
-        gives_up="weights in 4 bits: a checkpoint made by AWQ in groups of 128",
+        gives_up="4-bit weights: an AWQ checkpoint with group size 128",
     ),
     Weights(
         name="fp8",
         stored={"quant_method": "fp8", "weight_block_size": [128, 128]},
-        gives_up="weights and inputs of products in fp8: a checkpoint scaled in blocks of 128",
+        gives_up="fp8 weights and activations: a checkpoint with 128-value blocks",
     ),
 ):
     WEIGHTS.add(_row.name, _row)

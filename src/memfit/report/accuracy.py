@@ -64,8 +64,8 @@ PRODUCER_HEAD = (
 )
 SERVED_HEAD = ("engine", "answered", "figure", "rows", "median", "p95", "over 5 % more promised")
 SHORT = {
-    "held after a step": "after a step",
-    "held after generation": "after generation",
+    "after a step": "after a step",
+    "after generation": "after generation",
     "counter not named": "not named",
     "allocated + context": "with context",
 }

@@ -63,7 +63,7 @@ def workings(estimate: Estimate) -> Iterator[Working]:
 
 def working(estimate: Estimate, *, width: int = 80) -> str:
     """As text: parts, then blocks of one kind a line and its formula in the next."""
-    lines = ["the working of every part, at the peak of live tensors"]
+    lines = ["every part in detail, at the allocated peak"]
     part, used = "", ""
     for one in workings(estimate):
         if one.part != part:
@@ -80,19 +80,19 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
     lines += [
         "",
         f"rounding  {with_unit(estimate.memory.parts.get('rounding', 0))}",
-        "  what the allocator adds: blocks are multiples of 512 B",
+        "  rounding by the allocator: blocks are multiples of 512 B",
     ]
     if estimate.memory.fragmentation is not None:
         lines += [
             "",
             f"fragmentation  {gib(estimate.memory.fragmentation)} GiB",
-            "  peak of reserved less peak of allocated, by replaying the allocator",
+            "  peak of reserved minus peak of allocated, by replaying the allocator",
         ]
     span, links = estimate.context, estimate.nccl
     lines += [
         "",
         f"context  {gib(middle(span))} GiB",
-        f"  the middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})",
+        f"  middle of {gib(span.low)} to {gib(span.high)} GiB ({span.cite})",
     ]
     if estimate.strategy:
         groups = ", ".join(f"{name} of {ranks}" for name, ranks, _ in estimate.strategy.groups)
@@ -100,7 +100,7 @@ def working(estimate: Estimate, *, width: int = 80) -> str:
             "",
             f"nccl  {gib(middle(links))} GiB",
             (
-                f"  communicators: {groups}; the middle of {gib(links.low)} to "
+                f"  communicators: {groups}; middle of {gib(links.low)} to "
                 f"{gib(links.high)} GiB ({links.cite})"
             ),
         ]

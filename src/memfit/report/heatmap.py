@@ -32,8 +32,9 @@ def svg(found: Study) -> str:
         ),
         f'<rect width="{width}" height="{y}" fill="#fff"/>',
         (
-            f'<text x="{EDGE}" y="{EDGE + 8}" font-size="16" font-weight="600">memfit study: '
-            "GiB a GPU (left), seconds a step (right)</text>"
+            f'<text x="{EDGE}" y="{EDGE + 8}" font-size="16" '
+            'font-weight="600">memfit study: GiB per GPU (left), seconds per step '
+            "(right)</text>"
         ),
     ]
     for panel, top in zip(found.panels, tops, strict=True):

@@ -37,7 +37,7 @@ def line(record: Record) -> str:
 
 def table(records: Sequence[Record]) -> str:
     if not records:
-        return "nothing was measured: every case has its record, or the budget is spent"
+        return "nothing was measured: every case has a record, or the budget is used up"
     rows = [line(one) for one in records]
     ends = {
         result: sum(one.result == result for one in records)
@@ -78,7 +78,7 @@ def text(record: Record, predicted: Predicted | None) -> str:
         )
         lines.append(f"{name:<11}{size(measured):>12} measured {beside}".rstrip())
     for name, count in record.device.items():
-        lines.append(f"{name:<11}{size(count):>12} on the device")
+        lines.append(f"{name:<11}{size(count):>12} device memory")
     if record.tokens_per_second:
         rate = (
             f", {record.flops_per_second / 1e12:.3g} TFLOP/s of the model"
@@ -138,13 +138,13 @@ def comparison(found: Sequence[Beside], worst: int = 0) -> str:
         lines.append(f"{by:<14}{where[:26]:<28}{name:<11}{known.cases:>6}{shares}")
     decided = [one.decided for one in found if one.decided is not None]
     if decided:
-        lines += ["", f"fits or not: {sum(decided)} of {len(decided)} decided as it went"]
+        lines += ["", f"fits or not: {sum(decided)} of {len(decided)} predicted correctly"]
     compared = [one.compared for one in found if one.compared is not None]
     if compared:
         events, same = sum(one.events for one in compared), sum(one.same for one in compared)
         held, alike = sum(one.bytes for one in compared), sum(one.same_bytes for one in compared)
         told = (
-            f"{same:,} of {events:,} allocations as the trace has them, "
+            f"{same:,} of {events:,} allocations match the trace, "
             f"{alike / max(1, held):.3%} of the bytes"
         )
         lines += ["", f"event by event, {len(compared)} records: {told}"]

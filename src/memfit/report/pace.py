@@ -15,90 +15,84 @@ TIME: tuple[tuple[str, str, str], ...] = (
     (
         "time",
         "object?",
-        (
-            "of one optimizer step, by what kernels were measured to reach; null where that "
-            "is not known (inference, a trace)"
-        ),
+        ("time of one optimizer step, from measured kernels; null if unknown (inference, trace)"),
     ),
     ("time.seconds", "number", "the step"),
-    ("time.tokens_per_second", "number", "batch, sequence and accumulation over the step"),
+    ("time.tokens_per_second", "number", "batch × sequence × accumulation over the step"),
     (
         "time.mfu",
         "number",
-        (
-            "model flops utilization: the model's own arithmetic over what the GPU could do "
-            "in that time"
-        ),
+        ("model FLOPS utilization: the model's own FLOPs over the GPU's peak"),
     ),
     (
         "time.hfu",
         "number",
-        "hardware flops utilization: the same of all that is computed, again or not",
+        ("hardware FLOPS utilization: all FLOPs, with recomputation, over the GPU's peak"),
     ),
     (
         "time.model_flops",
         "number",
         (
-            "of the step, the backward counted twice the forward (once for weights that are "
-            "not trained), nothing computed again"
+            "FLOPs of the step; the backward counts twice the forward (once for "
+            "frozen weights), without recomputation"
         ),
     ),
-    ("time.flops", "number", "all that is computed"),
+    ("time.flops", "number", "all FLOPs"),
     (
         "time.parts",
         "{}number",
         (
-            "seconds: matmul, attention, memory (bytes alone), optimizer, communication, "
-            "bubble, host (copies, optimizer), launch (waits)"
+            "seconds: matmul, attention, memory (bandwidth-bound), optimizer, "
+            "communication, bubble, host (copies, optimizer), launch (waits)"
         ),
     ),
-    ("time.kernels", "integer", "that are launched in the step"),
-    ("time.measured", "boolean", "on this GPU, not on one of its kind"),
-    ("time.origin", "string", "whose kernels"),
+    ("time.kernels", "integer", "kernels launched in the step"),
+    ("time.measured", "boolean", "true if measured on this GPU, false if on a similar one"),
+    ("time.origin", "string", "source of the kernels"),
     (
         "bill",
         "object?",
         (
-            "of a dataset, in whole steps; null where none was named (`--dataset-tokens`, "
-            "`--examples`), or no time is told"
+            "of the dataset, in full steps; null without `--dataset-tokens` or "
+            "`--examples`, or without a time"
         ),
     ),
     ("bill.steps", "integer", "optimizer steps, the last one full"),
     ("bill.tokens", "integer", "of all of them"),
     ("bill.hours", "number", "on the clock"),
-    ("bill.gpu_hours", "number", "of all GPUs of the machines named"),
+    ("bill.gpu_hours", "number", "on all GPUs"),
     (
         "bill.energy",
         "number?",
-        "kWh of the boards at their power limit; hosts, switches and cooling come on top",
+        ("kWh of the GPU boards at their power limit, without hosts, switches and cooling"),
     ),
     (
         "bill.money",
         "number?",
-        "dollars, at `--price` or what a public list had an hour of the GPU at",
+        "dollars, at `--price` or the public price",
     ),
     (
         "untimed",
         "string?",
-        "why formulas for a GPU tell neither `time` nor `generation`; null where they do",
+        "why `time` and `generation` are unknown; null if they are known",
     ),
     (
         "generation",
         "object?",
-        "of all new tokens; null as `time` is, and where nothing is generated",
+        "of all new tokens; null if unknown or nothing is generated",
     ),
     ("generation.seconds", "number", "from the prompt to the last token"),
-    ("generation.prefill", "number", "seconds until the first token"),
-    ("generation.token", "number", "seconds of each further token of all sequences, on average"),
+    ("generation.prefill", "number", "time to first token in seconds"),
+    ("generation.token", "number", "mean time per output token in seconds"),
     (
         "generation.waiting",
         "number",
-        "of them, those that the GPU waits for the host to launch kernels",
+        "seconds of it that the GPU waits for kernel launches",
     ),
     ("generation.tokens_per_second", "number", "new tokens of all sequences"),
-    ("generation.kernels", "integer", "that are launched for a token"),
-    ("generation.measured", "boolean", "on this GPU, not on one of its kind"),
-    ("generation.origin", "string", "whose kernels"),
+    ("generation.kernels", "integer", "kernels launched per token"),
+    ("generation.measured", "boolean", "true if measured on this GPU, false if on a similar one"),
+    ("generation.origin", "string", "source of the kernels"),
 )
 
 
@@ -125,7 +119,7 @@ def pace(estimate: Estimate) -> Iterator[str]:
             if whole.energy is None
             else [f"{whole.energy:,.3g} kWh of the boards at their limit"]
         )
-        told += ["no price on record"] if whole.money is None else [f"${whole.money:,.2f}"]
+        told += ["price unknown"] if whole.money is None else [f"${whole.money:,.2f}"]
         yield (
             f"{whole.tokens:,} tokens in {whole.steps:,} steps take "
             f"{duration(3600 * whole.hours)}: {', '.join(told)}"

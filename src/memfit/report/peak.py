@@ -46,7 +46,7 @@ def table(estimate: Estimate, width: int = 80) -> str:
     blocks = sum(one.blocks for one in known)
     lines = [
         f"alive at the peak: {gib(whole)} GiB in {blocks} blocks",
-        f"  {'GiB':>7} {'share':>5} {'blocks':>6}  module, and what it holds",
+        f"  {'GiB':>7} {'share':>5} {'blocks':>6}  module and tensors",
     ]
     left = list(known)
     while left and len(lines) < ROWS:
@@ -65,7 +65,7 @@ def table(estimate: Estimate, width: int = 80) -> str:
         )
     rounding = estimate.memory.parts.get("rounding", 0)
     if rounding:
-        lines.append(line(rounding, whole, 0, "what the allocator adds by rounding up", width))
+        lines.append(line(rounding, whole, 0, "rounding by the allocator", width))
     return "\n".join(lines)
 
 

@@ -48,7 +48,7 @@ def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
         yield list(detail(plan, number, row, width))
     if plan.trade:
         yield columns(
-            serving.trade(plan), serving.LEFT, "seconds of an answer against tokens a second"
+            serving.trade(plan), serving.LEFT, "time per request against tokens per second"
         )
     yield frontier(plan, width)
     yield losses(plan, width)
@@ -56,7 +56,7 @@ def blocks(plan: Plan, width: int) -> Iterator[list[str]]:
 
 def wanted(plan: Plan) -> str:
     return (
-        f"{plan.work.sequences} sequences a step"
+        f"{plan.work.sequences} sequences per step"
         if plan.work.serving is None
         else serving.subject(plan)
     )
@@ -66,7 +66,7 @@ def frontier(plan: Plan, width: int) -> list[str]:
     """Over all candidates, where that was asked for."""
     if plan.frontier is None:
         return []
-    told = "of all candidates, those that none beats in time, memory and money (by steps of memory)"
+    told = "best trade-offs of time, memory and cost among all candidates"
     lines = [
         line
         for name, row in named(plan.frontier)
@@ -97,7 +97,7 @@ def nearest(plan: Plan) -> Plan:
 
 
 def nearest_words(plan: Plan) -> str:
-    return f"the nearest that does, {wanted(plan)} on {plan.cluster.name}:"
+    return f"the nearest plan that fits, {wanted(plan)} on {plan.cluster.name}:"
 
 
 def head(plan: Plan) -> Iterator[str]:
@@ -108,12 +108,14 @@ def head(plan: Plan) -> Iterator[str]:
         return
     yield (
         f"{work.model.name} on {plan.cluster.name}, {work.sequences} sequences of "
-        f"{work.job.seq} tokens a step"
+        f"{work.job.seq} tokens per step"
     )
     yield (
-        f"{counted.size:,} candidates: {counted.estimated} estimated, {counted.replayed} "
-        "with the allocator replayed, the others ruled out by bounds"
-        f" ({counted.walked} walks of one GPU's kernels)"
+        (
+            f"{counted.size:,} candidates: {counted.estimated} estimated, "
+            f"{counted.replayed} with the allocator replayed, the others ruled out by "
+            f"bounds ({counted.walked} walks of one GPU's kernels)"
+        )
         + (" so far (interrupted)" if plan.interrupted else "")
     )
 
@@ -154,8 +156,9 @@ def table(plan: Plan) -> list[str]:
             *wrapped(serving.legend(plan), WIDTH),
         ]
     told = (
-        f"$ and hours: of {plan.tokens:,.0f} tokens; {plan.paid.origin.partition(',')[0]}. "
-        "*: none of these is both quicker and smaller."
+        f"$ and hours: for {plan.tokens:,.0f} tokens; "
+        f"{plan.paid.origin.partition(',')[0]}. *: none is both faster and "
+        "smaller."
     )
     return [*columns([COLUMNS, *rows], frozenset({0, 1, 2})), *wrapped(told, WIDTH)]
 
@@ -185,17 +188,17 @@ def detail(plan: Plan, number: int, row: Row, width: int) -> Iterator[str]:
     if one.time is None and one.untimed:
         yield from wrapped(f"   no time: {one.untimed}", width, "   ")
     if row.gives_up:
-        yield from wrapped(f"   gives up: {'; '.join(row.gives_up)}", width, "   ")
+        yield from wrapped(f"   trade-offs: {'; '.join(row.gives_up)}", width, "   ")
 
 
 def judgement(told: Checked, one: Estimate) -> str:
     """What another judge says beside the formulas."""
     if told.device is None:
         return f"{told.by}: {told.why or 'nothing'}"
-    took = "" if told.seconds is None else f", {told.seconds:.3g} s a step"
+    took = "" if told.seconds is None else f", {told.seconds:.3g} s per step"
     return (
-        f"{told.by}: {gib(told.device)} GiB{took} (the formulas are "
-        f"{100 * (one.device / told.device - 1):+.2f} % off)"
+        f"{told.by}: {gib(told.device)} GiB{took} (formulas differ by "
+        f"{100 * (one.device / told.device - 1):+.2f} %)"
     )
 
 
@@ -250,7 +253,7 @@ def job_file(plan: Plan, row: Row) -> str:
         if row.pace is None
         else [
             (
-                f"# {row.kind.layout}, {row.pace.requests:,} answers at once; "
+                f"# {row.kind.layout}, {row.pace.requests:,} concurrent requests; "
                 f"{'; '.join(row.gives_up) or 'nothing given up'}"
             )
         ]
@@ -277,7 +280,7 @@ def losses(plan: Plan, width: int) -> list[str]:
         lines = [
             line for name, why in dropped for line in wrapped(f"{name}: {why}", width, "      ")
         ]
-        return ["not among them", *lines] if lines else []
+        return ["not a candidate", *lines] if lines else []
     best = next(
         (row.estimate.time.seconds for row in plan.rows if row.estimate.time is not None), None
     )
@@ -288,18 +291,18 @@ def losses(plan: Plan, width: int) -> list[str]:
             f"  {one.method} {one.layout}".rstrip() + f": {lost(one, best)}", width, "      "
         )
     ]
-    return ["not among them", *lines] if lines else []
+    return ["not a candidate", *lines] if lines else []
 
 
 def lost(one: Dropped, best: float | None) -> str:
     if one.seconds is not None and best is not None:
         return (
-            f"{one.seconds:.3g} s a step or more, {100 * (one.seconds / best - 1):.0f} % "
-            "behind the first"
+            f"at least {one.seconds:.3g} s per step, "
+            f"{100 * (one.seconds / best - 1):.0f} % slower than the first"
         )
     if one.needs is not None:
-        return f"needs {gib(one.needs)} GiB of a GPU or more"
-    return one.refused or "not looked at: others are quicker for certain"
+        return f"needs at least {gib(one.needs)} GiB per GPU"
+    return one.refused or "skipped: others are certainly faster"
 
 
 def wrapped(line: str, width: int, indent: str = "  ") -> list[str]:

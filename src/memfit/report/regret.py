@@ -14,10 +14,9 @@ from memfit.truth.regret import ALLOWED, FEWEST, Regret
 WIDE = 20  # letters of a name in a line of text
 HEAD = ("source", "model", "GPUs", "tokens", "ways", "choice", "best", "lost %")
 LEGEND = (
-    f"A sweep: {FEWEST} runs or more of one source on one model, machine and length, "
-    "that differ in speed. choice: what memfit calls quickest; best: what "
-    "was measured quickest; lost: the share of the best one's tokens a second that the "
-    "choice gives away."
+    f"A sweep: at least {FEWEST} runs of one source on one model, machine and "
+    "length. choice: fastest by prediction; best: fastest by measurement; "
+    "lost: tokens per second lost by the choice."
 )
 
 
@@ -44,12 +43,12 @@ def cut(name: str, room: int) -> str:
 
 def summary(found: Sequence[Regret]) -> str:
     if not found:
-        return f"no sweep of {FEWEST} runs with a speed each"
+        return f"no sweep has {FEWEST} runs with a speed"
     near = sum(one.lost <= ALLOWED for one in found)
     worst = share(max(one.lost for one in found))
     return (
-        f"the first choice is within {ALLOWED:.0%} of the best measured one in {near} of "
-        f"{len(found)} sweeps; {worst} % are lost at worst"
+        f"the first choice is within {ALLOWED:.0%} of the best measured one in "
+        f"{near} of {len(found)} sweeps; at worst {worst} % slower"
     )
 
 

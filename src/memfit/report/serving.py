@@ -26,12 +26,13 @@ def subject(plan: Plan) -> str:
     many = (
         f"{asked.requests:,} at once"
         if asked.requests
-        else f"{batches} a group of GPUs"
+        else f"{batches} per group of GPUs"
         if batches
-        else "as many at once as fit"
+        else "as many requests as fit"
     )
     return (
-        f"answers of {job.new_tokens:,} tokens to prompts of {job.seq:,}, {many}, for {asked.goal}"
+        f"{job.new_tokens:,} output tokens for prompts of {job.seq:,} tokens, "
+        f"{many}, for {asked.goal}"
     )
 
 
@@ -68,9 +69,9 @@ def dollars(row: Row) -> str:
 
 
 def legend(plan: Plan) -> str:
-    front = "*: none is quicker to answer and makes more tokens a second"
+    front = "*: no plan is both faster per request and higher in throughput"
     return (
-        f"GiB: of one GPU. $: of {plan.tokens:,.0f} new tokens; "
+        f"GiB: per GPU. $: for {plan.tokens:,.0f} new tokens; "
         f"{plan.paid.origin.partition(',')[0]}. {front}."
     )
 
@@ -91,8 +92,8 @@ def binds(plan: Plan, row: Row) -> str:
     if one is None or row.pace is None or one.new_tokens < 2:
         return ""
     share = (
-        f"{100 * one.waiting / one.token:.0f} % of a token is waiting for the host to launch "
-        f"{one.kernels:,} kernels"
+        f"{100 * one.waiting / one.token:.0f} % of a token's time is spent on "
+        f"launching {one.kernels:,} kernels"
     )
     said = [share] if one.waiting * 3 > one.token else []
     if not said:
@@ -102,11 +103,14 @@ def binds(plan: Plan, row: Row) -> str:
                 parts[kind.part] = parts.get(kind.part, 0.0) + kind.total
         name, seconds = max(parts.items(), key=lambda part: part[1])
         said = [
-            f"{100 * seconds / sum(parts.values()):.0f} % of a token is {NAMES.get(name, name)}"
+            (
+                f"{100 * seconds / sum(parts.values()):.0f} % of a token's time is "
+                f"{NAMES.get(name, name)}"
+            )
         ]
     said = [
         (
-            f"the first token after {duration(row.pace.first)}; up to "
+            f"time to first token {duration(row.pace.first)}; up to "
             f"{gib(row.estimate.band.high)} GiB"
         ),
         *said,
@@ -119,9 +123,9 @@ def binds(plan: Plan, row: Row) -> str:
 
 
 NAMES = {
-    "matmul": "products with weights",
-    "memory": "moving bytes: the cache, norms, sums",
-    "communication": "sums over GPUs",
+    "matmul": "matrix multiplications",
+    "memory": "memory bandwidth: KV cache, norms, sums",
+    "communication": "all-reduce",
 }
 
 
@@ -130,13 +134,13 @@ def lost(one: Dropped) -> str:
         return one.refused
     if one.seconds is not None:
         return (
-            f"an answer in {duration(one.seconds)} or more, "
-            f"{rate(one.tokens_per_second or 0.0)} tokens/s or less"
+            f"at least {duration(one.seconds)} per request, at most "
+            f"{rate(one.tokens_per_second or 0.0)} tokens/s"
         )
     if one.needs is not None:
         most = "" if one.largest is None else f", of which {one.largest[0]} {gib(one.largest[1])}"
-        return f"does not fit: needs {gib(one.needs)} GiB of a GPU or more{most}"
-    return "not looked at"
+        return f"does not fit: needs at least {gib(one.needs)} GiB per GPU{most}"
+    return "skipped"
 
 
 def figures(row: Row) -> dict[str, Any]:

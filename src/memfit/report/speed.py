@@ -15,7 +15,7 @@ EVERY_CASE = "all, each case alike"
 HEAD = ("source", "cases", "median", "p95", "worst", "bias", "under", "deepest", "order")
 GPU_HEAD = ("GPU", *HEAD[1:-1])
 LEGEND = (
-    "Tokens a second on each GPU (generation: new tokens), predicted / measured − 1, in "
+    "Tokens per second on each GPU (generation: new tokens), predicted / measured − 1, in "
     "per cent. order: Spearman's rank correlation within one "
     "model on one GPU, where there are four runs of it or more."
 )

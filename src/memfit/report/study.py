@@ -16,9 +16,9 @@ LABEL, COLUMN = 20, 10
 SHORT = {"ZeRO-2 + offload": "2+offload", "ZeRO-3 + offload": "3+offload"}
 KERNELS = {"flash-attn-2": "flash"}
 LEGEND = (
-    "! does not fit, ~ may fit, * the quickest that fits, - refused. Bytes of the worst "
-    "rank as nvidia-smi shows them; seconds of one optimizer "
-    "step. Rows: method, gradient checkpointing (ckpt) or none, attention."
+    "! does not fit, ~ may fit, * fastest that fits, - not supported. GiB: "
+    "device memory of the worst rank; s: time per optimizer step. Rows: "
+    "method, gradient checkpointing (ckpt) or none, attention."
 )
 Measured = Mapping[tuple[str, str, int, int], Sequence[tuple[Way, Beside]]]
 
@@ -31,7 +31,7 @@ def text(found: Study, beside: Measured, *, width: int = 80) -> str:
     if found.defaults:
         blocks.append(
             "\n".join(
-                ["what to begin with", *map("  ".__add__, default_lines(found.defaults, width - 2))]
+                ["recommendations", *map("  ".__add__, default_lines(found.defaults, width - 2))]
             )
         )
     if not found.whole:
@@ -46,8 +46,8 @@ def key(panel: Panel) -> tuple[str, str, int, int]:
 def title(panel: Panel) -> str:
     gpus = f"{panel.cluster.gpus} x " if panel.cluster.gpus > 1 else ""
     return (
-        f"{panel.model}, {panel.batch} x {panel.seq} tokens a GPU, on "
-        f"{gpus}{panel.cluster.gpu.name} ({gib(panel.usable)} GiB usable)"
+        f"{panel.model}, {panel.batch} x {panel.seq} tokens per GPU, "
+        f"on {gpus}{panel.cluster.gpu.name} ({gib(panel.usable)} GiB usable)"
     )
 
 
@@ -64,7 +64,10 @@ def panel_text(panel: Panel, beside: Sequence[tuple[Way, Beside]], width: int) -
     quick = quickest(panel)
     timed = body(panel, layouts, lambda cell: seconds(cell, quick))
     yield "\n".join(
-        [f"{'seconds a step':<{LABEL}}{head}", *(f"{row:<{LABEL}}{cells}" for row, cells in timed)]
+        [
+            f"{'seconds per step':<{LABEL}}{head}",
+            *(f"{row:<{LABEL}}{cells}" for row, cells in timed),
+        ]
     )
     lines = [
         line
@@ -139,7 +142,7 @@ def seconds(cell: Cell, quick: Cell | None) -> str:
 
 def measured_lines(panel: Panel, beside: Sequence[tuple[Way, Beside]]) -> Iterator[str]:
     cells = {cell.way: cell for cell in panel.cells}
-    yield "measured beside predicted:"
+    yield "measured and predicted:"
     for way, one in beside:
         predicted = one.of(cells[way])
         far = f", {predicted / one.value - 1:+.1%}" if predicted else ""
@@ -169,7 +172,7 @@ def default_words(one: Default) -> str:
         if one.slower is None
         else "the quickest"
         if one.slower < 0.005
-        else f"{one.slower:.0%} slower than the quickest"
+        else f"{one.slower:.0%} slower than the fastest"
     )
     return (
         f"{words(one.way)}: fits in {one.fits} of {one.cases}, {slower}, {one.memory:.0%} of "
@@ -210,7 +213,7 @@ def markdown(found: Study, beside: Measured) -> str:
             for row, cells in rows(panel).items()
         ]
         lines += [
-            f"**{title(panel)}** (GiB / seconds a step)",
+            f"**{title(panel)}** (GiB / seconds per step)",
             "",
             *marked.table(("", *layouts), both),
             "",

@@ -323,10 +323,10 @@ def legend(estimate: Estimate, drawn: Curves, scale: Scale) -> Iterator[str]:
         yield f'<rect x="{x}" y="{y - 9}" width="11" height="11" fill="{COLOURS[name]}"/>'
         yield text(x + 17, y, name)
         yield text(WIDTH - 12, y, f"{row[at] / scale.unit:.2f}", anchor="end")
-    rows = [("#000", "", "held by the allocator", max(drawn.reserved))]
+    rows = [("#000", "", "reserved by the allocator", max(drawn.reserved))]
     room = limit(estimate)
     if room is not None and room <= scale.top:
-        rows.append(("#c00", ' stroke-dasharray="4 3"', "room beside context", room))
+        rows.append(("#c00", ' stroke-dasharray="4 3"', "available besides the context", room))
     for colour, dash, words, size in rows:
         y += 22
         yield (
@@ -431,11 +431,13 @@ def png(estimate: Estimate, drawn: Curves, path: Path) -> None:
         [size / scale.unit for size in drawn.reserved],
         color="black",
         linewidth=1,
-        label="held by the allocator",
+        label="reserved by the allocator",
     )
     room = limit(estimate)
     if room is not None and room <= scale.top:
-        axes.axhline(room / scale.unit, color="#c00", linestyle="--", label="room beside context")
+        axes.axhline(
+            room / scale.unit, color="#c00", linestyle="--", label="available besides the context"
+        )
     for band in drawn.bands:
         axes.axvline(band.first, color="black", alpha=0.15, linewidth=0.8)
         if (band.last - band.first) / scale.columns > 0.05:

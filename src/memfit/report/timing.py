@@ -14,16 +14,12 @@ from memfit.simulate.time import BESIDE
 from memfit.simulate.working import Alike
 
 SMALL = 0.01  # of the step: kinds that take less are told together
-PASSES = {"prefill": "the prompt's pass", "decode": "the last token's pass"}
+PASSES = {"prefill": "prefill", "decode": "the last token"}
 WAITS = {
-    "optimizer": "its kernels in place, which move what its row of the table of optimizers says",
-    "communication": (
-        "calls beside kernels that those were too short to hide, and what they cost the kernels"
-    ),
-    "host": (
-        "copies between host and GPU that kernels were too short to hide, and the optimizer there"
-    ),
-    "bubble": "the other stages' work on one chunk of a micro-batch, before and behind",
+    "optimizer": "its kernels, which move the bytes of the optimizer's row",
+    "communication": ("communication that kernels do not hide, and its cost to them"),
+    "host": ("copies to and from CPU memory that kernels do not hide, and the CPU optimizer"),
+    "bubble": "work of the other stages before and after this one",
 }
 
 
@@ -35,21 +31,21 @@ def timing(estimate: Estimate) -> Iterator[str]:
     if time is None:
         for name, words in PASSES.items():
             if some := [one for one in estimate.kernels if one.phase == name]:
-                yield from ("", f"the working of the time: {words}")
+                yield from ("", f"time in detail: {words}")
                 yield from parts(some, dict(sums(some)), known)
     else:
-        yield from ("", f"the working of the time: an optimizer step of {duration(time.seconds)}")
+        yield from ("", f"time in detail: an optimizer step of {duration(time.seconds)}")
         yield from parts(estimate.kernels, dict(time.parts), known)
         if "launch" in time.parts:
             yield from ("", f"launch  {duration(time.parts['launch'])}")
             yield (
-                f"  {time.kernels:,} kernels, for each of which the host needs "
-                f"{known.eager * TRAINED * 1e6:.1f} µs, less what they take"
+                f"  {time.kernels:,} kernels, {known.eager * TRAINED * 1000000.0:.1f} µs "
+                "of launch time each, minus their own time"
             )
         yield from ("", f"MFU  {100 * time.mfu:.1f} %, HFU {100 * time.hfu:.1f} %")
         yield (
-            f"  {flop(time.model_flops)} of the model's own, {flop(time.flops)} in all, of "
-            f"{flop(time.peak)}/s in {duration(time.seconds)}"
+            f"  {flop(time.model_flops)} model FLOPs, {flop(time.flops)} in total, "
+            f"peak {flop(time.peak)}/s in {duration(time.seconds)}"
         )
     yield from ("", "rates", f"  {known.origin}")
 
@@ -73,10 +69,7 @@ def parts(kernels: Sequence[Alike], told: dict[str, float], known: Rates) -> Ite
     if beside := [one for one in kernels if one.part == BESIDE]:
         yield from (
             "",
-            (
-                "beside kernels, on streams of their own  "
-                f"{duration(sum(one.total for one in beside))}"
-            ),
+            (f"on other streams  {duration(sum(one.total for one in beside))}"),
         )
         yield from listed(beside, whole, known)
 

@@ -106,23 +106,20 @@ def untold(tape: Tape, cluster: Cluster, strategy: Strategy) -> str:
     """Why a tape on these GPUs has no time."""
     known, pp, call = rates(cluster.gpu), strategy.pp, calls(cluster, strategy)
     if known is None:
-        return f"neither kernels of {cluster.gpu.name} nor of a GPU of its kind were measured"
+        return f"no kernels of {cluster.gpu.name} or of a similar GPU were measured"
     if pp is not None and pp.schedule in DEFERRED:
-        return (
-            "no formula says how long a pipeline waits whose backwards come in two parts "
-            f"(`schedule={pp.schedule}`)"
-        )
+        return f"the bubble of schedule `{pp.schedule}` is not supported yet"
     if strategy.split is not None:
-        return "no formula says how long the GPUs of one process wait for one another (`split`)"
+        return "the waiting time of a split model is not supported yet"
     if on_disk(strategy):
-        return "how fast the disk is that states and weights come from is not known (`nvme`)"
+        return "the speed of the NVMe disk is unknown"
     if any(type(event) is Compute and event.math in UNMEASURED for event in tape):
-        return "nobody measured the kernels that multiply weights stored in fp8 or fp4"
+        return "fp8 and fp4 matmul kernels were not measured"
     if any(type(event) is Comm and call(event) is None for event in tape):
-        return "a link between its GPUs is not known: name the network of the nodes"
+        return "the link between the GPUs is unknown: give the network of the nodes"
     if known.host is None:
-        return "no copy between this GPU and its host was measured"
-    return "nothing on its tape computes"
+        return "copies between this GPU and CPU memory were not measured"
+    return "the job has no computation"
 
 
 def stepped(memory: Memory, job: Job, strategy: Strategy, trainable: int, dtype: str) -> int:

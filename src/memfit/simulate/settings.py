@@ -84,7 +84,7 @@ class Settings:
         """
         if not isinstance(text, str) or len(text) > _LONGEST:
             raise InputError.one(
-                "the options are no text, or a very long one",
+                "the options must be text of a reasonable length",
                 where=where,
                 hint=f"at most {_LONGEST} characters",
             )
@@ -136,7 +136,7 @@ def _check(settings: Settings) -> Iterator[Problem]:
 
     def problem(field: str, hint: str) -> Problem:
         return Problem(
-            message=f"`{str(getattr(settings, field))[:80]}` is unusable",
+            message=f"`{str(getattr(settings, field))[:80]}` is not valid",
             where=f"allocator.{field}",
             hint=hint,
         )
@@ -145,23 +145,23 @@ def _check(settings: Settings) -> Iterator[Problem]:
     if not isinstance(settings.expandable_segments, bool):
         yield problem("expandable_segments", "True or False")
     if not _whole(large) or not LARGE_REQUEST < large <= LARGEST or large % MIB:
-        yield problem("large_segment_size", "whole MiB, more than 10")
+        yield problem("large_segment_size", "must be an integer in MiB, more than 10")
         large = LARGE_SEGMENT
     for field in ("max_split_size", "max_non_split_rounding"):
         value = getattr(settings, field)
         if value is not None and (not _whole(value) or value < large or value % MIB):
-            yield problem(field, f"whole MiB, and no less than a large segment: {large // MIB} MiB")
+            yield problem(field, f"must be an integer in MiB, at least {large // MIB} MiB")
     threshold, fraction = settings.garbage_collection_threshold, settings.memory_fraction
     if not _number(threshold) or not 0 <= threshold < 1:
-        yield problem("garbage_collection_threshold", "between 0 and 1")
+        yield problem("garbage_collection_threshold", "must be between 0 and 1")
     if not _number(fraction) or not 0 <= fraction <= 1:
         yield problem("memory_fraction", "from 0 to 1")
     table = settings.roundup_power2_divisions
     every = table if isinstance(table, tuple) else (table,)
     if len(every) not in (1, INTERVALS) or (isinstance(table, tuple) and len(table) == 1):
-        yield problem("roundup_power2_divisions", f"one number, or {INTERVALS}")
+        yield problem("roundup_power2_divisions", f"must be one number, or {INTERVALS}")
     elif not all(_whole(one) and 0 <= one <= LARGEST and not one & (one - 1) for one in every):
-        yield problem("roundup_power2_divisions", "powers of two, or 0 for none")
+        yield problem("roundup_power2_divisions", "must be powers of two, or 0 for none")
 
 
 def _whole(value: object) -> bool:
@@ -191,11 +191,11 @@ def _read(key: str, value: str, values: dict[str, Any]) -> None:
         if value != "native":
             known = value in ("cudaMallocAsync", "hipMallocAsync")
             hint = (
-                "its memory follows the driver's own rules; leave `backend` out"
+                "its memory follows the driver's own rules; remove `backend`"
                 if known
-                else "`native` is the one that is simulated"
+                else "use `native`"
             )
-            raise _Unusable(f"the backend `{value[:40]}` is not simulated", hint)
+            raise _Unusable(f"backend `{value[:40]}` is not supported", hint)
     elif key in _SWITCHES:
         _switch(value)
     elif key in _COUNTS:
@@ -207,7 +207,7 @@ def _read(key: str, value: str, values: dict[str, Any]) -> None:
             if close
             else f"known: {', '.join(_FIELDS)}"
         )
-        raise _Unusable(f"unknown option `{key[:80]}`" if key else "an option without a name", hint)
+        raise _Unusable(f"unknown option `{key[:80]}`" if key else "an option has no name", hint)
 
 
 def _value(key: str, value: str) -> Any:
@@ -220,12 +220,12 @@ def _value(key: str, value: str) -> Any:
             _table(value[1:-1]) if value.startswith("[") and value.endswith("]") else _count(value)
         )
     if not re.fullmatch(r"([0-9]{1,20}\.?[0-9]{0,20}|\.[0-9]{1,20})([eE]-?[0-9]{1,2})?", value):
-        raise _Unusable(f"`{value[:40]}` is no fraction", "a number like `0.8`")
+        raise _Unusable(f"`{value[:40]}` must be a fraction", "write it like `0.8`")
     fraction = float(value)
     if key == "garbage_collection_threshold" and fraction == 0:
         raise _Unusable(
-            "a threshold of 0 is not accepted by torch",
-            "leave the option out to switch collection off",
+            "torch does not accept a threshold of 0",
+            "omit the option to disable garbage collection",
         )
     return fraction
 
@@ -233,14 +233,15 @@ def _value(key: str, value: str) -> Any:
 def _switch(value: str) -> bool:
     if value not in ("True", "False"):
         raise _Unusable(
-            f"`{value[:40]}` is neither `True` nor `False`", "torch wants the capital letter"
+            f"`{value[:40]}` is neither `True` nor `False`",
+            "write `True` or `False` with a capital letter",
         )
     return value == "True"
 
 
 def _count(value: str) -> int:
     if not re.fullmatch(r"[0-9]{1,12}", value):
-        raise _Unusable(f"`{value[:40]}` is no whole number", "digits alone; sizes are in MiB")
+        raise _Unusable(f"`{value[:40]}` must be an integer", "write digits only; sizes are in MiB")
     return int(value)
 
 
@@ -259,8 +260,8 @@ def _table(text: str) -> tuple[int, ...]:
         size = _count(bound)
         if not colon or size == 0 or size & (size - 1):
             raise _Unusable(
-                f"`{entry[:40]}` is no bound in MiB and its divisions",
-                "a power of two and a number, like `256:4`, or `>:8`",
+                f"`{entry[:40]}` is not a size and its divisions",
+                "write a power of two and a number, like `256:4` or `>:8`",
             )
         last = min(size.bit_length() - 1, INTERVALS - 1)
         if first:

@@ -54,17 +54,17 @@ def unserved(program: Program) -> Iterator[Problem]:
     for name, layout in program.strategy.uses():
         if layout.size > 1 and name not in known:
             yield Problem(
-                message=f"no formula yet for the layout `{name}`",
+                message=f"not supported yet: the layout `{name}`",
                 where="use",
                 hint="one of " + ", ".join(known),
             )
     fsdp = program.strategy.fsdp
     if fsdp is not None and fsdp.size == 1 and fsdp.offload:
-        message = "no formula yet for FSDP's offload on one GPU, where nothing is sharded"
+        message = "not supported yet: FSDP's offload on one GPU"
         yield Problem(
             message=message,
             where="use fsdp.offload",
-            hint="`--use zero,offload-optimizer=cpu` is DeepSpeed's",
+            hint="use `--use zero,offload-optimizer=cpu` (DeepSpeed)",
         )
 
 

@@ -28,32 +28,26 @@ def check(program: Program) -> Iterator[Problem]:
     job, where = program.job, "job.activation_offload"
     streams = job.activation_offload == "streams"
     if streams and job.framework not in ("trl", "torchtune"):
-        message = (
-            "the hooks with a stream of their own are TRL's and torchtune's, not of "
-            f"`{job.framework}`"
-        )
+        message = f"`streams` is offload by TRL and torchtune, not `{job.framework}`"
         yield Problem(
             message=message,
             where=where,
-            hint="`--framework trl`, or torch's own `wrapper` or `all`",
+            hint="use `--framework trl`, or `wrapper` or `all`",
         )
     if not streams and not job.hugging:
         message = (
-            f"no formula for `{job.activation_offload}` around the models of `{job.framework}`"
+            f"not supported yet: `{job.activation_offload}` around the models of `{job.framework}`"
         )
         yield Problem(
             message=message,
             where=where,
-            hint="`streams` for torchtune, or `--framework transformers`",
+            hint="use `streams` for torchtune, or `--framework transformers`",
         )
     if streams and job.framework == "trl" and job.version("trl") < FORGETS:
-        message = (
-            "TRL before 1.7 keeps on the GPU whatever lies at the address of a tensor that "
-            "has left, which depends on the addresses"
-        )
-        yield Problem(message=message, where="job.versions", hint="a newer `trl`, or `wrapper`")
+        message = "not supported: TRL before 1.7, whose offload depends on memory addresses"
+        yield Problem(message=message, where="job.versions", hint="use a newer `trl`, or `wrapper`")
     if streams and job.framework == "torchtune" and job.checkpointing == "none":
-        message = "torchtune's recipes refuse activation offloading without checkpoints"
+        message = "torchtune's activation offloading needs checkpointing"
         yield Problem(message=message, where="job.checkpointing", hint="`full`")
     yield from beside(program, where)
 
@@ -64,22 +58,24 @@ def beside(program: Program, where: str) -> Iterator[Problem]:
     yield from engines(job, strategy)
     if strategy.gemini is not None:
         yield Problem(
-            message="no formula for activations on the host beside Gemini's chunks",
+            message="not supported yet: activation offload with Gemini",
             where=where,
-            hint="`fsdp` or `zero`",
+            hint="use `fsdp` or `zero`",
         )
     cut = [name for name in ("tp", "cp", "ep") if strategy.size(name) > 1]
     if job.activation_offload == "streams" and cut:
-        message = f"no formula for the hooks with a stream of their own under `{cut[0]}`"
+        message = f"not supported yet: `streams` under `{cut[0]}`"
         yield Problem(
-            message=message, where=where, hint=f"`wrapper` with `checkpointing` full, or {TRACE}"
+            message=message,
+            where=where,
+            hint=f"use `wrapper` with `--checkpointing full`, or {TRACE}",
         )
     if strategy.pp is not None and strategy.pp.schedule in DEFERRED:
         message = (
-            "no formula for what comes back from the host twice, as "
-            f"`{strategy.pp.schedule}` asks for it"
+            f"not supported yet: activation offload with schedule `{strategy.pp.schedule}`, "
+            "which reads tensors twice"
         )
-        yield Problem(message=message, where="use pp.schedule", hint="`1f1b` or `interleaved`")
+        yield Problem(message=message, where="use pp.schedule", hint="use `1f1b` or `interleaved`")
 
 
 def engines(job: Job, strategy: Strategy) -> Iterator[Problem]:
@@ -91,22 +87,17 @@ def engines(job: Job, strategy: Strategy) -> Iterator[Problem]:
     if not wanted(job):
         return
     if kind == "streams" and strategy.size("pp") > 1:
-        message = (
-            "the hooks stand around a Trainer's step, and a Trainer runs no stages of a pipeline"
-        )
-        yield Problem(message=message, where=where, hint="torch's own `wrapper`")
+        message = "`streams` needs a Trainer, which does not run pipeline stages"
+        yield Problem(message=message, where=where, hint="use `wrapper`")
     ring = strategy.cp is not None and strategy.cp.size > 1 and strategy.cp.style != "ulysses"
     mesh = "tp" if strategy.size("tp") > 1 else "cp" if ring else ""
     inputs = job.checkpointing == "full" and (kind == "wrapper" or mesh != "tp")
     if kind != "streams" and mesh and not inputs:
-        message = (
-            f"torch's `save_on_cpu` stops at the DTensors that `{mesh}` has nodes save: it "
-            "copies them into plain tensors"
-        )
+        message = f"torch's `save_on_cpu` fails on the DTensors of `{mesh}`"
         yield Problem(
             message=message,
             where=where,
-            hint="`wrapper` with `checkpointing` full, where layers save their inputs alone",
+            hint="use `wrapper` with `--checkpointing full`",
         )
 
 

@@ -34,7 +34,9 @@ def check(program: Program) -> Iterator[Problem]:
     yield from found.values()
 
 
-def problem(program: Program, reason: str, hint: str = "`sdpa` takes what fits") -> Problem:
+def problem(
+    program: Program, reason: str, hint: str = "use `sdpa`, which chooses a kernel that runs"
+) -> Problem:
     return Problem(
         message=f"attention `{program.job.attention}` cannot run: {reason}",
         where="job.attention",
@@ -66,7 +68,9 @@ def forced(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     """SDPA with one backend left (torch 2.13: `No available kernel`)."""
     job = program.job
     if "sdpa" not in mixer.kernels:
-        yield problem(program, "the family's code has no SDPA path", "`eager` runs it")
+        yield problem(
+            program, "this family's code does not support SDPA", "use `--attention eager`"
+        )
         return
     head, value = sizes(mixer)
     window = mixer.window if isinstance(mixer, Attention) else 0
@@ -103,17 +107,14 @@ def why_not(program: Program, size: int, head: int, masked: bool, grouped: bool)
     """The first gate that is closed (ATen/native/transformers/cuda/sdp_utils.cpp)."""
     attention, capability = program.job.attention, ".".join(map(str, program.capability))
     if size != 2 and attention in ("flash", "cudnn"):
-        return "queries are not in 16 bits"
+        return "it needs 16-bit queries"
     if program.capability < (8, 0) and attention in ("flash", "cudnn"):
-        return f"the GPU has compute capability {capability}, and it needs 8.0"
+        return f"it needs compute capability 8.0, and the GPU has {capability}"
     if masked and attention == "flash":
-        return "padding or a sliding window needs a mask, which it does not take"
+        return "it does not support the mask of padding or a sliding window"
     if grouped and attention == "efficient":
-        return (
-            "it takes no groups of heads, which transformers hands over unrepeated where "
-            "there is no mask"
-        )
-    return f"it does not take heads of {head} values in this call"
+        return "it does not support grouped heads without a mask"
+    return f"it does not support heads of {head} values here"
 
 
 def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
@@ -121,9 +122,9 @@ def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
     hopper/flash_api.cpp)."""
     third = program.job.attention == "flash-attn-3"
     if "flash" not in mixer.kernels:
-        yield problem(program, "the family's code has no path for it")
+        yield problem(program, "this family's code does not support it")
     if FORMATS[handed(program)].block_bytes != 2:
-        yield problem(program, "queries are not in 16 bits", "a 16-bit or autocast `precision`")
+        yield problem(program, "it needs 16-bit queries", "use a 16-bit or autocast `--precision`")
     if max(sizes(mixer)) > LARGEST_HEAD:
         yield problem(program, f"heads have more than {LARGEST_HEAD} values")
     if program.capability < (8, 0) or (third and program.capability[0] > 9):
@@ -131,7 +132,7 @@ def packaged(program: Program, mixer: Attention | Latent) -> Iterator[Problem]:
         yield problem(
             program,
             f"the GPU has compute capability {capability}",
-            "`flash-attn-2` runs from 8.0 on, `flash-attn-3` from 8.0 to 9.0",
+            "`flash-attn-2` needs 8.0 or newer, `flash-attn-3` 8.0 to 9.0",
         )
 
 

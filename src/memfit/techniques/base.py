@@ -70,10 +70,9 @@ def flattened(job: Job) -> Iterator[Problem]:
     apollo-torch 1.0.3 random_projector.py: `shape[1]`)."""
     if job.training and OPTIMIZERS[job.optimizer].low_rank:
         message = (
-            f"`{job.optimizer}` asks a gradient for its second side, which a flat part of "
-            "the parameters has not"
+            f"`{job.optimizer}` needs two-dimensional gradients, but sharded parameters are flat"
         )
-        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+        yield Problem(message=message, where="job.optimizer", hint="use another `--optimizer`")
 
 
 def numbered(program: Program, parts: tuple[str, ...]) -> Program:

@@ -82,18 +82,18 @@ def check(program: Program) -> Iterator[Problem]:
         return
     if program.opened and job.version("transformers") < stays.loads:
         message = (
-            f"transformers before {'.'.join(map(str, stays.loads))} neither trains over "
-            f"{stays.name} weights nor makes 16 bits of them"
+            f"transformers before {'.'.join(map(str, stays.loads))} cannot train on "
+            f"{stays.name} weights or dequantize them"
         )
         yield Problem(
             message=message,
             where=where,
-            hint="a newer one in `versions`, a newer GPU, or the 16-bit checkpoint",
+            hint="use newer `--versions`, a newer GPU, or the 16-bit checkpoint",
         )
     elif program.opened and job.training:
         message = (
-            f"weights stored in {stays.name} cannot be "
-            f"trained{' over' if job.adapters else ''}, so they are loaded in 16 bits"
+            f"weights stored in {stays.name} cannot be trained{' over' if job.adapters else ''}, "
+            "so they are dequantized to 16 bits"
         )
         yield Problem(
             message=message,
@@ -103,15 +103,14 @@ def check(program: Program) -> Iterator[Problem]:
         )
     elif program.opened:
         message = (
-            f"this GPU has no kernels for weights stored in {stays.name}, so they become 16 "
-            "bits as they are loaded"
+            f"this GPU has no kernels for {stays.name} weights, so they are dequantized to 16 bits"
         )
-        hint = f"compute capability {'.'.join(map(str, stays.least))} or newer has them"
+        hint = f"they need compute capability {'.'.join(map(str, stays.least))} or newer"
         yield Problem(message=message, where=where, level="warning", hint=hint)
     elif stays.packages:
         message = (
-            f"weights stay in {stays.name} only where {stays.packages} are installed; "
-            "otherwise they become 16 bits as they are loaded"
+            f"weights stay in {stays.name} only if {stays.packages} are installed; "
+            "otherwise they are dequantized to 16 bits"
         )
         yield Problem(message=message, where=where, level="note", hint=f"install {stays.packages}")
 

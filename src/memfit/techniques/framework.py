@@ -102,7 +102,10 @@ FACTS: dict[str, Facts] = {
         master=True,
         engine="megatron",
         products="te",
-        told="Megatron's bf16 keeps fp32 copies and fp32 gradients, 18 bytes a parameter with Adam",
+        told=(
+            "Megatron's bf16 keeps fp32 master weights and gradients (18 bytes per "
+            "parameter with Adam)"
+        ),
         cite="megatron-core 0.16.1 models/gpt, TransformerEngine 2.18",
     ),
 }
@@ -197,28 +200,28 @@ def packed(program: Program, quant: Quant) -> Quant:
 def check(program: Program) -> Iterator[Problem]:
     job, name = program.job, program.job.framework
     facts = FACTS[name]
-    other = "`transformers` has formulas for more"
+    other = "`--framework transformers` supports more families"
     if not job.training and not facts.generates:
         yield Problem(
-            message=f"no formula for generation with {name}", where="job.framework", hint=other
+            message=f"not supported yet: generation with {name}", where="job.framework", hint=other
         )
     elif not job.training:
         yield from generation(job)
     if program.model.family not in facts.families:
         known = ", ".join(sorted(facts.families))
-        message = f"no formula for {name}'s own code of the family `{program.model.family}`"
-        yield Problem(
-            message=message, where="job.framework", hint=f"there is one for {known}; {other}"
-        )
+        message = f"not supported yet: {name} with the family `{program.model.family}`"
+        yield Problem(message=message, where="job.framework", hint=f"supported: {known}; {other}")
     if job.training and job.method not in facts.methods:
         yield Problem(
-            message=f"no formula for method `{job.method}` with {name}",
+            message=f"not supported yet: method `{job.method}` with {name}",
             where="job.method",
             hint=f"one of {', '.join(sorted(facts.methods))}",
         )
     elif job.quantization != "none" and not facts.packs:
         yield Problem(
-            message=f"no formula for quantized weights with {name}", where="job.quant", hint=other
+            message=f"not supported yet: quantized weights with {name}",
+            where="job.quant",
+            hint=other,
         )
     elif job.quantization != "none":
         yield from packing(job)
@@ -233,7 +236,7 @@ def check(program: Program) -> Iterator[Problem]:
         if value not in allowed:
             close = nearest(value, sorted(allowed)) or sorted(allowed)
             yield Problem(
-                message=f"{name} has no {field} `{value}`",
+                message=f"{name} does not support {field} `{value}`",
                 where=f"job.{field}",
                 hint=f"one of {', '.join(close)}",
             )
@@ -248,13 +251,11 @@ def check(program: Program) -> Iterator[Problem]:
         )
     for layout in ("fsdp", "zero") if facts.engine else ():
         if program.strategy.size(layout) > 1:
-            message = (
-                f"{name} has data parallelism of its own, and no formula knows `{layout}` under it"
-            )
+            message = f"{name} has its own data parallelism and does not support `{layout}`"
             yield Problem(
                 message=message,
                 where=f"use {layout}",
-                hint="`ddp=8,distributed` shares out states and fp32 copies",
+                hint="use `ddp=8,distributed` to shard states and master weights",
             )
     for field, used in (("liger", job.liger), ("unsloth", bool(getattr(job, "unsloth", "")))):
         if used:
@@ -276,24 +277,21 @@ def rows_apart(program: Program) -> Iterator[Problem]:
         if isinstance(block.mixer, MoE)
     ]
     if strategy.fsdp is not None and any(strategy.shards > one.experts for one in mixers):
-        message = (
-            f"no formula yet for {strategy.shards} ranks that share fewer experts, whose "
-            "rows torchtitan cuts then"
-        )
+        message = f"not supported yet: {strategy.shards} ranks for fewer experts in torchtitan"
         yield Problem(
             message=message,
             where="use fsdp",
-            hint="`ddp` for replicas, and as many ranks of `fsdp` as there are experts at most",
+            hint="use `ddp` for replicas, and at most one `fsdp` rank per expert",
         )
     if mixers and program.job.checkpointing == "selective":
-        message = "no formula yet for what torchtitan's selective checkpoints keep of experts"
-        yield Problem(message=message, where="job.checkpointing", hint="`full`, or `none`")
+        message = "not supported yet: torchtitan's selective checkpointing of experts"
+        yield Problem(message=message, where="job.checkpointing", hint="use `full` or `none`")
     beside = [name for name in ("tp", "cp", "pp") if strategy.size(name) > 1]
     if mixers and beside:
         yield Problem(
-            message=f"no formula yet for torchtitan's experts beside `{beside[0]}`",
+            message=f"not supported yet: torchtitan's experts with `{beside[0]}`",
             where=f"use {beside[0]}",
-            hint="`fsdp` and `ep`",
+            hint="use `fsdp` and `ep`",
         )
 
 
@@ -301,39 +299,36 @@ def generation(job: Job) -> Iterator[Problem]:
     """What litgpt's generate/base.py does not do."""
     if job.new_tokens == 0:
         yield Problem(
-            message="litgpt's own generation makes at least one token",
+            message="litgpt generates at least 1 token",
             where="job.new_tokens",
-            hint="`--new-tokens 1`, or more",
+            hint="use `--new-tokens 1` or more",
         )
     if job.beams > 1:
-        yield Problem(message="litgpt has no beam search", where="job.beams", hint="1")
+        yield Problem(message="litgpt does not support beam search", where="job.beams", hint="1")
 
 
 def packing(job: Job) -> Iterator[Problem]:
     """What litgpt's scripts refuse over packed weights, and what has no formula (finetune/lora.py
     setup, main)."""
     if job.precision not in ("bf16", "fp16", "fp32"):
-        message = f"litgpt packs no weights under `{job.precision}`"
+        message = f"litgpt does not quantize under `{job.precision}`"
         yield Problem(message=message, where="job.precision", hint="use `bf16` or `fp16`")
     if job.quantization == "int8" and (job.training or job.precision != "fp16"):
-        message = "litgpt's int8 is for generation in fp16"
+        message = "litgpt's int8 supports generation in fp16 only"
         yield Problem(
             message=message,
             where="job.quant",
-            hint="precision `fp16` and task `inference`, or `nf4`",
+            hint="use `--precision fp16 --task inference`, or `--quant nf4`",
         )
     if job.training and job.optimizer != "paged_adamw":
-        message = "over packed weights litgpt trains with bitsandbytes' PagedAdamW alone"
+        message = "litgpt trains quantized models with bitsandbytes' PagedAdamW only"
         yield Problem(message=message, where="job.optimizer", hint="use `paged_adamw`")
     if job.training and job.version("litgpt") >= STABLE:
-        message = (
-            "no formula for the embedding that litgpt 0.5 puts beside packed weights, whose "
-            "gradient is never dropped"
-        )
+        message = "not supported yet: litgpt 0.5's embedding with quantized weights"
         yield Problem(
             message=message,
             where="job.versions",
-            hint="0.4 has a formula: `--versions litgpt=0.4,bitsandbytes=0.42`",
+            hint="use `--versions litgpt=0.4,bitsandbytes=0.42`",
         )
 
 

@@ -16,7 +16,7 @@ def apply(program: Program) -> Program:
 
 def check(program: Program) -> Iterator[Problem]:
     if not any(program.trains(weight) for weight in program.model.weights()):
-        message = f"no parameter's name contains any of `{program.job.trainable[:200]}`"
+        message = f"no parameter name contains any of `{program.job.trainable[:200]}`"
         yield Problem(
             message=message, where="job.trainable", hint="for example `lm_head` or `layers.31.`"
         )

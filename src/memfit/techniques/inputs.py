@@ -17,13 +17,13 @@ def wanted(job: Job) -> bool:
 def check(program: Program) -> Iterator[Problem]:
     job = program.job
     if job.images:
-        yield Problem(message="no formula yet for images", where="job.images", hint=TRACE)
+        yield Problem(message="not supported yet: images", where="job.images", hint=TRACE)
     if job.target_seq:
-        message = f"the family `{program.model.family}` has no decoder beside an encoder"
-        yield Problem(message=message, where="job.target_seq", hint="leave `target_seq` at 0")
+        message = f"the family `{program.model.family}` is not an encoder-decoder model"
+        yield Problem(message=message, where="job.target_seq", hint="remove `target_seq`")
     if job.head not in ("auto", "causal-lm"):
         yield Problem(
-            message=f"no formula yet for a head of kind `{job.head}`", where="job.head", hint=TRACE
+            message=f"not supported yet: a head of kind `{job.head}`", where="job.head", hint=TRACE
         )
 
 

@@ -63,15 +63,15 @@ def check(program: Program) -> Iterator[Problem]:
     create_selective_checkpoint_contexts), others say in their rows what they can do."""
     job = program.job
     if job.checkpointing == "selective" and job.reentrant:
-        yield Problem(message="selective checkpointing is not reentrant", where="job.reentrant")
+        yield Problem(message="selective checkpointing cannot be reentrant", where="job.reentrant")
     for name in names(job.recompute_modules):
         if name == "mla_up_proj":
-            message = "no formula yet for latent attention whose way up is made again"
-            yield Problem(message=message, where="job.recompute_modules", hint="leave it away")
+            message = "not supported yet: recomputing the up-projection of latent attention"
+            yield Problem(message=message, where="job.recompute_modules", hint="remove it")
         elif name not in MODULES:
             hint = "one of " + ", ".join(nearest(name, MODULES) or MODULES)
             yield Problem(
-                message=f"Megatron has no module `{name}` to recompute",
+                message=f"Megatron cannot recompute a module `{name}`",
                 where="job.recompute_modules",
                 hint=hint,
             )

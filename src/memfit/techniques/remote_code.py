@@ -25,15 +25,12 @@ def check(program: Program) -> Iterator[Problem]:
             hint="`full`",
         )
     if checkpointed and not job.reentrant:
-        message = (
-            "this model's own code calls torch's checkpoint as it is by default, which is "
-            f"reentrant ({code})"
-        )
+        message = f"this model's own code uses reentrant checkpointing ({code})"
         yield Problem(message=message, where="job.reentrant", hint="`--reentrant`")
     if job.attention not in PLAIN:
         message = (
-            f"this model's own code has no attention `{job.attention}`: the flash-attn "
-            f"package, or SDPA with a mask ({code})"
+            f"this model's own code does not support attention `{job.attention}`, "
+            f"only flash-attn and masked SDPA ({code})"
         )
         yield Problem(
             message=message,
@@ -42,17 +39,15 @@ def check(program: Program) -> Iterator[Problem]:
         )
     if not job.training and job.cache != "dynamic":
         yield Problem(
-            message=f"this model's own code keeps its keys and values in tuples ({code})",
+            message=f"this model's own code keeps its KV cache in tuples ({code})",
             where="job.cache",
             hint="`dynamic`",
         )
     for name, layout in program.strategy.uses():
         if layout.size > 1 and name not in ("ddp", "fsdp", "zero", "split"):
-            message = (
-                f"no formula for `{name}` of a model whose code transformers does not have ({code})"
-            )
+            message = f"not supported yet: `{name}` of a model with its own code ({code})"
             yield Problem(
-                message=message, where=f"use {name}", hint="`ddp`, `fsdp`, `zero` or `split`"
+                message=message, where=f"use {name}", hint="use `ddp`, `fsdp`, `zero` or `split`"
             )
 
 

@@ -22,34 +22,32 @@ def check(program: Program) -> Iterator[Problem]:
     if not name:
         return
     if job.framework == "megatron" and name == "fp8" and job.training:
-        message = (
-            "Megatron trains from a checkpoint of its own in 16 bits, whatever the publisher stores"
-        )
+        message = "Megatron trains from its own 16-bit checkpoint"
         yield Problem(
-            message=message, where=WHERE, level="note", hint="what converts it is not counted"
+            message=message, where=WHERE, level="note", hint="the conversion is not counted"
         )
     elif not job.hugging:
         yield Problem(
-            message=f"no formula for weights stored by {name} with {job.framework}",
+            message=f"not supported yet: weights quantized by {name} with {job.framework}",
             where="job.framework",
-            hint="`transformers` has one",
+            hint="use `--framework transformers`",
         )
     if job.quantization != "none":
         message = (
-            f"the weights are stored by {name} already, and transformers does not let "
-            "bitsandbytes pack them again"
+            f"the weights are already quantized by {name}, and transformers cannot "
+            "quantize them again"
         )
         yield Problem(
             message=message,
             where="job.quant",
-            hint="leave `quant` out, or name the checkpoint in 16 bits",
+            hint="remove `quant`, or name the 16-bit checkpoint",
         )
     elif name in ("gptq", "awq") and job.training and not job.adapters:
-        message = f"weights stored by {name} cannot be trained"
+        message = f"weights quantized by {name} cannot be trained"
         yield Problem(
             message=message,
             where="job.method",
-            hint="`lora` trains adapters beside them; or name the checkpoint in 16 bits",
+            hint="use `--method lora`, or name the 16-bit checkpoint",
         )
     elif name in ("modelopt", "compressed-tensors"):
         yield from foreign(program, name)
@@ -66,7 +64,7 @@ def foreign(program: Program, name: str) -> Iterator[Problem]:
             f"transformers has no code for weights stored by {name}, so nothing "
             "can be trained over them"
         )
-        yield Problem(message=message, where=WHERE, hint="name the checkpoint in 16 bits")
+        yield Problem(message=message, where=WHERE, hint="name the 16-bit checkpoint")
     else:
         message = (
             f"transformers has no code for weights stored by {name}: weights are "
@@ -76,17 +74,14 @@ def foreign(program: Program, name: str) -> Iterator[Problem]:
             message=message,
             where=WHERE,
             level="warning",
-            hint="vLLM, SGLang and TensorRT-LLM run it, and hold other things beside it",
+            hint="vLLM, SGLang and TensorRT-LLM support it: `--engine vllm`",
         )
 
 
 def gguf(program: Program) -> Problem:
     job = program.job
     if job.training:
-        message = (
-            "blocks of a GGUF cannot be trained, so they are loaded in 16 or 32 bits, as "
-            "`precision` says"
-        )
+        message = "GGUF weights cannot be trained, so they are dequantized to the `precision`"
         return Problem(
             message=message,
             where="model",
@@ -95,12 +90,11 @@ def gguf(program: Program) -> Problem:
         )
     if job.version("transformers") < PACKED_GGUF:
         message = (
-            f"transformers before {'.'.join(map(str, PACKED_GGUF))} unpacks a GGUF as it loads it"
+            f"transformers before {'.'.join(map(str, PACKED_GGUF))} dequantizes a GGUF file on load"
         )
         return Problem(message=message, where="model", level="note")
     message = (
-        "weights are counted as the file stores them; everything else is what transformers' "
-        "code holds, not llama.cpp's"
+        "weights count as the file stores them; everything else follows transformers, not llama.cpp"
     )
     return Problem(message=message, where="model", level="note")
 

@@ -16,11 +16,13 @@ READ = {"falcon": (4, 45), "gpt_neox": (4, 45), "persimmon": (4, 45)}
 def check(program: Program) -> Iterator[Problem]:
     since = READ.get(program.model.family)
     if since is not None and program.job.version("transformers") < since:
-        message = f"no formula for {program.model.family} before transformers {since[0]}.{since[1]}"
+        message = (
+            f"not supported yet: {program.model.family} before transformers {since[0]}.{since[1]}"
+        )
         yield Problem(
             message=message,
             where="job.versions",
-            hint=f"{TRACE}, with `--python` that of an environment with that version",
+            hint=f"{TRACE}, with `--python` of an environment with that version",
         )
 
 

@@ -84,7 +84,7 @@ def main() -> None:
             channel.refuse(
                 f"`{sys.executable}` has no `{name}`",
                 "python",
-                "install it there, or name another interpreter with `--python`",
+                "install it there, or choose another interpreter with `--python`",
             )
             return
     sys.path.pop(0)  # the folder of this file

@@ -36,7 +36,7 @@ def chosen(config: Any, head: str) -> tuple[str, Any]:
         if head not in known:
             hint = "it has " + ", ".join(f"`{kind}`" for kind in known) if known else ""
             raise InputError.one(
-                f"transformers has no class of kind `{head}` for `{config.model_type}`",
+                f"transformers has no `{head}` class for `{config.model_type}`",
                 where="job.head",
                 hint=hint,
             )
@@ -48,8 +48,7 @@ def chosen(config: Any, head: str) -> tuple[str, Any]:
     likely = usual(config, known)
     if likely is None:
         message = (
-            "transformers has no class with a language model's, an encoder's or a "
-            f"classifier's head for `{config.model_type}`"
+            f"transformers has no language model, encoder or classifier for `{config.model_type}`"
         )
         raise InputError.one(message, where="config.model_type")
     return likely, known[likely]

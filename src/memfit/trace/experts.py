@@ -17,8 +17,8 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     assert strategy.ep is not None
     yield from planned(job, strategy, strategy.ep)
     if job.version("transformers") < PLANNED:
-        message = "the trace spreads experts by the plan of transformers 5.23"
-        yield Problem(message=message, where="use ep", hint="trace with an environment that has it")
+        message = "a trace of expert parallelism needs transformers 5.23"
+        yield Problem(message=message, where="use ep", hint="use an environment that has it")
 
 
 def mesh_of(strategy: Strategy, device: str) -> Any:
@@ -47,10 +47,8 @@ def spread(model: Any, mesh: Any, experts: Any, way: str) -> Any:
     from transformers.distributed.expert_parallel import apply_expert_parallelism
 
     if not model.ep_plan:
-        message = (
-            f"transformers has no plan that spreads the experts of `{model.config.model_type}`"
-        )
-        raise InputError.one(message, where="use ep", hint="leave it away")
+        message = f"transformers has no expert parallel plan for `{model.config.model_type}`"
+        raise InputError.one(message, where="use ep", hint="remove it")
     plan = model._expand_parallel_plan(model.ep_plan)
     return apply_expert_parallelism(model, experts["ep"], mesh["tp"], plan, ep_implementation=way)
 

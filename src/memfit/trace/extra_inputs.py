@@ -90,14 +90,11 @@ def loss_of(model: Any, outputs: Any) -> torch.Tensor:
     """What a class without a loss of its own cannot give."""
     found: torch.Tensor | None = getattr(outputs, "loss", None)
     if found is None:
-        message = f"`{type(model).__name__}` gives no loss: a plain loop cannot train it"
+        message = f"`{type(model).__name__}` returns no loss, so a plain loop cannot train it"
         raise InputError.one(
             message,
             where="job.task",
-            hint=(
-                "`--task inference` runs its forward; `memfit trace` follows a loop with a "
-                "loss of its own"
-            ),
+            hint=("use `--task inference`, or trace your own training script"),
         )
     return found
 
@@ -110,7 +107,7 @@ def decide(recorder: Recorder, model: Any) -> None:
         if isinstance(threshold, float) and isinstance(every, int) and every > 0:
             recorder.decided[threshold] = (
                 every,
-                f"`{name}` is taken to be passed once in {every} places (`{often}`)",
+                f"assumes one `{name}` in {every} tokens (`{often}`)",
             )
 
 

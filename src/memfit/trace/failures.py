@@ -29,7 +29,7 @@ PACKAGES = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }  # where it has another name on PyPI
-ELSEWHERE = "put a local folder in its place, or run once with a network so that it is in the cache"
+ELSEWHERE = "use a local folder, or run it once with a network to fill the cache"
 
 
 def explain(bad: BaseException, script: str, where: str) -> Problem:
@@ -39,7 +39,7 @@ def explain(bad: BaseException, script: str, where: str) -> Problem:
             return Problem(message=found[0], where=where, hint=found[1])
     text = first_line(bad)
     return Problem(
-        message=f"`{script}` stops with {type(bad).__name__}" + (f": {text}" if text else ""),
+        message=f"`{script}` failed with {type(bad).__name__}" + (f": {text}" if text else ""),
         where=where,
     )
 
@@ -64,11 +64,11 @@ def lacking(bad: ImportError, who: str) -> tuple[str, str]:
     )
     if name:
         known = f" (`pip install {PACKAGES[name]}`)" if name in PACKAGES else ""
-        hint = f"install it{known}, or name an environment that has it with `--python`"
+        hint = f"install it{known}, or choose an environment that has it with `--python`"
         return f"{who} needs the package `{name}`, which is not installed here", hint
     return (
-        f"{who} stops with ImportError: {first_line(bad)}",
-        "another environment can be named with `--python`",
+        f"{who} failed with ImportError: {first_line(bad)}",
+        "`--python` chooses another environment",
     )
 
 
@@ -76,8 +76,8 @@ def no_such_device(bad: BaseException, script: str) -> Told:
     if not isinstance(bad, NoSuchDevice):
         return None
     return (
-        f"`{script}` asks for `cuda:{bad.index}`, and there is one GPU, `cuda:0`",
-        "so far memfit follows one process on one GPU",
+        f"`{script}` uses `cuda:{bad.index}`, but a trace has one GPU, `cuda:0`",
+        "a trace runs one process on one GPU",
     )
 
 
@@ -92,14 +92,14 @@ def ended(bad: BaseException, script: str) -> Told:
         else f"with `{str(bad.code)[:120]}`"
     )
     return (
-        f"`{script}` ends {how} before it has trained a step",
-        "its arguments stand behind the script, memfit's own options before it",
+        f"`{script}` ended {how} before its first training step",
+        "put its arguments after the script and memfit's options before it",
     )
 
 
 def asks(bad: BaseException, script: str) -> Told:
     return (
-        (f"`{script}` asks for input, and a trace has none to give", "pass it as an argument")
+        (f"`{script}` reads input from the terminal", "pass it as an argument")
         if isinstance(bad, EOFError)
         else None
     )
@@ -108,7 +108,7 @@ def asks(bad: BaseException, script: str) -> Told:
 def several(bad: BaseException, script: str) -> Told:
     if isinstance(bad, KeyError) and bad.args and bad.args[0] in SPREAD:
         return (
-            f"`{script}` wants to be started as several processes: `{bad.args[0]}` is not set",
+            f"`{script}` expects several processes: `{bad.args[0]}` is not set",
             "`--ranks N` runs it as one of N, or `memfit trace -- torchrun …`",
         )
     return None
@@ -130,7 +130,7 @@ def hub(bad: BaseException, script: str) -> Told:
             named = f"`{name}`" if name else "something"
             return (
                 (
-                    f"`{script}` needs {named} from a hub that cannot be reached, and it is "
+                    f"`{script}` needs {named} from the hub, which is unreachable, and it is "
                     "not in the cache"
                 ),
                 ELSEWHERE,
@@ -160,8 +160,8 @@ def custom_operator(bad: BaseException, script: str) -> Told:
         ("aten::", "prim::", "c10::", "at::", "torch::", "std::")
     ):
         return None
-    hint = "a fake implementation (`torch.library.register_fake`) makes it traceable"
-    return f"the operator `{found[1]}` has code for real GPUs only, and cannot be followed", hint
+    hint = "register a fake implementation with `torch.library.register_fake`"
+    return f"the operator `{found[1]}` runs on real GPUs only", hint
 
 
 def no_values(bad: BaseException, script: str) -> Told:
@@ -178,11 +178,11 @@ def no_values(bad: BaseException, script: str) -> Told:
             or "DynamicOutputShape" in type(bad).__name__
         )
         hint = (
-            "they decide how large a result is (`nonzero`, `unique`)"
+            "they set the size of a result (`nonzero`, `unique`)"
             if sized
             else f"{type(bad).__name__}: {first_line(bad)}"
         )
-        return "the script depends on values that only a GPU could compute", hint
+        return "the script depends on values that a trace does not compute", hint
     return None
 
 

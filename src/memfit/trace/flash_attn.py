@@ -163,7 +163,7 @@ def installed(attention: str) -> Iterator[None]:
         return
     if versions.TRANSFORMERS < (5, 0):
         if version != 2:
-            message = "flash-attn 3 is called by transformers 5; the trace runs an older one"
+            message = "flash-attn 3 needs transformers 5, but the trace runs an older version"
             raise InputError.one(message, where="job.attention", hint="use `flash-attn-2`")
         with flash_older.installed(functions(version)):
             yield

@@ -44,13 +44,13 @@ def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
     fits(model, job)
     if job.images and not sees(model):
         raise InputError.one(
-            f"`{type(model).__name__}` takes no images",
+            f"`{type(model).__name__}` does not support images",
             where="job.images",
-            hint="leave `images` at 0",
+            hint="remove `images`",
         )
     if not job.images and required(model):
         raise InputError.one(
-            f"`{type(model).__name__}` takes no text without an image",
+            f"`{type(model).__name__}` needs an image with every text",
             where="job.images",
             hint="`--images 1`",
         )
@@ -67,13 +67,13 @@ def plan(model: Any, kind: str, job: Job, device: str) -> Plan:
     )
     if found is not None and len(found.places) > job.seq:
         message = (
-            f"{found.count} images take {len(found.places)} tokens, which are more than the "
-            f"{job.seq} of a sequence"
+            f"{found.count} images take {len(found.places)} tokens, more than the "
+            f"sequence length {job.seq}"
         )
         raise InputError.one(
             message,
             where="job.seq",
-            hint=f"`--seq {len(found.places) + 128}`, or a smaller `image_size`",
+            hint=f"use `--seq {len(found.places) + 128}`, or a smaller `image_size`",
         )
     return made
 
@@ -94,7 +94,7 @@ def fits(model: Any, job: Job) -> None:
         else:
             length = job.seq + (0 if job.training or paired(model) else job.new_tokens)
         if length > rows:
-            message = f"{length} tokens are more than the {rows} positions of `{name}`"
+            message = f"{length} tokens exceed the {rows} positions of `{name}`"
             raise InputError.one(message, where="job.seq", hint=f"at most {rows}")
 
 
@@ -105,21 +105,21 @@ def notes(model: Any, kind: str, job: Job, found: Pictures | None, target: int) 
         taken = (
             f", {len(found.places)} of its {job.seq} tokens"
             if found.places
-            else ", beside its tokens"
+            else ", in addition to its tokens"
         )
         told.append(
             (
                 f"every sequence has {every} of {found.size[0]} x {found.size[1]} pixels{taken}",
                 "job.images",
-                "`--image-size` sets another size",
+                "`--image-size` changes it",
             )
         )
     elif sees(model):
         told.append(
             (
-                f"sequences are {job.seq} tokens of text without an image",
+                f"sequences are {job.seq} text tokens without an image",
                 "job.images",
-                "`--images 1` puts one into each",
+                "`--images 1` adds one to each",
             )
         )
     if target:
@@ -133,13 +133,15 @@ def notes(model: Any, kind: str, job: Job, found: Pictures | None, target: int) 
         answers = f"{target} tokens" if job.training else f"{job.new_tokens} new tokens"
         told.append(
             (
-                f"the encoder gets {source}, the decoder {answers}",
+                f"encoder input: {source}; decoder input: {answers}",
                 "job.target_seq" if job.training else "job.seq",
                 "",
             )
         )
     if not job.training and kind in classes.SILENT:
-        told.append(("an encoder generates nothing: one forward is traced", "job.new_tokens", ""))
+        told.append(
+            ("an encoder does not generate: the trace runs one forward", "job.new_tokens", "")
+        )
     return [
         Problem(message=message, where=where, hint=hint, level="note")
         for message, where, hint in told

@@ -193,8 +193,8 @@ def listen(
             raise InputError(crashed(process.returncode, files["stack"], script))
         if seconds and time.monotonic() > deadline:
             where = asked(process, files["stack"])
-            message = f"`{Path(script).name or 'the model'}` is not through after {seconds:g} s"
-            raise InputError.one(message, where=where, hint="`--time-limit` gives it longer")
+            message = f"`{Path(script).name or 'the model'}` did not finish within {seconds:g} s"
+            raise InputError.one(message, where=where, hint="raise it with `--time-limit`")
         time.sleep(POLL)
 
 
@@ -208,7 +208,7 @@ def heard(said: Mapping[str, Any], progress: Progress | None) -> Answer | None:
     if "interrupted" in said:
         raise KeyboardInterrupt
     if "broken" in said:
-        raise RuntimeError(f"the process that traces failed:\n{said['broken']}")
+        raise RuntimeError(f"the trace's process failed:\n{said['broken']}")
     return Answer(
         tape=wire.from_text(said["tape"]),
         notes=tuple(Problem(**one) for one in said["notes"]),
@@ -224,10 +224,10 @@ def crashed(code: int, stack: str, script: str) -> Problem:
             return Problem(
                 message=f"`{name}` crashed: {signal.Signals(-code).name}",
                 where=where,
-                hint="native code may expect a real GPU",
+                hint="its native code may need a real GPU",
             )
     return Problem(
-        message=f"`{name}` ended its own process with code {code} before it has trained a step",
+        message=f"`{name}` exited with code {code} before its first training step",
         where=where,
     )
 
@@ -267,9 +267,9 @@ def interpreter_of(python: str) -> str:
                 one.absolute()
             )  # not resolved: a virtual environment is known by the path of its link
     raise InputError.one(
-        f"`{python}` is neither an interpreter nor a virtual environment",
+        f"`{python}` is not an interpreter or a virtual environment",
         where="python",
-        hint="like `.venv/bin/python`",
+        hint="give a path like `.venv/bin/python`",
     )
 
 

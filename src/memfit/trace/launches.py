@@ -31,10 +31,7 @@ CACHE = (
     # bytes that a benchmark writes between two runs (backends/nvidia/driver.py
     # get_empty_cache_for_benchmark)
 )
-NOTE = (
-    "Triton kernels are not run: they allocate nothing beside the tensors that the script "
-    "gives them"
-)
+NOTE = "Triton kernels are not run: they allocate nothing beyond the script's own tensors"
 
 
 class Launches:

@@ -142,9 +142,9 @@ def applied(model: Any, job: Job, triton: Triton = without_triton) -> Iterator[N
         )
     table = PATCHES.get(model.config.model_type)
     if job.liger and triton is without_triton and table is not None and table.experts:
-        message = "Liger's fused experts sort the tokens by values that only a GPU could compute"
+        message = "a trace cannot run Liger's fused experts, which sort by computed values"
         raise InputError.one(
-            message, where="job.liger", hint="`loss=liger` without `liger` is traced"
+            message, where="job.liger", hint="use `--loss liger` without `--liger`"
         )
     asked |= losses
     with triton(), restored(type(model)), unlogged():
@@ -154,12 +154,9 @@ def applied(model: Any, job: Job, triton: Triton = without_triton) -> Iterator[N
 
 def patch_of(kind: str, triton: Triton) -> Any:
     if importlib.util.find_spec("liger_kernel") is None:
-        message = (
-            "a trace with Liger kernels runs the Python code of `liger-kernel`, which is not "
-            "installed"
-        )
+        message = "a trace with Liger kernels needs `liger-kernel`, which is not installed"
         raise InputError.one(
-            message, where="job.liger", hint="`pip install liger-kernel`, or use the formulas"
+            message, where="job.liger", hint="run `pip install liger-kernel`, or use `--by formula`"
         )
     with triton():
         table = importlib.import_module(
@@ -167,7 +164,7 @@ def patch_of(kind: str, triton: Triton) -> Any:
         ).MODEL_TYPE_TO_APPLY_LIGER_FN
     if kind not in table:
         raise InputError.one(
-            f"Liger has no kernels for `{kind}`", where="job.liger", hint="leave `liger` out"
+            f"Liger has no kernels for `{kind}`", where="job.liger", hint="remove `liger`"
         )
     return table[kind]
 

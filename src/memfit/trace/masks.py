@@ -35,7 +35,7 @@ def selected(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> tuple[boo
             if one.is_meta:
                 recorder.assume(
                     "mask",
-                    "a mask whose values only a GPU could compute is taken to select everything",
+                    "a mask computed from data is assumed to select everything",
                 )
                 one = torch.ones(one.shape, dtype=torch.bool)
             truth = recorder.seen(aten.nonzero.default, (one,), {}, places_of(recorder, one), True)

@@ -130,7 +130,7 @@ def of_torch(name: str, model: Any, job: Job) -> Any:
     made = getattr(torch.optim, kind, None)
     if made is None:
         raise InputError.one(
-            f"this torch has no `{kind}`", where="job.optimizer", hint="it came in a later version"
+            f"this torch version has no `{kind}`", where="job.optimizer", hint="use a newer version"
         )
     groups = by_mesh(trained(model))
     return made(groups[0] if len(groups) == 1 else [{"params": group} for group in groups], **given)
@@ -181,9 +181,9 @@ def of_peft(name: str, model: Any, job: Job) -> Any:
     made = getattr(optimizers, f"create_{name}_optimizer", None)
     if made is None:
         raise InputError.one(
-            f"this PEFT has no `create_{name}_optimizer`",
+            f"this PEFT version has no `create_{name}_optimizer`",
             where="job.optimizer",
-            hint="it came in a later version",
+            hint="use a newer version",
         )
     if name == "lorafa":
         return made(model, r=job.rank, lora_alpha=int(job.alpha), lr=1e-4)
@@ -196,9 +196,11 @@ def by_trainer(name: str, model: Any, job: Job) -> Any:
     projected, its own default rank."""
     module, package = PACKAGES[name.partition("_")[0]]
     if importlib.util.find_spec(module) is None:
-        message = f"optimizer `{name}` is the package {package}'s, which is not installed"
+        message = f"optimizer `{name}` needs the package {package}, which is not installed"
         raise InputError.one(
-            message, where="job.optimizer", hint=f"pip install {package}, or ask the formulas"
+            message,
+            where="job.optimizer",
+            hint=f"run `pip install {package}`, or use `--by formula`",
         )
     with standing(module):
         made = of_trainer(name, model, FRESH if module in PROJECTED else None)

@@ -40,11 +40,11 @@ def pack(model: Any, config: Mapping[str, Any], *, trains: bool) -> None:
         fine_grained(model, {**experts, **settings})
     else:
         if trains and any(path.endswith(".experts") for path, _ in model.named_modules()):
-            message = f"the trace trains nothing over experts stored by `{method(config)}`"
+            message = f"a trace cannot train on experts quantized by `{method(config)}`"
             raise InputError.one(
                 message,
                 where="config.quantization_config",
-                hint="name the 16-bit checkpoint",
+                hint="use the 16-bit checkpoint",
             )
         by_format(model, settings)
     for one in model.parameters():
@@ -136,7 +136,7 @@ def by_format(model: Any, settings: Mapping[str, Any]) -> None:
             continue
         name = format_at(path, settings)
         if name is None:
-            message = f"the format of `{path}` is not known"
+            message = f"the format of `{path}` is unknown"
             raise InputError.one(message, where="config.quantization_config")
         if name and linear:
             parent, _, own = path.rpartition(".")

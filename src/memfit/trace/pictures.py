@@ -98,11 +98,11 @@ def pictures(model: Any, job: Job, device: str) -> Pictures:
     name = type(model).__name__
     raise InputError.one(
         (
-            f"`{name}` does not take an image of {size[0]} x {size[1]} pixels: "
+            f"`{name}` does not support images of {size[0]} x {size[1]} pixels: "
             f"{wrong[min(len(kinds), len(wrong)) - 1]}"
         ),
         where="job.images",
-        hint="another `image_size`, or none",
+        hint="use another `image_size`, or none",
     )
 
 

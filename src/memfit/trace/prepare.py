@@ -24,7 +24,7 @@ def trainable(model: Any, job: Job, device: str) -> Any:
             raise InputError.one(
                 "a quantized weight cannot be trained",
                 where="job.quant",
-                hint="use method `lora` or `qlora`",
+                hint="use `--method lora` or `qlora`",
             )
         return model
     if job.method == "freeze":
@@ -33,7 +33,7 @@ def trainable(model: Any, job: Job, device: str) -> Any:
             parameter.requires_grad_(any(one in name for one in wanted))
         if not any(one.requires_grad for one in model.parameters()):
             raise InputError.one(
-                f"no parameter's name contains any of `{job.trainable}`", where="job.trainable"
+                f"no parameter name contains any of `{job.trainable}`", where="job.trainable"
             )
         return model
     return adapted(model, job, device)
@@ -212,7 +212,7 @@ def checkpointed(model: Any, job: Job) -> None:
     if job.checkpointing == "selective":
         if job.reentrant:
             raise InputError.one(
-                "selective checkpointing is not reentrant",
+                "selective checkpointing cannot be reentrant",
                 where="job.reentrant",
                 hint="`--no-reentrant`",
             )
@@ -224,7 +224,7 @@ def checkpointed(model: Any, job: Job) -> None:
             base.activation_checkpointing_enable(settings, every_n_layers=every)
         elif every > 1:
             raise InputError.one(
-                "this transformers checkpoints every layer or none",
+                "this transformers version checkpoints every layer or none",
                 where="job.checkpoint_every",
                 hint="use 1",
             )

@@ -133,8 +133,8 @@ def load(
     for one in SPREAD:
         if given.pop(one, None) is not None:
             raise CannotFollow(
-                f"`{one}` spreads the model over several GPUs",
-                "so far memfit follows one process on one GPU",
+                f"`{one}` uses several GPUs",
+                "a trace runs one process on one GPU",
             )
     config, rest = config_of(cls, name, given)
     asked = rest.pop("quantization_config", None) or getattr(config, "quantization_config", None)
@@ -230,8 +230,8 @@ def job_of(asked: Any) -> Job | None:
     )
     if "bitsandbytes" not in method:
         raise CannotFollow(
-            f"weights quantized by `{method}` cannot be followed",
-            "bitsandbytes' are the ones that can",
+            f"a trace does not support weights quantized by `{method}`",
+            "use bitsandbytes",
         )
     if not values.get("load_in_4bit") and not values.get("_load_in_4bit"):
         return Job(quant="int8")
@@ -264,8 +264,8 @@ def put(model: Any, place: Any, recorder: Watcher) -> None:
     size = sum(one.numel() * one.element_size() for one in model.parameters())
     if place in PLACING and size > recorder.device.memory:
         message = (
-            f"the weights alone take {size / GIB:.1f} GiB; `device_map` would leave some of "
-            "them on the CPU, which is not followed"
+            f"the weights alone need {size / GIB:.1f} GiB; a trace does not support "
+            "the CPU offload of `device_map`"
         )
         recorder.note("device_map", message)
     import transformers.modeling_utils as home
@@ -296,8 +296,8 @@ def on_cpu(place: Any) -> bool:
         return True
     if places != {"cuda"}:
         raise CannotFollow(
-            f"the device map spreads the model over {', '.join(sorted(places))}",
-            "so far memfit follows one GPU, without offloading",
+            f"the device map uses {', '.join(sorted(places))}",
+            "a trace runs on one GPU, without offload",
         )
     return False
 

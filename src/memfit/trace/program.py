@@ -166,7 +166,7 @@ def run(config: Mapping[str, Any], job: Job, options: Options) -> Tape:
                             f"weights are counted as `{packed}` stores them, the rest as if "
                             "transformers had kernels for them",
                             "config.quantization_config",
-                            "engines that serve such weights keep other buffers beside them",
+                            "serving engines use other buffers for such weights",
                         )
                 if without := prepare.left_out(model, job):
                     names = ", ".join(f"`{one}`" for one in without)
@@ -290,17 +290,17 @@ def count(
 def refusals(job: Job) -> Iterator[Problem]:
     """What the job asks for that the code run here is not, all at once."""
     if not job.hugging:
-        message = f"the trace runs transformers' code, not `{job.framework}`"
+        message = f"a trace runs transformers' code, not `{job.framework}`"
         yield Problem(message=message, where="job.framework", hint="use `transformers` or `trl`")
     if job.precision not in DTYPES:
         yield Problem(
-            message=f"the trace cannot run precision `{job.precision}`",
+            message=f"a trace does not support precision `{job.precision}`",
             where="job.precision",
             hint="one of " + ", ".join(DTYPES),
         )
     if job.attention not in ATTENTION:
         yield Problem(
-            message=f"the trace cannot run attention `{job.attention}`",
+            message=f"a trace does not support attention `{job.attention}`",
             where="job.attention",
             hint="one of " + ", ".join(ATTENTION),
         )
@@ -312,11 +312,11 @@ def refusals(job: Job) -> Iterator[Problem]:
         and job.cache == "quantized"
         and (job.cache_bits not in (2, 4) or job.beams > 1)
     ):
-        message = "the trace runs a quantized cache with 2 or 4 bits and without beams"
+        message = "a trace supports a quantized cache of 2 or 4 bits, without beams"
         yield Problem(
             message=message,
             where="job.cache_bits" if job.cache_bits not in (2, 4) else "job.beams",
-            hint="use `dynamic`",
+            hint="use `--cache dynamic`",
         )
     for library in (
         "torch",
@@ -332,13 +332,13 @@ def refusals(job: Job) -> Iterator[Problem]:
             and asked != installed
         ):
             message = (
-                f"the trace runs the installed {library} {installed[0]}.{installed[1]}, not "
-                f"{asked[0]}.{asked[1]}"
+                f"the trace would run the installed {library} {installed[0]}.{installed[1]}, "
+                f"not {asked[0]}.{asked[1]}"
             )
             yield Problem(
                 message=message,
                 where="job.versions",
-                hint="trace with the interpreter of an environment that has it",
+                hint="use `--python` with an environment that has it",
             )
 
 
@@ -475,9 +475,9 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
     except ValueError as bad:
         known = kind in CONFIG_MAPPING
         message = (
-            f"this version of transformers refuses the configuration of `{kind[:60]}`"
+            f"this transformers version rejects the configuration of `{kind[:60]}`"
             if known
-            else f"transformers does not know the model type `{kind[:60]}`"
+            else f"transformers does not support the model type `{kind[:60]}`"
         )
         raise InputError(
             Problem(
@@ -485,7 +485,7 @@ def configuration(config: Mapping[str, Any], layers: int | None) -> Any:
                 where="model.config" if known else "model.config.model_type",
                 hint=str(bad)[:200]
                 if known
-                else "`--like NAME` takes the formulas of a family that you name",
+                else "`--like NAME` uses the formulas of another family",
             )
         ) from None
 
@@ -522,7 +522,7 @@ def module_stack(recorder: Recorder) -> Iterator[None]:
         yield
 
 
-SIGHTED = "its class takes images, too, and no image was asked for: `--images 1`"
+SIGHTED = "the model also supports images: add `--images 1`"
 
 
 @contextlib.contextmanager
@@ -544,7 +544,7 @@ def failing(hint: str = "") -> Iterator[None]:
         place = f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else ""
         text = " ".join(str(bad).split())[:300]
         raise InputError.one(
-            f"the program stops with {type(bad).__name__}: {text}".rstrip("."),
+            f"the model's code failed with {type(bad).__name__}: {text}".rstrip("."),
             where=place,
             hint=hint,
         ) from bad

@@ -35,22 +35,22 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
     for name, _ in strategy.uses():
         if name not in SERVED and strategy.engages(name):
             yield Problem(
-                message=f"the trace has no layout `{name}` yet",
+                message=f"not supported yet by a trace: layout `{name}`",
                 where="use",
                 hint="one of " + ", ".join(SERVED),
             )
     if strategy.rank >= strategy.ranks:
         yield Problem(
-            message=f"there is no rank {strategy.rank} among {strategy.ranks}",
+            message=(f"rank {strategy.rank} does not exist: the layout has {strategy.ranks} ranks"),
             where="rank",
-            hint="ranks are counted from 0",
+            hint="ranks start at 0",
         )
     if strategy.fsdp is not None and (
         job.quantization == "int8" or (job.quantization != "none" and not strategy.fsdp.packed)
     ):
-        hint = "nf4 whose `bnb_4bit_quant_storage` is a float can be sharded"
+        hint = "use nf4 with a float `bnb_4bit_quant_storage`"
         yield Problem(
-            message="the trace cannot shard weights that are stored as bytes",
+            message="a trace cannot shard weights stored as bytes",
             where="job.quant",
             hint=hint,
         )
@@ -64,9 +64,9 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield from of_tensors(job, strategy.tp)
         if strategy.ddp is not None and strategy.fsdp is None:
             yield Problem(
-                message="DDP takes no DTensors",
+                message="DDP does not support DTensors",
                 where="use ddp",
-                hint="`fsdp` beside `tp`, as torchtitan and accelerate have it",
+                hint="use `fsdp` with `tp`, as torchtitan and accelerate do",
             )
     if strategy.size("ep") > 1:
         yield from experts.refusals(job, strategy)
@@ -75,9 +75,9 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
         "ep",
     }:
         yield Problem(
-            message="the trace follows training over many GPUs, not inference",
+            message="a trace on several GPUs supports training only",
             where="job.mode",
-            hint="leave `use` away",
+            hint="remove `use`",
         )
 
 
@@ -88,21 +88,16 @@ def of_sequences(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield from by_heads(job, strategy)
         return
     if strategy.fsdp is None or strategy.ddp is not None or strategy.tp is not None:
-        message = (
-            "the trace runs context parallelism beside FSDP2 alone, which shards weights "
-            "over the ranks of a sequence, too"
-        )
+        message = "a trace supports context parallelism with FSDP2 only"
         yield Problem(
             message=message,
             where="use cp",
-            hint="`cp=2 fsdp=4`, as accelerate and torchtitan have it",
+            hint="use `cp=2,fsdp=4`, as accelerate and torchtitan do",
         )
     yield from by_sdpa(job)
     if job.attention == "math":
         yield Problem(
-            message=(
-                "torch's context parallelism is causal attention by SDPA, and its math has no ring"
-            ),
+            message=("torch's context parallelism needs causal SDPA, without the math kernel"),
             where="job.attention",
             hint="`sdpa`",
         )
@@ -111,28 +106,28 @@ def of_sequences(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(
             message=message,
             where="job.seq",
-            hint="every rank holds two chunks of each sequence, an early and a late one",
+            hint="every rank needs two chunks of each sequence",
         )
 
 
 def of_tensors(job: Job, tp: TP) -> Iterator[Problem]:
     if tp.style == "megatron":
         yield Problem(
-            message="the trace runs DTensor's tensor parallelism, not Megatron's",
+            message="a trace runs DTensor's tensor parallelism, not Megatron's",
             where="use tp.style",
-            hint="`dtensor` or `transformers`",
+            hint="use `dtensor` or `transformers`",
         )
     if tp.style == "transformers" and (tp.sequence or tp.parallel_loss):
         yield Problem(
-            message="transformers' own plan splits neither the sequence nor the loss",
+            message="transformers' own plan has no `sequence` or `parallel_loss`",
             where="use tp.style",
             hint="use `dtensor`",
         )
     if tp.sequence and not tp.vocabulary:
         yield Problem(
-            message="a sequence is split where the embedding is",
+            message="sequence parallelism needs a sharded embedding",
             where="use tp.vocabulary",
-            hint="leave `vocabulary` away",
+            hint="remove `vocabulary`",
         )
     yield from masked(job, tp, set())
     yield from adapted(

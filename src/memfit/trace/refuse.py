@@ -73,26 +73,25 @@ class Watcher(Sides):
                 self.note(
                     "value",
                     (
-                        "numbers that only a GPU could compute are taken as 1.0 where the "
-                        "script reads them"
+                        "numbers computed on the GPU are assumed to be 1.0 where the script "
+                        "reads them"
                     ),
                 )
             return 1.0
         if kind == torch.bool:
             return self.condition() if reader_is_user() else False
         raise CannotFollow(
-            "the script depends on a whole number that only a GPU could compute",
-            "what follows may need other memory either way",
+            "the script depends on an integer that a trace does not compute",
+            "later steps may need different memory",
         )
 
     def condition(self) -> bool:
         """The answer to a condition whose value nobody knows."""
         answer = "true" if self.truth else "false"
         message = (
-            f"conditions that only a GPU could compute are taken as {answer} where the script "
-            "reads them"
+            f"conditions computed on the GPU are assumed to be {answer} where the script reads them"
         )
-        self.note("truth", message, "`--assume true` or `--assume false` says which")
+        self.note("truth", message, "choose with `--assume true` or `--assume false`")
         return self.truth
 
     def constant(self, result: torch.Tensor, func: Any, args: Any, kwargs: Any) -> None:
@@ -149,7 +148,7 @@ def reader_is_user() -> bool:
     return False
 
 
-GRAPH = "the script captures a CUDA graph, whose memory pools a trace does not know"
+GRAPH = "the script captures a CUDA graph, which a trace does not support"
 LOADER = (  # the order of DataLoader's arguments, torch 2.4 to 2.13
     "dataset",
     "batch_size",
@@ -185,14 +184,12 @@ def refusing(what: str, hint: str = "") -> Callable[..., Any]:
 def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
     """Ways out of what a dispatcher sees, closed; workers and compilers, left out."""
     true_loader = torch.utils.data.DataLoader.__init__
-    several = "so far memfit follows one process on one GPU"
+    several = "a trace runs one process on one GPU"
 
     def compiled(model: Any = None, **given: Any) -> Any:
         if model is None:
             return lambda one: compiled(one, **given)
-        recorder.note(
-            "compile", "`torch.compile` is left out: the trace is that of the same code run eagerly"
-        )
+        recorder.note("compile", "`torch.compile` is ignored: the trace runs the same code eagerly")
         return model
 
     def loader(self: Any, *args: Any, **given: Any) -> None:
@@ -231,7 +228,7 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
                 torch.distributed,
                 "init_process_group",
                 refusing(
-                    "the script joins a group of processes",
+                    "the script joins a process group",
                     "`--ranks N` runs it as one process of N, or `memfit trace -- torchrun …`",
                 ),
             )
@@ -241,12 +238,12 @@ def patches(recorder: Watcher) -> list[tuple[Any, str, Any]]:
 
 def extensions(module: Any) -> list[tuple[Any, str, Any]]:
     """For `torch.utils.cpp_extension`, once it is imported."""
-    hint = "its allocations and shapes are not known outside of it"
+    hint = "its allocations are unknown"
     return [
         (
             module,
             name,
-            refusing("the script builds a CUDA extension, which a trace cannot follow", hint),
+            refusing("the script builds a CUDA extension, which a trace does not support", hint),
         )
         for name in ("load", "load_inline")
     ]

@@ -171,9 +171,9 @@ MOST_CHOICES = (
     4096  # of a module; outside of them a beam search chooses among all words of its beams
 )
 BALANCED = (
-    "every expert is taken to get an equal share of the tokens",
+    "assumes equal tokens per expert",
     "job.router_skew",
-    "`--router-skew 2` gives the busiest one twice its share",
+    "`--router-skew 2` doubles the busiest expert's tokens",
 )  # as `estimate` says it for the formulas
 
 
@@ -408,6 +408,6 @@ def value(recorder: Any, func: Any, args: Any, kwargs: Any) -> tuple[bool, Any]:
         block = recorder.owned(tensor)
         return True, False if block is None or block.value is None else bool(block.value)
     raise InputError.one(
-        f"the program reads an integer of {list(tensor.shape)} whose value depends on data",
+        (f"the model's code reads an integer of {list(tensor.shape)} that depends on data"),
         where=recorder.modules[-1] if recorder.modules else "",
     )

@@ -30,7 +30,7 @@ UPLOADS = (
     "update_repo_settings",
     "create_pull_request",
 )
-COMMAND = "commands that the script starts are not run, and taken to succeed without a word"
+COMMAND = "commands that the script starts are not run and are assumed to succeed"
 
 
 def touch(target: Any, size: int = 0) -> None:
@@ -69,7 +69,7 @@ def patches(recorder: Watcher) -> list[Patch]:
         then."""
         if isinstance(f, (str, os.PathLike)) and not os.path.getsize(f):
             raise CannotFollow(
-                f"the script reads back `{os.path.basename(f)}`, which it only seemed to save",
+                f"the script reads `{os.path.basename(f)}`, which the trace did not save",
                 "a trace writes no files",
             )
         loaded = true_load(f, "cpu", *args, **given)
@@ -157,11 +157,11 @@ def hub(module: ModuleType, recorder: Watcher) -> list[Patch]:
     """For `huggingface_hub.hf_api`: whatever would change something there does nothing."""
 
     def create_repo(self: Any, repo_id: str, *_: Any, **__: Any) -> Any:
-        recorder.note("upload", "nothing is created on the hub or uploaded to it")
+        recorder.note("upload", "nothing is uploaded to the hub")
         return module.RepoUrl(f"https://huggingface.co/{repo_id}")
 
     def nothing(*_: Any, **__: Any) -> None:
-        recorder.note("upload", "nothing is created on the hub or uploaded to it")
+        recorder.note("upload", "nothing is uploaded to the hub")
 
     kind = module.HfApi
     found: list[Patch] = [

@@ -74,7 +74,7 @@ def follow(request: Request) -> Follower:
     `answer`."""
     script = Path(request.script)
     if not request.module and not script.is_file():
-        raise InputError.one(f"`{request.script}` is no file", where="script")
+        raise InputError.one(f"`{request.script}` is not a file", where="script")
     device = request.device
     learn(Watcher(device))
     kernels_of.install(device)
@@ -179,10 +179,10 @@ def judged(follower: Follower, request: Request, run: Callable[[], None]) -> Non
         raise InputError(problem_of(bad, request)) from bad
     if request.steps and not follower.backwards:
         message = (
-            f"`{Path(request.script).name}` ends without training: no optimizer step, no "
-            "backward pass"
+            f"`{Path(request.script).name}` ended without training: no optimizer step "
+            "and no backward pass"
         )
-        hint = "with `--steps 0` a script is followed to its end, whatever it does"
+        hint = "`--steps 0` traces a script to its end, even without training"
         raise InputError.one(message, where="script", hint=hint)
 
 
@@ -195,10 +195,10 @@ def problem_of(bad: BaseException, request: Request) -> Problem:
     name = Path(request.script).name
     if isinstance(bad, TimeIsUp):
         message = (
-            f"`{name}` is not through with {request.steps or 'all of its'} steps after "
+            f"`{name}` did not finish {request.steps or 'all of its'} steps within "
             f"{request.seconds:g} s"
         )
-        return Problem(message=message, where=where, hint="`--time-limit` gives it longer")
+        return Problem(message=message, where=where, hint="raise it with `--time-limit`")
     return failures.explain(bad, name, where)
 
 

@@ -35,8 +35,10 @@ def infer(recorder: Recorder, model: Any, job: Job, options: Any, plan: inputs.P
         del held
         return
     if not hasattr(model, "generate"):
-        message = f"`{type(model).__name__}` writes no text: it has no `generate`"
-        raise InputError.one(message, where="job.task", hint="`--new-tokens 0` traces one forward")
+        message = f"`{type(model).__name__}` cannot generate: it has no `generate`"
+        raise InputError.one(
+            message, where="job.task", hint="use `--new-tokens 0` to trace one forward"
+        )
     settings = settings_of(model, job)
     whole = older.whole(model, job) or bool(extra_inputs.in_step(model))
     skip = (

@@ -73,7 +73,7 @@ def cut(model: Any, strategy: Strategy, split: Callable[[Any], Any]) -> Stages:
     pp = strategy.pp
     assert pp is not None
     if model.config.model_type not in FAMILIES:
-        message = f"the trace cuts no `{model.config.model_type}` into stages"
+        message = f"not supported yet by a trace: pipeline stages of `{model.config.model_type}`"
         raise InputError.one(message, where="use pp", hint="one of " + ", ".join(sorted(FAMILIES)))
     raise_errors([*layered(pp, len(model.base_model.layers))])
     layers = counts(pp, len(model.base_model.layers))

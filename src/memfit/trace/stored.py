@@ -17,17 +17,17 @@ def refusals(config: Mapping[str, Any], job: Job, gpu: Any, device: str) -> Iter
     kernels that are put into the model."""
     name = kept(config, job, None if device == "cpu" else getattr(gpu, "sm", None))
     if name and not runs(config, job, device):
-        message = f"the trace cannot run weights stored by `{name[:40]}`"
+        message = f"a trace does not support weights quantized by `{name[:40]}`"
         yield Problem(
             message=message,
             where="config.quantization_config",
-            hint="the formulas can, and the 16-bit checkpoint can be traced",
+            hint="use `--by formula`, or trace the 16-bit checkpoint",
         )
     if job.unsloth:
         yield Problem(
-            message="the trace has no kernels of Unsloth's",
+            message="a trace does not support Unsloth's kernels",
             where="job.unsloth",
-            hint="the formulas do",
+            hint="use `--by formula`",
         )
 
 

@@ -71,7 +71,7 @@ def named(model: Any, saved: Iterable[str]) -> Iterator[str]:
 def divided(heads: int, ranks: int) -> None:
     if heads % ranks:
         message = f"{ranks} ranks do not divide {heads} key/value heads"
-        raise InputError.one(message, where="use tp", hint="torch's DTensor does not copy heads")
+        raise InputError.one(message, where="use tp", hint="DTensor does not replicate heads")
 
 
 def styles(model: Any, tp: TP) -> Iterator[tuple[str, Any]]:

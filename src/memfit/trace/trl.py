@@ -53,14 +53,11 @@ def missing(job: Job) -> Iterator[Problem]:
     if (
         head_of(job) != "plain" or (job.training and job.activation_offload == "streams")
     ) and importlib.util.find_spec("trl") is None:
-        message = (
-            "a trace of TRL's own head or hooks runs the Python code of `trl`, which is not "
-            "installed"
-        )
+        message = "a trace of TRL's head or hooks needs `trl`, which is not installed"
         yield Problem(
             message=message,
             where="job.framework",
-            hint="`pip install trl`, an older TRL in `versions`, or the formulas",
+            hint=("run `pip install trl`, set an older TRL in `versions`, or use `--by formula`"),
         )
 
 
@@ -73,12 +70,12 @@ def headed(model: Any, job: Job, kind: str) -> Any:
     last = base.get_output_embeddings()
     if hasattr(last, "lora_A"):
         raise InputError.one(
-            "TRL has no adapters on the head", where="job.targets", hint="leave it out"
+            "TRL does not support adapters on the head", where="job.targets", hint="leave it out"
         )
     whole = getattr(last.weight, "ds_shape", last.weight.shape)  # ZeRO-3's parts have one dimension
     if len(whole) != 2 or isinstance(last.weight, (Params4bit, Int8Params)):
         raise InputError.one(
-            "TRL's head multiplies by the weight itself, which is packed",
+            "TRL's loss needs an unquantized head",
             where="job.quant_skip",
             hint="add the head",
         )

@@ -69,29 +69,29 @@ def refusals(job: Job, strategy: Strategy) -> Iterator[Problem]:
             and not (name == "cp" and ulysses.ranks(strategy) > 1)
         ):
             yield Problem(
-                message=f"the trace runs ZeRO alone, not beside `{name}`",
+                message=f"not supported yet by a trace: ZeRO with `{name}`",
                 where=f"use {name}",
-                hint="`zero` over all ranks",
+                hint="use `zero` on all ranks",
             )
     if importlib.util.find_spec("deepspeed") is None:
-        message = "a trace of ZeRO runs the Python code of `deepspeed`, which is not installed"
+        message = "a trace of ZeRO needs `deepspeed`, which is not installed"
         yield Problem(
-            message=message, where="use zero", hint="pip install deepspeed, or ask the formulas"
+            message=message,
+            where="use zero",
+            hint="run `pip install deepspeed`, or use `--by formula`",
         )
     if zero.qgz:
-        message = "the trace has no kernels that quantize gradients"
-        yield Problem(message=message, where="use zero.qgz", hint="leave it away")
+        message = "a trace does not support quantized gradients"
+        yield Problem(message=message, where="use zero.qgz", hint="remove it")
     if job.quantization != "none" and zero.stage == 3:
         yield Problem(
-            message="the trace cannot cut quantized weights",
+            message="a trace cannot shard quantized weights",
             where="job.quant",
-            hint="`stage=2`, or LoRA on 16-bit weights",
+            hint="use `stage=2`, or LoRA on 16-bit weights",
         )
     if OPTIMIZERS[job.optimizer].when != "after":
-        message = (
-            f"`{job.optimizer}` steps while backward runs, and ZeRO's partitions step after it"
-        )
-        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+        message = f"`{job.optimizer}` steps during the backward pass, but ZeRO steps after it"
+        yield Problem(message=message, where="job.optimizer", hint="use another `--optimizer`")
 
 
 def settings(job: Job, zero: ZeRO) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from memfit.truth.traced import Traced, asked_here, kept
 
 OURS, TRACE = "memfit", "memfit, trace"
 OWN = (
-    "no formula yet",
+    "not supported yet",
     "memfit refuses the job",
     "a defect of memfit",
 )  # reasons that are memfit's
@@ -160,7 +160,9 @@ def outcome(case: Case, ask: Ask, methods: Sequence[Baseline] = BASELINES) -> Ou
         model, found, seconds = ask(case)
     except InputError as bad:
         message = bad.problems[0].message
-        return unanswered(case, OWN[0] if message.startswith("no formula") else OWN[1], message)
+        return unanswered(
+            case, OWN[0] if message.startswith("not supported yet") else OWN[1], message
+        )
     # A defect in one formula is named like any reason; the other cases are still answered
     except Exception as defect:  # noqa: BLE001
         return unanswered(case, OWN[2], f"{type(defect).__name__}: {defect}")

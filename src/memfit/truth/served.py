@@ -279,7 +279,7 @@ def subject_of(name: str) -> Subject:
     key = catalog.find(name)
     source = from_catalog(key) if key is not None else by_name(name)
     if source is None:
-        raise InputError.one(f"`{name[:80]}` is no model of the catalog", where="model")
+        raise InputError.one(f"the catalog has no model `{name[:80]}`", where="model")
     return subject_from(source)
 
 

@@ -286,7 +286,7 @@ def adapters(row: Row) -> Options:
     try:
         options["dropout"] = float(dropout) if dropout is not None else 0.0
     except (TypeError, ValueError):
-        raise Unfit("the dropout of the adapters is no number", dropout) from None
+        raise Unfit("the dropout of the adapters is not a number", dropout) from None
     return options
 
 

@@ -64,7 +64,7 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             message="a quantized weight cannot be trained",
             where="job.quant",
-            hint="use method `lora` or `qlora`",
+            hint="use `--method lora` or `qlora`",
         )
     if (
         job.training
@@ -73,18 +73,18 @@ def check(program: Program) -> Iterator[Problem]:
         and program.quantized(program.model.head, program.model.head.name)
     ):
         yield Problem(
-            message="Liger's loss multiplies by the head itself, which is packed",
+            message="Liger's fused loss needs an unquantized head",
             where="job.quant_skip",
             hint="add `lm_head`",
         )
     if job.quantization == "int8" and job.training and job.version("bitsandbytes") < (0, 45):
         yield Problem(
             message=(
-                "no formula for training over int8 before bitsandbytes 0.45, which kept its "
+                "not supported yet: training over int8 before bitsandbytes 0.45, which kept its "
                 "weights in tiles"
             ),
             where="job.versions",
-            hint="0.45 or newer has one",
+            hint="use 0.45 or newer",
         )
 
 

@@ -132,7 +132,10 @@ def eight_bits(x: Tensor, layer: BoundLinear, packed: Packed, ctx: Context) -> T
     r = ctx.r
     if len(x.shape) > 3:  # bitsandbytes 0.50 backends/cuda/ops.py _int8_linear_matmul_impl
         raise InputError.one(
-            f"bitsandbytes' int8 takes no input of {len(x.shape)} dimensions: `{layer.path}`",
+            (
+                f"bitsandbytes' int8 does not support inputs with {len(x.shape)} "
+                f"dimensions: `{layer.path}`"
+            ),
             where="job.quant",
             hint="use `nf4`, or `quant_skip`",
         )

@@ -70,24 +70,24 @@ def check(program: Program) -> Iterator[Problem]:
         yield Problem(
             message=f"Liger has no kernels for the family `{family}`",
             where=where,
-            hint=f"it has for {close}" if close else "",
+            hint=f"supported: {close}" if close else "",
         )
         return
     if job.liger and patch.experts:
-        message = f"no formula for Liger's fused experts of the family `{family}`"
+        message = f"not supported yet: Liger's fused experts of the family `{family}`"
         yield Problem(
-            message=message, where="job.liger", hint="`loss=liger` without `liger` has one"
+            message=message, where="job.liger", hint="use `--loss liger` without `--liger`"
         )
     if job.loss == "liger" and not patch.loss:
         yield Problem(
             message=f"Liger has no fused linear loss for the family `{family}`",
             where="job.loss",
-            hint="`liger-ce` keeps the head apart",
+            hint="use `--loss liger-ce`",
         )
     biased = any(weight.role == "bias" for weight in program.model.head.weights())
     if job.loss == "liger" and biased:
         yield Problem(
-            message="Liger's fused linear loss leaves out the head's bias",
+            message="Liger's fused linear loss does not support a head with bias",
             where="job.loss",
             hint="use `liger-ce`",
         )

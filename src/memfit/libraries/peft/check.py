@@ -76,9 +76,9 @@ def check(program: Program) -> Iterator[Problem]:
     adapter, model = program.adapter, program.model
     assert adapter is not None
     if adapter.parameters and adapter.dropout:
-        message = "PEFT has no dropout before adapters of stacked experts"
+        message = "PEFT does not support dropout on adapters of stacked experts"
         yield Problem(
-            message=message, where="job.dropout", hint="0, or `targets` that name attention alone"
+            message=message, where="job.dropout", hint="use 0, or `targets` of attention only"
         )
     yield from routers(program)
     yield from half_fused(program)
@@ -99,13 +99,13 @@ def check(program: Program) -> Iterator[Problem]:
             isinstance(module, Embedding) and module.name.endswith(target) for module in model.embed
         ):
             yield Problem(
-                message=f"no formula yet for an adapter on the embedding `{target[:60]}`",
+                message=f"not supported yet: an adapter on the embedding `{target[:60]}`",
                 where="job.targets",
                 hint=TRACE,
             )
         elif any(part.isdigit() for part in target.split(".")):
             yield Problem(
-                message=f"`{target[:60]}` names one layer, and adapters go into all",
+                message=f"`{target[:60]}` names one layer, but adapters are added to all",
                 where="job.targets",
                 hint=TRACE,
             )
@@ -117,7 +117,7 @@ def check(program: Program) -> Iterator[Problem]:
                 "warning" if matched or adapter.parameters else "error"
             )  # PEFT takes names that mean nothing, if not alone
             yield Problem(
-                message=f"no linear layer is called `{target[:60]}`",
+                message=f"no linear layer is named `{target[:60]}`",
                 where="job.targets",
                 hint=hint,
                 level=level,
@@ -130,7 +130,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 message=f"`{saved[:60]}` is the model itself",
                 where="job.modules_to_save",
-                hint="method `full` trains all of it",
+                hint="use `--method full` to train it all",
             )
         elif not any(path.endswith(saved) for path in paths):
             close = nearest(saved, sorted({path.rsplit(".", 1)[-1] for path in paths}))
@@ -155,11 +155,11 @@ def routers(program: Program) -> Iterator[Problem]:
         f".{name}".endswith(f".{target}") for target in adapter.targets
     )
     if name and meant and program.job.version("transformers") >= (5, 0):
-        message = f"PEFT cannot put an adapter on `{name}`, which returns more than a tensor"
+        message = f"PEFT cannot add an adapter to `{name}`, which returns more than one tensor"
         yield Problem(
             message=message,
             where="job.targets",
-            hint="`targets` that leave it out, for example those of attention",
+            hint="choose `targets` without it, for example those of attention",
         )
 
 
@@ -180,11 +180,11 @@ def packed_and_saved(program: Program) -> Iterator[Problem]:
         for linear in module.linears()
     ]
     if any(adapter.saves(path) and program.quantized(linear, path) for path, linear in places):
-        message = "a module that is trained whole is packed"
+        message = "a module in `modules_to_save` is quantized"
         yield Problem(
             message=message,
             where="job.modules_to_save",
-            hint="name it in `quant_skip` (with the head, which is skipped by itself)",
+            hint="add it to `quant_skip` (with the head, which is skipped by default)",
         )
 
 
@@ -207,7 +207,8 @@ def half_fused(program: Program) -> Iterator[Problem]:
         ]
         if 0 < len(missing) < len(olds):
             message = (
-                f"`{olds[0]}` and `{olds[1]}` lie in one stack, `{stack}`, and are adapted together"
+                f"`{olds[0]}` and `{olds[1]}` are stored in one stack, `{stack}`, and "
+                "share an adapter"
             )
             yield Problem(message=message, where="job.targets", hint=f"add `{missing[0]}`")
 

@@ -50,16 +50,16 @@ def routed(program: Program, found: list[MoE]) -> Iterator[Problem]:
     counts = job.training and any(one.format.startswith("float8") for one in found)
     if job.router_skew != 1 and not counts:
         message = (
-            "`router_skew` changes nothing here: the experts' grouped products hold the same "
-            "whatever each one's share"
+            "`router_skew` has no effect here: grouped expert matmuls use the same "
+            "memory for any load"
         )
         yield Problem(message=message, where=where, level="note")
     elif job.router_skew == 1:
-        message = "every expert is taken to get an equal share of the tokens"
+        message = "assumes equal tokens per expert"
         hint = (
-            "`--router-skew 2` gives the busiest one twice its share"
+            "`--router-skew 2` doubles the busiest expert's tokens"
             if counts
-            else "other shares take the same memory"
+            else "other loads use the same memory"
         )
         yield Problem(message=message, where=where, hint=hint, level="note")
 
@@ -70,27 +70,30 @@ def megatron(program: Program) -> Iterator[Problem]:
     ep, where = program.strategy.ep or EP(size=1), "use ep.imbalance"
     if ep.dispatcher == "flex":
         message = (
-            "no formula yet for the dispatcher `flex`: DeepEP's buffers lie outside torch's "
-            "allocator"
+            "not supported yet: dispatcher `flex` (DeepEP's buffers are outside torch's allocator)"
         )
-        yield Problem(message=message, where="use ep.dispatcher", hint="`alltoall` or `allgather`")
+        yield Problem(
+            message=message, where="use ep.dispatcher", hint="use `alltoall` or `allgather`"
+        )
     if ep.padded and not ep.capacity:
         yield Problem(
-            message="experts are padded to a capacity", where="use ep.padded", hint="`capacity=1`"
+            message="experts are already padded to a capacity",
+            where="use ep.padded",
+            hint="`capacity=1`",
         )
     if ep.padded and ep.imbalance > 1:
         yield Problem(
-            message="padded experts all get the same rows", where=where, hint="leave it away"
+            message="padded experts all get the same number of rows", where=where, hint="remove it"
         )
     if ep.tensor and ep.size == 1:
-        message = "one rank of experts shares their matrices as `tp` says"
-        yield Problem(message=message, where="use ep.tensor", hint="leave it away")
+        message = "expert matrices are sharded by `tp`"
+        yield Problem(message=message, where="use ep.tensor", hint="remove it")
     if program.job.router_skew != 1:
-        message = "what counts is the busiest rank's share, not the busiest expert's"
+        message = "the busiest rank counts here, not the busiest expert"
         yield Problem(
             message=message,
             where="job.router_skew",
-            hint="`--use ep=8,imbalance=1.5`",
+            hint="use `--use ep=8,imbalance=1.5`",
             level="note",
         )
     if not ep.padded:
@@ -101,11 +104,11 @@ def shared_out(program: Program) -> Iterator[Problem]:
     """Experts over several ranks: the one told of may get more than its share."""
     ep = program.strategy.ep
     if ep is None or ep.imbalance == 1:
-        message = "every rank is taken to get an equal share of the tokens"
+        message = "assumes equal tokens per rank"
         yield Problem(
             message=message,
             where="use ep.imbalance",
-            hint="`imbalance=1.5` gives this rank half as many again",
+            hint="`imbalance=1.5` gives this rank 1.5 times the average",
             level="note",
         )
 
@@ -120,7 +123,7 @@ def unpacked(program: Program) -> Iterator[Problem]:
     share = f"the experts, {100 * values // max(1, model.parameters)} % of the parameters"
     if program.job.version("transformers") < STACKED and model.family in FUSED:
         message = (
-            "no formula for experts packed one by one, as transformers before 5 kept them: "
+            "not supported yet: experts packed one by one, as transformers before 5 kept them: "
             f"{share}, are counted as they are"
         )
         yield Problem(
@@ -131,16 +134,16 @@ def unpacked(program: Program) -> Iterator[Problem]:
         )
         return
     kept = (
-        "are made fp32 by prepare_model_for_kbit_training"
+        "are cast to fp32 by prepare_model_for_kbit_training"
         if quant.prepared
         else f"stay in {program.weights}"
     )
     hint = (
-        "`prepare_kbit=false` leaves them as they are"
+        "`--no-prepare-kbit` keeps them as they are"
         if quant.prepared
-        else "a checkpoint that stores them packed, or no `quant`"
+        else "use a checkpoint that stores them quantized, or remove `quant`"
     )
-    message = f"bitsandbytes packs no stacks of matrices: {share}, {kept}"
+    message = f"bitsandbytes does not quantize stacked experts: {share}, {kept}"
     yield Problem(message=message, where="job.quant", hint=hint, level="warning")
 
 
@@ -151,7 +154,7 @@ def adapted(program: Program) -> Iterator[Problem]:
         return
     if not converts(job) and model.family in FUSED:
         message = (
-            "no formula for adapters on each expert by itself, as transformers before 5 kept "
+            "not supported yet: adapters on each expert by itself, as transformers before 5 kept "
             "them: the experts get none here"
         )
         yield Problem(
@@ -162,12 +165,13 @@ def adapted(program: Program) -> Iterator[Problem]:
         )
     else:
         message = (
-            "the experts get no adapters: they lie in stacks, and `all-linear` means linear layers"
+            "the experts get no adapters: they are stacked, and `all-linear` covers "
+            "linear layers only"
         )
         yield Problem(
             message=message,
             where="job.targets",
-            hint="PEFT reaches them by `target_parameters`, for which there is no option",
+            hint=("PEFT's `target_parameters` would adapt them; memfit does not support it yet"),
             level="note",
         )
 

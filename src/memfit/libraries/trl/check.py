@@ -60,25 +60,21 @@ def check(program: Program) -> Iterator[Problem]:
         return
     if not program.model.tied and program.quantized(head, head.name):
         yield Problem(
-            message="TRL's head multiplies by the weight itself, which is packed",
+            message="TRL's loss needs an unquantized head",
             where="job.quant_skip",
             hint="add `lm_head`",
         )
     if program.adapted(head):
         message = (
-            "TRL multiplies by the head's weight itself, so that an adapter there would not "
-            "be trained"
+            "TRL's loss uses the head's weight directly, so an adapter on it would not be trained"
         )
-        yield Problem(message=message, where="job.targets", hint=f"leave `{head.name}` out")
+        yield Problem(message=message, where="job.targets", hint=f"remove `{head.name}`")
 
 
 def refusals(job: Job) -> Iterator[Problem]:
     """Losses that no version of the code has."""
     if job.loss == "chunked" and job.framework == "transformers":
-        message = (
-            "transformers' own losses take all tokens at once: a chunked loss is torchtune's "
-            "and TRL's"
-        )
+        message = "transformers has no chunked loss; torchtune and TRL have one"
         yield Problem(
             message=message, where="job.loss", hint="use `plain` or `liger`, or `--framework trl`"
         )
@@ -89,7 +85,7 @@ def refusals(job: Job) -> Iterator[Problem]:
             hint="use `plain`, or a newer TRL in `versions`",
         )
     elif job.loss.startswith("liger") and job.version("trl") >= FUSED and job.framework == "trl":
-        message = "TRL has a fused head of its own, which replaces Liger's loss"
+        message = "TRL uses its own fused head instead of Liger's loss"
         yield Problem(
             message=message, where="job.loss", hint="use `plain`, or an older TRL in `versions`"
         )

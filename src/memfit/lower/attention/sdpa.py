@@ -97,7 +97,7 @@ def chosen(call: Call, ctx: Context) -> str:
         if backend in allowed:
             return backend
     raise InputError.one(
-        f"attention `{ctx.job.attention}` has no kernel for this call",
+        f"attention `{ctx.job.attention}` has no kernel for this job",
         where="job.attention",
         hint="use `sdpa`",
     )

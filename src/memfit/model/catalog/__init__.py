@@ -155,7 +155,7 @@ def entry(name: str) -> Entry:
     if key is None:
         close = ", ".join(f"`{one}`" for one in nearest(name))
         raise InputError.one(
-            f"no model `{name[:80]}` in the catalog",
+            f"the catalog has no model `{name[:80]}`",
             where="model",
             hint=f"did you mean {close}?" if close else "",
         )

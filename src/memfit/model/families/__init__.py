@@ -83,9 +83,9 @@ def find(model_type: str) -> Family:
     if model_type in _FAMILIES:
         return _FAMILIES[model_type]
     close = nearest(model_type, families(), 1)
-    near = f"; the nearest known is `{close[0]}`" if close else ""
+    near = f"; the nearest supported one is `{close[0]}`" if close else ""
     raise InputError.one(
-        f"no formula for model_type `{model_type[:60]}`{near}",
+        f"not supported yet: model_type `{model_type[:60]}`{near}",
         where="config.model_type",
         hint="`--by trace` runs the real code instead (extra `trace`)",
     )

@@ -27,7 +27,7 @@ def dropout(fields: Fields, *keys: str, default: float = 0.0) -> float:
     """A probability; transformers keeps these active in training, also in fine-tuning."""
     value = fields.value(*keys, default=default)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
-        fields.blame(fields.key(keys), f"`{shown(value)}` is no probability", "from 0 to 1")
+        fields.blame(fields.key(keys), f"`{shown(value)}` is not a probability", "from 0 to 1")
         return default
     return float(value)
 
@@ -39,7 +39,7 @@ def without(fields: Fields, key: str, expected: object, why: str) -> None:
     if value != expected:
         fields.blame(
             key,
-            f"`{key}` {shown(value)} has no formula: {why}",
+            f"`{key}` {shown(value)} is not supported yet: {why}",
             "`--by trace` runs the real code instead (extra `trace`)",
         )
 
@@ -139,21 +139,21 @@ def rotated(fields: Fields, head: int, *keys: str, default: float) -> int:
     """How many values of a head are rotated: `partial_rotary_factor` of the rope parameters wins
     over the older keys (transformers 5.23 modeling_rope_utils.py convert_rope_params_to_dict). The
     tables there follow a `head_dim` of their own."""
-    without(fields, "head_dim", head, "the heads of this family share the hidden size equally")
+    without(fields, "head_dim", head, "this family divides the hidden size equally among its heads")
     rope = fields.mapping("rope_scaling") or fields.mapping("rope_parameters")
     share = rope.get("partial_rotary_factor")
     if share is None:
         share = fields.value(*keys, default=default)
     if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share <= 1:
         fields.blame(
-            fields.key(keys), f"`{shown(share)}` is no share of a head", "above 0, at most 1"
+            fields.key(keys), f"`{shown(share)}` must be a fraction of a head", "above 0, at most 1"
         )
         return head
     size = int(head * share)
     if size < 2 or size % 2:
         fields.blame(
             fields.key(keys),
-            f"{size} rotated values of a head of {head} cannot be paired",
+            f"{size} rotated values of a head of {head} must be an even number",
             of=(head,),
         )
     return max(2, size)
@@ -166,8 +166,8 @@ def sines(fields: Fields, head: int, positions: int, name: str) -> tuple[int, tu
     if rotary % 2 or rotary > head:
         fields.blame(
             "rotary_dim",
-            f"{rotary} rotated values do not fit a head of {head}",
-            "an even number no larger than the head",
+            f"{rotary} rotated values exceed a head of {head}",
+            "must be an even number, at most the head size",
             of=(rotary, head),
         )
     return rotary, (Weight(name=name, shape=(positions, rotary), role="buffer", format="float32"),)

@@ -58,7 +58,7 @@ def vision_tower(fields: Fields, name: str) -> tuple[int, tuple[Weight, ...]]:
     if kind != "siglip_vision_model":
         fields.blame(
             "model_type",
-            f"no formula for the vision tower `{kind[:40]}`",
+            f"not supported yet: the vision tower `{kind[:40]}`",
             "known: `siglip_vision_model`",
         )
     fields.assume(**DEFAULTS)

@@ -41,7 +41,7 @@ def build(fields: Fields) -> Model:
     width, vocab = fields.count("n_embed", "hidden_size"), fields.count("vocab_size")
     heads, head = equal_heads(fields, width, "n_head", "num_attention_heads")
     if fields.count("pretraining_tp", default=1) > 1:
-        without(fields, "slow_but_exact", False, "its matrix products are cut into slices")
+        without(fields, "slow_but_exact", False, "it slices its matrix multiplications")
     residual = dropout(fields, "hidden_dropout")
     mixer = Attention(
         name="self_attention",

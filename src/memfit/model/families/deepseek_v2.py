@@ -37,7 +37,7 @@ def latent_attention(fields: Fields, width: int, style: str) -> Latent:
     )
     if rope % 2:
         fields.blame(
-            "qk_rope_head_dim", f"{rope} values of a head cannot be rotated in pairs", of=(rope,)
+            "qk_rope_head_dim", f"{rope} rotated values must be an even number", of=(rope,)
         )
     latent, q_latent, bias = (
         fields.count("kv_lora_rank"),

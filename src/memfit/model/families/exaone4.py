@@ -31,7 +31,7 @@ def exaone_types(fields: Fields) -> list[bool]:
     if not listed and fields.value("sliding_window", default=None) is None:
         fields.blame(
             "layer_types",
-            "`layer_types` is missing, and there is no window to tell the layers apart",
+            ("`layer_types` is missing, and without a window the layer types are unknown"),
         )
     period = 1 if listed else fields.count("sliding_window_pattern")
     return layer_types(fields, [(index + 1) % period != 0 for index in range(count)])

@@ -46,7 +46,7 @@ def attention(fields: Fields, width: int, *, new: bool, parallel: bool) -> Atten
     if not alibi and head % 2:
         fields.blame(
             "num_attention_heads",
-            f"{head} rotated values of a head cannot be paired",
+            f"{head} rotated values must be an even number",
             of=(head,),
         )
     scores = dropout(fields, "attention_dropout")

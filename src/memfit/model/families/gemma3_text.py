@@ -46,7 +46,9 @@ def text_model(fields: Fields, name: str) -> Model:
         fields.number(f"{what}_logit_softcapping", default=0.0) > 0 for what in ("attn", "final")
     ]
     if capped[0]:
-        fields.blame("attn_logit_softcapping", "Gemma 3's code has no cap on attention scores")
+        fields.blame(
+            "attn_logit_softcapping", "Gemma 3 does not support attention logit soft-capping"
+        )
     window, types = windowed(fields)
     mlp = gemma_mlp(
         fields, width, fields.activation("hidden_activation", default="gelu_pytorch_tanh")

@@ -46,7 +46,7 @@ def kinds(fields: Fields, layers: int) -> list[str]:
         if not _described(item):
             fields.blame(
                 "attention_types",
-                f"`{shown(item)}` is no [[kind, …], repeats]",
+                f"`{shown(item)}` must be [[kind, …], repeats]",
                 "kinds are `global` and `local`",
             )
             return ["global"] * layers

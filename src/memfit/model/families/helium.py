@@ -40,7 +40,7 @@ def build(fields: Fields) -> Model:
     ):  # its output projection is square (modeling_helium.py HeliumAttention)
         fields.blame(
             "head_dim",
-            f"{mixer.heads} heads of {mixer.head} do not make the hidden size {width}",
+            f"{mixer.heads} heads of {mixer.head} do not equal the hidden size {width}",
             of=(mixer.heads, mixer.head, width),
         )
     mixer = replace(mixer, out=replace(mixer.out, inputs=width))

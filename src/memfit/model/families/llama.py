@@ -63,7 +63,7 @@ def attention(
     if head % 2 and rotary != 0:
         fields.blame(
             "head_dim",
-            f"{head} values of a head cannot be rotated in pairs",
+            f"{head} rotated values must be an even number",
             of=(head, width, queries),
         )
     project = tuple(
@@ -172,7 +172,7 @@ def layer_types(fields: Fields, default: Iterable[bool], key: str = "layer_types
         "sliding_attention": True,
     }  # `attention` is the old name of the first
     if not isinstance(listed, list) or len(listed) != count:
-        fields.blame(key, f"`{key}` needs {count} entries, one a layer", of=(count,))
+        fields.blame(key, f"`{key}` needs {count} entries, one per layer", of=(count,))
     elif unknown := [item for item in listed if not isinstance(item, str) or item not in known]:
         fields.blame(
             key,

@@ -60,7 +60,7 @@ def build(fields: Fields) -> Model:
         (options, "qk_ln", False),
         (options, "alibi", True),
     ):
-        without(where, key, expected, f"transformers' code for mpt knows only {expected}")
+        without(where, key, expected, f"transformers' MPT supports only {expected}")
     drop = dropout(options, "attn_pdrop")
     mixer = Attention(
         name="attn",

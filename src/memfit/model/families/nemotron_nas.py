@@ -47,7 +47,7 @@ def kind_of(block: Any, fields: Fields) -> Kind:
     ]
     first, second = (part if isinstance(part, Mapping) else {} for part in parts)
     if any(part.get("replace_with_linear") for part in (first, second)):
-        fields.blame("block_configs", "a layer whose part is one linear layer has no formula yet")
+        fields.blame("block_configs", "linear replacements of attention or MLP are unsupported")
     group = 0 if first.get("no_op") else first.get("n_heads_in_group")
     factor = 0 if second.get("no_op") else second.get("ffn_mult")
     wrong = [

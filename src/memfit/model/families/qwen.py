@@ -37,20 +37,13 @@ def attention(fields: Fields) -> Attention:
     if heads * head != width and not fields.doubts("kv_channels"):
         fields.blame(
             "kv_channels",
-            (
-                f"{heads} heads of {head} values are not the {width} of `hidden_size`, and "
-                "the code cuts by both"
-            ),
+            (f"{heads} heads of {head} values do not equal `hidden_size` {width}"),
             of=(heads, head, width),
         )
     if head % 2:
-        fields.blame(
-            "kv_channels", f"{head} values of a head cannot be rotated in pairs", of=(head,)
-        )
-    without(fields, "rotary_pct", 1.0, "no published model turns a part of its heads")
-    without(
-        fields, "use_cache_quantization", False, "a cache in 8 bits, made by kernels of its own"
-    )
+        fields.blame("kv_channels", f"{head} rotated values must be an even number", of=(head,))
+    without(fields, "rotary_pct", 1.0, "partial rotary embeddings are not supported")
+    without(fields, "use_cache_quantization", False, "its 8-bit KV cache is not supported")
     return Attention(
         name="attn",
         heads=heads,
@@ -77,7 +70,7 @@ def feed_forward(fields: Fields) -> MLP:
     """QWenMLP: c_proj(w1(x) · silu(w2(x)))."""
     width, twice = width_of(fields), fields.count("intermediate_size", "ffn_hidden_size", low=2)
     if twice % 2:
-        fields.blame("intermediate_size", f"{twice} is cut into two halves", of=(twice,))
+        fields.blame("intermediate_size", f"{twice} must be even", of=(twice,))
     inner, bias = max(1, twice // 2), not fields.flag("no_bias", default=True)
     return MLP(
         name="mlp",
@@ -121,7 +114,7 @@ def build(fields: Fields) -> Model:
         Norm(name=name, width=width) for name in ("ln_1", "ln_2", "transformer.ln_f")
     )
     one = layer(first, mixer, second, feed_forward(fields))
-    without(fields, "tie_word_embeddings", False, "the code never ties them")
+    without(fields, "tie_word_embeddings", False, "this family does not tie them")
     return Model(
         name="qwen",
         family="qwen",

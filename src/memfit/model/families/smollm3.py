@@ -34,7 +34,7 @@ def rotating(fields: Fields) -> list[bool]:
         "no_rope_layers", count, [int((index + 1) % interval != 0) for index in range(count)]
     )
     if not all(item in (0, 1) for item in listed):
-        fields.blame("no_rope_layers", "`no_rope_layers` holds something other than 0 and 1")
+        fields.blame("no_rope_layers", "`no_rope_layers` must contain only 0 and 1")
     return [item == 1 for item in listed]
 
 

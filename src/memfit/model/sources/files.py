@@ -25,37 +25,37 @@ _REASONS = {
     errno.ENOENT: "there is no such file",
     errno.EACCES: "permission denied",
     errno.EPERM: "permission denied",
-    errno.ELOOP: "its symbolic links run in a circle",
+    errno.ELOOP: "its symbolic links form a loop",
     errno.EISDIR: "it is a folder",
     errno.ENAMETOOLONG: "its name is too long",
-    errno.ENOTDIR: "a part of its path is no folder",
+    errno.ENOTDIR: "a part of its path is not a folder",
 }
 # What a file that should be something else turns out to be, by its first bytes.
 _LOOKS = (
     (
         b"version https://git-lfs",
-        "it is a Git LFS pointer: run `git lfs pull` to have the file itself",
+        "it is a Git LFS pointer: run `git lfs pull` to download the file",
     ),
     (
         b"<",
-        (
-            "it is a web page: perhaps an error page, or the login page of a proxy, was "
-            "saved in its place"
-        ),
+        ("it is a web page, perhaps an error page or the login page of a proxy"),
     ),
     (b"GGUF", "it is a GGUF file: name it `*.gguf`"),
     (
         b"PK\x03\x04",
         (
-            "it is a zip archive, perhaps a PyTorch checkpoint; those are not opened, since "
-            "loading one can run code"
+            "it is a zip archive, perhaps a PyTorch checkpoint; memfit does not open "
+            "those, because loading one can run code"
         ),
     ),
     (
         b"\x80",
-        "it looks like a Python pickle; those are not opened, since loading one can run code",
+        (
+            "it looks like a Python pickle; memfit does not open those, because "
+            "loading one can run code"
+        ),
     ),
-    (b"\x1f\x8b", "it is compressed with gzip: unpack it"),
+    (b"\x1f\x8b", "it is compressed: run `gunzip`"),
 )
 
 
@@ -71,7 +71,7 @@ def unreadable(path: Path | str, error: OSError | ValueError) -> SourceError:
     reason = (
         _REASONS.get(code or 0)
         or (error.strerror if isinstance(error, OSError) else None)
-        or "no path can be written so"
+        or "it is not a valid path"
     )
     return SourceError.one(f"`{shown(path)}` cannot be read: {reason}", where="model")
 
@@ -116,7 +116,7 @@ def opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
 
 
 def _irregular(path: Path) -> SourceError:
-    what = "a folder" if path.is_dir() else "no regular file (a pipe, socket or device)"
+    what = "a folder" if path.is_dir() else "not a regular file (a pipe, socket or device)"
     return SourceError.one(f"`{shown(path)}` is {what}", where="model")
 
 
@@ -127,8 +127,8 @@ def read_bytes(path: Path, limit: int = CONFIG_LIMIT) -> bytes:
     if size > limit or len(data) > limit:
         raise SourceError.one(
             (
-                f"`{shown(path)}` is {max(size, len(data))} bytes, more than the "
-                f"{limit // MIB} MiB allowed"
+                f"`{shown(path)}` has {max(size, len(data))} bytes, more than the limit "
+                f"of {limit // MIB} MiB"
             ),
             where="model",
             hint=looks_like(data),
@@ -164,32 +164,32 @@ def parse_object(data: bytes, *, where: str, search: bool = True) -> dict[str, A
     except json.JSONDecodeError as error:
         raise SourceError.one(
             (
-                f"`{where}` is no valid JSON: {error.msg.removesuffix(' at')} at line "
+                f"`{where}` is not valid JSON: {error.msg.removesuffix(' at')} at line "
                 f"{error.lineno}, column {error.colno}"
             ),
             where="model",
             hint=looks_like(data)
             or (
-                "the file seems cut short"
+                "the file seems to be truncated"
                 if error.pos >= len(text.rstrip()) - 1 or "Unterminated" in error.msg
                 else ""
             ),
         ) from None
     except RecursionError:
         raise SourceError.one(
-            f"`{where}` nests too deeply, more than {DEPTH_LIMIT} levels", where="model"
+            f"`{where}` is nested too deeply: more than {DEPTH_LIMIT} levels", where="model"
         ) from None
     except ValueError as error:  # Python refuses whole numbers beyond some thousand digits
         raise SourceError.one(
-            f"`{where}` holds a number with too many digits", where="model", hint=str(error)[:80]
+            f"`{where}` contains a number with too many digits", where="model", hint=str(error)[:80]
         ) from None
     if not isinstance(root, dict):
         raise SourceError.one(
-            f"`{where}` holds a JSON {_kind(root)}, not an object with the model's fields",
+            (f"`{where}` contains a JSON {_kind(root)}, not an object with the model's fields"),
             where="model",
         )
     problems = [
-        Problem(message=f"key `{shown(name)}` stands twice in one object", where=where)
+        Problem(message=f"key `{shown(name)}` is given twice in one object", where=where)
         for name in twice[:20]
     ]
     raise_errors(
@@ -208,7 +208,7 @@ def _kind(value: Any) -> str:
 def _decode(data: bytes, where: str) -> str:
     message = hint = ""
     if not data.strip():
-        message = "is empty" if not data else "holds nothing but blanks"
+        message = "is empty"
     elif data.startswith((b"\xff\xfe", b"\xfe\xff")):
         message, hint = "is UTF-16, not UTF-8", "save it as UTF-8"
     elif data.startswith(b"\xef\xbb\xbf"):
@@ -240,7 +240,7 @@ def _strange_values(root: dict[str, Any], where: str, *, surrogates: bool) -> li
         if depth > DEPTH_LIMIT:
             return [
                 Problem(
-                    message=f"`{where}` nests too deeply, more than {DEPTH_LIMIT} levels",
+                    message=f"`{where}` is nested too deeply: more than {DEPTH_LIMIT} levels",
                     where="model",
                 )
             ]
@@ -259,7 +259,7 @@ def _strange_values(root: dict[str, Any], where: str, *, surrogates: bool) -> li
             elif surrogates and (_broken(value) or _broken(key)):
                 problems.append(
                     Problem(
-                        message=f"`{shown(f'{path}.{key}'[1:])}` holds half of a character",
+                        message=f"`{shown(f'{path}.{key}'[1:])}` contains an invalid character",
                         where=where,
                     )
                 )

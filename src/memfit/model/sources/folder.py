@@ -40,7 +40,7 @@ def read_path(path: Path) -> Source:
     with opened(path) as (file, _):
         hint = looks_like(file.read(64))
     raise SourceError.one(
-        f"`{shown(path)}` is no model that can be read",
+        f"`{shown(path)}` is not a model that memfit can read",
         where="model",
         hint=hint
         or (
@@ -122,18 +122,15 @@ def _without_config(folder: Path, present: set[str]) -> Source:
         raise SourceError.one(
             f"`{shown(folder)}` has {len(firsts)} GGUF models: {listed(firsts)}",
             where="model",
-            hint="name the file of the one that is meant",
+            hint="give the file of one of them",
         )
     if "adapter_config.json" in present:
         checked(
             read_object(folder / "adapter_config.json"), where=shown(folder / "adapter_config.json")
         )
-    hint = "name the folder that holds the model's config.json"
+    hint = "give the folder with the model's config.json"
     if any(name.endswith(".safetensors") for name in present):
-        hint = (
-            "there are tensors, but how they are used stands in config.json: download it "
-            "from where they came"
-        )
+        hint = "the folder has tensors but no config.json: download it from the same place"
     elif "params.json" in present:
         hint = (
             "params.json is in the format of the original authors: use the folder or hub id "
@@ -166,11 +163,11 @@ def _folder_tensors(
     if absent:
         warning = Problem(
             message=(
-                f"{len(absent)} of {len(names)} weight files are not here, so tensors are "
-                f"taken from the config: {listed(absent)}"
+                f"{len(absent)} of {len(names)} weight files are missing, so tensors "
+                f"follow the config: {listed(absent)}"
             ),
             where="model",
-            hint="that is exact enough unless the checkpoint is quantized",
+            hint="this is exact unless the checkpoint is quantized",
             level="warning",
         )
         return None, (warning,)
@@ -186,7 +183,7 @@ def _small(path: Path) -> bool:
         if size <= safetensors.INDEX_LIMIT:
             return True
     raise SourceError.one(
-        f"`{shown(path)}` is {size} bytes, more than an index may have", where="model"
+        f"`{shown(path)}` has {size} bytes, more than the limit of an index", where="model"
     )
 
 
@@ -200,11 +197,10 @@ def _from_tensors(path: Path, tensors: tuple[TensorInfo, ...]) -> Source:
     config = path.with_name(CONFIG)
     if not config.is_file():
         raise SourceError.one(
-            f"`{shown(path)}` holds {len(tensors)} tensors, but no config.json lies beside it",
+            (f"`{shown(path)}` has {len(tensors)} tensors, but no config.json next to it"),
             where="model",
             hint=(
-                "the number of heads, and which layer does what, cannot be told from "
-                "tensors: download config.json from where they came"
+                "tensors do not show the number of heads: download config.json from the same place"
             ),
         )
     return Source(

@@ -87,17 +87,17 @@ class _Cursor:
         if end > self.size:
             raise self.fail(
                 (
-                    f"is cut short, or a length in it lies: {what} reaches to offset {end}, "
-                    f"and the file ends at {self.size}"
+                    f"is truncated or has a wrong length: {what} ends at offset {end}, but "
+                    f"the file ends at {self.size}"
                 ),
                 "download it again",
             )
         if end > HEADER_LIMIT:
-            raise self.fail(f"has metadata beyond the {HEADER_LIMIT // MIB} MiB allowed")
+            raise self.fail(f"has more metadata than the limit of {HEADER_LIMIT // MIB} MiB")
         while len(self.buffer) < end:
             more = self.file.read(max(STEP, end - len(self.buffer)))
             if not more:
-                raise self.fail("became shorter while it was read")
+                raise self.fail("shrank while it was read")
             self.buffer += more
 
     def take(self, code: str, what: str, count: int = 1) -> tuple[int | float, ...]:
@@ -115,8 +115,8 @@ class _Cursor:
         length = self.whole("Q", f"the length of {what}")
         if length > limit:
             raise self.fail(
-                f"announces {length} bytes for {what} at offset {self.at}, more than the "
-                f"{limit} allowed"
+                f"declares {length} bytes for {what} at offset {self.at}, more than the "
+                f"limit of {limit}"
             )
         self.need(length, what)
         try:
@@ -207,16 +207,16 @@ def _start(cursor: _Cursor) -> tuple[int, int]:
     """Magic, version and the two counts."""
     if cursor.size < 24:
         raise cursor.fail(
-            "is empty" if not cursor.size else f"is {cursor.size} bytes, too short for a GGUF file"
+            "is empty" if not cursor.size else f"has {cursor.size} bytes, too few for a GGUF file"
         )
     cursor.need(24, "the start")
     if cursor.buffer[:4] != MAGIC:
         hint = looks_like(bytes(cursor.buffer[:64])) or (
-            "it is of the format before GGUF (GGML, GGMF or GGJT): convert it anew"
+            "it has a format older than GGUF (GGML, GGMF or GGJT): convert it again"
             if bytes(cursor.buffer[:4]) in (b"lmgg", b"fmgg", b"tjgg")
             else ""
         )
-        raise cursor.fail("does not start with `GGUF`, so it is no GGUF file", hint)
+        raise cursor.fail("is not a GGUF file: it does not start with `GGUF`", hint)
     cursor.at = 4
     version = cursor.whole("I", "the version")
     if version & 0xFFFF == 0:  # the other byte order, as gguf_reader.py tells it
@@ -224,8 +224,8 @@ def _start(cursor: _Cursor) -> tuple[int, int]:
         version = cursor.whole("I", "the version")
     if version not in (2, 3):
         raise cursor.fail(
-            f"is GGUF of version {version}; versions 2 and 3 can be read",
-            "convert it anew" if version == 1 else "",
+            f"is GGUF version {version}; memfit reads versions 2 and 3",
+            "convert it again" if version == 1 else "",
         )
     tensor_count, key_count = (
         cursor.whole("Q", "the number of tensors"),
@@ -233,8 +233,8 @@ def _start(cursor: _Cursor) -> tuple[int, int]:
     )
     if tensor_count > MOST_TENSORS or key_count > MOST_KEYS:
         raise cursor.fail(
-            f"announces {tensor_count} tensors and {key_count} keys; {MOST_TENSORS} and "
-            f"{MOST_KEYS} are allowed"
+            f"declares {tensor_count} tensors and {key_count} keys; the limits are "
+            f"{MOST_TENSORS} and {MOST_KEYS}"
         )
     return tensor_count, key_count
 
@@ -272,7 +272,7 @@ def _scalars(cursor: _Cursor, kind: int, what: str, count: int) -> Values:
     if kind != _BOOL:
         return values
     if any(value not in (0, 1) for value in values):
-        raise cursor.fail(f"has a truth value for {what} that is neither 0 nor 1")
+        raise cursor.fail(f"has a boolean for {what} that is not 0 or 1")
     return tuple(bool(value) for value in values)
 
 
@@ -288,7 +288,7 @@ def _array(cursor: _Cursor, what: str, most: int) -> tuple[int, Values | None]:
         cursor.skip_strings(count, what)
         return count, None
     if kind == _ARRAY:
-        raise cursor.fail(f"has an array of arrays for {what}, which GGUF readers do not take")
+        raise cursor.fail(f"has an array of arrays for {what}, which GGUF does not support")
     if kind in _SCALARS and count > most:
         size = struct.calcsize(_SCALARS[kind]) * count
         cursor.need(size, what)
@@ -300,7 +300,7 @@ def _array(cursor: _Cursor, what: str, most: int) -> tuple[int, Values | None]:
 def _alignment(cursor: _Cursor, metadata: Mapping[str, Value | Values]) -> int:
     value = metadata.get("general.alignment", ALIGNMENT)
     if type(value) is not int or not 1 <= value <= 2**20 or value & (value - 1):
-        raise cursor.fail(f"has `general.alignment` {str(value)[:40]}, which is no power of two")
+        raise cursor.fail(f"has `general.alignment` {str(value)[:40]}, which is not a power of two")
     return value
 
 
@@ -312,7 +312,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
         rank = cursor.whole("I", f"the rank of `{shown(name)}`")
         if rank > MOST_DIMENSIONS:
             raise cursor.fail(
-                f"has tensor `{shown(name)}` of {rank} dimensions; {MOST_DIMENSIONS} are allowed"
+                f"has tensor `{shown(name)}` with {rank} dimensions; the limit is {MOST_DIMENSIONS}"
             )
         sizes = [int(size) for size in cursor.take("Q", f"the shape of `{shown(name)}`", rank)]
         kind, offset = (
@@ -329,7 +329,7 @@ def _tensors(cursor: _Cursor, count: int, alignment: int) -> tuple[TensorInfo, .
         problems = [
             *problems[:SHOWN],
             Problem(
-                message=f"and {len(problems) - SHOWN} more flaws of this kind", where=cursor.where
+                message=f"and {len(problems) - SHOWN} more problems like this", where=cursor.where
             ),
         ]
     raise_errors(problems, SourceError)
@@ -342,7 +342,7 @@ def _tensor(name: str, sizes: list[int], kind: int, offset: int, alignment: int)
     row = GGML_TYPES.get(kind)
     if row is None:
         old = (
-            f" (`{REMOVED[kind]}`, which llama.cpp has removed: quantize it anew)"
+            f" (`{REMOVED[kind]}`, which llama.cpp has removed: quantize it again)"
             if kind in REMOVED
             else ""
         )
@@ -352,11 +352,11 @@ def _tensor(name: str, sizes: list[int], kind: int, offset: int, alignment: int)
         raise ValueError(f"has the impossible shape {str(sizes)[:80]}")
     if (sizes[0] if sizes else 1) % row.block:
         raise ValueError(
-            f"has rows of {sizes[0] if sizes else 1} values, which blocks of {row.block} "
-            f"({row.name}) do not fill"
+            f"has rows of {sizes[0] if sizes else 1} values, not a multiple of the "
+            f"block size {row.block} ({row.name})"
         )
     if offset % alignment:
-        raise ValueError(f"lies at offset {offset}, no multiple of the alignment {alignment}")
+        raise ValueError(f"is at offset {offset}, not a multiple of the alignment {alignment}")
     return TensorInfo(
         name=name, shape=tuple(reversed(sizes)), format=row.name, bytes=row.bytes(count)
     )
@@ -371,7 +371,7 @@ def _layout(placed: list[tuple[int, TensorInfo]], cursor: _Cursor, start: int) -
             problems.append(
                 Problem(
                     message=(
-                        f"tensor `{shown(tensor.name)}` overlaps the one before it by "
+                        f"tensor `{shown(tensor.name)}` overlaps the previous one by "
                         f"{end - offset} bytes"
                     ),
                     where=cursor.where,
@@ -382,8 +382,8 @@ def _layout(placed: list[tuple[int, TensorInfo]], cursor: _Cursor, start: int) -
         problems.append(
             Problem(
                 message=(
-                    f"the file is cut short: its tensors need {start + end} bytes, and it "
-                    f"has {cursor.size}"
+                    f"the file is truncated: its tensors need {start + end} bytes, but it has "
+                    f"{cursor.size}"
                 ),
                 where=cursor.where,
                 hint="download it again",

@@ -65,7 +65,7 @@ class Facts:
             said = (
                 "is missing"
                 if value is None
-                else f"is `{str(value)[:40]}`, no whole number from 1 on"
+                else f"is `{str(value)[:40]}`, but must be an integer of at least 1"
             )
             self.problems.append(
                 Problem(message=f"`{self.prefix}{key}` {said}", where=self.file.where)
@@ -340,9 +340,9 @@ ARCHITECTURES: Mapping[str, Words] = {
 }
 # Files that are no language model by themselves.
 _OTHERS = {
-    "clip": "it holds the vision tower of a model: name the file of the model itself",
-    "wavtokenizer-dec": "it holds an audio decoder",
-    "diffusion": "it holds an image model",
+    "clip": "it contains a model's vision tower: give the file of the model itself",
+    "wavtokenizer-dec": "it contains an audio decoder",
+    "diffusion": "it contains an image model",
 }
 
 
@@ -374,12 +374,9 @@ def read_config(file: Gguf) -> dict[str, Any]:
     words = ARCHITECTURES.get(architecture)
     if words is None:
         close = nearest(architecture, ARCHITECTURES)
-        hint = (
-            _OTHERS.get(architecture)
-            or "name the original model, its config.json or its folder instead"
-        )
+        hint = _OTHERS.get(architecture) or "give the original model, its config.json or its folder"
         raise SourceError.one(
-            f"the GGUF architecture `{shown(architecture)}` has no translation to a config",
+            f"the GGUF architecture `{shown(architecture)}` is not supported yet",
             where="model",
             hint=hint
             + (f"; the nearest known: {', '.join(f'`{one}`' for one in close)}" if close else ""),
@@ -387,7 +384,7 @@ def read_config(file: Gguf) -> dict[str, Any]:
     facts = Facts(file, architecture)
     if len(facts.shapes.get("token_embd.weight", ())) != 2 or not facts.parts:
         raise SourceError.one(
-            f"`{file.where}` holds no model, only a vocabulary or a part", where="model"
+            f"`{file.where}` contains only a vocabulary or a part of a model", where="model"
         )
     for key in ("block_count", "embedding_length", "attention.head_count"):
         facts.whole(key)

@@ -139,7 +139,7 @@ def _stream(
             response = session.send(response.next_request, stream=True, follow_redirects=False)
     with closing(response):
         if len(earlier) == REDIRECTS:
-            raise Unreachable("it redirects without end")
+            raise Unreachable("it redirects endlessly")
         yield response, earlier
 
 
@@ -169,18 +169,18 @@ def _reason(error: Exception) -> str:
         ("name resolution", "its name cannot be resolved"),
         ("getaddrinfo", "its name cannot be resolved"),
         ("certificate", "its certificate is not trusted"),
-        ("redirects", "it redirects without end"),
+        ("redirects", "it redirects endlessly"),
         ("unreachable", "the network is unreachable"),
-        ("disconnected", "it closed the connection without an answer"),
-        ("remote end closed", "it closed the connection without an answer"),
+        ("disconnected", "it closed the connection without a response"),
+        ("remote end closed", "it closed the connection without a response"),
         ("reset by peer", "it closed the connection"),
-        ("peer closed", "its answer broke off"),
-        ("incompleteread", "its answer broke off"),
-        ("status line", "its answer is no HTTP"),
-        ("badstatusline", "its answer is no HTTP"),
-        ("https://", "its address is no http or https one"),
-        ("unsupported protocol", "its address is no http or https one"),
-        ("invalid", "its address is no http or https one"),
+        ("peer closed", "its response was cut off"),
+        ("incompleteread", "its response was cut off"),
+        ("status line", "its response is not HTTP"),
+        ("badstatusline", "its response is not HTTP"),
+        ("https://", "its address is not http or https"),
+        ("unsupported protocol", "its address is not http or https"),
+        ("invalid", "its address is not http or https"),
     ):
         if mark in text:
             return reason

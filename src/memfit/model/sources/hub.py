@@ -83,9 +83,9 @@ def read_hub(
     constants = _constants()
     if revision is not None and (not _REVISION.fullmatch(revision) or ".." in revision):
         raise SourceError.one(
-            f"`{shown(revision)}` is no revision",
+            f"`{shown(revision)}` is not a revision",
             where="model",
-            hint="name a branch, a tag or a commit",
+            hint="give a branch, a tag or a commit",
         )
     place = Place(
         repo=repo,
@@ -103,7 +103,7 @@ def read_hub(
         if cached is None or not isinstance(error.__cause__, (http.Late, http.Unreachable)):
             raise
         warning = Problem(
-            message=f"{error.problems[0].message}; the copy in the local cache was taken",
+            message=f"{error.problems[0].message}; memfit used the copy in the local cache",
             where="model",
             level="warning",
         )
@@ -139,9 +139,9 @@ def _constants() -> Any:
         ) from None
     except ValueError as error:  # it takes the address apart at import
         raise SourceError.one(
-            f"huggingface_hub does not take its settings: {re.sub('//[^/@]*@', '//', str(error))}",
+            (f"huggingface_hub rejects its settings: {re.sub('//[^/@]*@', '//', str(error))}"),
             where="model",
-            hint="look at `HF_ENDPOINT`",
+            hint="check `HF_ENDPOINT`",
         ) from None
     return constants
 
@@ -163,7 +163,7 @@ def _from_cache(place: Place) -> Source:
         raise SourceError.one(
             f"`{place.name}` is not in the local cache of the hub, and memfit is offline",
             where="model",
-            hint=_similar(place.repo) or "unset `HF_HUB_OFFLINE`, or name a model of the catalog",
+            hint=_similar(place.repo) or "unset `HF_HUB_OFFLINE`, or use a model of the catalog",
         )
     return folder.read_folder(
         found.parent,
@@ -229,7 +229,7 @@ def _get(
         ) from error
     except http.Unreachable as error:
         raise SourceError.one(
-            f"{place.host} cannot be reached: {error}",
+            f"cannot reach {place.host}: {error}",
             where="model",
             hint=" ".join(
                 filter(
@@ -243,7 +243,7 @@ def _get(
         ) from error
     except http.TooLong as error:
         raise SourceError.one(
-            f"{place.host} sends more than {limit // MIB} MiB as `{name}`, which is no config",
+            (f"{place.host} sent more than {limit // MIB} MiB as `{name}`, which is not a config"),
             where="model",
         ) from error
     if answer.status == 429 or answer.status >= 500:  # the hub's own trouble: a cached copy may do
@@ -270,12 +270,12 @@ def refusal(place: Place, file: str, answer: http.Answer) -> SourceError:
 
     if code == "GatedRepo":
         state = (
-            "asks for its licence to be accepted"
+            "needs you to accept its license"
             if answer.status == 401
-            else "has not been opened for your token"
+            else "is not open to your token"
         )
         return error(
-            f"`{place.repo}` is gated and {state}", f"accept the licence at {page}, then {known}"
+            f"`{place.repo}` is gated and {state}", f"accept the license at {page}, then {known}"
         )
     if answer.status == 401 and "credential" in said.lower():
         return error(f"{place.host} does not accept the token", f"it may have expired: {known}")
@@ -307,7 +307,7 @@ def refusal(place: Place, file: str, answer: http.Answer) -> SourceError:
     if answer.status == 429:
         wait = answer.headers.get("retry-after", "")
         return error(
-            f"{place.host} is asked too often",
+            f"{place.host} has rate-limited this machine",
             f"wait {wait} s" if wait.isdigit() else f"wait a little, or {known}",
         )
     return error(
@@ -325,7 +325,7 @@ def _what_is_there(place: Place) -> str:
         )
         info = parse_object(answer.body, where=f"{place.name} (list of files)")
     except SourceError:
-        return "name a repository in the transformers format"
+        return "give a repository in the transformers format"
     files = [
         entry["rfilename"]
         for entry in _dicts(info.get("siblings"))
@@ -339,7 +339,7 @@ def _what_is_there(place: Place) -> str:
     ggufs = sorted(name for name in files if name.endswith(".gguf"))
     if ggufs:
         return f"it holds GGUF files; download one and name it: {listed(ggufs, 4)}"
-    return "name a repository in the transformers format"
+    return "give a repository in the transformers format"
 
 
 def _dicts(value: Any) -> list[Mapping[str, Any]]:
@@ -375,7 +375,7 @@ def _tensors(
         ), ()
     except Absent as error:
         note = Problem(
-            message=f"{error.problems[0].message}, so tensors are taken from the config",
+            message=f"{error.problems[0].message}, so tensors follow the config",
             where="model",
             level="warning",
             hint="exact unless quantized",
@@ -392,7 +392,7 @@ def _tensors(
             else f"{place.host} was too slow with the headers"
         )
         warning = Problem(
-            message=f"{why}, so tensors are taken from the config",
+            message=f"{why}, so tensors follow the config",
             where="model",
             level="warning",
             hint="exact unless quantized",
@@ -428,10 +428,7 @@ def _header(place: Place, file: str, budget: _Budget) -> tuple[TensorInfo, ...]:
         header += _get(place, file, limit=length - len(header), start=start).body
     if len(header) < length:
         raise SourceError.one(
-            (
-                f"{place.host} sends only {len(header)} of the {length} bytes of the header "
-                f"of `{where}`"
-            ),
+            (f"{place.host} sent only {len(header)} of {length} bytes of the header of `{where}`"),
             where="model",
         )
     data = None if first.total is None else first.total - safetensors.PREFIX - length

@@ -72,7 +72,7 @@ def read_file(path: Path) -> tuple[TensorInfo, ...]:
         length = header_length(start, where=where, file_bytes=size)
         header = start[PREFIX : PREFIX + length] + file.read(max(0, PREFIX + length - len(start)))
     if len(header) < length:
-        raise SourceError.one(f"`{where}` is cut short inside its header", where="model")
+        raise SourceError.one(f"`{where}` is truncated inside its header", where="model")
     return parse_header(header, where=where, data_bytes=size - PREFIX - length)
 
 
@@ -81,7 +81,7 @@ def header_length(prefix: bytes, *, where: str, file_bytes: int | None) -> int:
     say what the file is instead."""
     if len(prefix) < PREFIX:
         raise SourceError.one(
-            f"`{where}` is {len(prefix)} bytes, too short for a safetensors file"
+            f"`{where}` has {len(prefix)} bytes, too few for a safetensors file"
             if prefix
             else f"`{where}` is empty",
             where="model",
@@ -93,17 +93,17 @@ def header_length(prefix: bytes, *, where: str, file_bytes: int | None) -> int:
         or (file_bytes is not None and PREFIX + length > file_bytes)
     ):
         reason = (
-            "fewer than the 2 of an empty one"
+            "fewer than the minimum of 2"
             if length < 2
-            else f"more than the {HEADER_LIMIT} the format allows"
+            else f"more than the format's limit of {HEADER_LIMIT}"
         )
         if 2 <= length <= HEADER_LIMIT:
             reason = f"more than the file has ({file_bytes})"
         raise SourceError.one(
-            f"`{where}` announces a header of {length} bytes, {reason}",
+            f"`{where}` declares a header of {length} bytes, {reason}",
             where="model",
             hint=looks_like(prefix[:64])
-            or "it is no safetensors file, or its download was cut short",
+            or "it is not a safetensors file, or the download was incomplete",
         )
     return length
 
@@ -134,7 +134,7 @@ def parse_header(header: bytes, *, where: str, data_bytes: int | None) -> tuple[
                 isinstance(entry, dict) and all(isinstance(value, str) for value in entry.values())
             ):
                 problems.append(
-                    Problem(message="`__metadata__` is no object of strings", where=where)
+                    Problem(message="`__metadata__` must be an object of strings", where=where)
                 )
             continue
         try:
@@ -155,7 +155,7 @@ def _some(problems: list[Problem], where: str) -> list[Problem]:
         if more <= 0
         else [
             *problems[:SHOWN],
-            Problem(message=f"and {more} more flaws of this kind", where=where),
+            Problem(message=f"and {more} more problems like this", where=where),
         ]
     )
 
@@ -168,17 +168,17 @@ def _entry(name: str, entry: Any) -> tuple[int, int, TensorInfo]:
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise ValueError(f"has the unknown dtype `{shown(str(dtype))[:40]}`")
     if not _wholes(shape) or len(shape) > 32:
-        raise ValueError("has a shape that is no list of sizes from 0 on")
+        raise ValueError("has a shape that is not a list of sizes")
     if not _wholes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise ValueError("has `data_offsets` that are no rising pair")
+        raise ValueError("has `data_offsets` that are not an increasing pair")
     if any("\ud800" <= letter <= "\udfff" for letter in name):
-        raise ValueError("has half of a character in its name")
+        raise ValueError("has an invalid character in its name")
     bits, form = DTYPES[dtype]
     count = math.prod(shape)
     if count > LARGEST_COUNT or count * bits != 8 * (offsets[1] - offsets[0]):
         raise ValueError(
-            f"has {offsets[1] - offsets[0]} bytes of data, but its shape "
-            f"{str(shape)[:80]} of {dtype} says {_bytes(count, bits)}"
+            f"has {offsets[1] - offsets[0]} bytes of data, but shape {str(shape)[:80]} "
+            f"of {dtype} needs {_bytes(count, bits)}"
         )
     return (
         offsets[0],
@@ -208,16 +208,16 @@ def _layout(
     for begin, after, tensor in placed:
         if begin != end:
             what = (
-                f"overlaps the one before it by {end - begin}"
+                f"overlaps the previous one by {end - begin}"
                 if begin < end
-                else f"leaves a hole of {begin - end}"
+                else f"leaves a gap of {begin - end}"
             )
             problems.append(
                 Problem(message=f"tensor `{shown(tensor.name)}` {what} bytes", where=where)
             )
         end = max(end, after)
     if data_bytes is not None and end != data_bytes:
-        what = "cut short" if end > data_bytes else "longer than its header says"
+        what = "truncated" if end > data_bytes else "longer than its header says"
         problems.append(
             Problem(
                 message=(
@@ -243,7 +243,7 @@ def read_index(path: Path) -> tuple[TensorInfo, ...]:
             ),
             where="model",
             hint=(
-                "download them, or name the config.json alone for an estimate without exact tensors"
+                "download them, or give only the config.json for an estimate without exact tensors"
             ),
         )
     return joined(shards, lambda name: read_file(path.parent / name), where=shown(path))
@@ -259,16 +259,17 @@ def parse_index(data: bytes, *, where: str) -> Shards:
     placed = index.get("weight_map")
     if not isinstance(placed, dict) or not placed:
         raise SourceError.one(
-            f"`{where}` has no `weight_map`, so it is no index of a sharded model", where="model"
+            f"`{where}` has no `weight_map`, so it is not an index of a sharded model",
+            where="model",
         )
     odd = sorted(
         {str(name) for name in placed.values() if not (isinstance(name, str) and _plain(name))}
     )
     if odd:
         raise SourceError.one(
-            f"`{where}` names files that are no plain `*.safetensors` names: {listed(odd)}",
+            f"`{where}` lists files that are not `*.safetensors`: {listed(odd)}",
             where="model",
-            hint="they must lie beside the index",
+            hint="they must be next to the index",
         )
     files = tuple(dict.fromkeys(placed.values()))
     if len(files) > MOST_SHARDS:
@@ -302,15 +303,15 @@ def joined(
             continue
         if len(found) + len(tensors) > MOST_OF_MODEL:
             raise SourceError.one(
-                f"the files of `{where}` hold more than {MOST_OF_MODEL} tensors", where="model"
+                f"the files of `{where}` have more than {MOST_OF_MODEL} tensors", where="model"
             )
         for tensor in tensors:
             if tensor.name in found:
                 problems.append(
                     Problem(
                         message=(
-                            f"tensor `{shown(tensor.name)}` lies in "
-                            f"`{found[tensor.name][0]}` and again in `{name}`"
+                            f"tensor `{shown(tensor.name)}` is in both "
+                            f"`{found[tensor.name][0]}` and `{name}`"
                         ),
                         where=where,
                     )
@@ -321,7 +322,7 @@ def joined(
         if absent:
             problems.append(
                 Problem(
-                    message=f"the files do not hold what the index says they do: {listed(absent)}",
+                    message=f"the files do not match the index: {listed(absent)}",
                     where=where,
                 )
             )

@@ -38,11 +38,11 @@ def check(program: Program) -> Iterator[Problem]:
         )
     )
     if job.seq % pieces:
-        message = f"{job.seq} tokens are no multiple of {pieces}"
+        message = f"{job.seq} tokens are not a multiple of {pieces}"
         yield Problem(
             message=message,
             where="use cp",
-            hint="two pieces for each rank, split further by sequence parallelism",
+            hint="each rank needs two pieces, split further by sequence parallelism",
         )
     if any(
         isinstance(block.mixer, Latent)
@@ -50,9 +50,9 @@ def check(program: Program) -> Iterator[Problem]:
         for block in layer.blocks
     ):
         yield Problem(
-            message="no formula yet for context parallelism of latent attention",
+            message="not supported yet: context parallelism of latent attention",
             where="use cp",
-            hint="leave it away",
+            hint="remove it",
         )
     if cp.style == "ulysses":
         heads = {
@@ -68,7 +68,7 @@ def check(program: Program) -> Iterator[Problem]:
             yield Problem(
                 message=message,
                 where="use cp",
-                hint="`style=ring` or `style=allgather` take any number of heads",
+                hint="use `style=ring` or `style=allgather`, which support any number of heads",
             )
 
 
@@ -79,10 +79,7 @@ def by_heads(job: Job, strategy: Strategy) -> Iterator[Problem]:
     cp, zero = strategy.cp, strategy.zero
     assert cp is not None
     if zero is None or any(strategy.size(name) > 1 for name in ("ddp", "fsdp", "tp", "pp", "ep")):
-        message = (
-            "Ulysses attention of transformers is DeepSpeed's, beside ZeRO alone, which "
-            "partitions over the ranks of a sequence, too"
-        )
+        message = "transformers' Ulysses attention is DeepSpeed's and needs ZeRO"
         yield Problem(
             message=message,
             where="use cp",
@@ -93,26 +90,24 @@ def by_heads(job: Job, strategy: Strategy) -> Iterator[Problem]:
         )
     elif zero.hpz > 1:
         yield Problem(
-            message="no one has seen ZeRO++'s second copy beside Ulysses",
+            message="not supported yet: ZeRO++'s second copy with Ulysses",
             where="use zero.hpz",
-            hint="leave it away",
+            hint="remove it",
         )
     if job.attention == "eager":
         message = (
-            "DeepSpeed's Ulysses attention refuses eager attention, which cannot do without "
-            "the mask that it takes away (ulysses_sp.py)"
+            "DeepSpeed's Ulysses attention does not support eager attention, which "
+            "needs a mask (ulysses_sp.py)"
         )
         yield Problem(
-            message=message, where="job.attention", hint="`--attention sdpa`, or `flash-attn-2`"
+            message=message, where="job.attention", hint="use `--attention sdpa` or `flash-attn-2`"
         )
     elif job.attention not in HEADED or job.unsloth:
-        message = (
-            "Ulysses attention is known of SDPA and flash-attn, whose mask DeepSpeed takes away"
-        )
-        yield Problem(message=message, where="job.attention", hint="`--attention sdpa`")
+        message = "Ulysses attention supports SDPA and flash-attn only"
+        yield Problem(message=message, where="job.attention", hint="use `--attention sdpa`")
     if not job.training:
         yield Problem(
-            message="Ulysses attention is of training alone: accelerate leaves it out of all else",
+            message="Ulysses attention supports training only",
             where="use cp",
             hint="`tp`",
         )
@@ -120,7 +115,7 @@ def by_heads(job: Job, strategy: Strategy) -> Iterator[Problem]:
         yield Problem(
             message=f"{cp.size} ranks do not divide {job.seq} tokens",
             where="job.seq",
-            hint="every rank holds as many of each sequence",
+            hint="every rank needs the same number of tokens",
         )
 
 
@@ -128,9 +123,9 @@ def of_deepspeed(program: Program, cp: CP) -> Iterator[Problem]:
     job = program.job
     if not job.hugging:
         yield Problem(
-            message=f"no formula yet for Ulysses attention of {job.framework}",
+            message=f"not supported yet: Ulysses attention of {job.framework}",
             where="use cp",
-            hint="`transformers` or `megatron`",
+            hint="use `transformers` or `megatron`",
         )
         return
     yield from by_heads(job, program.strategy)
@@ -148,7 +143,7 @@ def of_deepspeed(program: Program, cp: CP) -> Iterator[Problem]:
             or "sdpa" not in one.kernels
         ):
             message = (
-                "no formula yet for Ulysses attention of the family "
+                "not supported yet: Ulysses attention of the family "
                 f"`{program.model.family}` as it is here"
             )
             yield Problem(message=message, where="use cp", hint=TRACE)
@@ -161,18 +156,18 @@ def of_deepspeed(program: Program, cp: CP) -> Iterator[Problem]:
             yield Problem(
                 message=message,
                 where="use cp",
-                hint="a size that divides both, or a multiple of the key/value heads",
+                hint="use a size that divides both, or a multiple of the key/value heads",
             )
         if job.evaluate and one.heads == cp.size > one.kv_heads and job.attention not in PACKAGES:
             message = (
-                f"an evaluation stops: {cp.size} ranks leave one query head to a group, "
-                "and DeepSpeed leaves the model's attention so "
-                "(0.19.8 ulysses_sp.py `module.num_key_value_groups`)"
+                f"evaluation fails: {cp.size} ranks leave one query head per group, and "
+                "DeepSpeed keeps that setting in the model (0.19.8 ulysses_sp.py "
+                "`module.num_key_value_groups`)"
             )
             yield Problem(
                 message=message,
                 where="job.evaluate",
-                hint="`flash-attn-2`, fewer ranks of a sequence, or no `evaluate`",
+                hint="use `flash-attn-2`, a smaller `cp`, or remove `evaluate`",
             )
 
 
@@ -193,30 +188,30 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
         if isinstance(block.mixer, Attention)
     }
     wrong = (
-        (not job.hugging, f"of {job.framework}", "`--framework megatron` has one"),
-        (not job.training, "of inference", "leave it away"),
+        (not job.hugging, f"of {job.framework}", "use `--framework megatron`"),
+        (not job.training, "of inference", "remove it"),
         (
             strategy.fsdp is None
             or strategy.fsdp.version == 1
             or any(strategy.size(name) > 1 for name in ("ddp", "tp", "pp", "zero")),
-            "beside other layouts than FSDP2",
+            "with layouts other than FSDP2",
             "`cp=2 fsdp=4`",
         ),
         (
             job.attention not in ("sdpa", "flash", "eager", *PACKAGES) or bool(job.unsloth),
-            "but of flash attention by SDPA",
-            "`--attention sdpa`",
+            "other than SDPA's flash attention",
+            "use `--attention sdpa`",
         ),
         (
             any(0 < window < job.seq for window in windows) or heads != {0},
-            f"of the family `{program.model.family}` as it is here",
+            f"of the family `{program.model.family}` in this configuration",
             TRACE,
         ),
     )
     for one, what, hint in wrong:
         if one:
             yield Problem(
-                message=f"no formula yet for context parallelism {what}", where="use cp", hint=hint
+                message=f"not supported yet: context parallelism {what}", where="use cp", hint=hint
             )
     yield from by_sdpa(job)
     if job.attention not in ("eager", *PACKAGES) and element(program) != 2:
@@ -227,23 +222,28 @@ def of_torch(program: Program, cp: CP) -> Iterator[Problem]:
             if isinstance(block.mixer, Attention)
         )
         message = (
-            "fp32 queries of grouped heads go to SDPA's math, which adds a plain mask to "
-            "a DTensor, and torch stops "
-            "(torch 2.13 ATen/native/transformers/attention.cpp)"
+            (
+                "fp32 queries with grouped heads use SDPA's math kernel, where torch "
+                "fails on a plain mask and a DTensor (torch 2.13 "
+                "ATen/native/transformers/attention.cpp)"
+            )
             if grouped
-            else "no formula yet for ring attention by another kernel than flash"
+            else "not supported yet: ring attention by another kernel than flash"
         )
         yield Problem(
             message=message,
             where="use cp",
-            hint="16-bit numbers; with packed weights `--no-prepare-kbit`, as TRL has it",
+            hint=(
+                "use a 16-bit `--precision`; with quantized weights also "
+                "`--no-prepare-kbit`, as TRL does"
+            ),
         )
     if job.seq % (2 * cp.size):
         message = f"{2 * cp.size} chunks do not divide {job.seq} tokens"
         yield Problem(
             message=message,
             where="job.seq",
-            hint="every rank holds two chunks of each sequence, an early and a late one",
+            hint="every rank needs two chunks of each sequence",
         )
 
 
@@ -251,13 +251,13 @@ def by_sdpa(job: Job) -> Iterator[Problem]:
     """For both producers."""
     if job.attention in ("eager", *PACKAGES):
         message = (
-            "the Trainer's context parallelism is supported with SDPA attention alone "
+            "the Trainer supports context parallelism with SDPA attention only "
             "(transformers 5.23 trainer.py)"
         )
         yield Problem(
             message=message,
             where="job.attention",
-            hint="`--attention sdpa`, or `style=ulysses` beside `zero` for flash-attn",
+            hint="use `--attention sdpa`, or `style=ulysses` with `zero` for flash-attn",
         )
 
 

@@ -290,9 +290,11 @@ class RingLayout(SequenceLayout):
 
     def sdpa(self, call: Call, backend: str, ctx: Context) -> Tensor | None:
         if backend != "flash":
-            message = "no formula yet for ring attention by another kernel than flash"
+            message = "not supported yet: ring attention by another kernel than flash"
             raise InputError.one(
-                message, where="use cp", hint="16-bit numbers, and heads of 256 values at most"
+                message,
+                where="use cp",
+                hint="use a 16-bit `--precision` and heads of at most 256 values",
             )
         return flash(call.q, call.k, call.v, arithmetic(call), ctx, self.place)
 

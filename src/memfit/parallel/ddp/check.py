@@ -15,15 +15,17 @@ def check(program: Program) -> Iterator[Problem]:
     ddp = program.strategy.ddp
     assert ddp is not None
     if ddp.distributed and not program.engine:
-        message = "the distributed optimizer is Megatron's"
+        message = "`distributed` needs Megatron"
         yield Problem(
             message=message,
             where="use ddp.distributed",
-            hint="`--framework megatron`, or `fsdp=8`, which shards states too",
+            hint=("use `--framework megatron`, or `fsdp=8`, which also shards optimizer states"),
         )
     if program.engine and (ddp.bucket_mb or ddp.bucket_view or ddp.static_graph or ddp.find_unused):
-        message = "these are settings of torch's DDP, and Megatron has buffers of its own"
-        yield Problem(message=message, where="use ddp", hint="`distributed` is Megatron's")
+        message = "these are settings of torch's DDP, which Megatron does not use"
+        yield Problem(
+            message=message, where="use ddp", hint="use `distributed`, which is Megatron's setting"
+        )
     if program.strategy.fsdp is None and not program.engine:
         yield from stops(program.job, ddp)
 
@@ -32,17 +34,14 @@ def stops(job: Job, ddp: DDP) -> Iterator[Problem]:
     """What torch itself stops at, as its own code was seen to (torch 2.13 reducer.cpp
     delay_all_reduce, mark_variable_ready)."""
     if job.training and ddp.static_graph and job.accumulate > 1:
-        message = (
-            "torch stops where a static graph's first backward is one of `no_sync`, which "
-            "accumulates gradients"
-        )
-        yield Problem(message=message, where="use ddp.static_graph", hint="leave it away")
+        message = "torch fails if a static graph's first backward accumulates gradients (`no_sync`)"
+        yield Problem(message=message, where="use ddp.static_graph", hint="remove it")
     if job.training and ddp.find_unused and job.checkpointing != "none" and job.reentrant:
         message = (
-            "torch stops where reentrant checkpoints meet `find_unused_parameters`: a "
-            "gradient is ready twice"
+            "torch fails with reentrant checkpointing and `find_unused_parameters`: "
+            "a gradient is ready twice"
         )
-        yield Problem(message=message, where="use ddp.find_unused", hint="leave `reentrant` away")
+        yield Problem(message=message, where="use ddp.find_unused", hint="remove `reentrant`")
 
 
 TECHNIQUE = Technique(

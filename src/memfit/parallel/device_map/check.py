@@ -114,36 +114,38 @@ def problems(program: Program) -> Iterator[Problem]:
     for wrong, what, where, hint in unknown(job, model):
         if wrong:
             yield Problem(
-                message=f"no formula yet for a model split over one process's GPUs {what}",
+                message=f"not supported yet: a model split over one process's GPUs {what}",
                 where=where,
                 hint=hint,
             )
     if not split.layers and job.quantization != "none":
-        message = "no formula says how many bytes accelerate takes a packed layer for"
+        message = "not supported yet: accelerate's size of a quantized layer"
         yield Problem(
-            message=message, where="use split.layers", hint="layers of each GPU, like `20/20`"
+            message=message,
+            where="use split.layers",
+            hint="write the layers of each GPU, like `20/20`",
         )
         return
     each = counts(split, program)
     if each is None:
         yield Problem(
-            message=f"`{split.layers[:40]}` is no list of layers",
+            message=f"`{split.layers[:40]}` is not a list of layers",
             where="use split.layers",
             hint="like `20/20`",
         )
     elif len(each) != split.size or sum(each) != len(model.layers):
         message = (
-            f"{len(each)} GPUs of {sum(each)} layers, where there are {split.size} of "
-            f"{len(model.layers)}"
+            f"`layers` lists {len(each)} GPUs and {sum(each)} layers, but there are "
+            f"{split.size} GPUs and {len(model.layers)} layers"
         )
         yield Problem(
             message=message,
             where="use split.layers",
-            hint="one number for each GPU, in their order",
+            hint="give one number per GPU",
         )
     elif min(each) < 1:
         yield Problem(
-            message=f"a GPU without layers: {'/'.join(map(str, each))}",
+            message=f"every GPU needs at least one layer: {'/'.join(map(str, each))}",
             where="use split",
             hint="fewer GPUs",
         )
@@ -152,48 +154,48 @@ def problems(program: Program) -> Iterator[Problem]:
 def beside(program: Program) -> Iterator[Problem]:
     for name, layout in program.strategy.uses():
         if name != "split" and layout.size > 1:
-            message = f"one process has all GPUs of a split model, and no ranks for `{name}`"
+            message = f"a split model runs in one process, which has no ranks for `{name}`"
             yield Problem(
                 message=message,
                 where=f"use {name}",
-                hint="`split` alone, or `pp`, `fsdp` or `zero`",
+                hint="use `split` alone, or `pp`, `fsdp` or `zero`",
             )
 
 
 def unknown(job: Job, model: Model) -> Iterator[tuple[bool, str, str, str]]:
-    yield not job.hugging, f"of {job.framework}", "use split", "`--framework transformers`"
+    yield not job.hugging, f"of {job.framework}", "use split", "use `--framework transformers`"
     yield not job.training, "that answers", "job.task", "`--by trace` follows one GPU"
     yield model.tied, "whose head is the embedding", "use split", "`pp`"
     yield (
         bool(model.stored),
         "whose weights are blocks of a file",
         "use split",
-        "leave `split` away",
+        "remove `split`",
     )
     yield (
         job.loss != "plain" or head_of(job) != "plain",
         "with a loss that makes no logits",
         "job.loss",
-        "`--framework transformers` and `plain`",
+        "use `--framework transformers` and `--loss plain`",
     )
     more = job.evaluate or job.keep_outputs or bool(job.longest) or job.merge or bool(job.unsloth)
     yield (
         more,
-        "but of plain training",
+        "other than plain training",
         "job",
-        "no evaluation, merge, kept outputs or longest batch",
+        "remove `evaluate`, `merge`, `keep_outputs` and `longest`",
     )
     yield (
         job.activation_offload != "none",
-        "with activations on the host",
+        "with activation offload",
         "job.activation_offload",
-        "leave it away",
+        "remove it",
     )
     yield (
         bool(job.recompute_layers),
         "that checkpoints its first layers",
         "job.recompute_layers",
-        "`--checkpointing full`",
+        "use `--checkpointing full`",
     )
 
 

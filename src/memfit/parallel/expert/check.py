@@ -73,9 +73,9 @@ def problems(program: Program, ep: EP) -> Iterator[Problem]:
         if facts_of(job.framework).stacks:
             yield from sent(job, strategy, ep)
         elif not job.hugging:
-            hint = "`transformers`, `torchtitan` and `megatron` have one"
+            hint = "use `transformers`, `torchtitan` or `megatron`"
             yield Problem(
-                message=f"no formula yet for expert parallelism of {job.framework}",
+                message=f"not supported yet: expert parallelism of {job.framework}",
                 where="use ep",
                 hint=hint,
             )
@@ -91,22 +91,24 @@ def problems(program: Program, ep: EP) -> Iterator[Problem]:
     }
     if not found:
         yield Problem(
-            message=f"`{program.model.name}` has no experts to spread",
+            message=f"`{program.model.name}` has no experts",
             where="use ep",
-            hint="leave it away",
+            hint="remove it",
         )
     for one in found:
         if one.experts % ep.size:
             yield Problem(
                 message=f"{ep.size} ranks do not divide {one.experts} experts",
                 where="use ep",
-                hint="a size that divides them",
+                hint="use a size that divides them",
             )
         if one.width % strategy.expert_tensor:
             message = (
                 f"{strategy.expert_tensor} ranks do not divide {one.width} values of an expert"
             )
-            yield Problem(message=message, where="use ep.tensor", hint="a size that divides them")
+            yield Problem(
+                message=message, where="use ep.tensor", hint="use a size that divides them"
+            )
 
 
 # Settings that are Megatron's own (megatron-core 0.16.1 transformer_config.py); transformers drops
@@ -119,52 +121,49 @@ def planned(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
     distributed/configuration_utils.py DistributedConfig)."""
     for one in fields(EP):
         if one.name in MEGATRONS and getattr(ep, one.name) != one.default:
-            message = (
-                "transformers drops and pads no tokens, and has one way to send them in "
-                "training: the setting is Megatron's"
-            )
-            yield Problem(message=message, where=f"use ep.{one.name}", hint="leave it away")
+            message = "transformers does not drop or pad tokens: this setting is Megatron's"
+            yield Problem(message=message, where=f"use ep.{one.name}", hint="remove it")
     if not job.training:
         yield from answering(strategy, ep)
         return
     fsdp = strategy.fsdp
     if (fsdp is None or fsdp.version == 1) and (strategy.size("tp") == 1 or fsdp is not None):
-        message = (
-            "transformers spreads experts over the ranks of FSDP2, each with sequences of its own"
-        )
+        message = "transformers runs expert parallelism on the ranks of FSDP2"
         yield Problem(
             message=message,
             where="use ep",
-            hint=f"`--use fsdp={max(2, strategy.ranks)} --use ep={max(2, ep.size)}`",
+            hint=f"use `--use fsdp={max(2, strategy.ranks)},ep={max(2, ep.size)}`",
         )
         return
     beside = [name for name in ("cp", "pp", "zero", "gemini") if strategy.size(name) > 1]
     if beside:
-        message = f"no way yet to run transformers' experts over ranks beside `{beside[0]}`"
-        yield Problem(message=message, where="use ep", hint="beside `fsdp`, and `ddp` for replicas")
+        message = f"not supported yet: transformers' expert parallelism with `{beside[0]}`"
+        yield Problem(
+            message=message, where="use ep", hint="use it with `fsdp`, and `ddp` for replicas"
+        )
     shards, tensor = strategy.size("fsdp") * strategy.size("tp"), strategy.size("tp")
     if not beside and (shards % ep.size or ep.size % tensor):
         multiple = ", or are no multiple of `tp`" if tensor > 1 else ""
         message = (
-            f"{ep.size} ranks of experts do not divide the {shards} that weights are spread "
-            f"over{multiple}"
+            f"expert parallel size {ep.size} does not divide the {shards} ranks that "
+            f"shard the weights{multiple}"
         )
         yield Problem(message=message, where="use ep", hint=f"`ep={shards}`")
     if strategy.expert_tensor > 1:
-        message = "transformers keeps the matrices of an expert whole where experts are spread"
+        message = "transformers does not shard the matrices of an expert under expert parallelism"
         yield Problem(message=message, where="use ep.tensor", hint=f"`ep={ep.size},tensor=1`")
     if job.router_skew != 1:
-        message = "where experts are spread it is the busiest rank's share that counts"
+        message = "under expert parallelism the busiest rank counts"
         yield Problem(
             message=message,
             where="job.router_skew",
-            hint=f"`--use ep={ep.size},imbalance={job.router_skew:g}`",
+            hint=f"use `--use ep={ep.size},imbalance={job.router_skew:g}`",
         )
     if job.liger:
         yield Problem(
-            message="Liger's experts have not been seen over several ranks",
+            message="not supported yet: Liger's experts under expert parallelism",
             where="job.liger",
-            hint="leave it away",
+            hint="remove it",
         )
 
 
@@ -174,17 +173,15 @@ def answering(strategy: Strategy, ep: EP) -> Iterator[Problem]:
     ranks = max(2, strategy.ranks)
     if ep.size != strategy.size("tp") or strategy.ranks != ep.size or strategy.expert_tensor > 1:
         message = (
-            "by inference transformers spreads experts over the ranks of tensor parallelism, "
-            "all of them and no others, each expert whole"
+            "in inference transformers needs expert parallelism on all ranks of "
+            "tensor parallelism, without sharding an expert"
         )
         yield Problem(
-            message=message, where="use ep", hint=f"`--use tp={ranks} --use ep={ranks},tensor=1`"
+            message=message, where="use ep", hint=f"use `--use tp={ranks},ep={ranks},tensor=1`"
         )
     if ep.imbalance != 1:
-        message = (
-            "by inference every rank runs as many rows as there are, whichever experts they are for"
-        )
-        yield Problem(message=message, where="use ep.imbalance", hint="leave it away")
+        message = "in inference every rank runs all rows, whichever experts they use"
+        yield Problem(message=message, where="use ep.imbalance", hint="remove it")
 
 
 def sent(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
@@ -193,28 +190,26 @@ def sent(job: Job, strategy: Strategy, ep: EP) -> Iterator[Problem]:
     for one in fields(EP):
         if one.name in MEGATRONS and getattr(ep, one.name) != one.default:
             message = (
-                "torchtitan's standard dispatcher drops and pads no tokens: the setting is "
-                "Megatron's"
+                "torchtitan's standard dispatcher does not drop or pad tokens: this "
+                "setting is Megatron's"
             )
-            yield Problem(message=message, where=f"use ep.{one.name}", hint="leave it away")
+            yield Problem(message=message, where=f"use ep.{one.name}", hint="remove it")
     beside = [
         name
         for name, layout in strategy.uses()
         if name not in ("ep", "fsdp", "ddp") and layout.size > 1
     ]
     if beside or strategy.fsdp is None or strategy.fsdp.version == 1:
-        message = (
-            "no formula yet for torchtitan's experts over ranks but beside FSDP2 and its replicas"
-        )
+        message = "not supported yet: torchtitan's expert parallelism without FSDP2"
         yield Problem(
             message=message,
             where="use ep",
-            hint=f"`--use fsdp={max(2, strategy.ranks)} --use ep={max(2, ep.size)}`",
+            hint=f"use `--use fsdp={max(2, strategy.ranks)},ep={max(2, ep.size)}`",
         )
     elif strategy.size("fsdp") % ep.size:
         message = (
-            f"{ep.size} ranks of experts do not divide the {strategy.size('fsdp')} that "
-            "weights are sharded over"
+            f"expert parallel size {ep.size} does not divide the "
+            f"{strategy.size('fsdp')} ranks that shard the weights"
         )
         yield Problem(message=message, where="use ep", hint=f"`ep={strategy.size('fsdp')}`")
 
@@ -230,16 +225,16 @@ def unwritten(program: Program) -> Iterator[Problem]:
     }
     wrong = (
         (job.version("transformers") < PLANNED, "before transformers 5.23"),
-        (any(one.format for one in mixers), "of experts that stay packed"),
+        (any(one.format for one in mixers), "of quantized experts"),
         (
             program.adapter is not None and bool(program.adapter.parameters),
-            "with adapters on the stacks",
+            "with adapters on stacked experts",
         ),
     )
     for one, what in wrong:
         if one:
             yield Problem(
-                message=f"no formula yet for expert parallelism {what}", where="use ep", hint=TRACE
+                message=f"not supported yet: expert parallelism {what}", where="use ep", hint=TRACE
             )
 
 

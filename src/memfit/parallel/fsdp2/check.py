@@ -65,28 +65,26 @@ def check(program: Program) -> Iterator[Problem]:
     layout, job = program.strategy.fsdp, program.job
     assert layout is not None
     if not job.training:
-        message = (
-            "inference with FSDP gathers every layer for every token, and no formula knows that"
-        )
-        yield Problem(message=message, where="use fsdp", hint="one GPU, without `use`")
+        message = "not supported yet: inference with FSDP"
+        yield Problem(message=message, where="use fsdp", hint="use one GPU, without `--use`")
     if job.framework in ("megatron", "litgpt"):
         yield Problem(
-            message=f"no formula yet for FSDP under {job.framework}",
+            message=f"not supported yet: FSDP under {job.framework}",
             where="use fsdp",
-            hint="another `framework`",
+            hint="use another `--framework`",
         )
     if program.model.stored or job.quant == "int8":
-        message = "weights stored as bytes have no shards of their own"
+        message = "weights stored as bytes cannot be sharded"
         yield Problem(
             message=message,
             where="use fsdp",
-            hint="nf4 with `bnb_4bit_quant_storage` of a float dtype is what PEFT's guide takes",
+            hint="use nf4 with a float `bnb_4bit_quant_storage`, as PEFT's guide does",
         )
     if job.precision == "bf16-master":
         yield Problem(
-            message="no formula yet for an optimizer's own fp32 copies of shards",
+            message="not supported yet: an optimizer's own fp32 copies of shards",
             where="job.precision",
-            hint="fp32 with `param-dtype=bf16`",
+            hint="use fp32 with `param_dtype=bf16`",
         )
     if layout.version == 1:
         yield from flat(program)
@@ -96,28 +94,29 @@ def check(program: Program) -> Iterator[Problem]:
         stops = job.optimizer.startswith("apollo")
         yield Problem(
             message=(
-                "APOLLO multiplies DTensors with plain tensors, and stops at its first step "
-                "(apollo-torch 1.0.3 random_projector.py)"
+                "APOLLO fails on DTensors at its first step (apollo-torch 1.0.3 "
+                "random_projector.py)"
             )
             if stops
-            else "no formula yet for GaLore's decomposition of sharded gradients",
+            else "not supported yet: GaLore's decomposition of sharded gradients",
             where="job.optimizer",
-            hint="another `optimizer`" if stops else TRACE,
+            hint="use another `--optimizer`" if stops else TRACE,
         )
     if layout.version == 2 and job.optimizer == "adafactor":
         message = (
-            "transformers' Adafactor mixes tensors and DTensors, and stops at its first step "
-            "(5.23 optimization.py)"
+            "transformers' Adafactor fails on DTensors at its first step (5.23 optimization.py)"
         )
-        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+        yield Problem(message=message, where="job.optimizer", hint="use another `--optimizer`")
     if layout.reshard_to and (
         layout.version == 1 or program.strategy.shards % layout.reshard_to or not layout.reshard
     ):
-        message = f"{layout.reshard_to} ranks to reshard to, of {program.strategy.shards}"
+        message = (
+            f"`reshard_to={layout.reshard_to}` does not divide {program.strategy.shards} ranks"
+        )
         yield Problem(
             message=message,
             where="use fsdp.reshard_to",
-            hint="a divisor, with FSDP2, and `reshard` left on",
+            hint="use a divisor of the ranks, FSDP2, and `reshard=yes`",
         )
 
 
@@ -133,13 +132,11 @@ def formats(program: Program) -> set[str]:
 def mixed(program: Program, version: int, kept: set[str]) -> Iterator[Problem]:
     """torch 2.13 _fully_shard/_fsdp_param_group.py _init_mp_dtypes, which asks those that are
     trained alone; _flat_param.py asks all."""
-    others = f"routers stay {', '.join(sorted(kept))} beside {program.weights}"
-    hint = "`--precision fp32` or `autocast-bf16`, whose weights are alike, or DeepSpeed"
+    others = f"routers stay {', '.join(sorted(kept))} next to {program.weights}"
+    hint = "use `--precision fp32` or `autocast-bf16`, or DeepSpeed"
     if version == 1:
         yield Problem(
-            message=(
-                f"{others}, and FSDP1 flattens one dtype: Must flatten tensors with uniform dtype"
-            ),
+            message=(f"{others}, and FSDP1 fails: Must flatten tensors with uniform dtype"),
             where="use fsdp",
             hint=hint,
         )
@@ -147,7 +144,7 @@ def mixed(program: Program, version: int, kept: set[str]) -> Iterator[Problem]:
         yield Problem(
             message=f"{others}: FSDP expects uniform original parameter dtype",
             where="use fsdp",
-            hint=f"{hint}, or adapters",
+            hint=f"use {hint}, or adapters",
         )
 
 
@@ -159,22 +156,22 @@ def flat(program: Program) -> Iterator[Problem]:
     yield from flattened(job)
     if program.quant is not None and program.quant.prepared:
         message = (
-            "`prepare_model_for_kbit_training` makes norms fp32, and FSDP1 flattens one "
-            "dtype: Must flatten tensors with uniform dtype"
+            "`prepare_model_for_kbit_training` casts norms to fp32, and FSDP1 fails: "
+            "Must flatten tensors with uniform dtype"
         )
         yield Problem(
             message=message,
             where="job.prepare_kbit",
-            hint="leave it away, as TRL does for sharded QLoRA",
+            hint="remove it, as TRL does for sharded QLoRA",
         )
     if job.adapters and layout.adapters == "layer" and not layout.orig_params:
         message = (
-            "trained adapters and frozen weights share no flat parameter without `use_orig_params`"
+            "adapters and frozen weights cannot share a flat parameter without `use_orig_params`"
         )
         yield Problem(
             message=message,
             where="use fsdp.adapters",
-            hint="`adapters=units`, as PEFT's policy has it",
+            hint="use `adapters=units`, as PEFT's policy does",
         )
 
 

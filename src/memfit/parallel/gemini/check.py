@@ -66,63 +66,60 @@ def check(program: Program) -> Iterator[Problem]:
     ]
     mixers = [block.mixer for layer, _ in model.kinds for block in layer.blocks]
     odd = (
-        (not job.training, "Gemini is for training", "job.task", "one GPU, or `tp`"),
+        (not job.training, "Gemini supports training only", "job.task", "use one GPU, or `tp`"),
         (
             job.framework != "transformers",
-            f"Gemini runs in loops by hand: {job.framework} has engines of its own",
+            f"Gemini needs a hand-written loop: {job.framework} has its own engines",
             "use gemini",
             "`--framework transformers`",
         ),
         (
             bool(others),
-            f"no formula yet for Gemini beside `{', '.join(others)}`",
+            f"not supported yet: Gemini beside `{', '.join(others)}`",
             "use gemini",
-            "`tp` beside it, or nothing",
+            "use `tp` with it, or nothing",
         ),
         (
             not any(name in job.precision for name in HALF),
-            "Gemini trains in fp16 or bf16",
+            "Gemini supports fp16 and bf16 only",
             "job.precision",
-            "`fp16` or `bf16`",
+            "use `fp16` or `bf16`",
         ),
         (
             job.method != "full" or program.quant is not None or bool(model.stored),
-            (
-                "Gemini puts no frozen or packed weight into chunks, and no formula knows "
-                "what stays outside"
-            ),
+            ("not supported yet: frozen or quantized weights with Gemini"),
             "job.method",
             "`full`",
         ),
         (
             job.optimizer not in ADAMS,
-            f"Gemini steps by its own HybridAdam, FusedAdam or CPUAdam, not `{job.optimizer}`",
+            f"Gemini uses its own HybridAdam, FusedAdam or CPUAdam, not `{job.optimizer}`",
             "job.optimizer",
-            "`adamw`, for which HybridAdam stands",
+            "use `adamw` (HybridAdam)",
         ),
         (
             job.accumulate > 1,
-            "Gemini 0.3's gradients overwrite the weights, so that there is a step after each",
+            "Gemini 0.3 stores gradients in place of weights and cannot accumulate",
             "job.accumulate",
             "1",
         ),
         (
             any(isinstance(one, (MoE, Latent)) for one in mixers),
-            "no formula yet for experts or latents under Gemini",
+            "not supported yet: experts or latents under Gemini",
             "use gemini",
             "`zero`",
         ),
         (
             gemini.placement in ("auto", "const"),
-            f"`{gemini.placement}` moves chunks by what it measures",
+            f"`{gemini.placement}` moves chunks by measurements at run time",
             "use gemini.placement",
-            "`cuda` or `cpu`",
+            "use `cuda` or `cpu`",
         ),
         (
             gemini.placement == "cuda"
             and program.gpu is not None
             and program.gpu.vendor not in ("nvidia", "unknown"),
-            "Gemini's kernels are CUDA's",
+            "Gemini needs CUDA",
             "use gemini",
             "`zero`",
         ),
@@ -139,16 +136,16 @@ def unsplit(program: Program) -> Iterator[Problem]:
     modules = [*model.embed, *model.final, model.head, *(layer for layer, _ in model.kinds)]
     linears = [one for module in modules for one in module.linears()]
     if any(one.conv1d for one in linears):
-        hint = "models of linear layers, like OPT or BLOOM"
+        hint = "use a model with linear layers, like OPT or BLOOM"
         yield Problem(
-            message="ColossalAI splits no Conv1D, as GPT-2 has it", where="use tp", hint=hint
+            message="ColossalAI cannot shard Conv1D layers (GPT-2)", where="use tp", hint=hint
         )
     sizes = {one.inputs for one in linears} | {
         one.width for one in modules if isinstance(one, Embedding)
     }
     for width in sorted(one for one in sizes if one % size):
-        message = f"{size} ranks do not divide {width} inputs of a linear layer"
-        yield Problem(message=message, where="use tp", hint="a size that divides all of them")
+        message = f"{size} ranks do not divide the {width} inputs of a linear layer"
+        yield Problem(message=message, where="use tp", hint="use a size that divides all of them")
 
 
 TECHNIQUE = Technique(

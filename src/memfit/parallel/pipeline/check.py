@@ -108,13 +108,13 @@ def check(program: Program) -> Iterator[Problem]:
         yield from problems(program)
     elif program.job.method == "freeze" and not program.engine and not trains(program):
         message = (
-            f"a stage has nothing of `{program.job.trainable[:60]}`, and its optimizer stops "
-            "at an empty list of parameters"
+            f"a stage has no parameters in `{program.job.trainable[:60]}`, and its "
+            "optimizer fails on an empty list"
         )
         yield Problem(
             message=message,
             where="job.trainable",
-            hint="parts that all stages have, like `norm`, or `--method lora`",
+            hint="choose parts that all stages have, like `norm`, or `--method lora`",
         )
 
 
@@ -136,16 +136,18 @@ def problems(program: Program) -> Iterator[Problem]:
     pp, job = program.strategy.pp, program.job
     assert pp is not None
     if program.engine and pp.schedule not in ("1f1b", "gpipe", "interleaved"):
-        message = f"no formula yet for the schedule `{pp.schedule}` of {job.framework}"
+        message = f"not supported yet: the schedule `{pp.schedule}` of {job.framework}"
         yield Problem(
-            message=message, where="use pp.schedule", hint="`1f1b` holds as many micro-batches"
+            message=message,
+            where="use pp.schedule",
+            hint="use `1f1b`, which keeps the same number of micro-batches",
         )
     if not program.engine:
         yield from of_torch(job, program.strategy)
         if job.hugging and program.model.family not in FAMILIES:
             known = ", ".join(sorted(FAMILIES))
             yield Problem(
-                message=f"no formula yet for stages of the family `{program.model.family}`",
+                message=f"not supported yet: stages of the family `{program.model.family}`",
                 where="use pp",
                 hint=f"one of {known}",
             )
@@ -154,14 +156,10 @@ def problems(program: Program) -> Iterator[Problem]:
     if program.engine and pp.schedule == "gpipe":
         yield from countable(pp, job)
     if job.evaluate and program.engine:
-        yield Problem(
-            message="no formula yet for an evaluation in a pipeline", where="job.evaluate"
-        )
+        yield Problem(message="not supported yet: evaluation in a pipeline", where="job.evaluate")
     if program.model.stored or not job.training:
         yield Problem(
-            message=(
-                "no formula yet for a pipeline that generates or whose weights are blocks of a file"
-            ),
+            message=("not supported yet: generation or GGUF weights in a pipeline"),
             where="use pp",
         )
 
@@ -170,25 +168,27 @@ def turned(pp: PP, job: Job) -> Iterator[Problem]:
     """Whether the schedule takes so many stages on a rank, and so many micro-batches."""
     if pp.virtual > 1 and pp.schedule not in LOOPED:
         yield Problem(
-            message=f"{pp.virtual} stages on a rank take turns",
+            message=f"{pp.virtual} stages per rank need an interleaved schedule",
             where="use pp.virtual",
             hint="`schedule=interleaved`",
         )
     if pp.schedule == "zbv" and pp.virtual != 2:
         yield Problem(
-            message="a V has two stages on every rank", where="use pp.virtual", hint="`virtual=2`"
+            message="a V schedule needs two stages per rank",
+            where="use pp.virtual",
+            hint="`virtual=2`",
         )
     count = micro_batches(pp, job)
     if pp.micro_batches and job.accumulate not in (1, pp.micro_batches):
-        message = f"{pp.micro_batches} micro-batches, and {job.accumulate} to accumulate"
+        message = f"`micro_batches` is {pp.micro_batches}, but `accumulate` is {job.accumulate}"
         yield Problem(
-            message=message, where="use pp.micro_batches", hint="they are the same: leave one away"
+            message=message, where="use pp.micro_batches", hint="they mean the same: remove one"
         )
     if (
         (pp.virtual > 1 and pp.schedule == "interleaved") or pp.schedule == "zero-bubble"
     ) and count % pp.size:
         message = f"{pp.size} stages do not divide {count} micro-batches"
-        yield Problem(message=message, where="use pp.micro_batches", hint="interleaving wants that")
+        yield Problem(message=message, where="use pp.micro_batches", hint="interleaving needs it")
 
 
 def layered(pp: PP, layers: int) -> Iterator[Problem]:
@@ -196,31 +196,32 @@ def layered(pp: PP, layers: int) -> Iterator[Problem]:
     each, total = counts(pp, layers), pp.size * pp.virtual
     if each is None:
         yield Problem(
-            message=f"`{pp.stages[:40]}` is no list of layers",
+            message=f"`{pp.stages[:40]}` is not a list of layers",
             where="use pp.stages",
-            hint="like `9/10/10/3`",
+            hint="write it like `9/10/10/3`",
         )
     elif len(each) != total or sum(each) != layers:
-        message = f"{len(each)} stages of {sum(each)} layers, where there are {total} of {layers}"
-        yield Problem(
-            message=message, where="use pp.stages", hint="one number for each stage, in their order"
+        message = (
+            f"`stages` lists {len(each)} stages and {sum(each)} layers, but there are "
+            f"{total} stages and {layers} layers"
         )
+        yield Problem(message=message, where="use pp.stages", hint="give one number per stage")
     elif min(each) < 1:
         message = (
             f"{total} stages are more than {layers} layers"
             if not pp.stages
-            else "a stage without layers"
+            else "a stage has no layers"
         )
-        yield Problem(message=message, where="use pp", hint="every stage has a layer at least")
+        yield Problem(message=message, where="use pp", hint="every stage needs at least one layer")
 
 
 def countable(pp: PP, job: Job) -> Iterator[Problem]:
     if (count := micro_batches(pp, job)) > MOST:
-        message = f"{count} micro-batches in flight"
+        message = f"not supported yet: {count} micro-batches in flight"
         yield Problem(
             message=message,
             where="use pp.micro_batches",
-            hint="`1f1b` holds as many as there are stages",
+            hint="use `1f1b`, which keeps one per stage",
         )
 
 
@@ -236,12 +237,12 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     more = job.unsloth or job.keep_outputs or job.longest or job.merge
     two = pp.schedule in DEFERRED and job.checkpointing == "selective"
     wrong = (
-        (not job.hugging, f"of {job.framework}", "use pp", "`--framework megatron` has one"),
+        (not job.hugging, f"of {job.framework}", "use pp", "use `--framework megatron`"),
         (
             not plain or bool(more),
-            "but of training on packed sequences by a plain loop",
+            "other than training on packed sequences in a plain loop",
             "use pp",
-            "batches of one length, without padding",
+            "use batches of one length, without padding",
         ),
         (
             job.precision not in PRECISIONS,
@@ -251,44 +252,46 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
         ),
         (
             pp.schedule == "interleaved" and pp.virtual == 1,
-            "that interleaves one stage on a rank",
+            "that interleaves a single stage per rank",
             "use pp.virtual",
             "`virtual=2`",
         ),
         (
             two,
-            f"that runs `{pp.schedule}` with selective checkpoints",
+            f"with `{pp.schedule}` and selective checkpointing",
             "use pp.schedule",
-            "`1f1b` or `interleaved`, or `full`",
+            "use `1f1b`, `interleaved` or `--checkpointing full`",
         ),
         (
             job.version("transformers") < LOSSES,
-            "over a transformers whose models compute their loss",
+            "with a transformers version whose models compute the loss",
             "job.versions",
-            "4.49 and later",
+            "use 4.49 or newer",
         ),
     )
     for one, what, where, hint in wrong:
         if one:
-            yield Problem(message=f"no formula yet for a pipeline {what}", where=where, hint=hint)
+            yield Problem(message=f"not supported yet: a pipeline {what}", where=where, hint=hint)
     if pp.schedule in DEFERRED and job.checkpointing != "none" and job.reentrant:
         message = (
-            "a reentrant checkpoint stops at a backward that asks for some gradients "
-            f"alone, as those of `{pp.schedule}` do "
-            "(torch 2.13 utils/checkpoint.py CheckpointFunction)"
+            f"reentrant checkpointing fails with `{pp.schedule}`, whose backward "
+            "computes only some gradients (torch 2.13 utils/checkpoint.py "
+            "CheckpointFunction)"
         )
-        yield Problem(message=message, where="job.reentrant", hint="leave it away")
+        yield Problem(message=message, where="job.reentrant", hint="remove it")
     if job.evaluate and pp.schedule == "zbv":
         message = (
-            "an evaluation stops where a rank's own stages hand a gradient on, which "
-            "`zbv` has them do without a backward "
-            "(torch 2.13 distributed/pipelining/stage.py get_local_bwd_output)"
+            "evaluation fails with `zbv`, where a rank's stages exchange gradients "
+            "without a backward (torch 2.13 distributed/pipelining/stage.py "
+            "get_local_bwd_output)"
         )
         yield Problem(
-            message=message, where="job.evaluate", hint="another `schedule`, or no `evaluate`"
+            message=message,
+            where="job.evaluate",
+            hint="use another `schedule`, or remove `evaluate`",
         )
     own = (
-        "TRL's own head"
+        "TRL's fused head"
         if head_of(job) != "plain"
         else ""
         if job.loss == "plain"
@@ -296,11 +299,12 @@ def of_torch(job: Job, strategy: Strategy) -> Iterator[Problem]:
     )
     if own:
         message = (
-            f"the schedule takes the loss of what the last stage returns, so that {own} "
-            "cannot do without the logits"
+            f"the schedule computes the loss from the last stage's logits, so {own} cannot be used"
         )
         yield Problem(
-            message=message, where="job.loss", hint="`--framework transformers` and `plain`"
+            message=message,
+            where="job.loss",
+            hint="use `--framework transformers` and `--loss plain`",
         )
 
 
@@ -309,29 +313,29 @@ def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:
     backward_maybe_with_nosync)."""
     for name, layout in strategy.uses():
         if layout.size > 1 and name not in ("pp", "ddp", "fsdp", "tp"):
-            hint = "`ddp`, `fsdp` and `tp` beside it, or `--framework megatron`"
+            hint = "use `ddp`, `fsdp` and `tp` with it, or `--framework megatron`"
             yield Problem(
-                message=f"no formula yet for a pipeline beside `{name}`", where="use pp", hint=hint
+                message=f"not supported yet: a pipeline with `{name}`", where="use pp", hint=hint
             )
     if strategy.fsdp is not None and strategy.fsdp.version == 1:
         yield Problem(
-            message="torch's stages know FSDP2 and DDP, not FSDP1",
+            message="torch's pipelines support FSDP2 and DDP, not FSDP1",
             where="use fsdp.version",
             hint="`version=2`",
         )
     if strategy.tp is not None and strategy.tp.sequence:
-        message = "no formula yet for stages that hand on a split sequence"
-        yield Problem(message=message, where="use tp.sequence", hint="leave it away")
+        message = "not supported yet: pipeline stages with sequence parallelism"
+        yield Problem(message=message, where="use tp.sequence", hint="remove it")
     if strategy.ddp is not None and strategy.fsdp is None and pp.schedule in DEFERRED:
         message = (
-            f"DDP is never told of the gradients that `{pp.schedule}` adds by hand, so "
-            "that replicas would part "
-            "(torch 2.13 distributed/pipelining/_backward.py stage_backward_weight)"
+            f"DDP does not see the gradients that `{pp.schedule}` accumulates, so "
+            "replicas would diverge (torch 2.13 distributed/pipelining/_backward.py "
+            "stage_backward_weight)"
         )
         yield Problem(
             message=message,
             where="use pp.schedule",
-            hint="`fsdp` beside it, or `1f1b` or `interleaved`",
+            hint="use `fsdp` with it, or `1f1b` or `interleaved`",
         )
     if (
         strategy.fsdp is not None
@@ -340,14 +344,14 @@ def beside(pp: PP, strategy: Strategy) -> Iterator[Problem]:
         and pp.schedule in DEFERRED
     ):
         message = (
-            "a stage that is sharded again before its backward is left without "
-            f"gradients by `{pp.schedule}`, which asks for those of the shards "
-            "(torch 2.13 distributed/pipelining/stage.py backward_one_chunk)"
+            f"`{pp.schedule}` loses the gradients of a stage that is resharded before "
+            "its backward (torch 2.13 distributed/pipelining/stage.py "
+            "backward_one_chunk)"
         )
         yield Problem(
             message=message,
             where="use fsdp.reshard",
-            hint="`reshard=no`, as torchtitan has it beside stages",
+            hint="use `reshard=no`, as torchtitan does in pipelines",
         )
 
 

@@ -178,34 +178,34 @@ def problems(program: Program) -> Iterator[Problem]:
     assert tp is not None
     own = ("colossalai",) if program.engine == "gemini" else STYLES.get(job.framework)
     if own is None:
-        hint = f"there are formulas for {', '.join(sorted(STYLES))}; {TRACE}"
+        hint = f"supported: {', '.join(sorted(STYLES))}; {TRACE}"
         yield Problem(
-            message=f"no formula yet for tensor parallelism of {job.framework}",
+            message=f"not supported yet: tensor parallelism of {job.framework}",
             where="use tp",
             hint=hint,
         )
         return
     if tp.style not in ("auto", *own):
         yield Problem(
-            message=f"{job.framework} splits a model its own way, not `{tp.style}`",
+            message=f"{job.framework} has its own tensor parallelism, not `{tp.style}`",
             where="use tp.style",
-            hint=f"`{own[0]}`, or leave it away",
+            hint=f"use `{own[0]}`, or remove it",
         )
     if program.engine == "gemini":
         settings = [name for name in ("sequence", "parallel_loss") if getattr(tp, name)]
         for name in settings:
             yield Problem(
-                message="no formula of ColossalAI's tensor parallelism has it",
+                message="ColossalAI's tensor parallelism does not support this setting",
                 where=f"use tp.{name}",
-                hint="leave it away",
+                hint="remove it",
             )
         yield from gemini.unsplit(program)
         return
     if not tp.vocabulary and program.engine:
         yield Problem(
-            message="Megatron always splits the vocabulary",
+            message="Megatron always shards the vocabulary",
             where="use tp.vocabulary",
-            hint="leave it away",
+            hint="remove it",
         )
     if not program.engine:
         yield from planned(program, tp)
@@ -260,7 +260,7 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
     odd = (
         (
             tp.style == "transformers" and (tp.sequence or tp.parallel_loss),
-            "with a split sequence or loss, which its own plan has not",
+            "with `sequence` or `parallel_loss`, which its own plan does not have",
         ),
         (
             tp.sequence
@@ -272,27 +272,27 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
                     for block in layer.blocks
                 )
             ),
-            "with a split sequence",
+            "with sequence parallelism",
         ),
-        (tp.parallel_loss and not job.training, "with a split loss"),
-        (not tp.vocabulary, "with the table and the head whole"),
+        (tp.parallel_loss and not job.training, "with a parallel loss"),
+        (not tp.vocabulary, "with an unsharded embedding and head"),
         (
             tp.style == "dtensor" and any(isinstance(one, MoE) for one in mixers),
-            "of experts by torch's styles, which know linear layers alone",
+            "of experts with torch's parallel styles",
         ),
         (
             tp.sequence and any(isinstance(one, MoE) for one in mixers),
-            "of experts with a split sequence",
+            "of experts with sequence parallelism",
         ),
         (job.version("transformers") < PLANNED, "before 5.17"),
         (model.tied and not tabled(program), "before 5.21 with a tied head"),
-        (bool(model.stored), "of packed weights"),
-        (not job.training and strategy.data > 1, "beside other layouts"),
+        (bool(model.stored), "of quantized weights"),
+        (not job.training and strategy.data > 1, "with other layouts"),
         (bool(job.unsloth), "with Unsloth's kernels"),
         (
             strategy.size("cp") * strategy.size("zero") > 1
             or (strategy.fsdp is None and strategy.data > 1),
-            "beside other layouts than FSDP2 and pipelines",
+            "with layouts other than FSDP2 and pipelines",
         ),
         (
             not names <= COLUMNS | ROWS | ALONE
@@ -300,13 +300,13 @@ def planned(program: Program, tp: TP) -> Iterator[Problem]:
             or model.head.name != "lm_head"
             or bool(model.towers)
             or bool(styles & WHOLE),
-            f"of the family `{model.family}` as it is here",
+            f"of the family `{model.family}` in this configuration",
         ),
     )
     for wrong, what in odd:
         if wrong:
             yield Problem(
-                message=f"no formula yet for transformers' tensor parallelism {what}",
+                message=f"not supported yet: transformers' tensor parallelism {what}",
                 where="use tp",
                 hint=TRACE,
             )
@@ -339,36 +339,32 @@ def headed(job: Job, tp: TP) -> Iterator[Problem]:
     """Losses and kernels that torch stops at, as their own code was seen to on two ranks."""
     if job.loss == "liger":
         message = (
-            "Liger's fused loss multiplies plain states by the head's weight, and torch "
-            "stops at a product of a tensor and a DTensor "
-            "(liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py)"
+            "Liger's fused loss fails under tensor parallelism, where the head is a "
+            "DTensor (liger-kernel 0.8.5 ops/fused_linear_cross_entropy.py)"
         )
-        hint = (
-            "`--loss liger-ce`, with `--liger` or without; or `--framework trl`, whose head "
-            "gathers the weight"
-        )
+        hint = "use `--loss liger-ce`, or `--framework trl`, whose head gathers the weight"
         yield Problem(message=message, where="job.loss", hint=hint)
     if tp.sequence and job.liger:
         message = (
-            "Liger's norms gather a split sequence, and the residual has another length then "
-            "(liger-kernel 0.8.5 ops/rms_norm.py `full_tensor`)"
+            "Liger's norms fail with sequence parallelism, because they gather the "
+            "sequence (liger-kernel 0.8.5 ops/rms_norm.py `full_tensor`)"
         )
-        yield Problem(message=message, where="job.liger", hint="leave it away, or `sequence`")
+        yield Problem(message=message, where="job.liger", hint="remove it, or `sequence`")
     own = head_of(job) != "plain"
     if own and job.version("trl") < GATHERS:
         message = (
-            "TRL before 1.7 multiplies plain states by the head's weight, and torch stops "
-            "where that is a DTensor (trainer/sft_trainer.py)"
+            "TRL before 1.7 fails under tensor parallelism, where the head is a "
+            "DTensor (trainer/sft_trainer.py)"
         )
         yield Problem(
-            message=message, where="job.versions", hint="a newer TRL, which gathers the weight"
+            message=message, where="job.versions", hint="use a newer TRL, which gathers the weight"
         )
     if tp.sequence and own:
         message = (
-            "TRL's head takes rows of the states by a plain mask, and torch stops where the "
-            "states are a DTensor (trl 1.7 to 1.16)"
+            "TRL's head fails with sequence parallelism, where the hidden states are "
+            "a DTensor (trl 1.7 to 1.16)"
         )
-        yield Problem(message=message, where="use tp.sequence", hint="leave it away")
+        yield Problem(message=message, where="use tp.sequence", hint="remove it")
 
 
 def masked(job: Job, tp: TP, windows: set[int]) -> Iterator[Problem]:
@@ -380,13 +376,13 @@ def masked(job: Job, tp: TP, windows: set[int]) -> Iterator[Problem]:
         or any(0 < window < job.seq for window in windows)
     ):
         message = (
-            "attention that needs a mask stops where the sequence is split: transformers "
-            "makes masks for a rank's part of it"
+            "attention with a mask fails with sequence parallelism: transformers "
+            "builds the mask for one rank's part"
         )
         yield Problem(
             message=message,
             where="use tp.sequence",
-            hint="`--attention sdpa` on packed sequences, or leave `sequence` away",
+            hint="use `--attention sdpa` on packed sequences, or remove `sequence`",
         )
 
 
@@ -405,21 +401,22 @@ def adapted(job: Job, tp: TP, targets: frozenset[str]) -> Iterator[Problem]:
     for both producers."""
     if job.quantization != "none":
         message = (
-            "bitsandbytes' weights cannot be split: transformers makes DTensors of them, "
-            "which lack the constants that unpack them "
-            "(transformers 5.23 core_model_loading.py)"
+            "bitsandbytes weights cannot be sharded: transformers' DTensors lose the "
+            "quantization constants (transformers 5.23 core_model_loading.py)"
         )
         yield Problem(
-            message=message, where="job.quant", hint="`zero,stage=3` or `fsdp` shard packed weights"
+            message=message,
+            where="job.quant",
+            hint="use `zero,stage=3` or `fsdp` to shard quantized weights",
         )
     if not job.adapters:
         return
     if tp.style == "dtensor" or tp.sequence or tp.parallel_loss or not tp.vocabulary:
         message = (
-            "torch's styles split linear layers, not PEFT's around them; PEFT knows "
-            "transformers' own plan alone"
+            "torch's parallel styles do not shard PEFT's layers; PEFT supports "
+            "transformers' own plan only"
         )
-        yield Problem(message=message, where="use tp", hint="leave the settings of `tp` away")
+        yield Problem(message=message, where="use tp", hint="remove the settings of `tp`")
     if job.version("transformers") >= UNEVEN and targets & ROWS:
         message = (
             "transformers from 5.21 on takes an adapter's own width for the whole of "
@@ -429,7 +426,7 @@ def adapted(job: Job, tp: TP, targets: frozenset[str]) -> Iterator[Problem]:
         yield Problem(
             message=message,
             where="job.targets",
-            hint=f"`--targets {columns}`, or `transformers=5.20` in `versions`",
+            hint=f"use `--targets {columns}`, or `--versions transformers=5.20`",
         )
 
 
@@ -438,15 +435,16 @@ def copied(saved: Iterable[str]) -> Iterator[Problem]:
     ranks, so that it gets neither gradients nor states."""
     for one in saved:
         message = (
-            f"PEFT's copy of `{one[:60]}` would never be trained: transformers has put a "
-            "forward into what it split, which runs the original "
-            "wherever it is copied to (transformers 5.23 distributed/tensor_parallel.py "
-            "install_forward)"
+            f"PEFT's copy of `{one[:60]}` would not be trained: the sharded module's "
+            "forward always runs the original (transformers 5.23 "
+            "distributed/tensor_parallel.py install_forward)"
         )
         yield Problem(
             message=message,
             where="job.modules_to_save",
-            hint="modules that ranks have whole, like `norm`, or `zero,stage=3` or `fsdp`",
+            hint=(
+                "choose modules that are not sharded, like `norm`, or use `zero,stage=3` or `fsdp`"
+            ),
         )
 
 
@@ -484,25 +482,22 @@ def named(mixer: Mixer, kept: frozenset[str], family: str) -> Iterator[str]:
 def joined(program: Program, tp: TP) -> Iterator[Problem]:
     """What stops at norms over all heads, as torch's styles and PEFT's code were seen to."""
     if tp.style == "dtensor" or tp.sequence or tp.parallel_loss:
-        message = (
-            "torch's styles give each rank a part of the heads, and norms over all of them "
-            "stop there"
-        )
+        message = "torch's parallel styles shard the heads, so norms over all heads fail"
         yield Problem(
             message=message,
             where="use tp",
-            hint="leave the settings of `tp` away: transformers' own plan gathers them",
+            hint="remove the settings of `tp`: transformers' own plan gathers them",
         )
     if parts := sorted(targets_of(program) & {"q_proj", "k_proj", "v_proj"}):
         message = (
-            "PEFT adds what a rank's part of an adapter gives to what was gathered from all "
-            "ranks, and torch stops (peft 0.21 tuners/lora/layer.py)"
+            "PEFT fails when it adds a sharded adapter output to a gathered one "
+            "(peft 0.21 tuners/lora/layer.py)"
         )
         shown = ", ".join(f"`{one}`" for one in parts)
         yield Problem(
             message=f"{message}: {shown}",
             where="job.targets",
-            hint="`gate_proj` and `up_proj`, where the model has them",
+            hint="use `gate_proj` and `up_proj` if the model has them",
         )
 
 
@@ -528,7 +523,7 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                 }
                 if len(mixer.project) != 3:
                     message = (
-                        "queries, keys and values in one matrix are not split by any formula yet"
+                        "not supported yet: tensor parallelism of a fused query-key-value matrix"
                     )
                     yield Problem(message=message, where="use tp", hint=TRACE)
             elif isinstance(mixer, MLP):
@@ -539,8 +534,8 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
                 found |= routed(mixer, tp, kept)
                 if program.engine and not tp.sequence:
                     message = (
-                        "Megatron trains experts under tensor parallelism with a split "
-                        "sequence alone"
+                        "Megatron trains experts under tensor parallelism only with sequence "
+                        "parallelism"
                     )
                     yield Problem(
                         message=message, where="use tp.sequence", hint=f"`tp={tp.size},sequence`"
@@ -557,7 +552,7 @@ def uneven(program: Program, tp: TP) -> Iterator[Problem]:
             yield Problem(
                 message=f"{tp.size} ranks do not divide {what}",
                 where="use tp",
-                hint="a size that divides all of them",
+                hint="use a size that divides all of them",
             )
 
 

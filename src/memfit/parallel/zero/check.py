@@ -13,10 +13,7 @@ from memfit.strategy import ZeRO
 from memfit.techniques.base import Engines, Technique, flattened
 
 HALF = {"bf16": "bfloat16", "fp16": "float16"}
-TOLD = (
-    "DeepSpeed's 16-bit training keeps fp32 copies, each rank those of its partition, and "
-    "nothing runs under autocast"
-)
+TOLD = "DeepSpeed's 16-bit training keeps sharded fp32 master weights and runs without autocast"
 
 
 def apply(program: Program) -> Program:
@@ -61,17 +58,15 @@ def check(program: Program) -> Iterator[Problem]:
     zero, job = program.strategy.zero, program.job
     assert zero is not None
     if not job.training:
-        message = (
-            "inference with ZeRO gathers every layer for every token, and no formula knows that"
-        )
+        message = "not supported: inference with ZeRO"
         yield Problem(
-            message=message, where="use zero", hint="`tp` shards a model that is only run"
+            message=message, where="use zero", hint="use `tp` to shard a model for inference"
         )
     if not job.hugging:
         yield Problem(
-            message=f"no formula yet for ZeRO under {job.framework}",
+            message=f"not supported yet: ZeRO under {job.framework}",
             where="use zero",
-            hint="another `framework`",
+            hint="use another `--framework`",
         )
     for name in ("tp", "cp", "pp", "ep"):
         if program.strategy.size(name) > 1 and not (
@@ -80,31 +75,29 @@ def check(program: Program) -> Iterator[Problem]:
             and program.strategy.cp.style == "ulysses"
         ):
             yield Problem(
-                message=f"no formula yet for ZeRO beside `{name}`",
+                message=f"not supported yet: ZeRO beside `{name}`",
                 where=f"use {name}",
-                hint="`zero` over all ranks",
+                hint="use `zero` on all ranks",
             )
     if job.training and OPTIMIZERS[job.optimizer].when != "after":
-        message = (
-            f"`{job.optimizer}` steps while backward runs, and ZeRO's partitions step after it"
-        )
-        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+        message = f"`{job.optimizer}` steps during the backward pass, but ZeRO steps after it"
+        yield Problem(message=message, where="job.optimizer", hint="use another `--optimizer`")
     if job.training and job.optimizer == "muon":
-        message = (
-            "DeepSpeed steps Muon in a way of its own, over gathered matrices, and no "
-            "formula knows it"
-        )
-        yield Problem(message=message, where="job.optimizer", hint="another `optimizer`")
+        message = "not supported: DeepSpeed's Muon, which gathers matrices"
+        yield Problem(message=message, where="job.optimizer", hint="use another `--optimizer`")
     yield from flattened(job)
     if program.model.stored:
         yield Problem(
-            message="weights stored as bytes have no partitions",
+            message="weights stored as bytes cannot be sharded",
             where="use zero",
-            hint="a checkpoint of 16 bits",
+            hint="use a 16-bit checkpoint",
         )
     if job.precision in ("bf16", "fp16"):
         yield Problem(
-            message=TOLD, where="job.precision", level="note", hint="`bf16-master` says the same"
+            message=TOLD,
+            where="job.precision",
+            level="note",
+            hint="use `bf16-master`, which means the same",
         )
     yield from unserved(zero)
 
@@ -114,48 +107,43 @@ def unserved(zero: ZeRO) -> Iterator[Problem]:
     plus = "hpz" if zero.hpz > 1 else "qwz"
     if (zero.hpz > 1 or zero.qwz) and zero.stage < 3:
         yield Problem(
-            message="ZeRO++'s copies and bytes are of weights that stage 3 gathers",
+            message="ZeRO++ applies to the weights that stage 3 gathers",
             where=f"use zero.{plus}",
             hint="`stage=3`",
         )
     if (zero.hpz > 1 or zero.qwz) and zero.offload_param != "none":
         yield Problem(
-            message="no formula yet for ZeRO++ beside offloaded weights",
+            message="not supported yet: ZeRO++ beside offloaded weights",
             where=f"use zero.{plus}",
-            hint="leave one of them away",
+            hint="remove one of them",
         )
     if zero.size % zero.hpz:
         message = f"groups of {zero.hpz} do not divide {zero.size} ranks"
-        yield Problem(
-            message=message, where="use zero.hpz", hint="the GPUs of a node, as ZeRO++ means it"
-        )
+        yield Problem(message=message, where="use zero.hpz", hint="use the number of GPUs per node")
     if zero.qgz:
-        message = (
-            "gradients that travel as 4 bits pass through buffers of kernels that no formula "
-            "knows and no CPU runs"
-        )
+        message = "not supported: 4-bit gradients, whose kernels' buffers are unknown"
         yield Problem(
             message=message,
             where="use zero.qgz",
-            hint="leave it away: buffers of one gradient at a time are less than the bucket's",
+            hint=("remove it: buffers for one gradient at a time are smaller than the bucket"),
         )
     if zero.offload_optimizer == "nvme" and zero.stage < 3:
         message = (
-            "states go to NVMe in stage 3 alone: DeepSpeed's first stages keep them on the "
-            "host whatever is asked for"
+            "NVMe offload of states needs stage 3; DeepSpeed's stages 1 and 2 keep "
+            "them in CPU memory"
         )
         yield Problem(
-            message=message, where="use zero.offload_optimizer", hint="`cpu`, or `stage=3`"
+            message=message, where="use zero.offload_optimizer", hint="use `cpu`, or `stage=3`"
         )
     if "nvme" in (zero.offload_optimizer, zero.offload_param):
         message = (
-            "offload to NVMe is read from DeepSpeed's sources, and its time is not told: how "
-            "fast the disk is decides it"
+            "NVMe offload follows DeepSpeed's source code; its time depends on the "
+            "disk and is not predicted"
         )
         yield Problem(message=message, where="use zero.offload_optimizer", level="note")
     if zero.stage < 3 and zero.offload_param != "none":
         yield Problem(
-            message="weights are offloaded by stage 3 alone",
+            message="weight offload needs stage 3",
             where="use zero.offload_param",
             hint="`stage=3`",
         )

@@ -42,11 +42,9 @@ def groups(count: int) -> int:
     while count % (2 * EIGHT * found) == 0 and count / found > TARGET:
         found *= 2
     if count % (EIGHT * found) or count / found >= MOST or found >= count:
-        message = (
-            f"DeepSpeed cannot quantize a part of {count} values, which has no groups of {EIGHT}"
-        )
+        message = f"DeepSpeed cannot quantize a shard of {count} values in groups of {EIGHT}"
         raise InputError.one(
-            message, where="use zero.qwz", hint="another number of ranks, or leave it away"
+            message, where="use zero.qwz", hint="use another number of ranks, or remove it"
         )
     return found
 

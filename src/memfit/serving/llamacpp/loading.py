@@ -43,7 +43,7 @@ def from_gguf(file: Gguf, name: str) -> GgufModel:
         )
     if arch == "clip" or file.metadata.get("general.type", "model") != "model":
         raise SourceError.one(
-            f"`{file.where}` is no model by itself",
+            f"`{file.where}` is not a complete model",
             where="model",
             hint="name the model's own file; a vision tower goes with `--mmproj`",
         )

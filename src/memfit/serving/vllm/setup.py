@@ -61,7 +61,7 @@ def set_up(question: Question) -> Setup:
     model = subject.model
     if model is None:
         raise InputError.one(
-            f"no formulas for model_type `{subject.config.get('model_type')}` yet",
+            f"not supported yet: model_type `{subject.config.get('model_type')}` yet",
             where="model",
         )
     tensor, pipeline = (

@@ -47,5 +47,5 @@ def read(row: Row) -> Reading:
     return Reading(
         options=options,
         strategy=Strategy(fsdp=layout),
-        notes=["versions are taken to be those of the time"],
+        notes=["assumes the versions of the time"],
     )
