@@ -572,7 +572,7 @@ def caching(verb: Verb) -> click.Command:
 def capturing(verb: Verb) -> click.Command:
     from memfit import cli_capture
 
-    return click.Command(
+    return Sections(
         "capture",
         callback=cli_capture.run,
         params=[*cli_capture.PARAMETERS, *output(explain=False)],

@@ -15,8 +15,6 @@ HELP = """\
 Runs transformers' own layers on fake tensors, at three unrelated sets of sizes, and writes one
 graph for each kind of layer. Sizes that no exact expression gives are refused. Needs the extra
 `trace`; runs code of the installed library only.
-
-Example: memfit capture qwen3_next --out qwen3_next.json
 """
 PARAMETERS = (
     click.Argument(["family"], metavar="MODEL_TYPE"),

@@ -74,6 +74,7 @@ FIRST: dict[str, tuple[str, ...]] = {
     "card": ("gpu", "memory", "offline", *OUTPUT),
     "report": ("measured", "out", "gpu", "use", *JOB, *OUTPUT),
     "cache": ("clear", *OUTPUT),
+    "capture": ("out", *OUTPUT),
     "models": OUTPUT,
     "gpus": OUTPUT,
 }
@@ -109,6 +110,7 @@ EXAMPLES: dict[str, tuple[str, str]] = {
         "memfit report job.yaml --measured 21.3GiB --out issue.json",
     ),
     "cache": ("memfit cache", "memfit cache --clear"),
+    "capture": ("memfit capture qwen3_next", "memfit capture llama --out llama.json"),
     "models": ("memfit models", "memfit models qwen3 8b"),
     "gpus": ("memfit gpus", "memfit gpus a100 --json"),
 }

@@ -917,7 +917,7 @@ VERBS: dict[str, Verb] = {
         ),
         Verb(
             name="capture",
-            help="graphs of a model family from transformers' own layers, as memfit ships them",
+            help="capture the layer graphs of a model family",
             function=capture,
         ),
     )

@@ -29,7 +29,7 @@ def test_help_fits_one_screen_with_two_examples(verb: str) -> None:
     assert len(text.splitlines()) <= SCREEN
     assert max(map(len, text.splitlines())) <= 80
     assert all(example in text for example in EXAMPLES[verb])
-    assert "--help-all" in text or verb in ("models", "gpus", "cache", "card")
+    assert "--help-all" in text or verb in ("models", "gpus", "cache", "card", "capture")
 
 
 @pytest.mark.parametrize("verb", VERBS)
