@@ -142,15 +142,15 @@ class Run:
     )
     ranks: int = option(
         1,
-        "run a script as one rank of so many, as `torchrun` would start it on as many GPUs",
+        "run a script as one rank of N, as under `torchrun`",
         low=1,
         high=2**20,
         group="trace",
     )
-    rank: int = option(0, "which rank of them is followed", low=0, high=2**20, group="trace")
+    rank: int = option(0, "rank to trace", low=0, high=2**20, group="trace")
     assume: str = option(
         "false",
-        "what a script reads for a condition that only a GPU could compute, like `loss < best`",
+        "value of conditions that depend on data, like `loss < best`",
         choices=("false", "true"),
         group="trace",
     )
