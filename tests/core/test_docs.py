@@ -150,7 +150,7 @@ def test_only_the_head_is_shown_when_asked_for(tmp_path: Path) -> None:
         ('<!-- run: python -c "exit(3)" -->', "exits with 3, not 0"),
         ("<!-- run: rm -rf nothing -->", "neither `memfit"),
         ("<!-- run exit=x: python -V -->", "is no marker"),
-        ("<!-- run tail=2: python -V -->", "unknown options: tail"),
+        ("<!-- run last=2: python -V -->", "unknown options: last"),
         ("<!-- run: python -V -->\n\nno block follows\n", "no code block below it"),
     ],
 )
