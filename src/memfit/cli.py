@@ -23,7 +23,7 @@ from click.shell_completion import CompletionItem
 from memfit import __version__, cli_arguments
 from memfit.cli_card import routed
 from memfit.cli_errors import complain, envelope, wants_json
-from memfit.cli_help import Helpful, describe, groups
+from memfit.cli_help import Helpful, default_text, describe, groups
 from memfit.cli_trace import FLAGS, HELP, Life, TraceCommand, Words, traced
 from memfit.errors import InputError, MemfitError, Problem
 from memfit.job import Job
@@ -159,12 +159,14 @@ class Tracing(TraceCommand, Sections):
         return TraceCommand.parse_args(self, ctx, ours)
 
 
-def flag(one: dataclasses.Field[Any], *, several: bool = False) -> click.Option:
+def flag(
+    one: dataclasses.Field[Any], *, several: bool = False, resolved: bool = False
+) -> click.Option:
     """A field of `Ask` or `Job` as a flag. Its text is judged where the field is, so that all
-    problems are told at once. `several`: one that a plan tries with several values takes them with
-    commas."""
+    problems are reported at once. `several`: an option that a plan tries with several values takes
+    them with commas. `resolved`: the command takes a trainer's defaults."""
     rule, name = one.metadata, one.name.replace("_", "-")
-    describe(one)
+    describe(one, resolved=resolved)
     text = rule["help"]
     if rule["choices"]:
         text += ": " + ", ".join(rule["choices"])
@@ -185,12 +187,8 @@ def flag(one: dataclasses.Field[Any], *, several: bool = False) -> click.Option:
         return (
             made(is_flag=False, flag_value="yes") if one.type == "bool" else made()
         )  # alone it is the flag that it is elsewhere
-    if one.type != "bool" and one.default not in ("", None):
-        text += (
-            f" [default: {one.default:g}]"
-            if isinstance(one.default, float)
-            else f" [default: {one.default}]"
-        )
+    if default := default_text(one, resolved=resolved):
+        text += f" [default: {default}]"
     if one.type == "bool":
         both = f"--{name}/--no-{name}" if one.default else f"--{name}"
         return click.Option(
@@ -403,7 +401,7 @@ def subject(metavar: str = "MODEL|JOB.yaml") -> click.Argument:
 def estimating(verb: Verb) -> click.Command:
     from memfit.cli_engine import FLAG as ENGINE
 
-    flags = [flag(one) for name, one in options().items() if name != "model"]
+    flags = [flag(one, resolved=True) for name, one in options().items() if name != "model"]
     groups["engine"] = "question"
     return Estimating(
         "estimate",
@@ -417,7 +415,7 @@ def estimating(verb: Verb) -> click.Command:
 def comparing(verb: Verb) -> click.Command:
     from memfit import cli_compare
 
-    flags = [flag(one) for name, one in options().items() if name != "model"]
+    flags = [flag(one, resolved=True) for name, one in options().items() if name != "model"]
     params = [subject(), *flags, *cli_compare.FLAGS, *output(explain=True)[:2]]
     text = cli_compare.HELP.format(help=sentence(verb))
     return Sections(
@@ -453,7 +451,7 @@ def planning(verb: Verb) -> click.Command:
 
 def tracing(verb: Verb) -> click.Command:
     known = {**options(), **{one.name: one for one in dataclasses.fields(Run)}}
-    flags = [flag(one) for name, one in known.items() if name not in ("model", "by")]
+    flags = [flag(one, resolved=True) for name, one in known.items() if name not in ("model", "by")]
     return Tracing(
         "trace",
         callback=run_trace,
@@ -547,7 +545,7 @@ def listing(verb: Verb) -> click.Command:
 def reporting(verb: Verb) -> click.Command:
     from memfit import cli_report
 
-    flags = [flag(one) for name, one in options().items() if name != "model"]
+    flags = [flag(one, resolved=True) for name, one in options().items() if name != "model"]
     return Sections(
         "report",
         callback=cli_report.run_report,

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from memfit.defaults import trainer_default
+
 SCREEN = 40  # lines that `--help` may take, 80 columns wide
 # Headings of `--help-all`, by the group of an option.
 GROUPS = {
@@ -120,11 +122,13 @@ SHORT = {
     "memory": "memory of an unlisted GPU, like 24GiB",
     "use": "layout: ddp, fsdp=8, tp=4,pp=2, zero,stage=3",
     "task": "finetune, pretrain or inference",
-    "checkpointing": "gradient checkpointing: none, full, selective",
-    "optimizer": "optimizer, like adamw_fused or adamw_8bit",
+    "checkpointing": "none, full, selective",
+    "optimizer": "name, like adamw_8bit",
     "quant": "bitsandbytes format: nf4, fp4, int8",
     "attention": "attention kernel: sdpa, flash-attn-2, eager",
-    "precision": "bf16, autocast-bf16, bf16-master, fp32",
+    "precision": "number formats",
+    "seq": "tokens per sequence or prompt",
+    "batch": "sequences per GPU and micro-batch",
     "advise": "find changes that make it fit",
     "engine": "serving engine: vllm, sglang, llama.cpp",
     "global_batch": "sequences per optimizer step on all GPUs",
@@ -167,10 +171,20 @@ briefs: dict[str, Brief] = {}
 groups: dict[str, str] = {}
 
 
-def describe(one: dataclasses.Field[Any]) -> None:
-    """Remember the parts of an option's help, for the short page."""
-    default = "" if one.default in ("", None) or one.type == "bool" else one.default
-    shown = f"{default:g}" if isinstance(default, float) else str(default)
+def default_text(one: dataclasses.Field[Any], *, resolved: bool) -> str:
+    """`TRL: 8, else 1` where a question takes its trainer's defaults, or the option's own; flags
+    have none here."""
+    if one.default in ("", None) or one.type == "bool":
+        return ""
+    own = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
+    assumed = trainer_default(one.name) if resolved else None
+    return own if assumed is None else f"{assumed[0]}: {assumed[1]}, else {own}"
+
+
+def describe(one: dataclasses.Field[Any], *, resolved: bool = False) -> None:
+    """Remember the parts of an option's help, for the short page. `resolved`: the command takes a
+    trainer's defaults."""
+    shown = default_text(one, resolved=resolved)
     groups[one.name] = one.metadata["group"]
     brief = SHORT.get(one.name)
     choices = () if brief else tuple(one.metadata["choices"])

@@ -110,6 +110,17 @@ def assumed(
     return found
 
 
+def trainer_default(name: str) -> tuple[str, Any] | None:
+    """The trainer that questions assume, and what it does with this option where nobody names it;
+    None where it changes nothing."""
+    trainer = next(iter(TRAINERS.values()))
+    usual = {**trainer.rows[0].values, "optimizer": "adamw_fused", "framework": "trl"}
+    if name not in usual:
+        return None
+    value = usual[name]
+    return trainer.name, value.replace(HALF, "bf16") if isinstance(value, str) else value
+
+
 def decisive(job: Job) -> frozenset[str]:
     """The options that a question has to name, at their defaults too, to mean this job."""
     if job.task != "finetune":
