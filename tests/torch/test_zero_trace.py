@@ -31,7 +31,7 @@ THERE = find_spec("deepspeed") is not None
         ("zero=4,stage=3,qgz", {}, "a trace does not support quantized gradients"),
         ("zero=4,stage=3", {"method": "qlora"}, "a trace cannot shard quantized weights"),
         ("zero=4,stage=2", {"optimizer": "lomo"}, "steps during the backward pass"),
-        ("zero=2,stage=2 tp=2", {}, "ZeRO alone, not beside `tp`"),
+        ("zero=2,stage=2 tp=2", {}, "ZeRO with `tp`"),
     ],
 )
 def test_refusals(use: str, options: dict[str, Any], told: str) -> None:
