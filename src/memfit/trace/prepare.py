@@ -3,7 +3,9 @@ precision, as PEFT and accelerate do it."""
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from typing import Any
 
 import torch
@@ -150,7 +152,20 @@ def own_forward(module: torch.nn.Module) -> bool:
     kind = type(module)
     ours = kind.__module__.startswith(("torch.", "memfit.", "bitsandbytes."))
     fp8 = kind.__module__.endswith("finegrained_fp8") and "Grouped" not in kind.__name__
-    return not ours and not fp8 and kind.forward is not torch.nn.Linear.forward
+    if ours or fp8 or kind.forward is torch.nn.Linear.forward:
+        return False
+    return "Grouped" in kind.__name__ or returns_several(kind)
+
+
+def returns_several(kind: type) -> bool:
+    """Whether a layer's forward returns a tuple, to which PEFT cannot add an adapter's output.
+    Falcon's own linear layer returns one tensor, and is adapted."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))  # type: ignore[attr-defined]
+    except (OSError, TypeError, SyntaxError):
+        return True
+    found = (one.value for one in ast.walk(tree) if isinstance(one, ast.Return))
+    return any(isinstance(value, ast.Tuple) for value in found)
 
 
 def forbidden(model: Any, name: str) -> bool:

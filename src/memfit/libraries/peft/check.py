@@ -35,11 +35,20 @@ def apply(program: Program) -> Program:
         targets=targets,
         parameters=parameters,
         everywhere=job.targets == "all-linear" and not parameters,
-        excluded=(".out_proj",) if program.model.family in MAMBA else (),
+        excluded=left_out(program),
         saved=names(job.modules_to_save),
         scaling=job.alpha / (job.rank**0.5 if job.rslora else job.rank),
     )
     return program.replace(adapter=adapter, trained=())
+
+
+def left_out(program: Program) -> tuple[str, ...]:
+    """Ends of paths that `all-linear` leaves out: what PEFT refuses for Mamba, and routers that
+    return more than one tensor."""
+    if program.model.family in MAMBA:
+        return (".out_proj",)
+    router = TUPLES.get(program.model.family)
+    return (router,) if router and program.job.version("transformers") >= (5, 0) else ()
 
 
 def fused(
@@ -151,10 +160,16 @@ def routers(program: Program) -> Iterator[Problem]:
     its dtype (peft 0.21 tuners/lora/layer.py Linear.forward)."""
     adapter, name = program.adapter, TUPLES.get(program.model.family, "")
     assert adapter is not None
-    meant = adapter.everywhere or any(
-        f".{name}".endswith(f".{target}") for target in adapter.targets
-    )
-    if name and meant and program.job.version("transformers") >= (5, 0):
+    if not name or program.job.version("transformers") < (5, 0):
+        return
+    if adapter.everywhere:
+        yield Problem(
+            message=f"`all-linear` leaves out `{name}`, which PEFT cannot adapt in this model",
+            where="job.targets",
+            level="note",
+            hint="the real run needs `exclude_modules` in its LoraConfig",
+        )
+    elif any(f".{name}".endswith(f".{target}") for target in adapter.targets):
         message = f"PEFT cannot add an adapter to `{name}`, which returns more than one tensor"
         yield Problem(
             message=message,
