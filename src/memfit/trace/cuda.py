@@ -104,7 +104,7 @@ def pretended(device: Device) -> Iterator[None]:
         if device.claimed and TRUE_DEVICE.__get__(self).type == "cpu" and device.owns(self):
             # Real and on the GPU: told to go where it is, it would come back to the CPU
             if args and stays(args[0], self):
-                args = args[1:]
+                args = without_device(args, self.dtype)
             elif stays(kwargs.get("device"), self):
                 kwargs = {key: one for key, one in kwargs.items() if key != "device"}
             if not args and not {*kwargs} - {"non_blocking"}:
@@ -142,6 +142,15 @@ def pretended(device: Device) -> Iterator[None]:
             yield
     finally:
         torch._C._set_only_lift_cpu_tensors(lifted)
+
+
+def without_device(args: tuple[Any, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """The arguments of `to(device, dtype, non_blocking, copy)` behind the device. `nn.Module.to`
+    passes None for a dtype that stays."""
+    rest = args[1:]
+    if not rest or rest[0] is not None:
+        return rest
+    return (dtype, *rest[1:]) if any(rest[2:]) else ()
 
 
 def stays(value: Any, tensor: torch.Tensor) -> bool:
