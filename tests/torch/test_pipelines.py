@@ -194,13 +194,13 @@ def test_every_stage_holds_what_is_said(use: str) -> None:
 @pytest.mark.parametrize(
     ("use", "fields", "said"),
     [
-        ("pp=2 cp=2", {}, "beside `cp`"),
+        ("pp=2 cp=2", {}, "a pipeline with `cp`"),
         ("pp=2 fsdp=2,version=1", {}, "not FSDP1"),
         ("pp=2,schedule=zbv,virtual=2 ddp=2", {}, "` accumulates, so replicas would diverge"),
-        ("pp=2 tp=2,sequence", {}, "split sequence"),
+        ("pp=2 tp=2,sequence", {}, "stages with sequence parallelism"),
         ("pp=2", {"loss": "liger"}, "cannot be used"),
         ("pp=2", {"zero_grad": "keep"}, "other than training on packed sequences in a plain loop"),
-        ("pp=2,schedule=zbv,virtual=2", {"checkpointing": "selective"}, "checkpoints"),
+        ("pp=2,schedule=zbv,virtual=2", {"checkpointing": "selective"}, "selective checkpointing"),
         ("pp=2,schedule=zbv", {}, "a V schedule needs two stages per rank"),
         ("pp=2,schedule=interleaved", {}, "that interleaves a single stage per rank"),
         ("pp=8", {}, "8 stages are more than 6 layers"),
