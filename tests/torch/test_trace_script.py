@@ -150,7 +150,7 @@ def test_what_is_left_out_is_said(tmp_path: Path) -> None:
     notes = {
         one.message.partition(":")[0]: one.where for one in found.problems if one.level == "note"
     }
-    assert "compiled.py:7" in notes["`torch.compile` is ignored"]
+    assert "compiled.py:8" in notes["`torch.compile` is ignored"]
 
 
 def test_triton_kernels_are_left_out(tmp_path: Path) -> None:
