@@ -5,9 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
-from memfit.errors import InputError
 from memfit.job import Job
 from memfit.lower import lower
 from memfit.model.families import build
@@ -43,7 +40,10 @@ def test_bitsandbytes_packs_no_stacks() -> None:
     assert "bitsandbytes does not quantize stacked experts: the" in message
     assert "bfloat16" in said(SMALL, method="qlora", prepare_kbit=False)["job.quant"][1]
     assert "bfloat16" in said(SMALL, task="inference", quant="nf4")["job.quant"][1]
-    assert said(SMALL, method="qlora", versions="transformers=4.51")["job.versions"][0] == "warning"
+    assert "job.versions" not in said(SMALL, method="qlora", versions="transformers=4.51")
+    minimax = {**SMALL, "model_type": "minimax_m2"}
+    alone = {"method": "qlora", "targets": "q_proj", "versions": "transformers=4.51"}
+    assert "one by one" in said(minimax, **alone)["job.versions"][1]
     assert "job.quant" not in said({**SMALL, "model_type": "llama"}, method="qlora")
 
 
@@ -51,9 +51,14 @@ def test_all_linear_leaves_stacks_out_where_peft_does_not_know_them() -> None:
     assert said(OSS, method="lora")["job.targets"][0] == "note"
     assert "job.targets" not in said(OSS, method="lora", targets="q_proj,v_proj")
     assert "job.targets" not in said(SMALL, method="lora", targets="q_proj,v_proj")
-    assert said(SMALL, method="lora", versions="transformers=4.51")["job.versions"][0] == "warning"
-    with pytest.raises(InputError, match="router"):
-        said({**SMALL, "model_type": "phimoe"}, method="lora")
+    assert "job.targets" not in said(SMALL, method="lora", versions="transformers=4.51")
+    minimax = {**SMALL, "model_type": "minimax_m2"}
+    assert (
+        "by itself" in said(minimax, method="lora", versions="transformers=4.51")["job.versions"][1]
+    )
+    phimoe = {**SMALL, "model_type": "phimoe"}
+    answer = estimate(phimoe, gpu="h100-sxm", seq=64, framework="transformers", method="lora")
+    assert any("leaves out `mlp.router`" in problem.message for problem in answer.problems)
 
 
 def test_shares_weigh_only_where_experts_are_unpacked_in_parts() -> None:

@@ -262,13 +262,15 @@ class MLP(Module):
 
 @dataclass(frozen=True, kw_only=True)
 class MoE(Module):
-    """A router and `experts` stacked feed-forwards of which each token uses `active`; `shared` runs
-    for every token."""
+    """A router and `experts` feed-forwards of which each token uses `active`; `shared` runs for
+    every token. The experts lie in stacks, unless `each` has them one by one."""
 
     experts: int
     active: int
     inputs: int
     width: int
+    gate: Linear | None = None  # the router, where it is a linear layer
+    each: tuple[MLP, ...] = ()  # the experts, where each has linear layers of its own
     shared: MLP | None = None
     shared_gate: Linear | None = None
     router: str = "gate"  # name of the router module
@@ -302,13 +304,21 @@ class MoE(Module):
         """Experts that lie here."""
         return self.local or self.experts
 
+    @property
+    def routed(self) -> int:
+        """Parameters of all experts that lie here."""
+        if self.each:
+            return sum(weight.count for expert in self.each for weight in expert.weights())
+        return sum(weight.count for weight in self.stacks())
+
     def own(self) -> Iterator[Weight]:
-        yield Weight(
-            name=f"{self.name}.{self.router}.weight",
-            shape=(self.experts, self.inputs),
-            role="router",
-            format=self.router_format,
-        )
+        if self.gate is None:
+            yield Weight(
+                name=f"{self.name}.{self.router}.weight",
+                shape=(self.experts, self.inputs),
+                role="router",
+                format=self.router_format,
+            )
         if self.router_bias:
             yield Weight(
                 name=f"{self.name}.{self.router}.bias", shape=(self.experts,), role="router"
@@ -320,6 +330,12 @@ class MoE(Module):
                 role="buffer",
                 format="float32",
             )
+        if not self.each:
+            yield from self.stacks()
+        yield from self.extra
+
+    def stacks(self) -> Iterator[Weight]:
+        """The experts' matrices, those of all experts in one tensor."""
         up, down = (2 * self.width, self.inputs), (self.inputs, self.width)
         path = f"{self.name}.{self.experts_name}"
         half = (self.width, self.inputs)
@@ -335,7 +351,6 @@ class MoE(Module):
             )
             if self.expert_bias:
                 yield Weight(name=f"{path}.{name}_bias", shape=(self.held, outputs), role="expert")
-        yield from self.extra
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -541,9 +556,7 @@ class Model:
             idle += times * (0 if layer.captured is None else layer.captured.idle)
             for block in layer.blocks:
                 if isinstance(block.mixer, MoE):
-                    experts = sum(
-                        weight.count for weight in block.mixer.own() if weight.role == "expert"
-                    )
+                    experts = block.mixer.routed
                     idle += times * (experts - experts * block.mixer.active // block.mixer.experts)
         return self.parameters - idle
 

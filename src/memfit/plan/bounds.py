@@ -107,7 +107,7 @@ class Bounds:
             for _, fraction in row
         )
         fused = max(best, fused * self.peak(job))
-        layers, again, head, _ = self.counts
+        layers, again, head, *_ = self.counts
         linear = 2.0 * seq * (layers + head)
         scored = sum(times * scores(layer, seq) for layer, times in self.model.kinds)
         back = self.backward(job)

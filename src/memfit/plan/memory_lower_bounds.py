@@ -19,6 +19,7 @@ from memfit.strategy import Strategy
 from memfit.tape import NOTHING, Alloc, Event, Free, Mark, Tape
 from memfit.techniques.framework import facts_of
 from memfit.techniques.precision import WEIGHTS
+from memfit.techniques.separate_experts import separates
 
 STATES = {
     "like": 0,
@@ -41,12 +42,13 @@ KEPT = frozenset({"weights", "buffers", "optimizer", "master", "gradients", "inp
 
 class Counts(NamedTuple):
     """Of one token: products of all layers, those without each layer's largest, and the head's;
-    values of the layers' linear weights."""
+    values of the layers' linear weights; `experts`: those of experts beside them, in stacks."""
 
     layers: int
     again: int
     head: int
     values: int
+    experts: int = 0
 
 
 class Held(NamedTuple):
@@ -207,6 +209,8 @@ class Holds:
 
     def weights(self, job: Job, width: int) -> int:
         linear = self.counts.values
+        if separates(self.model, job):
+            linear += self.counts.experts
         rest = self.model.parameters - linear
         if job.quantization == "none":
             return width * (linear + rest)
@@ -317,14 +321,16 @@ def hosted(strategy: Strategy) -> bool:
 
 
 def counts(model: Model) -> Counts:
-    layers = again = values = 0
+    layers = again = values = experts = 0
     for layer, times in model.kinds:
         each = [one.inputs * one.outputs for one in layer.linears()]
         active = sum(routed(block.mixer) for block in layer.blocks if isinstance(block.mixer, MoE))
         layers += times * (sum(each) + active)
         again += times * (sum(each) + active - max([*each, active], default=0))
         values += times * sum(each)
-    return Counts(layers, again, model.head.inputs * model.head.outputs, values)
+        mixers = (block.mixer for block in layer.blocks)
+        experts += times * sum(mixer.routed for mixer in mixers if isinstance(mixer, MoE))
+    return Counts(layers, again, model.head.inputs * model.head.outputs, values, experts)
 
 
 def routed(mixer: MoE) -> int:

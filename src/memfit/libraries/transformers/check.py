@@ -11,8 +11,7 @@ from memfit.model.modules import MoE
 from memfit.program import Program
 from memfit.strategy import EP
 from memfit.techniques.base import Technique
-
-STACKED = (5, 0)  # until then the families of `FUSED` kept each expert's matrices as linear layers
+from memfit.techniques.separate_experts import STACKED
 
 
 def mixtures(program: Program) -> list[MoE]:
@@ -36,6 +35,8 @@ def check(program: Program) -> Iterator[Problem]:
         if spread
         else routed(program, found)
     )
+    if any(one.each for one in found):
+        return
     if program.quant is not None and not any(one.format for one in found):
         yield from unpacked(program)
     if program.adapter is not None:
@@ -47,7 +48,8 @@ def routed(program: Program, found: list[MoE]) -> Iterator[Problem]:
     part of the experts at a time, with the rows that went to them (transformers 5.23
     integrations/moe.py, finegrained_fp8.py FP8GroupedMatmulFunction)."""
     job, where = program.job, "job.router_skew"
-    counts = job.training and any(one.format.startswith("float8") for one in found)
+    each = any(one.each for one in found)
+    counts = each or (job.training and any(one.format.startswith("float8") for one in found))
     if job.router_skew != 1 and not counts:
         message = (
             "`router_skew` has no effect here: grouped expert matmuls use the same "

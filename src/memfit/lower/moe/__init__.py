@@ -8,7 +8,7 @@ from memfit.lower import views
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
 from memfit.lower.linears import linear
-from memfit.lower.moe import experts, gates, ops, routers
+from memfit.lower.moe import experts, gates, ops, routers, separate
 from memfit.lower.moe.phimoe import phimoe
 from memfit.lower.programs import Experts, Run
 from memfit.lower.tensors import Tensor
@@ -20,8 +20,10 @@ def flat(ctx: Context, x: Tensor) -> Tensor:
     return views.reshape(ctx.r, x, x.count // x.shape[-1], x.shape[-1])
 
 
-def run(ctx: Context) -> Experts:
-    """The code of the experts, by where they are."""
+def run(module: MoE, ctx: Context) -> Experts:
+    """The code of the experts, by where they are and how they lie."""
+    if module.each:
+        return separate.LOOPS.get(module.style, separate.one_by_one)
     return ctx.programs.experts or experts.run
 
 
@@ -37,7 +39,7 @@ def routed(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     hidden = flat(ctx, ops.jittered(ctx.r, x, module.jitter and ctx.training))
     _logits, weights, places = ROUTERS[module.style](hidden, module, bound, ctx)
     gate = gates.GATES.get(module.style, experts.gate)
-    hidden = run(ctx)(hidden, weights, places, module, bound, ctx, gate)
+    hidden = run(module, ctx)(hidden, weights, places, module, bound, ctx, gate)
     return views.reshape(ctx.r, hidden, *shape)
 
 
@@ -48,7 +50,7 @@ def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx)
     _logits, weights, places = routers.qwen2_moe(hidden, module, bound, ctx)
-    output = run(ctx)(hidden, weights, places, module, bound, ctx, experts.gate)
+    output = run(module, ctx)(hidden, weights, places, module, bound, ctx, experts.gate)
     assert module.shared_gate is not None
     opened = linear(hidden, bound.linear(module.shared_gate), ctx)
     r.where = bound.path(module.name)
@@ -64,7 +66,7 @@ def deepseek(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     _logits, weights, places = ROUTERS[module.style](flat(ctx, x), module, bound, ctx)
     hidden = flat(ctx, x)
     hidden = views.reshape(
-        ctx.r, run(ctx)(hidden, weights, places, module, bound, ctx, experts.gate), *x.shape
+        ctx.r, run(module, ctx)(hidden, weights, places, module, bound, ctx, experts.gate), *x.shape
     )
     shared = always(x, module, bound, ctx)
     ctx.r.where = bound.path(module.name)
@@ -78,7 +80,7 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
     hidden = flat(ctx, x)
     shared = always(hidden, module, bound, ctx) if module.shared is not None else None
     _logits, weights, places = routers.ernie4_5_moe(hidden, module, bound, ctx)
-    final = run(ctx)(hidden, weights, places, module, bound, ctx, experts.gate)
+    final = run(module, ctx)(hidden, weights, places, module, bound, ctx, experts.gate)
     if shared is not None:
         ctx.r.where = bound.path(module.name)
         final = plain.add(ctx.r, final, shared)

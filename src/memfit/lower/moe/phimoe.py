@@ -6,9 +6,8 @@ from __future__ import annotations
 from memfit.formats import FP32, INT64
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
-from memfit.lower.linears import plain as product
 from memfit.lower.moe import ops
-from memfit.lower.moe.routers import Routed, parts
+from memfit.lower.moe.routers import Routed, logits_of
 from memfit.lower.recorder import Recorder
 from memfit.lower.tensors import Grads, Node, Tensor
 from memfit.model.modules import MoE
@@ -17,10 +16,9 @@ from memfit.model.modules import MoE
 def phimoe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
     """modeling_phimoe.py PhimoeTopKRouter, sparsemixer (transformers 5.23)."""
     r = ctx.r
-    weight, bias = parts(module, bound, ctx)
-    logits = product(
-        ops.jittered(r, x, module.jitter and ctx.training), weight, bias, module.experts, ctx
-    )
+    # before transformers 5 the block alone had noise (4.57 PhimoeSparseMoeBlock)
+    noise = module.jitter and ctx.training and not module.each
+    logits = logits_of(ops.jittered(r, x, noise), module, bound, ctx)
     scores = logits.detach()
     first, first_place, top = drawn(logits, scores, ctx)
     rest = r.like(scores, "scatter")

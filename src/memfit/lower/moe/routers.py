@@ -9,6 +9,7 @@ from memfit.lower import views
 from memfit.lower.activations import clamp
 from memfit.lower.bound import Bound
 from memfit.lower.context import Context
+from memfit.lower.linears import linear
 from memfit.lower.linears import plain as product
 from memfit.lower.moe import ops
 from memfit.lower.stacks import Replaced
@@ -28,6 +29,8 @@ def parts(module: MoE, bound: Bound, ctx: Context) -> tuple[Tensor, Tensor | Non
 
 
 def logits_of(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+    if module.gate is not None:
+        return linear(x, bound.linear(module.gate), ctx)
     weight, bias = parts(module, bound, ctx)
     return product(x, weight, bias, module.experts, ctx)
 
@@ -40,6 +43,19 @@ def wide_logits_of(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor
     )
 
 
+def plain_logits_of(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Tensor:
+    """In fp32, with autocast switched off around it."""
+    if module.gate is None:
+        weight, _ = parts(module, bound, ctx)
+        wide = plain.cast(ctx.r, x, FP32)
+        return plain.linear(ctx.r, wide, plain.cast(ctx.r, weight, FP32), None, module.experts)
+    outside, ctx.autocast = ctx.autocast, None
+    try:
+        return linear(plain.cast(ctx.r, x, FP32), bound.linear(module.gate), ctx)
+    finally:  # a recomputation may stop anywhere
+        ctx.autocast = outside
+
+
 def normed(weights: Tensor, ctx: Context) -> Tensor:
     """`weights /= weights.sum(-1)`."""
     return ops.divided(ctx.r, weights, ops.total(ctx.r, weights))
@@ -47,11 +63,12 @@ def normed(weights: Tensor, ctx: Context) -> Tensor:
 
 def mixtral(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
     """Softmax in fp32, the best of it, divided by their sum (modeling_mixtral.py
-    MixtralTopKRouter)."""
+    MixtralTopKRouter); before transformers 5 they were cast back (4.57 MixtralSparseMoeBlock)."""
     r = ctx.r
     logits = logits_of(x, module, bound, ctx)
     weights, places = ops.topk(r, plain.softmax(r, logits, FP32), module.active)
-    return logits, normed(weights, ctx), places
+    weights = normed(weights, ctx)
+    return logits, plain.cast(r, weights, x.format) if module.each else weights, places
 
 
 def qwen2_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
@@ -158,10 +175,7 @@ def ernie4_5_moe(x: Tensor, module: MoE, bound: Bound, ctx: Context) -> Routed:
     """In fp32 outside autocast; chosen with a bias beside the softmax (modeling_ernie4_5_moe.py
     Ernie4_5_MoeTopKRouter)."""
     r = ctx.r
-    weight, _ = parts(module, bound, ctx)
-    logits = plain.linear(
-        r, plain.cast(r, x, FP32), plain.cast(r, weight, FP32), None, module.experts
-    )
+    logits = plain_logits_of(x, module, bound, ctx)
     weights = plain.softmax(r, logits, FP32)
     corrected = plain.add(
         r,
