@@ -160,12 +160,12 @@ def test_saved_modules_get_no_adapter() -> None:
 
 # ----------------------------------------------------------------------------------------- experts
 @pytest.mark.parametrize(
-    ("versions", "stacks"),
-    [("", True), ("transformers=4.57", False), ("peft=0.18", False)],
+    ("versions", "stacks", "separate"),
+    [("", True, False), ("transformers=4.57", False, True), ("peft=0.18", False, False)],
 )
-def test_stacked_experts(versions: str, stacks: bool) -> None:
+def test_stacked_experts(versions: str, stacks: bool, separate: bool) -> None:
     """From transformers 5 and peft 0.19 on, all-linear means the stacks too: twice the rank where
-    gate and up share one."""
+    gate and up share one. Before transformers 5 each expert and the router are linear layers."""
     marked = program(MIXTRAL, method="lora", versions=versions)
     adapter = marked.adapter
     assert adapter is not None
@@ -173,8 +173,10 @@ def test_stacked_experts(versions: str, stacks: bool) -> None:
         (("down_proj", R), ("gate.weight", R), ("gate_up_proj", 2 * R)) if stacks else ()
     )
     attention = R * (4 * D + D + KV + KV + D)
-    experts = 4 * (2 * R * (D + 2 * F) + R * (F + D)) + R * (D + 4)
-    assert marked.trainable == 3 * (attention + (experts if stacks else 0))
+    router = R * (D + 4)
+    experts = 4 * (2 * R * (D + 2 * F) + R * (F + D)) + router if stacks else 0
+    linear = 4 * 3 * R * (D + F) + router if separate else 0
+    assert marked.trainable == 3 * (attention + experts + linear)
 
 
 def test_a_replaced_stack_is_made_twice_and_kept_once() -> None:
