@@ -33,7 +33,7 @@ def test_a_report_is_never_written_over_a_file(
     path.write_text("mine", encoding="utf-8")
     assert main(["report", *ASK, "--measured", "20GiB", "--out", str(path)]) == 2
     assert path.read_text(encoding="utf-8") == "mine"
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_what_is_wrong_with_a_report_is_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
