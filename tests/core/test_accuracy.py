@@ -115,15 +115,15 @@ def test_every_wrong_wish_is_named_at_once(
         capsys,
         str(tmp_path / "none.jsonl"),
         "--by",
-        "formulas",
+        "fromula",
         "--confidence",
         "hihg",
         "--plot",
         str(tmp_path / "no" / "x.svg"),
     )
     for words in (
-        "is no file",
-        "unknown producer `formulas`",
+        "is not a file",
+        "unknown producer `fromula`",
         "`formula`",
         "unknown confidence `hihg`",
         "`high`",
@@ -161,7 +161,7 @@ def test_without_a_file_the_bundled_rows_are_meant(
 
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert "is no file" in said(capsys, str(tmp_path / "none.jsonl"))
+    assert "is not a file" in said(capsys, str(tmp_path / "none.jsonl"))
 
 
 def test_a_line_of_a_hundred_megabytes_is_not_read_whole(tmp_path: Path) -> None:
@@ -657,9 +657,9 @@ def test_what_choosing_by_predicted_speed_costs(
     assert sweep["lost"] == pytest.approx(1 - 2400 / 2500)
     assert main(["accuracy", str(path), "--regret"]) == 0
     text = capsys.readouterr().out
-    assert "within 5% of the best measured one in 1 of 1 sweeps; 4.0 % are lost at worst" in text
+    assert "within 5% of the best measured one in 1 of 1 sweeps; at worst 4.0 % slower" in text
     assert max(map(len, text.splitlines()[:4])) <= 130
     assert main(["accuracy", str(path), "--regret", "--format", "markdown"]) == 0
     assert "| b4 | b2 | 4.0 |" in capsys.readouterr().out
     assert main(["accuracy", str(file(tmp_path, {})), "--regret"]) == 0
-    assert "no sweep of 3 runs" in capsys.readouterr().out
+    assert "no sweep has 3 runs" in capsys.readouterr().out

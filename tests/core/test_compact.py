@@ -222,6 +222,7 @@ ALTERNATE = {
     "olmo3",
     "smollm3",
     "gpt_neo",
+    "nemotron_nas",  # a list with an entry for each layer
 }  # more layers than these tests have before they repeat
 
 

@@ -28,6 +28,7 @@ from memfit.plan.memory_lower_bounds import Walked
 from memfit.plan.planning import Checked, Wish, first, judged, once, plan, until
 from memfit.plan.search import Search
 from memfit.plan.space import AXES, Space, Work, label, least, turned
+from memfit.report.figures import gib
 from memfit.report.plan import data, job_file, markdown, text
 from memfit.strategy import ONE
 from memfit.truth.models import built
@@ -716,7 +717,7 @@ def test_a_row_without_a_time_says_why():
     )
     assert "zero 3" in quick
     assert "no time" not in quick
-    assert "no time: how fast the disk is" in " ".join(unknown.split())
+    assert "speed of the NVMe disk is unknown" in " ".join(unknown.split())
 
 
 def test_what_another_judge_does_not_let_pass_is_no_row():
@@ -733,9 +734,8 @@ def test_what_another_judge_does_not_let_pass_is_no_row():
     assert [row.kind for row in left.rows] == [row.kind for row in found.rows[1:]]
     assert [len(row.checked) for row in left.rows][:2] == [1, 0]
     assert "judge: does not fit, out of memory" in text(left)
-    assert (
-        f"judge: {left.rows[0].estimate.device / 2**30:.2f} GiB (the formulas are +0.00 % off)"
-        in text(left)
+    assert f"judge: {gib(left.rows[0].estimate.device)} GiB (formulas differ by +0.00 %)" in text(
+        left
     )
     assert data(left)["rows"][0]["checked"][0]["device"] == left.rows[0].estimate.device
     none = judged(replace(found, rows=found.rows[:1]), 1, judge)

@@ -121,7 +121,7 @@ def test_rank_correlation():
 
 
 def test_a_file_that_is_not_there():
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         asked("no such file", confidence="highest")
 
 

@@ -613,7 +613,7 @@ def test_stages_that_take_as_long_are_told_once():
         (
             "meta-llama/Llama-3.2-1B",
             {"gpu": "4xh100-sxm", "use": ["pp=4,micro_batches=8,schedule=zero-bubble"]},
-            "two parts",
+            "the bubble of schedule `zero-bubble`",
         ),
         ("Qwen/Qwen3-32B-FP8", {"gpu": "h100-sxm", "task": "inference", "new_tokens": 8}, "fp8"),
         (

@@ -101,5 +101,5 @@ def test_a_script_that_ends_early_has_the_last_word(tmp_path: Path) -> None:
     script.write_text("print('usage: train.py --data DIR')\nprint('\\x1b[2Jno data')\nexit(3)\n")
     with pytest.raises(InputError) as caught:
         trace(script)
-    assert caught.value.problems[0].message.endswith("with code 3 before it has trained a step")
+    assert caught.value.problems[0].message.endswith("with code 3 before its first training step")
     assert "usage: train.py --data DIR / " in caught.value.problems[1].message
