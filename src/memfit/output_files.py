@@ -20,7 +20,7 @@ def unwritable(path: str, where: str, *, replace: bool = True, hint: str = "") -
         if target.is_dir():
             yield Problem(message=f"`{shown}` is a folder", where=where)
         elif target.exists() and not target.is_file():
-            message = f"`{shown}` is no regular file (a pipe, socket or device)"
+            message = f"`{shown}` is not a regular file (a pipe, socket or device)"
             yield Problem(message=message, where=where)
         elif target.exists() and not replace:
             yield Problem(message=f"`{shown}` exists already", where=where, hint=hint)

@@ -642,7 +642,7 @@ def job_file(path: Path, problems: list[Problem]) -> dict[str, Any]:
 def text_of(path: Path) -> str:
     try:
         if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "no regular file (a pipe, socket or device)"
+            what = "a folder" if path.is_dir() else "not a regular file (a pipe, socket or device)"
             raise InputError.one(f"`{path}` is {what}", where="job file")
         with path.open("rb") as file:
             raw = file.read(JOB_FILE_LIMIT + 1)

@@ -105,5 +105,5 @@ def test_the_smallest_gpu_for_each_use() -> None:
 def test_what_only_a_trace_answers_says_so_at_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["google-bert/bert-base-uncased", "--gpu", "t4", "--offline"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "no formulas" in lines[0]
+    assert "a card needs formulas" in lines[0]
     assert lines[2].startswith("next step: memfit trace google-bert/bert-base-uncased")

@@ -68,13 +68,13 @@ def test_a_pipe_is_no_file(
     for one in pipes:
         os.mkfifo(one)
     job, model, picture = map(str, pipes)
-    assert "no regular file" in complaint(capsys, "estimate", job)
-    assert "no regular file" in complaint(capsys, "estimate", model)
+    assert "not a regular file" in complaint(capsys, "estimate", job)
+    assert "not a regular file" in complaint(capsys, "estimate", model)
     plan = ("plan", str(config), "--gpus", "1xl4", "--write")
-    assert "no regular file" in complaint(capsys, *plan, job)
-    assert "no regular file" in complaint(capsys, "trace", str(config), "--timeline", picture)
-    assert "no regular file" in complaint(capsys, "study", str(config), "--heatmap", picture)
-    assert "no regular file" in complaint(capsys, "accuracy", "--plot", picture)
+    assert "not a regular file" in complaint(capsys, *plan, job)
+    assert "not a regular file" in complaint(capsys, "trace", str(config), "--timeline", picture)
+    assert "not a regular file" in complaint(capsys, "study", str(config), "--heatmap", picture)
+    assert "not a regular file" in complaint(capsys, "accuracy", "--plot", picture)
 
 
 def test_a_plan_replaces_no_file_unless_it_may(

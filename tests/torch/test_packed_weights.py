@@ -137,6 +137,7 @@ def test_formats_listed_layer_by_layer() -> None:
 )
 def test_all_linear_leaves_out_what_peft_does_not_adapt(kind: str, out: str) -> None:
     job: dict[str, Any] = {"method": "lora", "targets": "all-linear", "seq": 64}
+    job["framework"] = "transformers"
     found = memfit.estimate(small(kind), by="trace", **job)
     said = [one.message for one in found.problems if "`all-linear` leaves out" in one.message]
     assert said

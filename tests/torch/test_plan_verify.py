@@ -69,8 +69,9 @@ def test_of_answers_too(use):
     one, told = rows["own"].estimate, rows["own"].checked[0]
     assert told.device - one.outside == pytest.approx(one.held, abs=SEGMENT)
     stored = rows["awq-4bit"].checked[0]
-    assert (stored.device, stored.fits) == (None, True)
-    assert "stored by `awq`" in stored.why
+    held = rows["awq-4bit"].estimate
+    assert stored.fits
+    assert stored.device == pytest.approx(held.device, rel=0.02)  # stand-ins for AWQ's kernels
 
 
 def test_what_is_not_traced_says_why_and_stays():

@@ -22,7 +22,7 @@ def card_lines(found: Card) -> Iterator[str]:
     gpus = f"{cluster.gpus} x " if cluster.gpus > 1 else ""
     where = f"{gpus}{cluster.gpu.name}"
     if found.unknown:
-        yield f"{model.name} on {where}: this model is not supported yet"
+        yield f"{model.name} on {where}: a card needs formulas, which this model lacks"
         yield f"reason: {found.unknown}"
         yield f"next step: memfit trace {model.name} --task inference --gpu {cluster.gpu.id}"
         return
@@ -149,7 +149,7 @@ def shelf_line(one: Line) -> str:
 def smallest_lines(found: Smallests) -> Iterator[str]:
     model = found.model
     if found.unknown:
-        yield f"{model.name}: this model is not supported yet"
+        yield f"{model.name}: a card needs formulas, which this model lacks"
         yield f"reason: {found.unknown}"
         yield f"next step: memfit trace {model.name} --task inference --gpu NAME"
         return
