@@ -107,7 +107,7 @@ def test_what_a_row_measures_stands_beside_it(asked, steps, tmp_path):
 def test_stored_weights_are_not_measured_as_16_bits():
     told = measured(plan(CONFIG, gpu="1xl4", weights="awq-4bit", **ANSWERS).rows[0])
     assert (told.device, told.fits) == (None, True)
-    assert "stored by `awq` cannot be measured" in told.why
+    assert "quantized by `awq` cannot be measured" in told.why
 
 
 def test_nothing_is_measured_without_a_gpu():

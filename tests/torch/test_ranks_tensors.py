@@ -162,7 +162,7 @@ def test_with_fsdp_every_shard_is_split_again() -> None:
         ),
         ("tp=2 ddp=2", {}, "DDP does not support DTensors"),
         ("tp=2,style=megatron", {}, "not Megatron's"),
-        ("gemini=2", {}, "no layout `gemini` yet"),
+        ("gemini=2", {}, "layout `gemini`"),
         ("fsdp=2", {"task": "inference"}, "training"),
     ],
 )

@@ -68,7 +68,7 @@ def test_shards_hold_an_eighth(tmp_path: Path) -> None:
 
 def test_a_rank_that_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("")
-    with pytest.raises(InputError, match="no rank 8 among 8"):
+    with pytest.raises(InputError, match="rank 8 does not exist"):
         trace(tmp_path / "train.py", ranks=8, rank=8)
 
 

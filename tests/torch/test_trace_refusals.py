@@ -104,7 +104,7 @@ def test_a_hub_that_is_not_there_is_noticed_at_once(
 def test_what_loops_for_ever_is_ended(program: str, tmp_path: Path) -> None:
     start = time.monotonic()
     problem = refused(tmp_path, program, time_limit=2.0)
-    said(problem, "` did not finish within", 0, "--time-limit")
+    said(problem, "` did not finish", 0, "--time-limit")
     assert problem.where.startswith("train.py:")
     assert time.monotonic() - start < 120
 
@@ -182,7 +182,7 @@ def test_the_command_line_tells_it_and_exits_with_2(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "error: `train.py` stops with ValueError: no such data @ train.py:1: raise "
+        "error: `train.py` failed with ValueError: no such data @ train.py:1: raise "
         "ValueError('no such data')\n"
     )
 
