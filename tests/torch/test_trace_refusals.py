@@ -194,7 +194,7 @@ def test_an_interrupt_ends_it_cleanly(tmp_path: Path) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     process = subprocess.Popen(
-        command("train.py", "--show-output"),
+        command("--show-output", "train.py"),
         cwd=tmp_path,
         env={**environment(), "TMPDIR": str(scratch)},
         stdout=subprocess.PIPE,
