@@ -3,6 +3,7 @@ answer, or a refusal of one sentence."""
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable, Iterator
 from itertools import combinations
@@ -214,11 +215,14 @@ def calls(ask: Callable[[], object]) -> int:
         nonlocal count
         count += event == "call"
 
+    gc.collect()  # earlier tests' garbage would be counted where it is collected
+    gc.disable()
     sys.setprofile(seen)
     try:
         ask()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return count
 
 
