@@ -71,7 +71,11 @@ SERVING = """\
 Published logs (`truth/data/serving.jsonl.gz`) against what `memfit estimate --engine` says, over
 rows of confidence high or medium that name the model and the GPU. Errors in per cent; `over 5 %
 more promised`: the share of logs in which the engine had less cache than memfit said, by more than
-5 %. Left out as evidence: three logs from which constants are taken (ROCm, CUDA graphs).
+5 %. Left out as evidence: three logs from which constants are taken (ROCm, CUDA graphs), and
+nine of one publisher's GPTQ files, whose group size was chosen by the weights that they log. Two
+readings use a row's own figures: where a name such as "A100" leaves the size open, the smallest
+card that holds the logged weights and cache is taken, and Unsloth's number of sequences follows
+from the logged weights.
 What is off, and why: nine logs of a Radeon AI PRO R9700 under one build of vLLM 0.11.2 have up to
 2.6 GiB less cache than the same commands under 0.13, for a reason that their options do not say;
 logs of Ascend cards differ as redundant experts would make them, which they do not print (inferred,

@@ -60,6 +60,7 @@ ENDINGS: tuple[tuple[str, str, Mapping[str, Any]], ...] = (
     (r"", r"[-_.](quantized[-_.])?(int4[-_])?w4a16", GROUPED),
     (r"", r"[-_.](unsloth-)?bnb-4bit", NF4),
     (r"", r"[-_.]nvfp4", NVFP4),
+    # Fitted: 128 meets the logged weights, 32 does not; the nine logs are no evidence (served.py).
     (r"cpatonn", r"[-_.]gptq[-_]?4bit", GROUPED),
     (r"cpatonn", r"[-_.]awq[-_]?4bit", weights(4, "int", "group", 32)),
     (r"", r"[-_.]gptq(-int4|-4bit)?", GPTQ),
