@@ -99,26 +99,28 @@ def assumed(
     if trainer is None:
         return {}
     versions = known_versions(values)
+    usual = usual_values(trainer, versions, str(values.get("method", Job.method)), half)
+    return found | {option: value for option, value in usual.items() if option not in values}
+
+
+def usual_values(trainer: Trainer, versions: Job, method: str, half: str) -> dict[str, Any]:
+    """What a trainer of these versions does with each option for a method."""
     row = next(one for one in trainer.rows if versions.version(trainer.library) >= one.since)
-    method = str(values.get("method", Job.method))
     usual = {**row.values, **row.methods.get(method, {})}
     if versions.version("torch") >= FUSED:
         usual["optimizer"] = "adamw_fused"
-    for option, value in usual.items():
-        if option not in values:
-            found[option] = value.replace(HALF, half) if isinstance(value, str) else value
-    return found
+    return {
+        option: value.replace(HALF, half) if isinstance(value, str) else value
+        for option, value in usual.items()
+    }
 
 
 def trainer_default(name: str) -> tuple[str, Any] | None:
     """The trainer that questions assume, and what it does with this option where nobody names it;
     None where it changes nothing."""
-    trainer = next(iter(TRAINERS.values()))
-    usual = {**trainer.rows[0].values, "optimizer": "adamw_fused", "framework": "trl"}
-    if name not in usual:
-        return None
-    value = usual[name]
-    return trainer.name, value.replace(HALF, "bf16") if isinstance(value, str) else value
+    key, trainer = next(iter(TRAINERS.items()))
+    usual = usual_values(trainer, Job(), Job.method, "bf16") | {"framework": key}
+    return (trainer.name, usual[name]) if name in usual else None
 
 
 def decisive(job: Job) -> frozenset[str]:
