@@ -481,11 +481,8 @@ def measuring(verb: Verb) -> click.Command:
 def studying(verb: Verb) -> click.Command:
     from memfit import cli_study
 
-    known = {
-        one.name: one
-        for one in (*dataclasses.fields(Studying), *dataclasses.fields(Job))
-        if one.name not in cli_study.LEFT
-    }
+    job = [one for one in dataclasses.fields(Job) if one.name not in cli_study.LEFT]
+    known = {one.name: one for one in (*dataclasses.fields(Studying), *job)}
     params = [
         subject("MODEL..."),
         *map(flag, known.values()),

@@ -12,7 +12,7 @@ import click
 from memfit.cli_trace import Life
 from memfit.errors import InputError
 from memfit.output_files import unwritable, write_text
-from memfit.verb_study import AXES
+from memfit.verb_study import AXES, VARIED
 from memfit.verbs import study
 
 HELP = """\
@@ -25,6 +25,7 @@ Exit code: 0 something fits, 1 nothing fits, 2 unusable input.
 """
 LEFT = (
     *AXES,
+    *VARIED,
     "new_tokens",
     "cache",
     "cache_bits",
@@ -62,7 +63,7 @@ def run(
     try:
         found = study(
             words,
-            progress=lambda done, total, what: life.say(f"{done} of {total} ways, {what}"),
+            progress=lambda done, total, what: life.progress(done / max(1, total), "studying"),
             **asked,
         )
     finally:

@@ -19,6 +19,7 @@ from memfit.words import is_program
 if TYPE_CHECKING:
     from memfit.estimate import Estimate
 
+SURE, BAR = 0.05, 20  # share done from which the time left is told; characters of a bar
 OFTEN, SELDOM = 0.1, 10.0  # seconds between two signs of life: on a terminal, elsewhere
 PICTURES = (".svg", ".png", ".html")
 
@@ -110,11 +111,19 @@ class Life:
         self.start = time.monotonic()
         stream = sys.stderr  # None where it is closed
         self.terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-        self.last, self.shown = self.start, 0
+        self.last, self.shown, self.share = self.start, 0, 0.0
 
     def __call__(self, phase: str, step: int, layer: str, events: int) -> None:
         where = f", {layer}" if layer else ""
         self.say(f"tracing: {phase}, step {step}{where}, {events} events")
+
+    def progress(self, share: float, what: str) -> None:
+        """A bar with the time that is left, as far as the share done tells it."""
+        share = self.share = min(1.0, max(share, self.share))
+        passed = time.monotonic() - self.start
+        left = f", about {passed * (1 / share - 1):.0f} s left" if share >= SURE else ""
+        full = round(BAR * share)
+        self.say(f"[{'█' * full}{'░' * (BAR - full)}] {share:4.0%} {what}{left}")
 
     def say(self, what: str) -> None:
         now = time.monotonic()

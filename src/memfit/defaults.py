@@ -4,7 +4,7 @@ keeps the values it was given."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any
 
@@ -103,6 +103,27 @@ def assumed(
     return found | {option: value for option, value in usual.items() if option not in values}
 
 
+def assumed_for_methods(
+    values: Mapping[str, Any],
+    methods: Sequence[str],
+    question: tuple[Mapping[str, Any], frozenset[str], str],
+) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """The options that nobody named where several methods are compared: those that all of them
+    share, and those of each method. `question`: the model's config, the layouts, the 16-bit
+    format."""
+    each = {name: assumed({**values, "method": name}, *question) for name in methods}
+    first = next(iter(each.values()), {})
+    shared = {
+        option: value
+        for option, value in first.items()
+        if all(one.get(option) == value for one in each.values())
+    }
+    return shared, {
+        name: {option: value for option, value in one.items() if option not in shared}
+        for name, one in each.items()
+    }
+
+
 def usual_values(trainer: Trainer, versions: Job, method: str, half: str) -> dict[str, Any]:
     """What a trainer of these versions does with each option for a method."""
     row = next(one for one in trainer.rows if versions.version(trainer.library) >= one.since)
@@ -155,4 +176,4 @@ def known_versions(values: Mapping[str, Any]) -> Job:
         return Job()
 
 
-__all__ = ["TRAINERS", "Trainer", "assumed", "decisive"]
+__all__ = ["TRAINERS", "Trainer", "assumed", "assumed_for_methods", "decisive"]

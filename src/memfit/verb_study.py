@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memfit import spellings
+from memfit.defaults import assumed_for_methods
 from memfit.errors import InputError, Problem, raise_errors
 from memfit.hardware import Cluster, find_gpu, parse_cluster
-from memfit.job import Job, field_problems, from_text, job_from, unknown
+from memfit.job import ATTENTIONS, Job, field_problems, from_text, job_from, unknown
+from memfit.job import CHECKPOINTING as CHECKPOINTED
 from memfit.model.modules import Model
 from memfit.plan.study import ALONE, METHODS, SPREAD, Matrix
+from memfit.strategy import ONE
+from memfit.uses import strategy_from
 from memfit.words import Ask, Studying, gather, job_of, planned_model, read_into
 
 if TYPE_CHECKING:
     from memfit.truth.case import Case
 
-AXES = (
-    "task",
-    "method",
-    "checkpointing",
-    "attention",
-    "seq",
-    "quant",
-)  # options of a job that a study goes through itself
+VARIED = {"checkpointing": CHECKPOINTED, "attention": ATTENTIONS}  # options with several values
+AXES = ("task", "method", "seq", "quant")  # options of a job that a study goes through itself
 
 
 def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
@@ -45,47 +45,84 @@ def matrix_of(models: Sequence[Any], given: Mapping[str, Any]) -> Matrix:
         for name in AXES
         if name in rest
     ]
-    job = job_of({name: value for name, value in rest.items() if name not in AXES}, problems)
+    named = {name: value for name, value in rest.items() if name not in AXES}
     if isinstance(models, str):
         models = [models]
     built = [model for one in models for model in known_model(one, how.offline, problems)]
     clusters = [cluster for one in listed(how.gpus) for cluster in known_cluster(one, problems)]
     lengths = [number for one in listed(how.lengths) for number in length(one, problems)]
-    methods = listed(how.methods)
+    methods = chosen("methods", how.methods, METHODS, problems)
+    varied = {
+        name: chosen(name, getattr(how, name), values, problems) for name, values in VARIED.items()
+    }
+    layouts = layouts_of(how, clusters, problems)
+    filled = {"model": models, "gpus": how.gpus, "lengths": how.lengths, "methods": methods}
     problems += [
-        unknown("method", name, "methods", METHODS) for name in methods if name not in METHODS
+        Problem(
+            message=f"`{name}` is empty",
+            where=name,
+            hint="give at least one; separate several by commas",
+        )
+        for name, some in {**filled, **varied}.items()
+        if not some
     ]
-    known = {name.lower(): name for name in (*SPREAD, *ALONE)}
-    layouts = [name.lower() for name in listed(how.layouts)]
-    problems += [
-        unknown("layout", name, "layouts", tuple(known.values()))
-        for name in layouts
-        if name not in known
-    ]
-    for name, some in (
-        ("model", models),
-        ("gpus", how.gpus),
-        ("lengths", how.lengths),
-        ("methods", methods),
-    ):
-        if not some:
-            problems.append(
-                Problem(
-                    message="`{}` is empty",
-                    where=name,
-                    hint="give at least one; separate several by commas",
-                )
-            )
+    usual = usual_options(named, methods, built, clusters, how.use)
+    job = job_of({**usual, **named}, problems)
     raise_errors(problems)
     return Matrix(
         models=built,
         clusters=clusters,
         lengths=lengths,
         methods=methods,
-        layouts=[known[name] for name in layouts],
+        layouts=layouts,
         base=job,
         precision=str(given.get("precision", "")),
+        assumed=usual,
+        **varied,
     )
+
+
+def usual_options(
+    named: Mapping[str, Any],
+    methods: Sequence[str],
+    models: Sequence[Model],
+    clusters: Sequence[Cluster],
+    use: str,
+) -> dict[str, Any]:
+    """The trainer's defaults that nobody named and that no way of the study changes; none where it
+    does not train all of the models."""
+    layouts = frozenset({"zero", *re.findall(r"[a-z]+", use.partition(",")[0])})
+    half = clusters[0].gpu.half if clusters else "bf16"
+    found = [
+        assumed_for_methods(named, methods, (model.config, layouts, half))[0] for model in models
+    ]
+    if not found or any(one.get("framework") != found[0].get("framework") for one in found):
+        return {}
+    varied = (*AXES, *VARIED, "precision")
+    return {name: value for name, value in found[0].items() if name not in varied}
+
+
+def layouts_of(how: Studying, clusters: Sequence[Cluster], problems: list[Problem]) -> list[str]:
+    """The layouts that are compared: names of the table, or one as `--use` takes it."""
+    known = {name.lower(): name for name in (*SPREAD, *ALONE)}
+    names = [name.lower() for name in listed(how.layouts)]
+    problems += [
+        unknown("layout", name, "layouts", tuple(known.values()))
+        for name in names
+        if name not in known
+    ]
+    for cluster in clusters if how.use else ():
+        gather(problems, lambda: ONE, partial(strategy_from, how.use.split(), cluster.gpus))
+    if how.use and names:
+        message = "`layouts` and `use` both choose the layouts"
+        problems.append(Problem(message=message, where="use", hint="remove one of them"))
+    return [how.use] if how.use else [known[name] for name in names if name in known]
+
+
+def chosen(name: str, text: str, known: Sequence[str], problems: list[Problem]) -> list[str]:
+    found = listed(text)
+    problems += [unknown(name, one, name, tuple(known)) for one in found if one not in known]
+    return found
 
 
 def listed(text: str) -> list[str]:

@@ -205,11 +205,20 @@ class Studying:
         group="study",
     )
     lengths: str = option(
-        "2048", "tokens per sequence, separated by commas: `512,2048,8192`", group="study"
+        "1024", "tokens per sequence, separated by commas: `512,2048,8192`", group="study"
     )
     methods: str = option("full,lora,qlora", "training methods, separated by commas", group="study")
     layouts: str = option(
         "", "layouts, separated by commas, like `DDP,ZeRO-3`; empty means all", group="study"
+    )
+    use: str = option(
+        "", "one layout of your own in place of these, like `fsdp=8` or `tp=4`", group="study"
+    )
+    checkpointing: str = option(
+        "none,full", "gradient checkpointing, separated by commas", group="study"
+    )
+    attention: str = option(
+        "eager,sdpa", "attention kernels, separated by commas, like `flash-attn-2`", group="study"
     )
     measured: bool = option(True, "show published measurements of the same jobs", group="study")
     offline: bool = option(False, "do not use the network", group="study")

@@ -24,6 +24,7 @@ from memfit.report import study as report
 from memfit.report.heatmap import svg
 from memfit.truth.published_cells import published
 from memfit.verb_study import matrix_of
+from memfit.verbs import estimate as ask_estimate
 from memfit.words import Ask, model_of
 
 TINY = {
@@ -193,7 +194,8 @@ def test_measured_figures_stand_beside() -> None:
 def test_reports(found: Study) -> None:
     text = report.text(found, {})
     assert max(map(len, text.splitlines())) <= 80
-    assert "recommendations" in text
+    assert text.startswith("several GPUs, 1 case\nfull fine-tuning fits with ")
+    assert "This compares their cost, not what the model learns." in text.replace("\n", " ")
     told = report.data(found, {})
     assert json.loads(json.dumps(told))["panels"][0]["cells"][0]["method"] == "full"
     assert "begin with" in report.markdown(found, {})
@@ -208,7 +210,11 @@ def test_reports(found: Study) -> None:
         ({"lengths": "0,abc"}, "abc"),
         ({"methods": "prompt"}, "prompt"),
         ({"layouts": "DDP,gemini"}, "gemini"),
-        ({"attention": "eager"}, "`attention` is varied by the study itself"),
+        ({"attention": "egaer"}, "egaer"),
+        ({"checkpointing": ""}, "`checkpointing` is empty"),
+        ({"use": "fsdp=3"}, "3"),
+        ({"use": "ddp", "layouts": "DDP"}, "both choose the layouts"),
+        ({"quant": "nf4"}, "`quant` is varied by the study itself"),
         ({"lengths": ""}, "` is empty"),
         ({"batch": -1}, "batch"),
     ],
@@ -216,6 +222,42 @@ def test_reports(found: Study) -> None:
 def test_bad_input(given: dict[str, Any], told: str) -> None:
     with pytest.raises(InputError, match=told):
         matrix_of([TINY], {"offline": True, **given})
+
+
+def test_the_defaults_are_those_of_trl_and_are_named() -> None:
+    """As for a single job, and a framework that is named changes nothing else."""
+    assumed = matrix_of(["qwen3-0.6b"], {"offline": True, "gpus": "rtx-4090"})
+    assert (assumed.base.framework, assumed.base.batch, assumed.lengths) == ("trl", 8, [1024])
+    way = Way(method="lora", checkpointing="full", attention="sdpa", layout="one GPU")
+    alone = ask_estimate("qwen3-0.6b", gpu="rtx-4090", method="lora", offline=True)
+    assert assumed.job(way, assumed.clusters[0], 1024) == alone.job
+    plain = matrix_of(["qwen3-0.6b"], {"offline": True, "framework": "transformers"})
+    assert (plain.base.framework, plain.base.batch, plain.assumed) == ("transformers", 1, {})
+
+
+def test_one_study_speaks_in_sentences_with_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first lines answer each method and say what to type; the options of other commands
+    work; the command gives the same figure."""
+    words = ["qwen3-0.6b", "--gpu", "2xrtx-4090", "--method", "full,lora", "--seq", "512"]
+    assert main(["study", *words, "--gradient-checkpointing", "--use", "ddp"]) == 0
+    first, second, third = capsys.readouterr().out.splitlines()[:3]
+    assert first.startswith("full fine-tuning fits with ddp and checkpointing: ")
+    second = second if second.startswith("  memfit") else third
+    size = first.split(": ")[1].split(" ")[0]
+    assert second.startswith("  memfit estimate Qwen/Qwen3-0.6B --method full --gpus 2xrtx-4090")
+    assert main(second.split()[1:]) == 0
+    assert f"fits: {size} GiB" in capsys.readouterr().out
+
+
+def test_offload_is_recommended_only_where_nothing_else_fits() -> None:
+    """However much quicker its engine is."""
+    plain, offloaded = cell("one GPU", 0.9, 2.0), cell("ZeRO-2 + offload", 0.1, 1.0)
+    told = default("s", [panel(plain, offloaded)], "lora")
+    assert told.way is not None
+    assert told.way.layout == "one GPU"
+    needed = default("s", [panel(cell("one GPU", 2, 2.0, "no"), offloaded)], "lora")
+    assert needed.way is not None
+    assert needed.way.layout == "ZeRO-2 + offload"
 
 
 def test_all_problems_at_once() -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field
 from itertools import product
+from typing import Any
 
 from memfit.errors import InputError
 from memfit.estimate import Band, estimate
@@ -21,6 +22,7 @@ from memfit.uses import strategy_from
 
 METHODS = ("full", "lora", "qlora")
 CHECKPOINTING = ("none", "full")
+ATTENTION = ("eager", "sdpa")
 FLASH = (8, 0)  # compute capability from which torch and flash-attn have FlashAttention-2
 OFFLOAD = {
     "ZeRO-2 + offload": "zero,stage=2,auto,offload-optimizer=cpu",
@@ -37,13 +39,12 @@ ALONE: Mapping[str, str] = {"one GPU": "", **OFFLOAD}
 # share of a step's time within which two ways are as quick as each other, and the smaller one is
 # preferred
 CLOSE = 0.02
-WORTH = 0.1  # share of the GPU that offload has to free to be worth its traffic
 LONG = 4096  # tokens from which a context is called long
 
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """`layout` is a key of `SPREAD` or `ALONE`."""
+    """`layout` is a key of `SPREAD` or `ALONE`, or a layout as `--use` takes it."""
 
     method: str
     checkpointing: str
@@ -105,7 +106,7 @@ class Study(Presented):
 class Default:
     """What to begin with in a situation: it fits in most of its cases, and of those that do it is
     the quickest, `slower` than the quickest of each case on average; `memory`: its share of the
-    GPU. `method` empty: of all methods."""
+    GPU. Offload is chosen only where nothing else fits as often. `method` empty: of all methods."""
 
     situation: str
     method: str
@@ -121,28 +122,30 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """What a study covers; `precision` empty: as transformers' Trainer trains in 16 bits, on what
-    the GPU can do. Layers beside 4-bit ones stay in 16 bits, as TRL has had it since 0.26."""
+    """What a study covers. An empty `precision` means 16 bits as transformers' Trainer has them, in
+    the format that the GPU supports. Layers beside 4-bit ones stay in 16 bits, as in TRL since
+    0.26. `assumed`: the trainer's defaults that nobody named, of each method."""
 
     models: Sequence[Model]
     clusters: Sequence[Cluster]
     lengths: Sequence[int]
     methods: Sequence[str] = METHODS
-    layouts: Sequence[str] = ()  # of `SPREAD` and `ALONE`; empty: all
+    layouts: Sequence[str] = ()  # of `SPREAD` and `ALONE`, or as `--use` takes it; empty: all
+    checkpointing: Sequence[str] = CHECKPOINTING
+    attention: Sequence[str] = ATTENTION
     base: Job = field(default_factory=Job)
     precision: str = ""
+    assumed: Mapping[str, Any] = field(default_factory=dict)
 
     def places(self) -> Iterator[tuple[Model, Cluster, int]]:
         yield from product(self.models, self.clusters, self.lengths)
 
     def ways(self, cluster: Cluster) -> Iterator[Way]:
-        layouts = [
-            name
-            for name in (SPREAD if cluster.gpus > 1 else ALONE)
-            if not self.layouts or name in self.layouts
-        ]
+        known = SPREAD if cluster.gpus > 1 else ALONE
+        other = [name for name in self.layouts if name not in SPREAD and name not in ALONE]
+        layouts = [name for name in known if not self.layouts or name in self.layouts]
         for method, checkpointing, attention, layout in product(
-            self.methods, CHECKPOINTING, attentions(cluster), layouts
+            self.methods, self.checkpointing, self.attention, [*layouts, *other]
         ):
             yield Way(
                 method=method, checkpointing=checkpointing, attention=attention, layout=layout
@@ -156,13 +159,8 @@ class Matrix:
             attention=way.attention,
             seq=seq,
             precision=precision,
-            prepare_kbit=False,
+            prepare_kbit=self.base.framework == "trl",
         )
-
-
-def attentions(cluster: Cluster) -> tuple[str, ...]:
-    """Without flash it is what torch picks of its others."""
-    return ("eager", "flash-attn-2") if (cluster.gpu.sm or FLASH) >= FLASH else ("eager", "sdpa")
 
 
 def numbers(method: str, cluster: Cluster) -> str:
@@ -173,12 +171,12 @@ def numbers(method: str, cluster: Cluster) -> str:
 
 
 def strategy(way: Way, cluster: Cluster) -> Strategy:
-    words = (SPREAD if cluster.gpus > 1 else ALONE)[way.layout]
-    return strategy_from((words,) if words else (), cluster.gpus)
+    words = (SPREAD if cluster.gpus > 1 else ALONE).get(way.layout, way.layout)
+    return strategy_from(tuple(words.split()), cluster.gpus)
 
 
 def study(matrix: Matrix, progress: Progress = lambda done, total, words: None) -> Study:
-    """Stopped by Ctrl-C, it holds what was found by then."""
+    """Every cell. Ctrl-C stops it and keeps the cells computed so far."""
     places = list(matrix.places())
     total = sum(len(list(matrix.ways(cluster))) for _, cluster, _ in places)
     panels: list[Panel] = []
@@ -267,6 +265,10 @@ def defaults(panels: Sequence[Panel], methods: Sequence[str]) -> Iterator[Defaul
 
 def default(situation: str, panels: Sequence[Panel], method: str) -> Default:
     found = [scored(way, panels, method) for way in ways_of(panels) if method in ("", way.method)]
+    most = max((one.fits for one in found), default=0)
+    without = [one for one in found if one.way.layout not in OFFLOAD]
+    if any(one.fits == most for one in without):  # offload is for what fits in no other way
+        found = without
     best = min(found, key=lambda one: one.rank, default=None)
     if best is None or not best.fits:
         return Default(situation=situation, method=method, cases=len(panels), way=None)
@@ -276,7 +278,7 @@ def default(situation: str, panels: Sequence[Panel], method: str) -> Default:
         if one.fits == best.fits and one.slower is not None and best.slower is not None
     ]
     near = [one for one in near if (one.slower or 0) <= (best.slower or 0) + CLOSE] or [best]
-    chosen = min(near, key=lambda one: one.memory + WORTH * (one.way.layout in OFFLOAD))
+    chosen = min(near, key=lambda one: one.memory)
     return Default(
         situation=situation,
         method=method,
@@ -339,4 +341,15 @@ def scored(way: Way, panels: Sequence[Panel], method: str) -> Score:
     )
 
 
-__all__ = ["Cell", "Default", "Matrix", "Panel", "Study", "Way", "study"]
+__all__ = [
+    "Cell",
+    "Default",
+    "Matrix",
+    "Panel",
+    "Study",
+    "Way",
+    "fused",
+    "numbers",
+    "strategy",
+    "study",
+]

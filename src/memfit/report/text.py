@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from memfit.band import COVERED
 from memfit.commands import flag
@@ -147,7 +147,7 @@ def subject(estimate: Estimate) -> Iterator[str]:
             yield f"{'from':<{MARGIN}}{model.origin}"
         yield f"{'job':<{MARGIN}}{job_words(estimate.job)}"
         if estimate.assumed:
-            yield f"{'assumed':<{MARGIN}}{assumed_words(estimate)}"
+            yield f"{'assumed':<{MARGIN}}{assumed_words(estimate.job, estimate.assumed)}"
     if estimate.script is not None and estimate.strategy.ranks > 1:
         which = f"rank {estimate.strategy.rank} of {estimate.strategy.ranks} is followed"
         yield f"{'ranks':<{MARGIN}}{which}"
@@ -156,16 +156,12 @@ def subject(estimate: Estimate) -> Iterator[str]:
     yield f"{'by':<{MARGIN}}{source_words(estimate)}"
 
 
-def assumed_words(estimate: Estimate) -> str:
-    """The defaults of the trainer that decide most, as the flags that change them."""
-    job = estimate.job
+def assumed_words(job: Job, options: Collection[str]) -> str:
+    """Those of `options` that decide most, at the trainer's defaults, as the flags that change
+    them."""
     trainer = TRAINERS[job.framework]
     version = ".".join(map(str, job.version(trainer.library)))
-    words = [
-        flag(name, getattr(job, name))
-        for name in ("framework", *DECIDE)
-        if name in estimate.assumed
-    ]
+    words = [flag(name, getattr(job, name)) for name in ("framework", *DECIDE) if name in options]
     return f"{trainer.name} {version} defaults: {' '.join(words)}"
 
 
